@@ -24,9 +24,9 @@ from raypd.config import ModelConfig
 from raypd.config.load import make_config
 from raypd.decoding.engine import Engine
 from raypd.decoding.kv_cache import SlotAllocator
+from raypd.decoding.llama import pack
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
-from raypd.decoding.packed import pack
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
 from raypd.models.load import LoadedModel, load_model
@@ -104,8 +104,7 @@ def load_raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
     loaded = load_model(ModelConfig(name=job["model"], dtype=job["dtype"], device=job["device"]))
-    pack(loaded.model)
-    engine = Engine(loaded.model)
+    engine = Engine(pack(loaded.model))
     programs = _programs(work, job["guided"], loaded)
 
     def run(requests: list[Any]) -> dict[str, Any]:

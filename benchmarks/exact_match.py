@@ -23,8 +23,8 @@ import typer
 
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
+from raypd.decoding.llama import pack
 from raypd.decoding.methods.autoregressive import Continuation
-from raypd.decoding.packed import pack
 from raypd.decoding.program import Program
 from raypd.models.load import LoadedModel, load_model
 from raypd.tasks import build_task
@@ -89,7 +89,7 @@ class ExactMatch:
     """A model and the two forms of the task: `ippd`, and `alone`, which has a prompt of its own for each question."""
 
     def __init__(self, loaded: LoadedModel, contexts_per_prompt: int = 1, max_answer_tokens: int = 32) -> None:
-        self.loaded = loaded
+        self.loaded, self.model = loaded, pack(loaded.model)  # packed, as in a run
         self.ippd = self._task("intra_prompt", contexts_per_prompt, max_answer_tokens)
         self.alone = self._task("autoregressive", 1, max_answer_tokens)
 
@@ -104,7 +104,7 @@ class ExactMatch:
 
     def run(self, programs: Iterable[Program[Any]], batch: int) -> list[Any]:
         """What programs return."""
-        return Engine(self.loaded.model, max_num_seqs=batch).run(list(programs))
+        return Engine(self.model, max_num_seqs=batch).run(list(programs))
 
     def compare(self, documents: Sequence[Document], batch: int) -> list[Outcome]:
         """The outcomes of all questions of some contexts. batch: prompts decoded at the same time."""
@@ -168,7 +168,6 @@ def main(
     outcomes: list[Outcome] = []
     documents = list(_read_documents(data, contexts))
     loaded = load_model(ModelConfig.model_validate({"name": model, "dtype": dtype}))
-    pack(loaded.model)  # as a run does
     exact_match = ExactMatch(loaded, contexts_per_prompt, max_answer_tokens)
     for start in range(0, len(documents), group):
         began = time.monotonic()

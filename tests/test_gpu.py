@@ -53,7 +53,7 @@ def test_a_random_pass_is_what_torchs_attention_makes_of_it(dim, dtype, atol):
         pytest.skip("too large for the shared memory: float64 is for tests of small models")
     for seed, most in ((0, 30), (1, 300), (2, 300)):
         sizes = {"repeat": (1, 4, 7)[seed], "dim": dim, "value_dim": dim, "most": most}
-        compare(triton_kernel.attention, sdpa.attention, seed, torch.device("cuda"), dtype, atol, **sizes)
+        compare(triton_kernel.attend, sdpa.attend, seed, torch.device("cuda"), dtype, atol, **sizes)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])

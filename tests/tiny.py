@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,17 @@ def in_float64(model: PreTrainedModel) -> PreTrainedModel:
     transformers computes norms and rotary angles in float32 whatever the weights are: its roundings turn over with the
     last bit of what they are given, and a float64 model would differ between two layouts by some 1e-6.
     """
-    forward = model.double().forward
 
-    def wide(*args: Any, **named: Any) -> Any:
-        with _Wide():
-            return forward(*args, **named)
+    def wide(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def inside(*args: Any, **named: Any) -> Any:
+            with _Wide():
+                return forward(*args, **named)
 
-    model.forward = wide
+        return inside
+
+    for module in model.double().modules():
+        if module is model or type(module).__name__.endswith(("RMSNorm", "RotaryEmbedding")):
+            module.forward = wide(module.forward)
     return model
 
 

@@ -113,7 +113,7 @@ def _of_raypd(
 
     from raypd.decoding import engine as decoding
     from raypd.decoding.assisted import AssistedEngine
-    from raypd.decoding.packed import pack
+    from raypd.decoding.llama import pack
     from raypd.models.load import load_model
     from raypd.tasks import build_task
     from raypd.tasks.prompting import end_tokens
@@ -122,7 +122,6 @@ def _of_raypd(
         torch.set_num_threads(threads)
     load = load or load_model
     loaded, sizes = load(config.model), config.engine
-    pack(loaded.model)
     engine: Engine
     try:
         if config.decoding.method == "speculative":
@@ -141,7 +140,7 @@ def _of_raypd(
         else:
             setting = "engine.attention"
             engine = decoding.Engine(
-                loaded.model,
+                pack(loaded.model),
                 max_num_seqs=sizes.most_seqs,
                 max_num_batched_tokens=sizes.max_num_batched_tokens,
                 cache_tokens=sizes.cache_tokens,

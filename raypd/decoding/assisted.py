@@ -2,10 +2,9 @@
 
 It is no program of the engine: one prompt at a time, two unmodified models, each with a cache of its own.
 
-Before every pass of the model the draft model says `draft_tokens` tokens, always as many (fewer at an end token and
-where the answer could be no longer), or, with None, at most 20 up to the first of which it is not sure: the dynamic
-threshold that HPD's table 3 was measured with. transformers finds out with scikit-learn how sure is sure enough;
-without it the threshold would silently stay at 0.4, so None is refused there.
+Before every pass the draft model drafts `draft_tokens` tokens, fewer at an end token and where the answer could be no
+longer; with None at most 20, up to the first of which it is not sure: the dynamic threshold that HPD's table 3 was
+measured with. transformers adapts that threshold with scikit-learn; without, it would silently stay at 0.4.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import is_sklearn_available
 
-from raypd.decoding.attention import sdpa
+from raypd.decoding.attention.kernels import NAME
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.autoregressive import Continuation, DraftedContinuation
 from raypd.decoding.program import Feed, Predictions, Program
@@ -44,15 +43,12 @@ class AssistedAnswer(DraftedContinuation):
 class AssistedEngine:
     """Runs `autoregressive` programs one by one with assisted generation: the surface of an Engine, for comparison.
 
-    The program is sent each token that the model has accepted, and where it ends, so does the generation: its stops and
-    its most tokens are the only ones. A program's Continuation comes out as an AssistedAnswer. Of a program's counts,
-    decode_tokens are the tokens that it was sent; what was drafted besides stands in the answer. What the checkpoints
+    Where a program ends, so does the generation. Its Continuation comes out as an AssistedAnswer. What the checkpoints
     prefer in generation (penalties, sampling) is set aside, so that greedy decoding says what the model says.
 
     Args:
         model, draft_model: neither may belong to an engine.
         draft_tokens: drafted before every pass; None: while the draft model is sure.
-        max_new_tokens: most tokens that a program decodes; no draft goes beyond.
         ends: the end tokens; no draft goes beyond one, and every program must end at one.
         tokenizer, draft_tokenizer: where both are given, their ids are compared, too.
 
@@ -87,12 +83,7 @@ class AssistedEngine:
         self.sequences = ()  # none is left between two steps
 
     def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
-        """Queues a program, as `Engine.submit` does.
-
-        Args:
-            program: an `autoregressive` one; another fails in its step.
-            tag, sampling, seed: as those of `Engine.submit`.
-        """
+        """Queues a program, as `Engine.submit` does; one that is not `autoregressive` fails in its step."""
         self.queue.append((program, tag, sampling, seed))
 
     @property
@@ -210,5 +201,5 @@ def _check_pair(
                 f"{vocabulary.get(token)} in the model's; choose a smaller model of the same family"
             )
     for member in (model, draft_model):
-        if member.config._attn_implementation.startswith(sdpa.NAME):
+        if member.config._attn_implementation == NAME:
             raise ValueError("this model belongs to a raypd engine: load another for assisted generation")

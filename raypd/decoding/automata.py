@@ -14,13 +14,13 @@ _OBJECT, _INSIDE, _VALUE, _, _MEMBER, _, _SCALAR, _KEY, _COLON, _BEHIND, _OVER =
 _CLOSING = {"{": "}", "[": "]"}
 
 
-class TransitionTable:
+class TransitionTable(Automaton):
     """An automaton over a table of transitions.
 
     Args:
         table: of every state, character -> the state after it.
         finals: states in which the value is whole; one without a way on has read its closing character.
-        standing: states in which it may stand where it is cut; None: the whole ones alone.
+        standing: states in which it may stand where it is cut; None: `finals`.
         free: states in which any token may come.
     """
 
@@ -42,12 +42,6 @@ class TransitionTable:
 
     def accepting(self, state: int) -> bool:
         return state in self._standing
-
-    def completion(self, state: int) -> str | None:
-        return None
-
-    def open_values(self, state: int) -> Collection[str]:
-        return ()
 
     def ended(self, state: int) -> bool:
         return state in self.finals and not self._table[state]
@@ -81,12 +75,7 @@ STRING = TransitionTable(
 
 
 class ListOf(Automaton):
-    """A JSON list of values. Where they are texts it may be cut, or break off at what no list has.
-
-    Args:
-        item: what each value is.
-        most: most values; None: any number.
-    """
+    """A JSON list of at most `limit` values. Where they are texts it may be cut, or break off at what no list has."""
 
     def __init__(self, item: TransitionTable, limit: int | None = None) -> None:
         self.item, self.most = item, limit
@@ -136,7 +125,7 @@ class JsonObject(Automaton):
 
     Args:
         text: the automaton of a string.
-        others: those of numbers, true, false and null.
+        scalars: those of numbers, true, false and null.
     """
 
     def __init__(self, text: TransitionTable, scalars: Sequence[TransitionTable]) -> None:
@@ -192,12 +181,7 @@ class JsonObject(Automaton):
 
 
 class OrNull:
-    """A value, with a blank before it if need be, or null.
-
-    Args:
-        value: its automaton.
-        null: whether null may stand there.
-    """
+    """A value, with a blank before it if need be, or (`null`) null."""
 
     def __init__(self, value: Automaton, null: bool) -> None:
         self.value, self.null = value, null

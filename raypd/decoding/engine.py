@@ -19,34 +19,35 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
-from raypd.decoding.attention import avx512, sdpa
+from raypd.decoding.attention.kernels import chosen
 from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.counts import Finished
 from raypd.decoding.few_tokens import FewTokens
 from raypd.decoding.graphs import Graphs
 from raypd.decoding.kv_cache import KVCache
-from raypd.decoding.last_layer import shorten
+from raypd.decoding.llama import Llama, is_llama
 from raypd.decoding.memory import TokenBudget, is_out_of_memory
 from raypd.decoding.program import DraftRequest, Predictions, Program
 from raypd.decoding.sampling import GREEDY, SampleRequest, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Scheduler
 from raypd.decoding.sequence import POSITION, TOKEN, Sequence
+from raypd.decoding.stock import Stock
 from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import NO_TOKEN
 
 
 @dataclass
 class _Sample:
-    """A next token that is wanted: `number` in its sequence's feed, behind the token at `at` in the pass.
+    """A next token that is wanted: `number` in its sequence's feed, behind the token at `place` in the pass.
 
     few: its logits are computed apart (few_tokens.py).
     """
 
     seq: Sequence
     number: int
-    at: int
+    place: int
     request: SampleRequest
     few: bool
 
@@ -55,7 +56,7 @@ class Engine:
     """Runs many programs over one model.
 
     Args:
-        model: is switched to the engine's attention and must not be called otherwise afterwards.
+        model: one of transformers, or `pack`ed; it must not be called otherwise afterwards.
         max_num_seqs: most programs in decoding at the same time; fewer where they fill a pass.
         max_num_batched_tokens: most tokens of one forward pass; fewer where the device runs out of memory.
         cache_tokens: most slots of the cache; None lets it grow as far as memory goes.
@@ -69,7 +70,7 @@ class Engine:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Llama,
         *,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
@@ -80,25 +81,24 @@ class Engine:
         if cuda_graphs and attention != "triton":
             raise ValueError("cuda_graphs needs attention 'triton'")
         self.device = next(model.parameters()).device
-        model.set_attn_implementation(_registered(attention, self.device, model.dtype))
-        self.model = model.eval()
-        self._shortened = shorten(model)
+        self.attend = chosen(attention, self.device, model.dtype)
+        self.few: FewTokens | None = None
+        if isinstance(model, Llama):
+            self.model: Llama | Stock = model
+        else:
+            self.model = Llama(model) if is_llama(model) else Stock(model)
+        self.model.eval()
+        text = model.config.get_text_config()
+        if isinstance(self.model, Llama) and self.device.type == "cpu":
+            self.few = FewTokens(self.model.head, text.vocab_size)
         self.cache = KVCache(4096, cache_tokens, self.device)
-        self.few = FewTokens(model) if self._shortened and self.device.type == "cpu" else None
-        self.graphs = Graphs(self._logits, self.cache, model.config) if cuda_graphs else None
+        self.graphs = Graphs(self._logits, self.cache, text) if cuda_graphs else None
         self.budget = TokenBudget(max_num_batched_tokens)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
         self.steps = 0
 
     def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
-        """Queues a program.
-
-        Args:
-            program: is started by a later step.
-            tag: comes back with what the program ends with (`Finished.tag`).
-            sampling: how its tokens are picked.
-            seed: decides alone, whatever the program is batched with, its random draws.
-        """
+        """Queues a program. `tag` comes back as `Finished.tag`; `seed` alone decides its random draws."""
         self.scheduler.waiting.append(Sequence(program, tag, sampling, seed))
 
     @property
@@ -108,19 +108,10 @@ class Engine:
 
     @property
     def pending(self) -> int:
-        """Programs that were submitted and have not ended."""
         return len(self.scheduler.waiting) + len(self.scheduler.running)
 
     def run(self, programs: Iterable[Program[Any]], *, sampling: Sampling = GREEDY, seed: int = 0) -> list[Any]:
-        """Runs programs to their ends.
-
-        Args:
-            programs: taken up front, all of them.
-            sampling: how the tokens of each are picked.
-            seed: program n draws from `seed` + n.
-
-        Returns:
-            Their answers, in the order of the programs.
+        """Runs programs to their ends: their answers, in their order; program n draws from `seed` + n.
 
         Raises:
             Exception: the first one that a program raised.
@@ -178,65 +169,48 @@ class Engine:
                 draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
                 allowed = None if feed.allowed_token_ids is None else feed.allowed_token_ids[number]
                 few = self.few is not None and not feed.want_logits and self.few.takes(allowed)
-                samples.append(_Sample(seq, number, chunk.at + place, SampleRequest(seq.sampling, draw, allowed), few))
+                samples.append(
+                    _Sample(seq, number, chunk.start + place, SampleRequest(seq.sampling, draw, allowed), few)
+                )
         return sorted(samples, key=lambda drawn: drawn.few)
 
     def _forward(self, chunks: list[Chunk], samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One pass.
-
-        Returns:
-            Logits [samples but the few, vocabulary] and, where they are wanted, last hidden states [samples, hidden
-            size].
-        """
+        """Logits [samples but the few, vocabulary] and, where they are needed, hidden states [samples, hidden size]."""
         groups: list[PrefixGroup] = []
         for chunk in chunks:
             shared = (0, 0) if chunk.prefix is None else (chunk.prefix.start, chunk.prefix.length)
             if not groups or shared[1] == 0 or (groups[-1].start, groups[-1].length) != shared:
                 groups.append(PrefixGroup([], *shared))
             groups[-1].spans.append(_span(chunk))
-        keep = [drawn.at for drawn in samples]
+        keep = [drawn.place for drawn in samples]
         tables = np.concatenate([chunk.seq.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
         packed = np.concatenate([tables[TOKEN], tables[POSITION], slots, np.array(keep, dtype=np.int64)])
         ids, positions, to, kept = to_device(packed, self.device).split([*[len(slots)] * 3, len(keep)])
-        step = Step(self.cache, groups, to, kept)
+        step = Step(self.cache, groups, to, kept, self.attend)
         full = sum(not drawn.few for drawn in samples)
         if full < len(samples) or any(drawn.seq.feed.want_hidden for drawn in samples):
-            hidden: list[torch.Tensor] = []
-
-            def read(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
-                hidden.append(inputs[0][0])
-                return inputs[0][:, :full]
-
-            with self.model.get_output_embeddings().register_forward_pre_hook(read):
-                return self._logits(ids, positions, step), hidden[0]
+            return self.model(ids, positions, step, full, want_hidden=True)
         logits = None if self.graphs is None else self.graphs.logits(ids, positions, step)
         return self._logits(ids, positions, step) if logits is None else logits, None
 
     def _logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
-        """[samples, vocabulary] of a pass of the tokens `ids` [tokens] at their positions [tokens]."""
-        output = self.model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=0 if self._shortened else step.kept,  # 0: of all that the last layer gives
-            step=step,
-        )
-        return output.logits[0]
+        """[samples, vocabulary] of tokens `ids` [tokens] at their positions [tokens]."""
+        logits: torch.Tensor = self.model(ids, positions, step)[0]
+        return logits
 
     def _sample(self, samples: list[_Sample], logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
-        """Picks the next tokens of a pass, each by its sequence's rule."""
-        requests = [wanted_token.request for wanted_token in samples]
+        requests = [drawn.request for drawn in samples]
         tokens, logprobs = sample(logits, requests[: len(logits)])
         if len(logits) < len(samples):
             assert self.few is not None
             assert hidden is not None
-            found = self.few.sample(hidden[len(logits) :], requests[len(logits) :])
-            tokens, logprobs = tokens + found[0], logprobs + found[1]
-        for i, wanted_token in enumerate(samples):
-            row = logits[i] if wanted_token.seq.feed.want_logits else None
-            state = hidden[i] if hidden is not None and wanted_token.seq.feed.want_hidden else None
-            wanted_token.seq.sampled[wanted_token.number] = tokens[i], logprobs[i], row, state
+            few_tokens, few_logprobs = self.few.sample(hidden[len(logits) :], requests[len(logits) :])
+            tokens, logprobs = tokens + few_tokens, logprobs + few_logprobs
+        for i, drawn in enumerate(samples):
+            row = logits[i] if drawn.seq.feed.want_logits else None
+            state = hidden[i] if hidden is not None and drawn.seq.feed.want_hidden else None
+            drawn.seq.sampled[drawn.number] = tokens[i], logprobs[i], row, state
 
     def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
         """Sends the programs whose feed is complete their predictions, and takes their next feeds."""
@@ -255,27 +229,6 @@ class Engine:
                 except Exception as error:
                     yield self.scheduler.end(seq, error=error)
             answered = _draft(drafting)
-
-
-def _registered(attention: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Makes an attention of the engine known to transformers; its name there."""
-    if attention == "auto":
-        attention = "avx512" if avx512.is_best(device, dtype) else "sdpa"
-    kernels: dict[str, Any] = {"sdpa": sdpa, "avx512": avx512}
-    if attention == "triton":
-        try:
-            from raypd.decoding.attention import triton_kernel
-        except ImportError as error:
-            why = f"attention 'triton' needs the package triton ({error}): install it, or use 'sdpa'"
-            raise ValueError(why) from error
-        kernels["triton"] = triton_kernel
-    if attention not in kernels:
-        raise ValueError(f"there is no attention {attention!r}: auto, sdpa, avx512, triton")
-    kernel = kernels[attention]
-    if attention != "sdpa" and (reason := kernel.refusal(device)) is not None:
-        raise ValueError(reason)
-    AttentionInterface.register(kernel.NAME, kernel.attention)
-    return str(kernel.NAME)
 
 
 def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:
@@ -301,6 +254,6 @@ def _span(chunk: Chunk) -> Span:
     owner = seq.owner[: seq.high]
     keys = seq.table[1:, owner]  # position, segment, step
     keys[1, owner == NO_TOKEN] = NO_TOKEN
-    end = chunk.at + len(chunk.tokens)
+    end = chunk.start + len(chunk.tokens)
     shared = 0 if chunk.prefix is None else chunk.prefix.length
-    return Span(chunk.at, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.tokens], keys, shared)
+    return Span(chunk.start, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.tokens], keys, shared)

@@ -7,48 +7,33 @@ begin with, or an enum's next token, is one of some hundreds.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
-from raypd.decoding.packed import AnyLinear, narrowed
+from raypd.decoding.linear import AnyLinear, narrowed
 from raypd.decoding.sampling import AllowedTokens, SampleRequest, sample
 
 _SHARE = 8  # the vocabulary is at least so many times as large
 
 
 class FewTokens:
-    """Samples from rows of a model's output embeddings.
+    """Samples from rows of a model's output embeddings `head` of a vocabulary."""
 
-    Args:
-        model: on a CPU, whose logits are what its output embeddings give.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self._most = int(model.config.get_text_config().vocab_size) // _SHARE
-        self._ids = np.zeros(0, dtype=np.int64)  # of the rows, in rising order: all that were asked for, up to _most
+    def __init__(self, head: Any, vocabulary: int) -> None:
+        self.head = head
+        self._limit = vocabulary // _SHARE
+        self._possible = type(head) in get_args(AnyLinear) and head.bias is None
+        self._ids = np.zeros(0, dtype=np.int64)  # of the rows, in rising order: all that were needed, up to _limit
         self._rows: torch.nn.Module | None = None
-
-    @cached_property
-    def _can(self) -> bool:
-        """Whether it knows how the output embeddings, which may have been packed by now, hold their rows."""
-        head = self.model.get_output_embeddings()
-        return type(head) in get_args(AnyLinear) and head.bias is None
 
     def takes(self, allowed: AllowedTokens | None) -> bool:
         """Whether a next token of these is sampled here."""
-        return allowed is not None and len(allowed.ids) <= self._most and self._can
+        return allowed is not None and len(allowed.ids) <= self._limit and self._possible
 
     def sample(self, hidden: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[int], list[float]]:
-        """Picks next tokens, as `sampling.sample` does.
-
-        Args:
-            hidden: last hidden states [requests, hidden size].
-            requests: of which each is taken.
+        """Picks next tokens behind last hidden states [requests, hidden size], as `sampling.sample` does.
 
         Raises:
             ValueError: a request allows no token.
@@ -75,5 +60,5 @@ class FewTokens:
         all_ids = np.union1d(self._ids, ids)
         if len(all_ids) == len(self._ids) and self._rows is not None:
             return
-        self._ids = all_ids if len(all_ids) <= self._most else ids
-        self._rows = narrowed(self.model.get_output_embeddings(), torch.from_numpy(self._ids))
+        self._ids = all_ids if len(all_ids) <= self._limit else ids
+        self._rows = narrowed(self.head, torch.from_numpy(self._ids))

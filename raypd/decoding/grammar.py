@@ -153,14 +153,10 @@ class Grammar:
         return self._after[key]
 
     def allowed(self, state: int, remaining: int | None) -> AllowedTokens | None:
-        """What may come next, of which the last must leave a value that can stand.
+        """What may come next, of which the last must leave a value that can stand; None: all tokens.
 
         Args:
-            state: after the tokens so far.
             remaining: tokens that may still come, this one counted; None: they may end before the value does.
-
-        Returns:
-            Tokens, and of each the values that it leaves open as its outcomes; None: all tokens.
         """
         if not self.automaton.limited(state):
             return None
@@ -172,12 +168,7 @@ class Grammar:
 
     def forced(self, state: int, remaining: int | None) -> list[int]:
         """The tokens that come next whatever the model says: of a text that the automaton leaves no choice in, as the
-        tokenizer writes it; nothing where there is one.
-
-        The last of them is left to the model where a longer token may stand in its place.
-
-        Args:
-            state, remaining: as `allowed` takes them.
+        tokenizer writes it. The last of them is left to the model where a longer token may stand in its place.
         """
         if self.vocabulary.encode is None or self.done(state):
             return []
@@ -225,7 +216,6 @@ class Grammar:
         return tokens
 
     def distance(self, state: int = 0) -> int:
-        """Fewest tokens from a state to a value that can stand: what K_max must at least be."""
         if state not in self._distances:
             self._measure(state)
         return self._distances[state]
@@ -259,8 +249,7 @@ class Grammar:
     def needed(self) -> int:
         """Tokens that every value can be written in: what K_max must at least be to leave no choice out.
 
-        Of values that are not told one by one (a date, a pattern): tokens in which every part of the automaton can be
-        passed through.
+        Of values that are not told one by one (a date, a pattern): tokens in which every part can be passed through.
         """
         depths: dict[str, int] = {}
         reached, front, depth = {0}, [0], 0
@@ -283,7 +272,7 @@ class Grammar:
         return max(self.distance(), *depths.values())
 
     def rest(self, tokens: Sequence[int]) -> str:
-        """What must follow on all tokens of a value but the last for the value to stand whole in a text, no more.
+        """What must follow on all tokens of a value but the last for the value to stand whole in a text.
 
         The last one's own text, as a rule; less where it goes on behind the value (`",`), more where the value was
         clear before its end (null, an enum) or was cut. What is `behind` the value must be gone.
@@ -357,7 +346,6 @@ class Grammar:
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def done(self, state: int) -> bool:
-        """Whether the value is complete: nothing more need be decoded."""
         return state == DEAD or self.automaton.ended(state) or self.automaton.completion(state) is not None
 
     def completion(self, state: int) -> str | None:
@@ -366,26 +354,21 @@ class Grammar:
 
 
 class Bounded:
-    """A grammar's rules, as functions of the tokens decoded so far: for a value that is whole after `most` of them,
-    or one that may be cut (None)."""
+    """A grammar's rules over the tokens decoded so far: of a value of at most `limit`; None: it may be cut."""
 
     def __init__(self, grammar: Grammar, limit: int | None) -> None:
-        self.grammar, self.most = grammar, limit
+        self.grammar, self.limit = grammar, limit
 
     def allowed_token_ids(self, tokens: Sequence[int]) -> AllowedTokens | None:
-        """What may come next; None: all."""
-        return self.grammar.allowed(self._state(tokens), None if self.most is None else self.most - len(tokens))
+        return self.grammar.allowed(self._state(tokens), None if self.limit is None else self.limit - len(tokens))
 
     def forced(self, tokens: Sequence[int]) -> list[int]:
-        """What comes next whatever the model says."""
-        return self.grammar.forced(self._state(tokens), None if self.most is None else self.most - len(tokens))
+        return self.grammar.forced(self._state(tokens), None if self.limit is None else self.limit - len(tokens))
 
     def stops(self, tokens: Sequence[int]) -> bool:
-        """Whether the value is complete."""
         return self.grammar.done(self._state(tokens))
 
     def completion(self, tokens: Sequence[int]) -> str | None:
-        """The value's text where the tokens alone tell it."""
         return self.grammar.completion(self._state(tokens))
 
     def _state(self, tokens: Sequence[int]) -> int:
@@ -398,16 +381,13 @@ _NULL_TEXT = "null"
 _TAIL = _NULL + len(_NULL_TEXT)  # + i: i bytes were read behind the last digit of a number
 
 
-class _ValueOrNull:
+class _ValueOrNull(Automaton):
     """What a JSON string and a number have in common: limited up to a state, and null."""
 
     limited_up_to: int
 
     def completion(self, state: int) -> str | None:
         return _NULL_TEXT if _NULL <= state < _TAIL else None
-
-    def heads(self, state: int) -> Collection[str] | None:
-        return None
 
     def open_values(self, state: int) -> Collection[str]:
         return [_NULL_TEXT] if _NULL <= state < _TAIL else []
@@ -443,8 +423,8 @@ class Number(_ValueOrNull):
     Only how it begins is limited: marks (`-`, `<`, `$`, ...) and then a digit. Behind that anything may be copied,
     groups of digits, a fraction, a range, a unit, until a newline, a brace or a comma that no digit follows; but no
     more than UNIT_BYTES behind the last digit. A comma behind a digit leaves open whether the number goes on: where it
-    is a token of its own the value takes a token more, with `,\\n`, `,"` and `, ` it does not. Quotes are not let
-    in: an untrained model always opens them, and then goes on about the whole listing.
+    is a token of its own the value takes a token more. Quotes are not let in: an untrained model always opens them, and
+    then goes on about the whole listing.
     """
 
     limited_up_to = _LATIN

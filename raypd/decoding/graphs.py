@@ -1,8 +1,8 @@
 """Small passes on a GPU as CUDA graphs: the host starts one graph where it would start hundreds of kernels.
 
-A graph does again, over the same memory, what one pass did. There is one for each size of pass, in powers of two; it is
-captured when the first pass of its size comes, and what later ones read is copied to where it reads. Tokens that fill a
-pass up to its size put their keys into a slot of the cache that no sequence has, and attention leaves them out.
+There is a graph for each size of pass, in powers of two, captured when the first pass of its size comes; what later
+ones read is copied to where it reads. Tokens that fill a pass up put their keys into a slot of the cache that no
+sequence has, and attention leaves them out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedConfig
 
-from raypd.decoding.attention.plan import Plan, power_of_two
+from raypd.decoding.attention.plan import KernelPlan, power_of_two
 from raypd.decoding.attention.step import Step
 from raypd.decoding.kv_cache import KVCache
 
@@ -29,7 +29,6 @@ class Graphs:
     Args:
         forward: of tokens [n], their positions [n] and the pass: logits [kept, vocabulary], by the kernel for GPUs.
         cache: that of the engine; a slot of it is taken.
-        config: of the model.
     """
 
     def __init__(
@@ -38,26 +37,20 @@ class Graphs:
         cache: KVCache,
         config: PreTrainedConfig,
     ) -> None:
-        text = config.get_text_config()
-        heads = text.num_attention_heads
+        heads = config.num_attention_heads
         self.forward, self.cache = forward, cache
-        self.repeat = heads // (getattr(text, "num_key_value_heads", None) or heads)
-        self.window = getattr(text, "sliding_window", None)
+        self.repeat = heads // (getattr(config, "num_key_value_heads", None) or heads)
+        self.window = getattr(config, "sliding_window", None)
         self.spare = cache.alloc(1)
         self.generation = -1  # of the cache: where it has moved, graphs read what is no longer there
         self.graphs: dict[tuple[int, int, int], _Graph] = {}
         self.failed = False
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor | None:
-        """The logits of a pass.
+        """The logits of a pass [kept, vocabulary], of tokens and positions [tokens].
 
-        Args:
-            ids, positions: [tokens].
-            step: the pass.
-
-        Returns:
-            [kept, vocabulary]; None where the pass has to go without a graph: it is the first, is large, predicts
-            nothing, some layer's window hides keys, or a capture has failed.
+        None where it has to go without a graph: it is the first, is large, predicts nothing, some layer's window hides
+        keys, or a capture has failed.
         """
         windowed = any(span.felt(self.window) is not None for group in step.groups for span in group.spans)
         if self.failed or windowed or len(ids) > MOST_TOKENS or not len(step.kept) or not self.cache.keys:
@@ -65,9 +58,9 @@ class Graphs:
         if self.generation != self.cache.generation:
             self.graphs.clear()
             self.generation = self.cache.generation
-        plan = Plan(step, self.repeat, _ROWS)
+        plan = KernelPlan(step, self.repeat, _ROWS)
         size = power_of_two(len(ids)), power_of_two(len(step.kept)), plan.words
-        graph = self.graphs.get(size) or _Graph(size, plan.blocks[0][0], self.cache, self.repeat, self.spare)
+        graph = self.graphs.get(size) or _Graph(size, plan.blocks[0][0], step, self.repeat, self.spare)
         graph.fill(ids, positions, step, plan)
         if size not in self.graphs:
             try:
@@ -83,12 +76,11 @@ class Graphs:
 
 
 class _Graph:
-    """Passes of one size. For the kernel it is their `Plan`, too.
+    """Passes of one size (tokens, predictions, words of a set of segments); for the kernel their `KernelPlan`, too.
 
     Args:
-        size: tokens, predictions, and words of a set of segments.
         rows: of a block of queries.
-        cache: whose slots bound the keys of a pass.
+        step: the first one.
         repeat: query heads to a key head.
         spare: slot for the keys of tokens that fill up.
     """
@@ -96,11 +88,12 @@ class _Graph:
     replay: Callable[[], None]  # these two are there once it is captured
     out: torch.Tensor  # logits [predictions, vocabulary]
 
-    def __init__(self, size: tuple[int, int, int], rows: int, cache: KVCache, repeat: int, spare: int) -> None:
+    def __init__(self, size: tuple[int, int, int], rows: int, step: Step, repeat: int, spare: int) -> None:
         tokens, kept, self.words = size
-        device, slots, self.spare = cache.device, cache.allocator.slots, spare
+        device, slots, self.spare = step.cache.device, step.cache.allocator.slots, spare
         self.ids, self.positions, to = torch.zeros(3, tokens, dtype=torch.int64, device=device)
-        self.step = Step(cache, [], to, torch.zeros(kept, dtype=torch.int64, device=device), {repeat: self})
+        places = torch.zeros(kept, dtype=torch.int64, device=device)
+        self.step = Step(step.cache, [], to, places, step.attend, {repeat: self})
         self.queries = torch.zeros(tokens, 2 + 2 * self.words, dtype=torch.int32, device=device)
         self.keys = torch.zeros(slots, 3, dtype=torch.int32, device=device)
         self.items = torch.zeros(tokens, 8, dtype=torch.int32, device=device)  # each has a query at least
@@ -109,8 +102,8 @@ class _Graph:
     def starts(self, window: int | None) -> None:
         """No window hides anything."""
 
-    def fill(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, plan: Plan) -> None:
-        """Takes over a pass, all on the device."""
+    def fill(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, plan: KernelPlan) -> None:
+        """Copies a pass to where the graph reads, all on the device."""
         items = plan.blocks[0][1]
         self.step.slots[len(ids) :] = self.spare
         self.items[len(items) :] = 0  # blocks of no queries
@@ -120,11 +113,7 @@ class _Graph:
             target[: len(source)] = source
 
     def capture(self, forward: Callable[[torch.Tensor, torch.Tensor, Step], torch.Tensor]) -> None:
-        """Makes the graph.
-
-        Raises:
-            RuntimeError: the GPU has no memory for it, or the model does what a graph cannot hold.
-        """
+        """Raises RuntimeError where the GPU has no memory for it, or the model does what a graph cannot hold."""
         self.replay, self.out = captured(lambda: forward(self.ids, self.positions, self.step), self.ids.device)
 
 

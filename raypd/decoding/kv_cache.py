@@ -35,7 +35,7 @@ class SlotAllocator:
         return None
 
     def free(self, start: int, length: int) -> None:
-        """Takes a region of `length` slots back, merged with the free ones beside it."""
+        """Takes a region back, merged with the free ones beside it."""
         merged: list[tuple[int, int]] = []
         for region in sorted([*self._holes, (start, length)]):
             if merged and merged[-1][0] + merged[-1][1] == region[0]:
@@ -46,18 +46,14 @@ class SlotAllocator:
 
     @property
     def available(self) -> int:
-        """Free slots."""
         return sum(length for _, length in self._holes)
 
 
 class KVCache:
     """Keys and values of all sequences, per layer [slots, kv_heads, head_dim].
 
-    Layers are allocated when they are first written, from the shapes that the model hands over, and zeroed: NaN in a
-    masked slot would leak through attention. The cache doubles when it is full.
-
-    Args:
-        limit: most slots; None: as many as the device has memory for.
+    Layers are allocated when they are first written, like what is written, and zeroed: NaN in a masked slot would leak
+    through attention. The cache doubles when it is full, up to `limit` slots (None: as memory allows).
     """
 
     def __init__(self, slots: int, limit: int | None, device: torch.device) -> None:
@@ -100,7 +96,6 @@ class KVCache:
         return True
 
     def free(self, start: int, length: int) -> None:
-        """Takes `length` slots from `start` back."""
         self.allocator.free(start, length)
 
     def move(self, start: int, length: int, to: int) -> None:
@@ -109,35 +104,22 @@ class KVCache:
             store[to : to + length] = store[start : start + length]
 
     def compact(self, start: int, offsets: np.ndarray) -> None:
-        """Moves slots of a region together at its beginning, in every layer.
-
-        Args:
-            start: first slot of the region.
-            offsets: [n] of the slots within it, in rising order; they become the first n.
-        """
+        """Moves the slots at rising `offsets` [n] of a region together at its beginning, in every layer."""
         slots = torch.from_numpy(start + offsets).to(self.device)
         for store in (*self.keys.values(), *self.values.values()):
             store[start : start + len(offsets)] = store[slots]
 
-    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Stores this step's keys and values.
-
-        Args:
-            layer: index of the layer.
-            slots: [tokens] of the cache.
-            key, value: [tokens, kv_heads, head_dim].
-        """
+    def write(
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores keys and values [tokens, kv_heads, head_dim] in `slots` [tokens]; all of the layer, as `layer`."""
         keys, values = self.layer(layer, key, value)
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)
+        return keys, values
 
     def layer(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's keys and values [slots, kv_heads, head_dim].
-
-        Args:
-            layer: its index.
-            key, value: [tokens, kv_heads, head_dim]; those of the cache are like them.
-        """
+        """A layer's keys and values [slots, kv_heads, head_dim], like the new ones [tokens, kv_heads, head_dim]."""
         if layer not in self.keys:
             self.keys[layer] = _zeros(self.allocator.slots, key)
             self.values[layer] = _zeros(self.allocator.slots, value)

@@ -63,7 +63,6 @@ class TokenBudget:
         return self._at_floor > _MOST_AT_FLOOR
 
     def fitted(self) -> None:
-        """A pass went through."""
         self._calm += 1
         self._at_floor = 0
         if self.tokens < self.most and self._calm >= self._patience:

@@ -65,12 +65,12 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 
 def store(slots: torch.Tensor, new: torch.Tensor, stored: torch.Tensor) -> None:
-    """Puts keys, or values, of new tokens into the cache.
+    """Puts keys, or values, of new tokens into the cache; last strides are 1.
 
     Args:
         slots: [tokens] int64.
-        new: [tokens, kv_heads, head_dim] in bfloat16, the last stride 1.
-        stored: [slots, kv_heads, head_dim], the last stride 1.
+        new: [tokens, kv_heads, head_dim] in bfloat16.
+        stored: [slots, kv_heads, head_dim].
     """
     _call("store", [new, slots, stored], (*new.shape, *new.stride()[:2], *stored.stride()[:2]))
 
@@ -78,8 +78,7 @@ def store(slots: torch.Tensor, new: torch.Tensor, stored: torch.Tensor) -> None:
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The most likely tokens int64 [rows], of equals the first, and their log-probabilities float32 [rows].
 
-    Args:
-        logits: [rows, vocabulary] in bfloat16, contiguous.
+    logits: [rows, vocabulary] in bfloat16, contiguous.
     """
     tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.float32)
     _call("greedy", [logits, tokens, logprobs], logits.shape)
@@ -87,12 +86,7 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Rows divided by their root mean square, times a weight.
-
-    Args:
-        x: [..., dim] in bfloat16, dim a multiple of 16.
-        weight: [dim] in bfloat16.
-    """
+    """Rows of x [..., dim] divided by their root mean square, times a weight [dim]; dim is a multiple of 16."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty_like(rows)
     _call("rms_norm", [rows, weight, out], rows.shape, eps)
@@ -124,34 +118,21 @@ def linear(
 
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up: [..., dim] in bfloat16.
-
-    Args:
-        x: gate and up joined, [..., 2 * dim], contiguous, dim a multiple of 16.
-    """
+    """silu(gate) * up: [..., dim] in bfloat16, of both joined, [..., 2 * dim], contiguous; dim is a multiple of 16."""
     out = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype)
     _call("swiglu", [x, out], (out.numel() // out.shape[-1], out.shape[-1]))
     return out
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of bfloat16 as int8 [rows, dim], and what each is to be multiplied by: float32 [rows].
-
-    Args:
-        x: [rows, dim], contiguous, dim a multiple of 16.
-    """
+    """Rows of bfloat16 [rows, dim] as int8, and what each is to be multiplied by: float32 [rows]; dim % 16 == 0."""
     out, scale = torch.empty_like(x, dtype=torch.int8), torch.empty(len(x), dtype=torch.float32)
     _call("quantize", [x, out, scale], x.shape)
     return out, scale
 
 
 def scaled(sums: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Sums of products of int8 as bfloat16 [rows, columns].
-
-    Args:
-        sums: int32 [rows, columns], columns a multiple of 16.
-        rows, columns: float32, what each is to be multiplied by.
-    """
+    """Sums of products of int8 [rows, columns], times scales [rows] and [columns], in bfloat16; columns % 16 == 0."""
     out = torch.empty_like(sums, dtype=torch.bfloat16)
     _call("scale", [sums, rows, columns, out], sums.shape)
     return out
@@ -164,7 +145,7 @@ def _call(function: str, tensors: list[torch.Tensor | None], sizes: tuple[int, .
 
 @cache
 def library() -> ctypes.CDLL:
-    """The compiled functions.
+    """Compiles the functions, unless they are there.
 
     Raises:
         OSError: there is no compiler, it failed, or what it made cannot be kept or loaded.

@@ -1,9 +1,7 @@
 """What a decoding method is: a coroutine that yields feeds and is sent predictions.
 
 A method reads like its paper's pseudo-code and knows nothing of batches, devices or caches; the shortest one is
-methods/autoregressive.py.
-
-The engine runs many programs at once and packs their feeds into one forward pass. Tokens of a program see tokens of the
+methods/autoregressive.py. The engine packs the feeds of many programs into one forward pass; tokens see tokens of the
 same program alone, as `visibility` says.
 """
 
@@ -26,23 +24,14 @@ class Heads(Protocol):
     """What drafts behind last hidden states, as Medusa's heads do."""
 
     def draft(self, hidden: Sequence[torch.Tensor], tree: Any) -> list[list[int]]:
-        """Guesses what may follow behind last hidden states.
-
-        Args:
-            hidden: [hidden size] each.
-            tree: which guesses are tried together.
-
-        Returns:
-            For each hidden state the ids that it drafts, in the order of the tree's nodes.
-        """
+        """What may follow behind last hidden states [hidden size]: ids for each, in the order of the tree's nodes."""
 
 
 @dataclass
 class DraftRequest:
     """Asks `heads` what may follow behind last hidden states [hidden size], which came as `Predictions.hidden`.
 
-    The engine runs heads once for all programs of a step that name the same heads and tree: their weights are large,
-    and a product with one row takes almost as long as one with many.
+    The engine runs heads once for all programs of a step that name the same heads and tree.
     """
 
     heads: Heads
@@ -57,8 +46,7 @@ class Feed:
     Tokens stand in such an order that none sees a later one of the same feed: a long feed goes in chunks.
 
     Args:
-        tokens: [n] ids.
-        positions: [n] virtual positions (RoPE and causality).
+        tokens, positions: [n] ids and virtual positions (RoPE and causality).
         segments: [n] segment of each token; None: all in segment 0.
         reach: {(query segment, key segment): Reach}, pairs added to those already known; pairs never named are HIDDEN,
             (0, 0) begins as CAUSAL.
@@ -68,10 +56,9 @@ class Feed:
             instruction). They must be segment 0 at positions 0, 1, 2, ..., are computed once, and stay for reuse.
         drop: row indices (0 is the program's first token ever fed) that leave the cache before this feed.
         move: {row index: segment} tokens that change segment before this feed.
-        want_logits: also return the logits themselves, for a method that verifies.
+        want_logits: also return the logits, for a method that verifies.
         want_hidden: also return the last hidden states, which the model's output embeddings read, for heads.
-        draft: asks heads between two feeds of tokens; such a feed holds no tokens, takes no pass, and is never the
-            first.
+        draft: asks heads between two feeds; such a feed holds no tokens, takes no pass, and is never the first.
         pattern: in a first feed, a regular expression of all that is to be decoded (or ANY_OBJECT), for another engine
             that holds an answer to one by itself; this one reads `allowed_token_ids`.
     """

@@ -1,7 +1,7 @@
 """Linear layers with weights and inputs in 8 bits, for inference alone.
 
-A row of the weight has one scale, and every input row, which is a token, its own, found when it is there: what else is
-in the pass makes no difference.
+A row of the weight has one scale, and every input row, which is a token, its own: what else is in the pass makes no
+difference.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ _MOST = torch.finfo(_EIGHT).max
 class Int8Linear(torch.nn.Module):
     """In integers, on a CPU with AVX-512 BF16; sums of products are exact.
 
-    Args:
-        weight: int8 [out_features, in_features].
-        scale: float32 [out_features].
-        bias: [out_features].
+    weight: int8 [out_features, in_features]. scale: float32 [out_features].
     """
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -32,13 +29,12 @@ class Int8Linear(torch.nn.Module):
 
     @classmethod
     def of(cls, linear: torch.nn.Linear) -> Int8Linear:
-        """Of a layer's weight."""
         weight = linear.weight.detach().float()
         scale = (weight.abs().amax(1) / 127).clamp_min(1e-30)
         return cls((weight / scale[:, None]).round().to(torch.int8), scale, linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., in_features] -> [..., out_features]."""
+        """[..., in_features] -> [..., out_features]"""
         rows, scale = native.quantized(x.reshape(-1, self.in_features).contiguous())
         out = native.scaled(torch._int_mm(rows, self.weight.t()), scale, self.scale)
         if self.bias is not None:
@@ -47,11 +43,7 @@ class Int8Linear(torch.nn.Module):
 
 
 class Fp8Linear(torch.nn.Module):
-    """In FP8 (E4M3), on a GPU whose tensor cores have it; sums are float32.
-
-    Args:
-        linear: gives its weight and its bias; sizes are multiples of 16, and bfloat16.
-    """
+    """In FP8 (E4M3), on a GPU whose tensor cores have it; sizes are multiples of 16, sums float32."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -61,7 +53,7 @@ class Fp8Linear(torch.nn.Module):
         self.scale, self.bias = scale.t(), linear.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., in_features] -> [..., out_features]."""
+        """[..., in_features] -> [..., out_features]"""
         rows, scale = _in_fp8(x.reshape(-1, self.in_features))
         if not len(rows):
             return x.new_empty(*x.shape[:-1], self.out_features)
@@ -76,11 +68,9 @@ def _in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize(model: PreTrainedModel, kind: str) -> None:
-    """Makes every plain linear layer one of 8 bits, in place, but for the output embeddings.
+    """Makes every linear layer of a model in bfloat16 one of 8 bits, but for the output embeddings.
 
-    Args:
-        model: in bfloat16.
-        kind: "w8a8" or "fp8".
+    kind: "w8a8" or "fp8".
     """
     head, convert = model.get_output_embeddings(), {"w8a8": Int8Linear.of, "fp8": Fp8Linear}[kind]
     for parent in list(model.modules()):

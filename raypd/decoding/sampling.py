@@ -42,7 +42,7 @@ class AllowedTokens:
     outcomes: np.ndarray | None = None
 
     def where(self, kept: np.ndarray) -> AllowedTokens:
-        """Some of them. kept: [n] bool."""
+        """Some of them: kept [n] bool."""
         return AllowedTokens(self.ids[kept], None if self.outcomes is None else self.outcomes[kept])
 
     def table(self) -> np.ndarray:
@@ -53,7 +53,7 @@ class AllowedTokens:
 
 @dataclass
 class SampleRequest:
-    """One next token that is wanted: how, a uniform draw in [0, 1) (unused when greedy), of what (None: all)."""
+    """A next token to pick: how, a uniform draw in [0, 1) (unused when greedy), of what (None: all)."""
 
     sampling: Sampling = GREEDY
     draw: float = 0.0
@@ -61,16 +61,9 @@ class SampleRequest:
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The distribution that `sampling` draws from; one-hot where it is greedy.
+    """The distribution [..., n] that `sampling` draws from, in float32 at least; one-hot where it is greedy.
 
     Top-p keeps the fewest most likely tokens whose probability reaches p; ties with the last one kept are broken by id.
-
-    Args:
-        logits: [..., n].
-        sampling: temperature, top-k and top-p.
-
-    Returns:
-        [..., n] in float32 at least, summing to 1.
     """
     logits = _wide(logits)
     if sampling.temperature == 0:
@@ -90,15 +83,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Draws from distributions by the inverse of their cumulative sums.
-
-    Args:
-        chance: [n, choices].
-        draws: [n] uniform in [0, 1).
-
-    Returns:
-        [n] indices of choices.
-    """
+    """Draws [n] from distributions [n, choices] by the inverse of their cumulative sums; draws: [n] in [0, 1)."""
     cumulative = chance.double().cumsum(-1)
     target = draws.double()[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, target, right=True)[:, 0]
@@ -108,13 +93,7 @@ def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[int], list[float]]:
-    """Picks a next token for each request.
-
-    A few rows at a time: their wide copies stay in the processor's caches, which is several times faster.
-
-    Args:
-        logits: [requests, vocabulary].
-        requests: in the order of the rows.
+    """Picks next tokens, row after row of logits [requests, vocabulary], some at a time: they stay in the caches then.
 
     Returns:
         The tokens, and their log-probabilities under the model at temperature 1, among the tokens that are allowed. A
@@ -171,7 +150,7 @@ def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> torch.Tensor
 def _outcome_logprobs(
     scores: torch.Tensor, first: torch.Tensor, last: torch.Tensor, chosen: torch.Tensor
 ) -> torch.Tensor:
-    """How likely the outcomes of the chosen token are, among all.
+    """How likely [n] the outcomes of the chosen token are, among all.
 
     What lies behind a token that leaves more open than the chosen one is not known: it is taken to be shared as the
     rest is.
@@ -180,9 +159,6 @@ def _outcome_logprobs(
         scores: [n, allowed] logits, -inf pads.
         first, last: [n, allowed] interval of outcomes.
         chosen: [n, 1] place of the token.
-
-    Returns:
-        [n]
     """
     begin, end = first.gather(1, chosen), last.gather(1, chosen)
     within = (first >= begin) & (last <= end)

@@ -30,7 +30,7 @@ class Chunk:
     tokens: np.ndarray
     slots: np.ndarray
     samples: list[tuple[int, int]]
-    at: int = 0
+    start: int = 0
 
     @property
     def prefix(self) -> Prefix | None:
@@ -126,7 +126,7 @@ class Scheduler:
         chunks.sort(key=lambda chunk: 0 if chunk.seq.prefix is None else id(chunk.seq.prefix))
         begin = 0
         for chunk in chunks:
-            chunk.at, begin = begin, begin + len(chunk.tokens)
+            chunk.start, begin = begin, begin + len(chunk.tokens)
         return chunks
 
     def _evict_prefix(self) -> bool:
@@ -148,12 +148,7 @@ class Scheduler:
     def rollback(self, chunks: list[Chunk], reason: str) -> list[Finished]:
         """Takes back a pass that ran out of memory, and halves the budget.
 
-        Args:
-            chunks: of the pass.
-            reason: the device's message.
-
-        Returns:
-            At the least budget, the program that holds most of the cache, failed.
+        At the least budget, the program that holds most of the cache fails.
 
         Raises:
             RuntimeError: even the smallest passes fail, one after the other.
@@ -201,13 +196,7 @@ class Scheduler:
             self._evict_prefix()
 
     def end(self, seq: Sequence, answer: Any = None, error: Exception | None = None) -> Finished:
-        """Frees the region of a program that came to its end.
-
-        Args:
-            seq: the program's.
-            answer: what it returned.
-            error: what it raised, or why it is ended here.
-        """
+        """Frees the region of a program that returned its answer, or raised an error or is ended with it here."""
         seq.program.close()
         if seq in self.sequences:
             self.sequences.remove(seq)

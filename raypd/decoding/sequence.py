@@ -20,15 +20,12 @@ _LEAST_HOLES = 16  # fewer are not worth a move
 
 
 class ProgramError(Exception):
-    """A program asked for something that the engine cannot do; says what."""
+    """A program asked for something that the engine cannot do."""
 
 
 @dataclass
 class Prefix:
-    """Keys and values of an instruction that many sequences share: `length` slots from `start`, once `ready`.
-
-    Those who use it, at present `users`, read it in place.
-    """
+    """Keys and values of an instruction that `users` sequences share and read in place, `length` slots once `ready`."""
 
     start: int
     length: int
@@ -82,11 +79,7 @@ class Sequence:
         self.random = np.random.Generator(np.random.Philox(key=self.seed))
 
     def take(self, feed: Feed) -> None:
-        """Accepts the program's next feed.
-
-        Raises:
-            ProgramError: the feed cannot be carried out.
-        """
+        """Raises ProgramError where the program's next feed cannot be carried out."""
         self._check(feed)
         for index in feed.drop:
             self.dropped[index - self.base] = True
@@ -132,7 +125,6 @@ class Sequence:
             self.dropped = np.pad(self.dropped, (0, extra))
 
     def unplace(self, tokens: list[int]) -> None:
-        """Frees the slots of own tokens."""
         self.owner[self.place[tokens]] = NO_TOKEN
         self.holes += self.place[tokens].tolist()
         self.place[tokens] = _NO_SLOT
@@ -167,14 +159,7 @@ class Sequence:
         return self.cached + np.flatnonzero(~self.dropped[self.cached : self.size])
 
     def place_tokens(self, chunk: np.ndarray, cache: KVCache) -> np.ndarray:
-        """Finds slots for a chunk of own tokens, moving to a larger region where needed.
-
-        Args:
-            chunk: [n] own tokens.
-            cache: the one that the region is in.
-
-        Returns:
-            Their slots in the cache [n].
+        """Finds slots [n] in the cache for a chunk of own tokens [n], moving to a larger region where needed.
 
         Raises:
             OutOfSlots: the cache has no room; nothing has changed.

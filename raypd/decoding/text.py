@@ -1,7 +1,6 @@
 """What task `generation` and a decoding method that writes text know of each other.
 
-A method's file has a `TextMethod`, which its entry in methods/registry.py names, and its answer says of itself what the
-task's columns need (`GeneratedText`): a new method changes nothing else.
+A method's file has a `TextMethod`, which its entry in methods/registry.py names; a new method changes nothing else.
 """
 
 from __future__ import annotations

@@ -36,16 +36,13 @@ def visible(
     query_steps: np.ndarray | None = None,
     key_steps: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The rule above, for all pairs.
+    """Who sees whom by the rule above: bool [queries, keys].
 
     Args:
         reach: [segments, segments] of Reach.
         query_segments, query_positions: [queries].
         key_segments, key_positions: [keys]; a key of segment NO_TOKEN is seen by nobody.
         query_steps, key_steps: [queries], [keys]; None leaves the step condition out (inference).
-
-    Returns:
-        Who sees whom: bool [queries, keys].
     """
     rows = reach[query_segments][:, np.maximum(key_segments, 0)]  # [queries, keys]
     visibility = rows == Reach.ALL
@@ -60,7 +57,7 @@ def visible(
 def in_window(
     visibility: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
 ) -> np.ndarray:
-    """What a sliding-window layer keeps of what is seen.
+    """What a sliding-window layer keeps of what is seen: bool [queries, keys], to be taken together with `visibility`.
 
     The window is `window` tokens long, the query's own included, and counts the tokens that the query sees from a key's
     position to its own. A gap in the positions holds none, so that a value of HPD has the window that it would have
@@ -68,11 +65,7 @@ def in_window(
 
     Args:
         visibility: [queries, keys] by `visible`.
-        query_positions: [queries]; key_positions: [keys].
-        window: tokens.
-
-    Returns:
-        bool [queries, keys], to be taken together with `visibility`.
+        query_positions, key_positions: [queries], [keys].
     """
     order = np.argsort(key_positions, kind="stable")
     ordered = key_positions[order]
@@ -85,13 +78,9 @@ def in_window(
 def window_starts(
     visibility: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
 ) -> np.ndarray:
-    """`in_window` as one number a query: it keeps the keys whose position is this or a later one.
+    """`in_window` as one number a query [queries]: it keeps the keys whose position is this or a later one.
 
-    Args:
-        visibility, query_positions, key_positions, window: as those of `in_window`.
-
-    Returns:
-        [queries] positions; far below all of them where the window is not filled.
+    Far below all positions where the window is not filled.
     """
     lowest = np.iinfo(np.int64).min
     if len(key_positions) < window:
@@ -108,8 +97,7 @@ def segment_sets(
 
     Args:
         reach: [segments, segments] of Reach.
-        query_segments: [queries].
-        key_segments: [keys]; NO_TOKEN among them.
+        query_segments, key_segments: [queries], [keys]; NO_TOKEN among the keys'.
 
     Returns:
         int32 [queries, 2, words]: the segments that are ALL to a query and those that are CAUSAL, segment s at bit
@@ -131,12 +119,7 @@ def segment_sets(
 
 
 def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:
-    """A copy of `reach` with more pairs set, or `reach` itself where there are none.
-
-    Args:
-        reach: [segments, segments] of Reach.
-        pairs: {(query segment, key segment): Reach}; a segment that is new in it is HIDDEN from all others.
-    """
+    """A copy of `reach` with pairs {(query segment, key segment): Reach} set; new ones are HIDDEN from all others."""
     if not pairs:
         return reach
     reach = np.pad(reach, (0, max(0, 1 + max(map(max, pairs)) - len(reach))))

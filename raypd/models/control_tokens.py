@@ -24,7 +24,7 @@ def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | No
     """The id of a control token. `model` is its name for the message (None: where the tokenizer came from).
 
     Raises:
-        ModelError: the tokenizer lacks it; names the token, the model and the command that adds it.
+        ModelError: the tokenizer lacks it.
     """
     id = tokenizer.get_vocab().get(name)
     if id is not None:

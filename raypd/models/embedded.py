@@ -90,7 +90,6 @@ def find_gguf() -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether every file is there with the size and the hash that the manifest gives it."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         return all(

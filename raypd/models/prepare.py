@@ -21,7 +21,7 @@ from raypd.models.source import find_source, read_config
 def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) -> dict[str, int]:
     """Saves a copy of the model `name` in a new folder, in its dtype, with the control tokens of some methods.
 
-    `seed` draws their rows. Returns {control token: id}.
+    Returns {control token: id}.
 
     Raises:
         ModelError: a method has none, or `output` exists.

@@ -45,7 +45,7 @@ def check_vllm(config: RunConfig) -> None:
 
 
 @dataclass
-class _Sequence:
+class _VLLMSequence:
     """A request in vLLM. sent: tokens that its program has been sent."""
 
     program: Program[Any]
@@ -56,9 +56,6 @@ class _Sequence:
 
 class VLLMEngine:
     """vLLM with prefix caching, as `raypd.answering.components.Engine`; an adapter is merged into the weights first.
-
-    Args:
-        threads: CPU threads; None: torch's default.
 
     Raises:
         ModelError: vLLM is not installed, or does not load the model.
@@ -94,7 +91,7 @@ class VLLMEngine:
                     f"model {model.name!r}: vLLM does not load it: {type(error).__name__}: {text}"
                 ) from error
         self._context = int(self._vllm.model_config.max_model_len)
-        self._running: dict[str, _Sequence] = {}
+        self._running: dict[str, _VLLMSequence] = {}
         self._numbers = itertools.count()
 
     @property
@@ -102,7 +99,7 @@ class VLLMEngine:
         return len(self._running)
 
     @property
-    def sequences(self) -> list[_Sequence]:
+    def sequences(self) -> list[_VLLMSequence]:
         return list(self._running.values())
 
     def submit(self, program: Program[Any], *, tag: Any, sampling: Sampling, seed: int) -> None:
@@ -111,7 +108,7 @@ class VLLMEngine:
         number, prompt = str(next(self._numbers)), list(feed.tokens)
         parameters = self._parameters(feed, sampling, seed, self._context - len(prompt))
         self._vllm.add_request(number, {"prompt_token_ids": prompt}, parameters)
-        self._running[number] = _Sequence(program, tag, TokenCounts(prefill_tokens=len(prompt)))
+        self._running[number] = _VLLMSequence(program, tag, TokenCounts(prefill_tokens=len(prompt)))
 
     def step(self) -> list[Finished]:
         """One step of vLLM; the programs that ended with it."""
@@ -136,7 +133,7 @@ class VLLMEngine:
         del self._vllm
         cleanup_dist_env_and_memory()
 
-    def _advance(self, sequence: _Sequence, output: Any) -> Finished | None:
+    def _advance(self, sequence: _VLLMSequence, output: Any) -> Finished | None:
         """Sends a program the tokens that have come; what it ended with."""
         (completion,) = output.outputs
         counts, cached = sequence.counts, output.num_cached_tokens or 0

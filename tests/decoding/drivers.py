@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+from transformers import PreTrainedModel
 
 from raypd.decoding.counts import Finished
 from raypd.decoding.engine import Engine
+from raypd.decoding.llama import Llama
 from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.program import Feed, Predictions, Program
 
@@ -61,6 +65,16 @@ def drive(program: Program[Any], answer: Callable[[Feed], list[int] | Prediction
             feed = program.send(said if isinstance(said, Predictions) else Predictions(said, [-1.0] * len(said)))
     except StopIteration as end:
         return end.value, feeds
+
+
+def logits_of(model: PreTrainedModel | Llama, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    """[tokens, vocabulary] of a text by an engine."""
+
+    def program() -> Program[list[torch.Tensor] | None]:
+        predictions = yield Feed([int(id) for id in ids], range(len(ids)), sample_at=range(len(ids)), want_logits=True)
+        return predictions.logits
+
+    return torch.stack(Engine(model).run([program()])[0])
 
 
 def finished(engine: Engine) -> dict[Any, Finished]:

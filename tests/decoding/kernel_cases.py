@@ -6,18 +6,15 @@ Needs torch and numpy alone: what a test in triton's interpreter and one on a GP
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from raypd.decoding.attention.step import PrefixGroup, Span, Step
+from raypd.decoding.attention import sdpa
+from raypd.decoding.attention.step import Attend, AttentionLayer, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.visibility import NO_TOKEN, Reach, one_segment
-
-Attention = Callable[..., tuple[torch.Tensor, None]]
 
 
 def text(rng: random.Random, a: int, start: int, prefix: int, size: int, length: int) -> Span:
@@ -65,11 +62,11 @@ def random_pass(rng: random.Random, device: torch.device, most: int) -> Step:
         groups.append(PrefixGroup(spans, begin, prefix))
     cache = KVCache(at + 4, None, device)
     places = torch.tensor(slots, device=device)
-    return Step(cache, groups, places, places[:0])
+    return Step(cache, groups, places, places[:0], sdpa.attend)
 
 
 def compare(
-    found: Attention, wanted: Attention, seed: int, device: torch.device, dtype: torch.dtype, atol: float, **sizes: Any
+    attend: Attend, reference: Attend, seed: int, device: torch.device, dtype: torch.dtype, atol: float, **sizes: Any
 ) -> None:
     """Both attention functions on the same random pass, with the same numbers in the cache.
 
@@ -89,10 +86,9 @@ def compare(
     tokens = len(step.slots)
     step.cache.keys[0] = numbers(step.cache.allocator.slots, kv_heads, dim)
     step.cache.values[0] = numbers(step.cache.allocator.slots, kv_heads, value_dim)
-    query = numbers(1, tokens, kv_heads * repeat, dim).transpose(1, 2)
-    new = numbers(1, kv_heads, tokens, dim), numbers(1, kv_heads, tokens, value_dim)
-    layer: Any = SimpleNamespace(layer_idx=0)
+    new = [numbers(tokens, kv_heads * repeat, dim)]
+    new += [numbers(kv_heads, tokens, size).transpose(0, 1) for size in (dim, value_dim)]
     for window in (None, rng.randint(1, 12), 10_000):
-        settings = {"sliding_window": window, "softcap": rng.choice([None, 2.0]), "scaling": rng.choice([None, 0.5])}
-        outputs = [one(layer, query, *new, None, step=step, **settings)[0] for one in (found, wanted)]
-        torch.testing.assert_close(*outputs, atol=atol, rtol=atol, msg=lambda text: f"{settings}: {text}")  # noqa: B023
+        layer = AttentionLayer(0, rng.choice([dim**-0.5, 0.5]), window, rng.choice([None, 2.0]))
+        outputs = [function(step, layer, *new) for function in (attend, reference)]
+        torch.testing.assert_close(*outputs, atol=atol, rtol=atol, msg=lambda text: f"{layer}: {text}")  # noqa: B023

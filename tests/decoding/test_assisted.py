@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import candidate_generator
 
+from raypd.answering.components import build
 from raypd.decoding import assisted
 from raypd.decoding.assisted import AssistedEngine
 from raypd.decoding.counts import TokenCounts
@@ -211,5 +213,19 @@ def test_models_that_do_not_fit_are_refused(monkeypatch):
     given = {"tokenizer": ours, "draft_tokenizer": theirs}
     refused(r"'\[Fork\]' is 256 there and None in the model's", tiny_model("qwen3"), **given)
     engine_of(model, tiny_model("qwen3"))
-    Engine(model)
-    refused("belongs to a raypd engine", tiny_model("qwen3"))
+    Engine(draft := tiny_model("gemma2"))
+    refused("belongs to a raypd engine", draft)
+
+
+def test_a_worker_leaves_its_models_as_transformers_has_them(config):
+    """Packed layers have no cache of transformers, which assisted generation needs."""
+    run = config("in.jsonl")
+    keys = {"method": "speculative", "draft_model": "draft", "draft_tokens": 3}
+    run = run.model_copy(update={"decoding": run.decoding.model_copy(update=keys)})
+
+    def load(_):
+        model = tiny_model("llama", head_dim=32).bfloat16()
+        return SimpleNamespace(model=model, tokenizer=tiny_tokenizer(), context_length=4096)
+
+    models = [build(run, None, load).engine.model, tiny_model("llama")]
+    assert len({tuple(type(module) for module in model.modules()) for model in models}) == 1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
-from raypd.decoding.attention.sdpa import attention
-from raypd.decoding.attention.step import PrefixGroup, Span, Step
+from raypd.decoding.attention.sdpa import attend
+from raypd.decoding.attention.step import AttentionLayer, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.visibility import in_window, one_segment, segment_sets, visible, window_starts
 
@@ -44,22 +42,22 @@ def test_a_pass_is_what_each_of_its_spans_is_alone(
     for size, start, length in regions:
         spans.append(span_of(sum(span.size for span in spans), size, start, length, prefix))
     tokens = spans[-1].b
-    query = torch.randn(1, KV_HEADS * REPEAT, tokens, DIM, dtype=torch.float64)
-    new = torch.randn(2, 1, KV_HEADS, tokens, DIM, dtype=torch.float64)
+    query = torch.randn(tokens, KV_HEADS * REPEAT, DIM, dtype=torch.float64)
+    new = torch.randn(2, tokens, KV_HEADS, DIM, dtype=torch.float64)
     slots = torch.tensor([span.start + span.length - span.size + i for span in spans for i in range(span.size)])
-    step = Step(cache, [PrefixGroup(spans, own, prefix)], slots, slots[:0])
-    found, _ = attention(SimpleNamespace(layer_idx=0), query, *new, None, softcap=softcap, step=step)  # type: ignore[arg-type]
+    step = Step(cache, [PrefixGroup(spans, own, prefix)], slots, slots[:0], attend)
+    attended = attend(step, AttentionLayer(0, DIM**-0.5, None, softcap), query, *new)
 
     for span in spans:
         here = [*range(own, own + prefix), *range(span.start, span.start + span.length)]
         keys, values = (
             store[here].transpose(0, 1).repeat_interleave(REPEAT, 0) for store in (cache.keys[0], cache.values[0])
         )
-        scores = query[0, :, span.a : span.b] @ keys.transpose(1, 2) * DIM**-0.5
+        scores = query[span.a : span.b].transpose(0, 1) @ keys.transpose(1, 2) * DIM**-0.5
         scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
         unseen = torch.ones(span.size, len(here), dtype=torch.bool).triu(len(here) - span.size + 1)
         wanted = scores.masked_fill(unseen, -torch.inf).softmax(-1) @ values
-        torch.testing.assert_close(found[0, span.a : span.b], wanted.transpose(0, 1))
+        torch.testing.assert_close(attended[span.a : span.b], wanted.transpose(0, 1))
 
 
 def test_only_text_that_is_read_in_order_is_causal() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from raypd.decoding import native
 from raypd.decoding.attention import avx512, sdpa
+from raypd.decoding.attention.step import Attend, AttentionLayer
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import autoregressive
 from tests.decoding.cases import CASES, pair
@@ -34,21 +34,20 @@ def test_a_random_pass_is_as_near_to_float64_as_torchs_attention_is(seed):
         return torch.randn(*shape, generator=draw).bfloat16()
 
     keys, values = (numbers(step.cache.allocator.slots, kv_heads, size) for size in (dim, value_dim))
-    query = numbers(1, len(step.slots), kv_heads * repeat, dim).transpose(1, 2)
-    new = [numbers(1, kv_heads, len(step.slots), size) for size in (dim, value_dim)]
+    new = [numbers(len(step.slots), kv_heads * repeat, dim)]
+    new += [numbers(kv_heads, len(step.slots), size).transpose(0, 1) for size in (dim, value_dim)]
     for window in (None, rng.randint(1, 12), 60, 10_000):
-        settings = {"sliding_window": window, "softcap": rng.choice([None, 2.0]), "scaling": rng.choice([None, 0.5])}
+        layer = AttentionLayer(0, rng.choice([dim**-0.5, 0.5]), window, rng.choice([None, 2.0]))
         outputs = []
-        for attention, dtype in (
-            (avx512.attention, torch.bfloat16), (sdpa.attention, torch.bfloat16), (sdpa.attention, torch.float64)
+        for attend, dtype in (
+            (avx512.attend, torch.bfloat16), (sdpa.attend, torch.bfloat16), (sdpa.attend, torch.float64)
         ):  # fmt: skip
             step.cache.keys[0], step.cache.values[0] = keys.to(dtype, copy=True), values.to(dtype, copy=True)
             step._masks.clear()  # they are of one dtype
-            given = [one.to(dtype) for one in (query, *new)]
-            outputs.append(attention(SimpleNamespace(layer_idx=0), *given, None, step=step, **settings)[0].double())
+            outputs.append(attend(step, layer, *(tensor.to(dtype) for tensor in new)).double())
         kernel, torchs = ((one - outputs[2]).abs() for one in outputs[:2])
-        assert kernel.mean() <= 1.05 * torchs.mean(), settings
-        assert kernel.max() <= 2 * torchs.max(), settings
+        assert kernel.mean() <= 1.05 * torchs.mean(), layer
+        assert kernel.max() <= 2 * torchs.max(), layer
 
 
 @needs_kernel
@@ -83,15 +82,15 @@ def test_what_it_does_not_take_goes_to_torch(dtype, monkeypatch):
 
 @needs_kernel
 def test_auto_takes_it_for_bfloat16_where_there_is_no_amx(monkeypatch):
-    def chosen(dtype: torch.dtype) -> str:
-        return Engine(tiny_model("llama").to(dtype)).model.config._attn_implementation
+    def chosen(dtype: torch.dtype) -> Attend:
+        return Engine(tiny_model("llama").to(dtype)).attend
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    assert (chosen(torch.float32), chosen(torch.bfloat16)) == (sdpa.NAME, avx512.NAME)
+    assert (chosen(torch.float32), chosen(torch.bfloat16)) == (sdpa.attend, avx512.attend)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True})
-    assert chosen(torch.bfloat16) == sdpa.NAME
+    assert chosen(torch.bfloat16) is sdpa.attend
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    assert chosen(torch.bfloat16) == sdpa.NAME
+    assert chosen(torch.bfloat16) is sdpa.attend
     with pytest.raises(ValueError, match="needs a processor with AVX-512 BF16"):
         Engine(tiny_model("llama").bfloat16(), attention="avx512")
 
@@ -105,7 +104,7 @@ def test_without_a_compiler_it_is_refused_and_auto_goes_on(compiler, why, tmp_pa
     monkeypatch.setenv("PATH", "/nowhere" if not compiler else os.environ["PATH"])
     with pytest.raises(ValueError, match=rf"cannot be compiled \({why}"):
         Engine(tiny_model("llama").bfloat16(), attention="avx512")
-    assert Engine(tiny_model("llama").bfloat16()).model.config._attn_implementation == sdpa.NAME
+    assert Engine(tiny_model("llama").bfloat16()).attend is sdpa.attend
     assert not list(tmp_path.rglob("*.so"))
 
 

@@ -15,8 +15,9 @@ from raypd.decoding import few_tokens, native
 from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import Grammar, OneOf, Vocabulary
+from raypd.decoding.linear import is_possible
+from raypd.decoding.llama import Llama, pack
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
-from raypd.decoding.packed import is_possible, pack
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import AllowedTokens, Sampling
 from tests.tiny import VOCABULARY, tiny_model
@@ -59,7 +60,7 @@ def said(engine: Engine, temperature: float) -> Iterator[tuple[list[int], list[f
     return ((one.tokens, one.logprobs) for answer in answers for one in answer)
 
 
-def engines(model: PreTrainedModel) -> tuple[Engine, Engine, list[int]]:
+def engines(model: PreTrainedModel | Llama) -> tuple[Engine, Engine, list[int]]:
     """One that computes few logits where it can, one that never does, and how many rows the first computed so."""
     sizes = {"max_num_seqs": 7, "max_num_batched_tokens": 40}
     one, other, rows = Engine(model, **sizes), Engine(model, **sizes), []
@@ -91,9 +92,7 @@ def test_few_are_picked_as_from_all(kind: str, tied: bool, temperature: float) -
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_in_bfloat16_they_are_the_same_bits(temperature: float, monkeypatch) -> None:
     monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
-    model = tiny_model("llama", head_dim=32).bfloat16()
-    pack(model)
-    one, other, rows = engines(model)
+    one, other, rows = engines(pack(tiny_model("llama", head_dim=32).bfloat16()))
     assert list(said(one, temperature)) == list(said(other, temperature))
     assert sum(rows) > 100
 

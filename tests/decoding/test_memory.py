@@ -27,8 +27,8 @@ def device(engine: Engine, fails: Callable[[int], bool], plain: bool = False) ->
     failed: list[int] = []
     tokens = [0]
 
-    def begins(module, inputs, keys) -> None:
-        tokens[0] = keys["input_ids"].shape[1]
+    def begins(module, inputs) -> None:
+        tokens[0] = len(inputs[0])
 
     def ends(module, inputs) -> None:
         if fails(tokens[0]):
@@ -37,8 +37,8 @@ def device(engine: Engine, fails: Callable[[int], bool], plain: bool = False) ->
                 raise RuntimeError("CUDA error: out of memory")
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    engine.model.register_forward_pre_hook(begins, with_kwargs=True)
-    engine.model.get_output_embeddings().register_forward_pre_hook(ends)
+    engine.model.register_forward_pre_hook(begins)
+    engine.model.head.register_forward_pre_hook(ends)
     return failed
 
 

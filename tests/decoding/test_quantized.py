@@ -7,10 +7,10 @@ import torch
 
 from raypd.decoding import native
 from raypd.decoding.engine import Engine
+from raypd.decoding.llama import pack
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.packed import pack
 from raypd.decoding.quantized import Fp8Linear, Int8Linear, quantize
-from tests.decoding.drivers import never
+from tests.decoding.drivers import logits_of, never
 from tests.tiny import tiny_model
 
 needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
@@ -51,12 +51,12 @@ def test_a_quantized_model_decodes_whatever_it_is_batched_with() -> None:
     with torch.inference_mode():
         before = exact(ids).logits
         error = (model(ids).logits - before).norm() / before.norm()
-        pack(model)
-        assert abs((model(ids).logits - before).norm() / before.norm() - error) < 0.3 * error
+        packed = pack(model)
+        assert abs((logits_of(packed, ids[0]) - before).norm() / before.norm() - error) < 0.3 * error
     assert 0.001 < error < 0.1
-    assert [type(module) for module in model.modules()].count(Int8Linear) == 2 * 4
+    assert [type(module) for module in packed.modules()].count(Int8Linear) == 2 * 4
     prompts = [Prompt(list(range(5 + n, 40 + 3 * n))) for n in range(5)]
-    answers = Engine(model).run(autoregressive(p, 12, never) for p in prompts)
+    answers = Engine(packed).run(autoregressive(p, 12, never) for p in prompts)
     assert [len(answer.tokens) for answer in answers] == [12] * 5
 
 

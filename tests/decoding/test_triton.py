@@ -10,6 +10,7 @@ import pytest
 
 from raypd.answering.components import build
 from raypd.decoding.attention import sdpa
+from raypd.decoding.attention.kernels import NAME
 from raypd.decoding.engine import Engine
 from raypd.errors import ModelError
 from tests.processes import ended, start
@@ -77,13 +78,13 @@ def test_where_triton_is_missing_it_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "raypd.decoding.attention.triton_kernel", raising=False)
     monkeypatch.delattr("raypd.decoding.attention.triton_kernel", raising=False)
-    model = tiny_model("llama")
+    model = tiny_model("gemma2")
     before = model.config._attn_implementation
     with pytest.raises(ValueError, match="needs the package triton"):
         Engine(model, attention="triton")
     with pytest.raises(ValueError, match="no attention 'flash'"):
         Engine(model, attention="flash")
-    assert model.config._attn_implementation == before != sdpa.NAME
+    assert model.config._attn_implementation == before != NAME
 
 
 @pytest.mark.parametrize("attention", ["auto", "sdpa", "triton"])
@@ -95,8 +96,7 @@ def test_a_worker_takes_the_one_that_its_configuration_names(attention, config):
         with pytest.raises(ModelError, match=r"engine\.attention: attention 'triton' needs"):
             build(made, None, lambda _: loaded)
     else:
-        build(made, None, lambda _: loaded)
-        assert loaded.model.config._attn_implementation == sdpa.NAME
+        assert build(made, None, lambda _: loaded).engine.attend is sdpa.attend
 
 
 def test_cuda_graphs_without_the_kernel_are_refused():

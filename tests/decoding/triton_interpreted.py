@@ -27,14 +27,14 @@ def test_a_random_pass_is_what_torchs_attention_makes_of_it(seed, monkeypatch):
     if seed % 2:  # small blocks, so that small passes have several
         monkeypatch.setattr(triton_kernel, "_KEY_BYTES", 1)
         monkeypatch.setattr(triton_kernel, "_ROWS", (16, 16))
-    compare(triton_kernel.attention, sdpa.attention, seed, CPU, torch.float64, 1e-10)
+    compare(triton_kernel.attend, sdpa.attend, seed, CPU, torch.float64, 1e-10)
 
 
 # Not bfloat16, whose bits the interpreter multiplies as integers (triton-lang/triton#11584).
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.float16, 2e-3)])
 def test_other_precisions(dtype, atol):
     for seed in range(3):
-        compare(triton_kernel.attention, sdpa.attention, seed, CPU, dtype, atol, dim=16, value_dim=16)
+        compare(triton_kernel.attend, sdpa.attend, seed, CPU, dtype, atol, dim=16, value_dim=16)
 
 
 @pytest.mark.parametrize(

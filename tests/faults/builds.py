@@ -26,8 +26,8 @@ def little_memory(config: RunConfig, threads: int | None) -> WorkerComponents:
     model = parts.engine.model  # type: ignore[attr-defined]
     tokens = [0]
 
-    def begins(module, inputs, keys) -> None:
-        tokens[0] = keys["input_ids"].shape[1]
+    def begins(module, inputs) -> None:
+        tokens[0] = len(inputs[0])
 
     def ends(module, inputs) -> None:
         if tokens[0] > 100:
@@ -35,6 +35,6 @@ def little_memory(config: RunConfig, threads: int | None) -> WorkerComponents:
                 file.write(f"{tokens[0]}\n")
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    model.register_forward_pre_hook(begins, with_kwargs=True)
-    model.get_output_embeddings().register_forward_pre_hook(ends)
+    model.register_forward_pre_hook(begins)
+    model.head.register_forward_pre_hook(ends)
     return parts

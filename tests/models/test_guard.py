@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from raypd.decoding import llama
 from raypd.errors import ModelError
 from raypd.models.guard import check_decodable, reason_in_rope
 from tests.tiny import tiny_model
@@ -110,14 +111,20 @@ def overflow(model: PreTrainedModel) -> None:
     model.lm_head.weight.data *= torch.inf
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "phi3", "olmo2"])
+@pytest.mark.parametrize("kind", ["granite", "gemma", "phi3", "olmo2"])
 @pytest.mark.parametrize("spoil", [ignore_positions, mix_neighbours])
 def test_the_self_test_sees(kind: str, spoil: Callable[[PreTrainedModel], None]) -> None:
     model = tiny_model(kind)
     spoil(model)
     assert "other logits than apart" in refusal(model)
-    if spoil is ignore_positions and kind == "llama":
+    if spoil is ignore_positions and kind == "granite":
         assert "other logits than apart" in refusal(model.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_it_holds_the_own_code_of_a_family_to_transformers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "_rotated", lambda x, cos, sin: x)
+    assert "other logits than apart" in refusal(tiny_model(kind))
 
 
 @pytest.mark.parametrize(
@@ -129,6 +136,6 @@ def test_the_self_test_sees(kind: str, spoil: Callable[[PreTrainedModel], None])
     ],
 )
 def test_calls_of_the_attention_function(spoil: Callable[[PreTrainedModel], None], reason: str) -> None:
-    model = tiny_model("llama")
+    model = tiny_model("granite")
     spoil(model)
     assert reason in refusal(model)

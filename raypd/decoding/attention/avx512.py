@@ -12,77 +12,52 @@ import torch
 
 from raypd.decoding import native
 from raypd.decoding.attention import sdpa
-from raypd.decoding.attention.plan import Plan
-from raypd.decoding.attention.step import Step, entered
+from raypd.decoding.attention.plan import KernelPlan
+from raypd.decoding.attention.step import AttentionLayer, Step
 
-NAME = "raypd_avx512"
 _ROWS = (60,)  # rows of a block, one a query and query head; registers hold six at a time
 _KEYS = 64  # KEYS in native.c
 _MOST_DIM = 256  # DIM in native.c
 _MOST_REPEAT = 32
 
 
-def attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    step: Step | None = None,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in every layer: `sdpa.attention`, by one function of C.
-
-    Args:
-        module, query, key, value, attention_mask, scaling, dropout, sliding_window, softcap, s_aux, step: as there.
-
-    Returns:
-        [1, tokens, heads, head_dim], and no weights.
-
-    Raises:
-        RuntimeError: the model was called otherwise than by its engine, or has attention sinks.
-    """
-    step = entered(step, s_aux)
+def attend(
+    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """`Attend` by one function of C."""
     if not _takes(query, key, value):
-        return sdpa.attention(module, query, key, value, None, scaling, 0.0, sliding_window, softcap, step=step)
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    # [tokens, heads, head_dim]
-    new_queries, new_keys, new_values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    keys, values = step.cache.layer(layer, new_keys, new_values)  # [slots, kv_heads, head_dim]
-    for new, stored in ((new_keys, keys), (new_values, values)):
-        native.store(step.slots, new if new.stride(-1) == 1 else new.contiguous(), stored)
-    tokens, heads, head_dim = new_queries.shape
+        return sdpa.attend(step, layer, query, key, value)
+    number, scale, window, softcap = layer
+    query, key, value = (new if new.stride(-1) == 1 else new.contiguous() for new in (query, key, value))
+    keys, values = step.cache.layer(number, key, value)  # [slots, kv_heads, head_dim]
+    native.store(step.slots, key, keys)
+    native.store(step.slots, value, values)
+    tokens, heads, head_dim = query.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
-    new_queries = new_queries if new_queries.stride(-1) == 1 else new_queries.contiguous()
-    out = new_queries.new_empty(tokens, heads, values.shape[2])
+    out = query.new_empty(tokens, heads, values.shape[2])
 
     plan = step.plans.get(repeat)
     if plan is None:
-        plan = step.plans[repeat] = Plan(step, repeat, _ROWS)
+        plan = step.plans[repeat] = KernelPlan(step, repeat, _ROWS)
     items = plan.blocks[0][1]  # all of the one size
-    starts = plan.starts(sliding_window)
-    window = None if starts is None else sliding_window
+    starts = plan.starts(window)
+    window = None if starts is None else window
     first = window not in plan.seen  # layer of the pass with that window
     if first:
         plan.seen[window] = torch.empty(tokens, -(-plan.most_own // _KEYS), dtype=torch.int64)
     visibility = plan.seen[window]
     call = _Call(
-        new_queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), items.data_ptr(),
+        query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), items.data_ptr(),
         plan.queries.data_ptr(), plan.keys.data_ptr(), 0 if starts is None else starts.data_ptr(),
-        visibility.data_ptr(), len(items), *new_queries.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
+        visibility.data_ptr(), len(items), *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
         heads, kv_heads, head_dim,
         values.shape[2], plan.words, visibility.shape[1], torch.get_num_threads(),
-        head_dim**-0.5 if scaling is None else scaling, softcap or 0.0,
+        scale, softcap or 0.0,
     )  # fmt: skip
     if first:
         native.library().raypd_see(ctypes.byref(call))
     native.library().raypd_attention(ctypes.byref(call))
-    return out[None], None
+    return out
 
 
 def refusal(device: torch.device) -> str | None:
@@ -114,7 +89,7 @@ class _Call(ctypes.Structure):
 
 
 def _takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the kernel computes attention of these sizes: [1, heads, tokens, head_dim]."""
+    """Whether the kernel computes attention of these sizes: [tokens, heads, head_dim]."""
     sizes = key.shape[-1], value.shape[-1]
     return (
         query.dtype == key.dtype == value.dtype == torch.bfloat16

@@ -22,16 +22,15 @@ class _Item(NamedTuple):
     prefix_slot: int
     prefix: int  # keys
     own_slot: int
-    own: int  # keys, up to the last one that any of its queries sees
+    own_keys: int  # up to the last one that any of its queries sees
     clear: int  # own keys before the first one that not all of its queries see
     key: int  # its span's first own key among those of the pass
 
 
-class Plan:
+class KernelPlan:
     """What a kernel reads beside queries, keys and values, built once a pass.
 
     Args:
-        step: the pass.
         repeat: query heads to a key head.
         rows: the sizes of its blocks of queries, in rising order: a span that fits none has several of the last.
 
@@ -79,16 +78,12 @@ class Plan:
         ]
         self.queries, self.keys, *blocks = _moved(parts, self.device)
         self.blocks = list(zip(items, blocks, strict=True))
-        self.most_own = max(item.own for some in items.values() for item in some)
+        self.most_own = max(item.own_keys for some in items.values() for item in some)
         self.seen: dict[int | None, torch.Tensor] = {}
         self._starts: dict[int, torch.Tensor | None] = {}
 
     def starts(self, window: int | None) -> torch.Tensor | None:
-        """[tokens] for each query the first position that a layer's window holds; None: none is filled.
-
-        Args:
-            window: of the layer, in tokens; None: it sees all.
-        """
+        """[tokens] for each query the first position that a layer's window holds; None: none is filled."""
         if window is None:
             return None
         if window not in self._starts:

@@ -9,74 +9,39 @@ from __future__ import annotations
 
 import torch
 
-from raypd.decoding.attention.step import Batch, Step, entered
-
-NAME = "raypd"
+from raypd.decoding.attention.step import AttentionLayer, Batch, Step
 
 
-def attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    step: Step | None = None,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in every layer.
-
-    Args:
-        module: the layer, whose `layer_idx` is its place in the cache.
-        query: [1, heads, tokens, head_dim], rotated.
-        key, value: [1, kv_heads, tokens, head_dim], the key rotated.
-        attention_mask, dropout: not read; the masks are those of `step`.
-        scaling: factor of the scores; None: head_dim^-0.5.
-        sliding_window: tokens that a query sees at most; None: all.
-        softcap: most that a score can be, by tanh; None: no limit.
-        s_aux: attention sinks, [heads].
-        step: what the pass holds.
-
-    Returns:
-        [1, tokens, heads, head_dim], and no weights.
-
-    Raises:
-        RuntimeError: the model was called otherwise than by its engine, or has attention sinks.
-    """
-    step = entered(step, s_aux)
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    # [tokens, heads, head_dim]
-    new_queries, new_keys, new_values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    step.cache.write(layer, step.slots, new_keys, new_values)
-    keys, values = step.cache.keys[layer], step.cache.values[layer]  # [slots, kv_heads, head_dim]
-    tokens, heads, head_dim = new_queries.shape
+def attend(
+    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """`Attend` in torch."""
+    number, scale, window, softcap = layer
+    keys, values = step.cache.write(number, step.slots, key, value)  # [slots, kv_heads, head_dim]
+    tokens, heads, head_dim = query.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
-    scale = head_dim**-0.5 if scaling is None else scaling
-    out = new_queries.new_empty(tokens, heads, values.shape[2])
-    lse = new_queries.new_empty(tokens, heads, dtype=torch.promote_types(query.dtype, torch.float32))
+    out = query.new_empty(tokens, heads, values.shape[2])
+    lse = query.new_empty(tokens, heads, dtype=torch.promote_types(query.dtype, torch.float32))
 
-    causal, batches = step.calls(sliding_window, _has_kernel(query, keys, values, softcap))
+    causal, batches = step.calls(window, _has_kernel(query, keys, values, softcap))
     for span in causal:  # the kernel needs no mask for them
         here, past = slice(span.a, span.b), slice(span.start, span.start + span.length - span.size)
         current = slice(past.stop, span.start + span.length)
-        attended = _causal(new_queries[here], keys[current], values[current], scale)
+        attended = _causal(query[here], keys[current], values[current], scale)
         if past.start < past.stop:
-            attended = _merge(*attended, *_over(new_queries[here], keys[past], values[past], None, scale, softcap))
+            attended = _merge(*attended, *_over(query[here], keys[past], values[past], None, scale, softcap))
         out[here], lse[here] = attended
     for batch in batches:
         rows, queries = batch.shape[:2]
-        mask = step.own_mask(batch, sliding_window, repeat, query)
-        folded = (
-            new_queries.index_select(0, batch.asked)
-            .view(rows, queries, kv_heads, repeat, head_dim)
-            .permute(0, 2, 3, 1, 4)
-        )
-        own_out, own_lse = _attend(
-            folded.flatten(2, 3), _rows_of(keys, batch), _rows_of(values, batch), mask, scale, softcap
+        mask = step.own_mask(batch, window, repeat, query)
+        folded = query.index_select(0, batch.asked).view(rows, queries, kv_heads, repeat, head_dim)
+        own_out, own_lse = _attention(
+            folded.permute(0, 2, 3, 1, 4).flatten(2, 3),
+            _rows_of(keys, batch),
+            _rows_of(values, batch),
+            mask,
+            scale,
+            softcap,
         )
         own_out = own_out.reshape(rows, kv_heads, repeat, queries, -1).permute(0, 3, 1, 2, 4)
         own_lse = own_lse.reshape(rows, kv_heads, repeat, queries).permute(0, 3, 1, 2)
@@ -85,10 +50,10 @@ def attention(
     for group in step.groups:
         if group.length:
             here, prefix = slice(group.spans[0].a, group.spans[-1].b), slice(group.start, group.start + group.length)
-            mask = step.prefix_mask(group, sliding_window, repeat, query)
-            shared = _over(new_queries[here], keys[prefix], values[prefix], mask, scale, softcap)
+            mask = step.prefix_mask(group, window, repeat, query)
+            shared = _over(query[here], keys[prefix], values[prefix], mask, scale, softcap)
             out[here] = _merge(out[here], lse[here], *shared)[0]
-    return out[None], None
+    return out
 
 
 def _merge(
@@ -130,7 +95,7 @@ def _over(
     n, heads, _ = query.shape
     folded = query.unflatten(1, (key.shape[1], -1)).permute(1, 2, 0, 3)  # [kv_heads, repeat, n, d]
     keys, values = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
-    out, lse = _attend(folded.flatten(1, 2)[None], keys, values, mask, scale, softcap)
+    out, lse = _attention(folded.flatten(1, 2)[None], keys, values, mask, scale, softcap)
     if mask is not None:
         blind = mask[0].isinf().all(-1)  # [1, repeat * n]
         out, lse = out.masked_fill(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)
@@ -156,7 +121,7 @@ def _has_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sof
     return query.device.type == "cpu" and softcap is None and key.shape[-1] == value.shape[-1]
 
 
-def _attend(
+def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

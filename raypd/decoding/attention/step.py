@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ class Span:
 
     @property
     def size(self) -> int:
-        """Queries."""
         return self.b - self.a
 
     @cached_property
@@ -88,12 +87,7 @@ class PrefixGroup:
 
 @dataclass(eq=False)
 class Batch:
-    """Spans that attend to their own keys in one call, padded to the most queries and the most keys among them.
-
-    Args:
-        spans: by `start`.
-        device: of the model.
-    """
+    """Spans, by `start`, that attend to their own keys in one call, padded to the most queries and keys among them."""
 
     spans: list[Span]
     device: torch.device
@@ -136,6 +130,27 @@ class Batch:
         return visibility
 
 
+class AttentionLayer(NamedTuple):
+    """What attention is in one layer."""
+
+    number: int  # from 0; its place in the cache
+    scale: float  # factor of the scores
+    window: int | None = None  # tokens that a query sees at most
+    softcap: float | None = None  # most that a score can be, by tanh
+
+
+class Attend(Protocol):
+    """Attention over the cache, in one layer."""
+
+    def __call__(
+        self, step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Stores new keys and values [tokens, kv_heads, head_dim], and attends to all that the queries see.
+
+        Queries and what it returns are [tokens, heads, head_dim]; queries and keys are rotated.
+        """
+
+
 @dataclass
 class Step:
     """One packed forward pass of `tokens` tokens; handed to every attention layer as it is.
@@ -144,6 +159,7 @@ class Step:
         groups: its spans, by the prefix that they share.
         slots: [tokens] where each token's key and value go.
         kept: [n] places of the tokens whose predictions are wanted.
+        attend: reads the cache in it.
         plans: what a kernel has built for this pass, by the query heads to a key head.
     """
 
@@ -151,17 +167,13 @@ class Step:
     groups: list[PrefixGroup]
     slots: torch.Tensor
     kept: torch.Tensor
+    attend: Attend
     plans: dict[int, Any] = field(default_factory=dict)
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
     _calls: dict[tuple[int | None, bool], tuple[list[Span], list[Batch]]] = field(default_factory=dict)
 
     def calls(self, window: int | None, causal: bool) -> tuple[list[Span], list[Batch]]:
-        """The calls that attend to own keys in a layer: of spans by themselves that are `causal`, and of batches.
-
-        Args:
-            window: of the layer, in tokens; None: it sees all.
-            causal: whether there is a kernel for causal spans.
-        """
+        """The calls that attend to own keys in a layer: of `causal` spans (where a kernel takes them), of batches."""
         if (window, causal) not in self._calls:
             spans = [span for group in self.groups for span in group.spans]
             if window is not None and not any(span.felt(window) for span in spans):
@@ -174,16 +186,9 @@ class Step:
         return self._calls[window, causal]
 
     def own_mask(self, batch: Batch, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
-        """The mask of a batch over its own keys, built once for all layers.
+        """The additive mask of a batch over its own keys, [spans, 1, repeat * queries, keys]; None where all is seen.
 
-        Args:
-            batch: one of `calls`.
-            window: of the layer, in tokens; None: it sees all.
-            repeat: query heads to a key head, which are folded into the queries.
-            like: gives the mask its dtype and device.
-
-        Returns:
-            Additive, [spans, 1, repeat * queries, keys]; None where all is seen.
+        repeat: query heads to a key head, which are folded into the queries. like: gives dtype and device.
         """
         if all(span.felt(window) is None for span in batch.spans):
             window = None
@@ -195,15 +200,7 @@ class Step:
     def prefix_mask(
         self, group: PrefixGroup, window: int | None, repeat: int, like: torch.Tensor
     ) -> torch.Tensor | None:
-        """The mask of a group's queries over its prefix, built once for all layers.
-
-        Args:
-            group: its spans see the whole prefix but for the window.
-            window, repeat, like: as those of `own_mask`.
-
-        Returns:
-            Additive, [1, 1, repeat * queries, prefix keys]; None where every query sees the whole prefix.
-        """
+        """The additive mask of a group's queries over its prefix, [1, 1, repeat * queries, prefix keys], or None."""
         if window is None or all(span.felt(window) is None for span in group.spans):
             return None
         key = (id(group), repeat, window)
@@ -211,22 +208,6 @@ class Step:
             visibility = np.concatenate([span.in_window(window)[:, : group.length] for span in group.spans])
             self._masks[key] = _additive(visibility[None], repeat, like)
         return self._masks[key]
-
-
-def entered(step: Step | None, s_aux: torch.Tensor | None) -> Step:
-    """The pass that an attention function was called in.
-
-    Raises:
-        RuntimeError: it was called in none, or with attention sinks.
-    """
-    if step is None:
-        raise RuntimeError(
-            "a model of a raypd engine is called through the engine alone, and its layers must hand unknown keyword "
-            "arguments on to the attention function"
-        )
-    if s_aux is not None:
-        raise RuntimeError("its attention has sinks, which raypd's attention does not know")
-    return step
 
 
 def _batches(spans: list[Span]) -> Iterator[list[Span]]:

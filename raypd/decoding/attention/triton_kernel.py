@@ -15,68 +15,41 @@ import torch
 import triton
 import triton.language as tl
 
-from raypd.decoding.attention.plan import Plan, power_of_two
-from raypd.decoding.attention.step import Step, entered
+from raypd.decoding.attention.plan import KernelPlan, power_of_two
+from raypd.decoding.attention.step import AttentionLayer, Step
 
-NAME = "raypd_triton"
 _ROWS = 16, 64  # rows of a block, one a query and query head: of spans of few queries, and of others
 _KEY_BYTES = 16_384  # of a block of keys: two of keys and two of values fit the shared memory of any GPU since 2020
 
 
-def attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    step: Step | None = None,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in every layer: `sdpa.attention`, by one kernel.
-
-    Args:
-        module, query, key, value, attention_mask, scaling, dropout, sliding_window, softcap, s_aux, step: as there.
-
-    Returns:
-        [1, tokens, heads, head_dim], and no weights.
-
-    Raises:
-        RuntimeError: the model was called otherwise than by its engine, or has attention sinks.
-    """
-    step = entered(step, s_aux)
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    # [tokens, heads, head_dim]
-    queries, new_keys, new_values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    step.cache.write(layer, step.slots, new_keys, new_values)
-    keys, values = step.cache.keys[layer], step.cache.values[layer]  # [slots, kv_heads, head_dim]
-    tokens, heads, head_dim = queries.shape
+def attend(
+    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """`Attend` by one kernel."""
+    number, scale, window, softcap = layer
+    keys, values = step.cache.write(number, step.slots, key, value)  # [slots, kv_heads, head_dim]
+    tokens, heads, head_dim = query.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
-    scale = head_dim**-0.5 if scaling is None else scaling
-    if queries.dtype == torch.float64:  # the kernel takes numbers in float32
-        queries, scale = queries * scale, 1.0
-    queries = queries if queries.stride(-1) == 1 else queries.contiguous()
-    out = queries.new_empty(tokens, heads, values.shape[2])
+    if query.dtype == torch.float64:  # the kernel takes numbers in float32
+        query, scale = query * scale, 1.0
+    query = query if query.stride(-1) == 1 else query.contiguous()
+    out = query.new_empty(tokens, heads, values.shape[2])
 
     plan = step.plans.get(repeat)
     if plan is None:
-        plan = step.plans[repeat] = Plan(step, repeat, _ROWS)
-    starts = plan.starts(sliding_window)
-    with torch.cuda.device_of(queries):  # triton launches on the current device
+        plan = step.plans[repeat] = KernelPlan(step, repeat, _ROWS)
+    starts = plan.starts(window)
+    with torch.cuda.device_of(query):  # triton launches on the current device
         for rows, items in plan.blocks:
             _attend[len(items), kv_heads](
-                queries, keys, values, out, items, plan.queries, plan.keys, plan.queries if starts is None else starts,
-                scale, softcap or 0.0, *queries.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
+                query, keys, values, out, items, plan.queries, plan.keys, plan.queries if starts is None else starts,
+                scale, softcap or 0.0, *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
                 HEADS=heads, KV_HEADS=kv_heads, DIM=head_dim, VALUE_DIM=values.shape[2],
                 WORDS=plan.words, WINDOW=starts is not None, SOFTCAP=softcap is not None,
-                **sizes(rows, head_dim, values.shape[2], queries.element_size()),
+                **sizes(rows, head_dim, values.shape[2], query.element_size()),
                 num_warps=4, num_stages=2,
             )  # fmt: skip
-    return out[None], None
+    return out
 
 
 def refusal(device: torch.device) -> str | None:
@@ -87,13 +60,7 @@ def refusal(device: torch.device) -> str | None:
 
 
 def sizes(rows: int, head_dim: int, value_dim: int, itemsize: int) -> dict[str, int]:
-    """The sizes of the kernel's blocks.
-
-    Args:
-        rows: of a block of queries.
-        head_dim, value_dim: of keys and of values.
-        itemsize: bytes of a number.
-    """
+    """The sizes of the kernel's blocks, for blocks of `rows` queries and numbers of `itemsize` bytes."""
     dim, wide = (max(16, power_of_two(size)) for size in (head_dim, value_dim))
     block = min(64, max(16, _KEY_BYTES // (max(dim, wide) * itemsize)))
     return {"ROWS": rows, "BLOCK": block, "DIM_BLOCK": dim, "VALUE_BLOCK": wide}
@@ -107,7 +74,7 @@ def _attend(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # query_rows, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; the others as in `Plan`.
+    # query_rows, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; the others as in `KernelPlan`.
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     FIELDS: tl.constexpr = 2 + 2 * WORDS
     WIDE: tl.constexpr = tl.float64 if query_rows.dtype.element_ty == tl.float64 else tl.float32
@@ -163,20 +130,10 @@ def _attend(  # type: ignore[no-untyped-def]
     for begin in range(done, own_length, BLOCK):
         offset = begin + tl.arange(0, BLOCK)
         is_key = offset < own_length
-        key_position = tl.load(keys + (first_key + offset) * 3, mask=is_key, other=0)
-        key_step = tl.load(keys + (first_key + offset) * 3 + 1, mask=is_key, other=0)
-        segment = tl.load(keys + (first_key + offset) * 3 + 2, mask=is_key, other=0)
-        upto = key_position[None, :] <= position[:, None]
-        is_seen = tl.zeros([ROWS, BLOCK], tl.int1)
-        for word in tl.static_range(WORDS):
-            all_set = tl.load(queries + token * FIELDS + 2 + word, mask=is_row, other=0)
-            causal_set = tl.load(queries + token * FIELDS + 2 + WORDS + word, mask=is_row, other=0)
-            in_all = ((all_set[:, None] >> (segment % 32)[None, :]) & 1) == 1
-            in_causal = ((causal_set[:, None] >> (segment % 32)[None, :]) & 1) == 1
-            is_seen = is_seen | ((in_all | (in_causal & upto)) & (segment // 32 == word)[None, :])
-        is_seen = is_seen & is_key[None, :] & is_row[:, None] & (key_step[None, :] <= step[:, None])
-        if WINDOW:
-            is_seen = is_seen & (key_position[None, :] >= start[:, None])
+        is_seen = _seen(
+            queries, keys + (first_key + offset) * 3, token, position, step, start, is_row, is_key,
+            WORDS, WINDOW, ROWS, BLOCK,
+        )  # fmt: skip
         slot = (own_slot + offset)[:, None]
         key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
         value = tl.load(value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0)
@@ -185,6 +142,30 @@ def _attend(  # type: ignore[no-untyped-def]
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
     place = (token * HEADS + head)[:, None] * VALUE_DIM + value_dim[None, :]
     tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & is_value_dim[None, :])
+
+
+@triton.jit
+def _seen(  # type: ignore[no-untyped-def]
+    queries, key, token, position, step, start, is_row, is_key,
+    WORDS: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, BLOCK] which own keys the queries see, by the rule of visibility."""
+    FIELDS: tl.constexpr = 2 + 2 * WORDS
+    key_position = tl.load(key, mask=is_key, other=0)
+    key_step = tl.load(key + 1, mask=is_key, other=0)
+    segment = tl.load(key + 2, mask=is_key, other=0)
+    upto = key_position[None, :] <= position[:, None]
+    is_seen = tl.zeros([ROWS, BLOCK], tl.int1)
+    for word in tl.static_range(WORDS):
+        all_set = tl.load(queries + token * FIELDS + 2 + word, mask=is_row, other=0)
+        causal_set = tl.load(queries + token * FIELDS + 2 + WORDS + word, mask=is_row, other=0)
+        in_all = ((all_set[:, None] >> (segment % 32)[None, :]) & 1) == 1
+        in_causal = ((causal_set[:, None] >> (segment % 32)[None, :]) & 1) == 1
+        is_seen = is_seen | ((in_all | (in_causal & upto)) & (segment // 32 == word)[None, :])
+    is_seen = is_seen & is_key[None, :] & is_row[:, None] & (key_step[None, :] <= step[:, None])
+    if WINDOW:
+        is_seen = is_seen & (key_position[None, :] >= start[:, None])
+    return is_seen
 
 
 @triton.jit

@@ -22,10 +22,8 @@ from raypd.decoding.visibility import Reach
 class Paragraph:
     """A node of the paragraph tree: PNODE of algorithm 1.
 
-    Args:
-        tokens: all that stand in it, control tokens too ([Child] first in a child's, [Fork] last where it forked, the
-            end token where a thread ended).
-        logprobs: one a token; 0.0 for a [Child], which is given and not decoded.
+    Control tokens stand in it too: [Child] (log-probability 0.0) first in a child's, [Fork] last where it forked, the
+    end token where a thread ended.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -61,7 +59,6 @@ class AparAnswer:
     flattened: AparCost = field(default_factory=AparCost)  # of the same text decoded autoregressively
 
     def counters(self) -> dict[str, Any]:
-        """Its figures, for a generated text."""
         counters: dict[str, Any] = {"threads": self.threads, "unstarted_threads": self.unstarted_threads}
         counters |= {"apar": asdict(self.cost), "flattened": asdict(self.flattened)}
         return {**counters, "longest_path": self.cost.steps}  # a pass decodes a token of every thread
@@ -74,7 +71,8 @@ class AparAnswer:
 @dataclass(eq=False)
 class AparNode:
     """A paragraph in decoding: its segment, its parent, the row indices of its tokens that are in the cache, and how
-    many unfinished sequences have it on their path."""
+    many unfinished sequences have it on their path.
+    """
 
     paragraph: Paragraph
     segment: int
@@ -83,7 +81,6 @@ class AparNode:
     users: int = 1
 
     def path(self) -> Iterator[AparNode]:
-        """This node and those above it."""
         node: AparNode | None = self
         while node is not None:
             yield node
@@ -169,7 +166,6 @@ class AparGroup:
         return changes
 
     def finish(self) -> AparAnswer:
-        """The answer with its text."""
         answer = self.answer
         stopped = not self.sequences and not self.waiting
         answer.unstarted_threads = len(self.waiting)
@@ -200,7 +196,6 @@ def apar(
     """Algorithm 1: decodes until every thread has come to its end.
 
     Args:
-        prompt: what the root paragraph goes on from.
         max_new_tokens: most tokens in all threads together, each [Child] counted, so that no position passes
             len(prompt.tokens) + max_new_tokens; where fewer are left than threads run, the older threads have them.
         fork, child: ids of [Fork] and [Child].

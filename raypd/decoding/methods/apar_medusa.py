@@ -1,10 +1,9 @@
 """APAR and Medusa together: every thread of the paragraph tree drafts with Medusa heads ("APAR: LLMs Can Do
 Auto-Parallel Auto-Regressive Decoding", section 3.2, Medusa-APAR).
 
-A pass holds, for each thread, its last token and under it a tree of guesses, which see the thread's path. What the
-model says accepts some of them, and the accepted tokens go through algorithm 1 one by one, as if each had been sampled
-in a decode of its own. So the paragraphs are those of `apar`, token for token. Only where the most tokens or threads
-are reached may they differ: threads get there in another order.
+A pass holds, for each thread, its last token and under it a tree of guesses, which see the thread's path. The accepted
+tokens go through algorithm 1 one by one, so the paragraphs are those of `apar`, token for token. Only where the most
+tokens or threads are reached may they differ: threads get there in another order.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class AparMedusaAnswer(AparAnswer):
     accepted: int = 0
 
     def counters(self) -> dict[str, Any]:
-        """Its figures. Guesses make the passes fewer than the tokens of a path."""
         counters = super().counters()
         del counters["longest_path"]
         return {**counters, "average_accepted_tokens": self.decoded / self.cost.steps if self.cost.steps else 0.0}
@@ -39,7 +37,7 @@ class AparMedusaAnswer(AparAnswer):
 class _Drafts:
     """A thread's guesses, the segments of the tree's runs that they are fed in, and the path that these reach.
 
-    What a thread leaves behind, the next new thread takes over, so that there are never more segments than needed.
+    A new thread takes over those of one that has ended, so that there are never more segments than needed.
     """
 
     segments: range
@@ -58,7 +56,7 @@ class _Drafts:
 
 @dataclass
 class _Decode:
-    """What is known between two passes: the drafts of each thread, and what the next feed corrects in the cache."""
+    """The drafts of each thread between two passes, and what the next feed corrects in the cache."""
 
     group: AparGroup
     tree: Tree
@@ -165,11 +163,7 @@ def apar_medusa(
     tree: Tree | None = None,
     max_threads: int = 64,
 ) -> Program[AparMedusaAnswer]:
-    """Algorithm 1 with drafts.
-
-    Args:
-        prompt, max_new_tokens, fork, child, ends, max_threads: as those of `apar`.
-        heads, tree: as those of `medusa`.
+    """Algorithm 1 with drafts; arguments as those of `apar` and `medusa`.
 
     Raises:
         ValueError: the tree is deeper than there are heads.

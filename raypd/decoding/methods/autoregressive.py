@@ -52,8 +52,6 @@ def autoregressive(
     """Decodes one token a pass; the last one is not fed.
 
     Args:
-        prompt: what is fed first, whole.
-        max_new_tokens: most tokens that are decoded.
         stops: whether the text, as the tokens decoded so far, is complete.
         allowed_token_ids: what may come next behind the tokens decoded so far; None, or returning None: all.
         pattern: as `Feed.pattern`.

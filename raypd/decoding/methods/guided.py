@@ -1,8 +1,8 @@
 """Guided decoding: the keys of the answer are given, its values are decoded one after the other.
 
-What other engines call structured output with its fixed parts skipped: the text is the JSON that `autoregressive`
-writes, held to its schema, and no token takes a pass that the schema gives, within a value neither. Every value sees
-the whole answer before it, so this is the yardstick for HPD where a small model's own JSON breaks off.
+What other engines call structured output with its fixed parts skipped: no token takes a pass that the schema gives,
+within a value neither. Every value sees the whole answer before it, so this is the yardstick for HPD where a small
+model's own JSON breaks off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ def guided(
 
     Args:
         prompt: instruction, document and the answer's keys; each slot stands behind its key.
-        max_value_tokens: most tokens of a value.
         closing: the ids that follow on a value's tokens but the last, so that the value stands whole in the text:
             the last token itself where it ends with the value, else what of the value it leaves to be written.
         behind: how many of the tokens before the last are not of the value: they leave the cache.

@@ -26,8 +26,7 @@ class Slot:
 
 @dataclass
 class SlottedPrompt:
-    """Instruction, documents and skeleton as one list of ids, of which the first `shared` are an instruction in common
-    with other prompts; the slots in the order of their ends."""
+    """Instruction (the first `shared` ids), documents and skeleton; the slots in the order of their ends."""
 
     tokens: Sequence[int]
     slots: list[Slot]
@@ -63,7 +62,6 @@ def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values:
     """Algorithm 1: one value a slot, in their order, all decoded together, each pruned when it is complete.
 
     Args:
-        prompt: the instruction, the documents and the skeleton.
         max_value_tokens: K_max, most tokens of a value, and the positions that are kept free for it.
         isolate_values: gives every value a segment of its own; otherwise (the paper's mask) a value sees the value
             tokens of earlier attributes that exist by then.

@@ -2,9 +2,8 @@
 Decoding for Common-Context Question Answering", section 4, equations 1 to 10, appendix A.1).
 
 A prompt is a tree: an instruction, contexts under it, questions under each context. Every (instruction, context,
-question) has the positions that it would have alone, and sees nothing else. Answer tokens are appended to the cache in
-the order they are decoded and stand, by position, behind their question. So every answer is the one that its question
-would get in a prompt of its own.
+question) has the positions that it would have alone, and sees nothing else; answer tokens stand, by position, behind
+their question. So every answer is the one that its question would get in a prompt of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ class Question:
     """A question and the rules of its answer.
 
     Args:
-        tokens: its own, up to where its answer begins.
         stops: whether an answer (the tokens decoded so far) is complete; its last token is then not fed.
         allowed_token_ids: what may come next behind the tokens decoded so far; None, or returning None: all.
     """
@@ -104,10 +102,6 @@ def header(prompt: PromptTree) -> Header:
 
 def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Continuation]]:
     """Answers of all questions, context by context; every pass decodes the next token of every open answer.
-
-    Args:
-        prompt: the instruction, the contexts and their questions.
-        max_answer_tokens: most tokens of one answer.
 
     Raises:
         ValueError: a question has no tokens.

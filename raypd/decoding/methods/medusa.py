@@ -106,9 +106,7 @@ class MedusaHead(torch.nn.Module):
 class MedusaHeads(torch.nn.Module):
     """`count` heads of `layers` residual blocks and a linear layer each, beside the model's own output embeddings.
 
-    Args:
-        base_model: name of the model that they were trained for.
-        tree: the paths that suit them; None: 3, 2, 1 and 1 guesses of the first heads.
+    tree: the paths that suit them; None: 3, 2, 1 and 1 guesses of the first heads.
     """
 
     def __init__(
@@ -124,14 +122,7 @@ class MedusaHeads(torch.nn.Module):
     def for_model(
         cls, model: PreTrainedModel, count: int = 2, layers: int = 2, base_model: str = "", tree: Tree | None = None
     ) -> MedusaHeads:
-        """Heads to be trained: each says at first what the model's own output embeddings say.
-
-        Args:
-            model: gives them its sizes, device and dtype.
-            count: heads, each for a token further on.
-            layers: residual blocks of each head.
-            base_model, tree: as those of the class.
-        """
+        """Heads to be trained, like the model: each says at first what the model's own output embeddings say."""
         weight = model.get_output_embeddings().weight
         heads = cls(count, layers, weight.shape[1], weight.shape[0], base_model, tree).to(weight.device, weight.dtype)
         with torch.no_grad():
@@ -157,7 +148,7 @@ class MedusaHeads(torch.nn.Module):
 
     @torch.no_grad()
     def draft(self, hidden: Sequence[torch.Tensor], tree: Tree) -> list[list[int]]:
-        """The guesses of a tree's nodes, as `Heads.draft` has them."""
+        """The guesses of a tree's nodes."""
         if not tree.paths or not hidden:
             return [[] for _ in hidden]
         best = self(torch.stack(list(hidden))).topk(1 + max(tree.ranks), dim=-1).indices.tolist()
@@ -172,12 +163,9 @@ def medusa(
     tree: Tree | None = None,
     stops: Stops = lambda tokens: False,
 ) -> Program[DraftedContinuation]:
-    """Decodes what `autoregressive` decodes with the same arguments, in fewer passes.
+    """Decodes what `autoregressive` decodes, in fewer passes.
 
-    Args:
-        prompt, max_new_tokens, stops: as those of `autoregressive`.
-        heads: those that draft.
-        tree: which guesses are tried together; None: the heads' own.
+    tree: which guesses are tried together; None: the heads' own.
 
     Raises:
         ValueError: the tree is deeper than there are heads.

@@ -51,7 +51,6 @@ def pasta(
     """Decodes until the main thread and all its children have ended.
 
     Args:
-        prompt: what the main thread goes on from.
         max_new_tokens: most decoded tokens of all threads together.
         texts: the bytes that every token id adds to a text.
         encode: ids of a text, for the tags that the interpreter writes itself.
@@ -88,7 +87,7 @@ class _RunningThread:
     written: Written = field(default_factory=Written)
 
     def place(self, tokens: Sequence[int]) -> None:
-        """The thread's next tokens, to be fed."""
+        """The next tokens, to be fed."""
         for token in tokens:
             self.queue.append((token, self.position, self.segment))
             self.position += 1
@@ -204,7 +203,7 @@ class _Interpreter:
         )
         child.depth = main.depth
         if self._remaining_tokens(child) > len(self.open) + len(self.close):
-            child.written = Written([Piece(OPEN, Tag("open"))], given=len(OPEN))
+            child.written = Written([Piece(OPEN, Tag("open"))], undecoded=len(OPEN))
             child.place(self.open)
         else:
             child.state = "ended"
@@ -225,8 +224,7 @@ class _Interpreter:
             self.held = token, position
 
     def _join(self) -> None:
-        """The wait is over: a segment opens that sees what the main thread saw and all its children, wherever the
-        promised lengths have put them."""
+        """The wait is over: a segment opens that sees what the main thread saw and all its children."""
         main = self.main
         for child in self.unjoined:
             self.closing += child.queue
@@ -287,7 +285,6 @@ class _Interpreter:
             child.written.pieces.append(Piece(CLOSE, Tag("close")))
 
     def _remaining_tokens(self, thread: _RunningThread) -> float:
-        """Positions that are left to a thread."""
         return float("inf") if self.max_position is None else self.max_position - thread.position
 
     def _segment(self, path: Sequence[int]) -> int:

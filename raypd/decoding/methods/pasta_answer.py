@@ -54,7 +54,7 @@ class Written:
     """What a thread wrote, in pieces of text and tags, one character a byte; the children's own where they belong."""
 
     pieces: list[Piece | Written] = field(default_factory=list)
-    given: int = 0  # characters at the beginning that were given, not decoded: a child's <async>
+    undecoded: int = 0  # characters at the beginning that were not decoded: a child's <async>
 
     def ends_with_promise(self) -> bool:
         """Whether nothing but blanks stands behind the last child."""
@@ -69,11 +69,9 @@ class Written:
             yield from piece._in_order() if isinstance(piece, Written) else [piece]
 
     def text(self) -> str:
-        """For people, without tags."""
         return readable("".join(piece.text for piece in self._in_order() if piece.tag is None))
 
     def raw(self) -> str:
-        """For people, with tags."""
         return readable("".join(piece.text for piece in self._in_order()))
 
     def cut(self) -> int | None:
@@ -84,16 +82,10 @@ class Written:
         return len(readable("".join(piece.text for piece in pieces[: pieces.index(CUT)] if piece.tag is None)))
 
     def content_tokens(self, tokens: Sequence[int], texts: Sequence[bytes], ends: Collection[int]) -> int:
-        """How many of the thread's decoded tokens hold text and not tags alone; its children's do not count.
-
-        Args:
-            tokens: ids that the thread decoded.
-            texts: the bytes that every id adds to a text.
-            ends: ids that end a thread, and add none.
-        """
+        """How many of the thread's decoded tokens hold text and not tags alone; its children's do not count."""
         pieces = [piece for piece in self.pieces if isinstance(piece, Piece)]
         is_text = [piece.tag is None for piece in pieces for _ in piece.text]
-        count, offset = 0, self.given
+        count, offset = 0, self.undecoded
         for token in tokens:
             size = 0 if token in ends or token >= len(texts) else len(texts[token])
             count += any(is_text[offset : offset + size])

@@ -42,8 +42,9 @@ _BEHIND_VALUE = re.compile(r"[ \t\r]*/?>|[ \t\r]+[A-Za-z_][A-Za-z0-9_-]*[ \t\r]*
 
 @dataclass
 class Tag:
-    """A tag of PASTA-LANG; kind: promise, sync, open, close, or stray (a </promise>, of no use); also cut, which is no
-    markup: the interpreter puts it where a thread was cut."""
+    """A tag of PASTA-LANG; kind: promise, sync, open, close, stray (a </promise>, of no use), or cut (no markup: the
+    interpreter puts it where a thread was cut).
+    """
 
     kind: str
     attributes: dict[str, str] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class Lengths:
 
     rule: Literal["predicted", "fixed"] | Sequence[int]  # what the promise says (Pred-10X, Pred-1X); fixed; or oracle
     fixed: int
-    most: int  # more than that a child cannot take, so no promise does
+    limit: int  # more than that a child cannot take, so no promise does
     warn: Callable[[str], None]
 
     def of(self, tag: Tag, number: int, room: float) -> int:
@@ -86,9 +87,9 @@ class Lengths:
             problem = "has no tokens attribute" if value is None else f"promises {readable(value)!r} tokens"
             self.warn(f"promise {number} {problem}: it is {self.fixed}")
             return self.fixed
-        if int(digits) > self.most:
-            self.warn(f"promise {number} promises {digits} tokens: it is {self.most}, as much as it may have")
-        return min(int(digits), self.most)
+        if int(digits) > self.limit:
+            self.warn(f"promise {number} promises {digits} tokens: it is {self.limit}, as much as it may have")
+        return min(int(digits), self.limit)
 
 
 @dataclass

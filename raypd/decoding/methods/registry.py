@@ -26,8 +26,7 @@ class MethodSpec:
         own_tokens: whether it cannot do without them in the tokenizer.
         tokens_option: key of `decoding` that says how many of them it uses: with 0 it does without.
         markup: its control tokens are part of the text that is decoded, not special to the tokenizer.
-        heads: needs trained Medusa heads.
-        draft_model: needs a smaller model.
+        heads, draft_model: needs trained Medusa heads, a smaller model.
         whole_record: the model writes a record whole, its keys too.
         parallel: decodes the parts of one answer at the same time, so that `raypd tune` tries it.
     """

@@ -29,10 +29,7 @@ _POINT = re.compile(r"^[ \t]*(\d{1,3})[.)][ \t]*(\S.*?)[ \t]*$", re.MULTILINE | 
 
 @dataclass
 class OutlinePoint:
-    """A point of the outline, "3. Keep a routine" being number 3, and the tokens that write it out.
-
-    stopped: it came to its end; False when it was cut at the most tokens.
-    """
+    """A point of the outline, and the tokens that write it out; not `stopped` where it was cut at the most tokens."""
 
     number: int
     heading: str
@@ -45,8 +42,8 @@ class OutlinePoint:
 class SkeletonAnswer:
     """Outline and points.
 
-    cut: characters of `text` up to where the first point was cut, all of them where points are missing (the outline was
-    cut, or has more than `max_points`); None: outline and points came to their own end.
+    cut: characters of `text` up to where the first point was cut, all of them where points are missing; None: outline
+    and points came to their own end.
     """
 
     text: str  # a line a point: "number. heading" and what was written; the outline alone where it has no points
@@ -80,20 +77,16 @@ def skeleton_of_thought(
     max_point_tokens: int = 128,
     max_points: int = 16,
 ) -> Program[SkeletonAnswer]:
-    """Decodes an outline behind `prompt`, then all its points.
+    """Decodes an outline behind `prompt`, which asks for it, then all its points.
 
     Where fewer tokens are left than points run, the earlier points have them. Of an outline that was cut, the last line
     is no point.
 
     Args:
-        prompt: the request for an outline.
         max_new_tokens: most tokens of outline and points together.
         expand: the ids between the outline and a point's text: the end of the model's turn, the request, and the
             beginning of the answer.
-        decode: text of ids.
         ends: ids that end the outline, and each point.
-        max_outline_tokens, max_point_tokens: most tokens of the outline, and of one point.
-        max_points: most points that are written out.
 
     Raises:
         ValueError: `expand` gives no tokens.
@@ -137,47 +130,47 @@ def _expand(
     points: Sequence[OutlinePoint],
     requests: Sequence[list[int]],
     unfed: list[int],
-    at: int,
-    left: int,
-    most: int,
+    start: int,
+    remaining: int,
+    max_point_tokens: int,
     ends: frozenset[int],
 ) -> Program[int]:
-    """Decodes all points side by side behind the outline, which ends before position `at`; the number of passes.
+    """Decodes all points side by side behind the outline, which ends before position `start`; the number of passes.
 
     Point n is segment n + 1 and sees segment 0, prompt and outline, of which `unfed` is not in the cache yet.
     """
     tokens = list(unfed)
-    fed = at - len(tokens)  # row index of the next token: all before stand at their index
-    positions = list(range(fed, at))
+    fed = start - len(tokens)  # row index of the next token: all before stand at their index
+    positions = list(range(fed, start))
     segments = [0] * len(tokens)
     sample_at: list[int] = []
     reach: dict[tuple[int, int], Reach] = {}
     for n, request in enumerate(requests):
         tokens += request
-        positions += range(at, at + len(request))
+        positions += range(start, start + len(request))
         segments += [n + 1] * len(request)
         sample_at.append(len(tokens) - 1)
         reach[n + 1, 0] = Reach.ALL
         reach[n + 1, n + 1] = Reach.CAUSAL
     held: list[list[int]] = [[fed + i for i, s in enumerate(segments) if s == n + 1] for n in range(len(points))]
-    live = list(range(len(points)))[: max(left, 0)]  # the last points may have no token to begin with
+    live = list(range(len(points)))[: max(remaining, 0)]  # the last points may have no token to begin with
     sample_at = sample_at[: len(live)]
     drop: list[int] = []
     steps = 0
     while live:
         fed += len(tokens)
         predictions = yield Feed(tokens, positions, segments, sample_at=sample_at, reach=reach, drop=drop)
-        steps, left, reach, drop = steps + 1, left - len(live), {}, []
+        steps, remaining, reach, drop = steps + 1, remaining - len(live), {}, []
         for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
             point = points[n]
             point.tokens.append(token)
             point.logprobs.append(logprob)
             point.stopped = token in ends
-            if point.stopped or len(point.tokens) == most:
+            if point.stopped or len(point.tokens) == max_point_tokens:
                 drop += held[n]  # nobody else sees it
-        live = [n for n in live if not points[n].stopped and len(points[n].tokens) < most][:left]
+        live = [n for n in live if not points[n].stopped and len(points[n].tokens) < max_point_tokens][:remaining]
         tokens = [points[n].tokens[-1] for n in live]
-        positions = [at + len(requests[n]) + len(points[n].tokens) - 1 for n in live]
+        positions = [start + len(requests[n]) + len(points[n].tokens) - 1 for n in live]
         segments = [n + 1 for n in live]
         sample_at = list(range(len(live)))
         for i, n in enumerate(live):
@@ -186,8 +179,6 @@ def _expand(
 
 
 class SkeletonText(TextMethod):
-    """Task `generation` with a skeleton of thought: the outline is asked for, then each point in a turn of its own."""
-
     def __init__(self, model: TextModel) -> None:
         super().__init__(model)
         self._request_tokens = len(self._expand(OutlinePoint(999, "")))

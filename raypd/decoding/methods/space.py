@@ -69,9 +69,7 @@ def space(
     """Algorithm 1.
 
     Args:
-        prompt, max_new_tokens, stops: as those of `autoregressive`.
         k: mask tokens a group; 0 is autoregressive decoding.
-        mask_token: id of the mask.
         sampling: greedy takes the tokens that the engine picked. With a temperature all draws are the program's own,
             and the engine's sampling does not matter.
         seed: of these draws.
@@ -169,7 +167,6 @@ def _draft(predictions: Predictions, asks: range, sampling: Sampling, random: np
 
 
 def _logprobs(predictions: Predictions, verified: list[int]) -> list[float]:
-    """Log-probabilities of the tokens under the model, at temperature 1."""
     if predictions.logits is None:
         return predictions.logprobs[: len(verified)]
     logits = torch.stack(predictions.logits[: len(verified)])

@@ -1,4 +1,4 @@
-"""Packed linear layers give what they gave, but for the order of sums in float32."""
+"""The Llama family written out, and its packed linear layers, against transformers and float64."""
 
 from __future__ import annotations
 
@@ -11,26 +11,59 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from raypd.decoding import native
 from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.packed import PackedLinear, PanelLinear, is_possible, narrowed, pack
+from raypd.decoding.linear import PackedLinear, PanelLinear, is_possible, narrowed
+from raypd.decoding.llama import Layer, Llama, NativeLayer, pack
+from raypd.decoding.methods.autoregressive import autoregressive
+from raypd.decoding.stock import Stock
 from tests.decoding.cases import CASES, FAMILIES, pair
-from tests.decoding.drivers import never
+from tests.decoding.drivers import logits_of, never, prompts_of
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.skipif(not is_possible(), reason="this processor has no products in bfloat16")
-
-
+needs_bfloat16 = pytest.mark.skipif(not is_possible(), reason="this processor has no products in bfloat16")
 needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
+PACKED = [pytest.param(PackedLinear, marks=needs_bfloat16), pytest.param(PanelLinear, marks=needs_native)]
 
 
-@pytest.mark.parametrize("kind", [PackedLinear, pytest.param(PanelLinear, marks=needs_native)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
+        ("mistral", {"sliding_window": 7}),
+        ("qwen2", {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}),
+        ("qwen3", {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}),
+        ("gemma2", {}),
+    ],
+)
+def test_a_text_has_the_logits_of_transformers(kind, extra, dtype) -> None:
+    model, ids = tiny_model(kind, **extra).to(dtype), torch.arange(5, 65)
+    with torch.inference_mode():
+        expected = model(ids[None]).logits[0]
+    exact = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.3, "rtol": 0.05}
+    torch.testing.assert_close(logits_of(model, ids), expected, **exact)
+    assert isinstance(Engine(model).model, Stock if kind == "gemma2" else Llama)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+def test_the_last_mlp_is_for_the_tokens_whose_predictions_are_wanted(kind: str) -> None:
+    model, prompts = tiny_model(kind), prompts_of(3, 20, 40)
+    fed: list[list[int]] = [[], []]
+    for layer, sizes in zip((model.model.layers[0], model.model.layers[-1]), fed, strict=True):
+        layer.mlp.down_proj.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
+    Engine(model, max_num_batched_tokens=30).run(autoregressive(prompt, 4, never) for prompt in prompts)
+    assert sum(fed[0]) > 100
+    assert sum(fed[1]) == len(prompts) * 4
+
+
+@pytest.mark.parametrize("kind", PACKED)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [0, 1, 3, 70, 900])
 @torch.inference_mode()
 def test_a_layer_gives_what_it_gave(rows: int, bias: bool, kind: type) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 200, bias=bias, dtype=torch.bfloat16)
-    packed = kind(linear)
+    packed = kind(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
     exact = copy.deepcopy(linear).double()
     for x in (torch.randn(1, rows, 96), torch.randn(1, 96, rows).transpose(1, 2)):
         found = packed(x.bfloat16())
@@ -39,34 +72,24 @@ def test_a_layer_gives_what_it_gave(rows: int, bias: bool, kind: type) -> None:
     torch.testing.assert_close(packed.weight, linear.weight, atol=0, rtol=0)
 
 
-def test_a_model_answers_as_before_and_its_embedding_is_left_alone() -> None:
-    model = tiny_model("llama").bfloat16()
+@needs_bfloat16
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_a_model_answers_as_before_and_its_embedding_is_left_alone(kind: str) -> None:
+    """Heads of 16 and another family: their linear layers alone are packed."""
+    model, ids = tiny_model(kind).bfloat16(), torch.arange(5, 60)
     packed = copy.deepcopy(model)
     for _ in range(2):  # what is packed stays as it is
-        pack(packed)
+        assert pack(packed) is packed
     assert not any(type(module) is torch.nn.Linear for module in packed.modules())
     assert isinstance(packed.get_output_embeddings(), PackedLinear | PanelLinear)
     torch.testing.assert_close(packed.get_input_embeddings().weight, model.get_input_embeddings().weight)
-    ids = torch.arange(5, 60)[None]
-    with torch.inference_mode():
-        exact = tiny_model("llama").double()(ids).logits
-        found, before = ((one(ids).logits - exact).norm() / exact.norm() for one in (packed, model))
-    assert found < 1.1 * before < 0.1
-    prompts = [Prompt(list(range(5 + n, 40 + 3 * n))) for n in range(5)]
-    answers = Engine(packed).run(autoregressive(p, 12, never) for p in prompts)
-    assert [len(answer.tokens) for answer in answers] == [12] * 5
+    exact = logits_of(tiny_model(kind).double(), ids)
+    error, before = ((logits_of(one, ids) - exact).norm() / exact.norm() for one in (packed, model))
+    assert error < 1.1 * before < 0.1
 
 
-@needs_native
-def test_a_last_layer_that_an_engine_has_shortened_stays_so(monkeypatch) -> None:
-    monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)
-    model = tiny_model("llama", head_dim=32).bfloat16()
-    packed, prompts = copy.deepcopy(model), [Prompt(list(range(5 + n, 40 + 3 * n))) for n in range(5)]
-    pack(packed)
-    engine = Engine(model)
-    pack(model)
-    found, wanted = (one.run(autoregressive(p, 12, never) for p in prompts) for one in (engine, Engine(packed)))
-    assert found == wanted
+def panels(linear: torch.nn.Linear, gated: bool = False) -> PanelLinear:
+    return PanelLinear(linear.weight.detach(), None if linear.bias is None else linear.bias.detach(), gated)
 
 
 @needs_native
@@ -78,7 +101,7 @@ def test_a_layer_adds_the_residual_and_rounds_once(bias: bool, outputs: int) -> 
     linear = torch.nn.Linear(96, outputs, bias=bias, dtype=torch.bfloat16)
     x, residual = torch.randn(2, 35, 96).bfloat16(), torch.randn(35, 2, outputs).bfloat16().transpose(0, 1) / 2
     exact = copy.deepcopy(linear).double()(x.double()) + residual.double()
-    found, before = PanelLinear(linear)(x, residual), residual + linear(x)
+    found, before = panels(linear)(x, residual), residual + linear(x)
     assert (found.double() - exact).norm() < 0.95 * (before.double() - exact).norm()
     torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=2**-8)
 
@@ -88,7 +111,7 @@ def test_a_layer_adds_the_residual_and_rounds_once(bias: bool, outputs: int) -> 
 @torch.inference_mode()
 def test_a_token_has_the_same_bits_in_every_pass(threads: int) -> None:
     torch.manual_seed(0)
-    layer = PanelLinear(torch.nn.Linear(576, 416, dtype=torch.bfloat16))
+    layer = panels(torch.nn.Linear(576, 416, dtype=torch.bfloat16))
     x = torch.randn(901, 576).bfloat16()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -106,7 +129,7 @@ def test_a_token_has_the_same_bits_in_every_pass(threads: int) -> None:
 def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind, monkeypatch) -> None:
     monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
     model, stock = pair(kind, head_dim=32)
-    pack(model.bfloat16())
+    model = pack(model.bfloat16())
     case, found = CASES[method](stock), set()
     for at_once, tokens in ((1, 2048), (64, 2048), (3, 60), (5, 200)):
         engine = Engine(model, max_num_seqs=at_once, max_num_batched_tokens=tokens)
@@ -114,13 +137,13 @@ def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind, 
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("kind", [torch.nn.Linear, PackedLinear, pytest.param(PanelLinear, marks=needs_native)])
+@pytest.mark.parametrize("kind", [torch.nn.Linear, *PACKED])
 @pytest.mark.parametrize("rows", [1, 3, 70])
 @torch.inference_mode()
 def test_some_outputs_are_those_of_the_layer(rows: int, kind: type) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(1536, 300, bias=False, dtype=torch.bfloat16)
-    layer = linear if kind is torch.nn.Linear else kind(linear)
+    layer = linear if kind is torch.nn.Linear else kind(linear.weight.detach())
     x, outputs = torch.randn(rows, 1536).bfloat16(), torch.tensor([0, 3, 31, 32, 95, 200, 299])
     found, wanted = narrowed(layer, outputs)(x), layer(x)[:, outputs]
     if kind is PanelLinear:
@@ -134,7 +157,7 @@ def test_some_outputs_are_those_of_the_layer(rows: int, kind: type) -> None:
 def test_a_gated_layer_is_nearer_to_float64_than_torch(bias: bool) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 2 * 112, bias=bias, dtype=torch.bfloat16)
-    layer = PanelLinear(linear, gated=True)
+    layer = panels(linear, gated=True)
     assert torch.equal(layer.weight, linear.weight)
     x = torch.randn(2, 35, 96).bfloat16() * 8
     gate, up = copy.deepcopy(linear).double()(x.double()).chunk(2, -1)
@@ -182,22 +205,20 @@ def test_swiglu_is_nearer_to_float64_than_torch() -> None:
 )
 def test_layers_in_fewer_steps_are_as_near_to_float64(kind, extra, monkeypatch) -> None:
     monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
-    model = tiny_model(kind, head_dim=64, **extra).bfloat16()
-    exact, packed = copy.deepcopy(model).double(), copy.deepcopy(model)
-    for _ in range(2):
-        pack(packed)
-    names = {name for name, _ in packed.model.layers[0].self_attn.named_children()}
-    assert names - {"q_norm", "k_norm"} == {"qkv_proj", "o_proj"}
-    assert {name for name, _ in packed.model.layers[0].mlp.named_children()} == {"gate_up_proj", "down_proj", "act_fn"}
-    ids = torch.arange(5, 125).view(2, 60)
-    with torch.inference_mode():
-        wanted = exact(ids).logits
-        found, before = ((one(ids).logits - wanted).abs() for one in (packed, model))
-    assert found.mean() < 1.1 * before.mean()
-    assert found.max() < 1.5 * before.max()
+    model, ids = tiny_model(kind, head_dim=64, **extra).bfloat16(), torch.arange(5, 65)
+    exact = logits_of(copy.deepcopy(model).double(), ids)
+    before = (logits_of(model, ids) - exact).abs()
+    packed = pack(model)
+    assert isinstance(packed, Llama)
+    assert {type(layer) for layer in packed.layers} == {NativeLayer}
+    assert not any(type(module) is torch.nn.Linear for module in (*model.modules(), *packed.modules()))
+    error = (logits_of(packed, ids) - exact).abs()
+    assert error.mean() < 1.1 * before.mean()
+    assert error.max() < 1.5 * before.max()
 
 
 def test_other_types_are_left_alone() -> None:
-    model = tiny_model("llama")
-    pack(model)
+    model = tiny_model("llama", head_dim=32)
+    assert pack(model) is model
     assert not any(isinstance(module, PackedLinear | PanelLinear) for module in model.modules())
+    assert {type(layer) for layer in Engine(model).model.layers} == {Layer}

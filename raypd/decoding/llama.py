@@ -1,0 +1,210 @@
+"""The models of the Llama family (Llama, Mistral, Qwen2, Qwen3), written out: tokens of many sequences lie in one row.
+
+    hidden = embed(ids)                                          [tokens, hidden size]
+    each layer:
+        query, key, value = rotate(norm(project(norm(hidden))))  [tokens, heads or kv_heads, head_dim]
+        hidden += output(attend(query, key, value))
+        hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))
+    logits = head(norm(hidden))                                  [tokens, vocabulary]
+
+Weights stay where transformers has loaded them: a `Layer` reads those modules, whatever they are (quantized, with an
+adapter), and computes in torch, on any device. What a device computes its own way is a subclass: `NativeLayer`.
+The last layer computes its MLP only for the tokens whose predictions are wanted; of the others a pass needs keys and
+values alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from raypd.decoding import native
+from raypd.decoding.attention import avx512
+from raypd.decoding.attention.step import AttentionLayer, Step
+from raypd.decoding.linear import PanelLinear, has_pairs, is_possible, pack_linears
+from raypd.decoding.quantized import Int8Linear
+
+_FAMILIES = {f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}
+
+
+def is_llama(model: torch.nn.Module) -> bool:
+    """Whether a model is one of transformers' that `Llama` computes."""
+    return type(model).__name__ in _FAMILIES and type(model).__module__.startswith("transformers.models.")
+
+
+class Layer(torch.nn.Module):
+    """A decoder layer in torch. A subclass overrides what its device computes another way, from `build` on."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        attention = source.self_attn
+        # Mistral's window is one of all layers, and stands in the configuration alone.
+        holder = attention.config if type(source).__name__.startswith("Mistral") else attention
+        window = getattr(holder, "sliding_window", None)
+        self.head_dim = attention.head_dim
+        self.attention = AttentionLayer(attention.layer_idx, attention.scaling, window)
+        self.input_norm, self.post_norm = source.input_layernorm, source.post_attention_layernorm
+        self.query_norm, self.key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self.build(attention, source.mlp)
+
+    def build(self, attention: Any, mlp: Any) -> None:
+        """Takes up the linear layers."""
+        self.query, self.key, self.value = attention.q_proj, attention.k_proj, attention.v_proj
+        self.output = attention.o_proj
+        self.gate, self.up, self.down, self.activation = mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn
+
+    def forward(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step, kept: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[tokens, hidden size] -> the same, or in the last layer [kept, hidden size]; cos, sin: [tokens, head_dim]."""
+        query, key, value = self.project(self.norm(hidden, self.input_norm), cos, sin)
+        attended = step.attend(step, self.attention, query, key, value)  # [tokens, heads, head_dim]
+        if kept is not None:
+            attended, hidden = attended[kept], hidden[kept]
+            if not len(kept):
+                return hidden
+        hidden = self.add(self.output, attended.flatten(1), hidden)
+        return self.mlp(self.norm(hidden, self.post_norm), hidden)
+
+    @staticmethod
+    def norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
+        """RMS norm over the last dimension, in float32: x / sqrt(mean(x^2) + eps) * weight."""
+        return norm(x)
+
+    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Sequence[torch.Tensor]:
+        """[tokens, hidden size] -> queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim]."""
+        query, key, value = (
+            linear(x).unflatten(-1, (-1, self.head_dim)) for linear in (self.query, self.key, self.value)
+        )
+        if self.query_norm is not None:
+            query, key = self.norm(query, self.query_norm), self.norm(key, self.key_norm)
+        return _rotated(query, cos, sin), _rotated(key, cos, sin), value
+
+    @staticmethod
+    def add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """[tokens, ...] -> [tokens, hidden size]"""
+        return residual + linear(x)
+
+    def mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden size] -> the same"""
+        return self.add(self.down, self.activation(self.gate(x)) * self.up(x), residual)
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of x [tokens, heads, head_dim] by cos, sin [tokens, head_dim]."""
+    first, second = x.chunk(2, -1)
+    return x * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
+
+
+class NativeLayer(Layer):
+    """A layer by the functions of native.c. It takes the weights: transformers' layer has none afterwards.
+
+    Sums in float32 may go in another order than transformers', as its own do in passes of other sizes. One product
+    makes queries, keys and values; one makes gate and up, and joins them where the weights are bfloat16.
+    """
+
+    @staticmethod
+    def takes(source: Any) -> bool:
+        """Whether a layer of transformers is one that they compute."""
+        attention, mlp = source.self_attn, source.mlp
+        inputs = [attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj]
+        kinds = {type(linear) for linear in (*inputs, attention.o_proj, mlp.down_proj)}
+        return (
+            (kinds == {Int8Linear} or (kinds == {torch.nn.Linear} and all(has_pairs(x.weight) for x in inputs)))
+            and has_pairs(source.input_layernorm.weight)
+            and attention.head_dim % 32 == 0
+            and mlp.config.hidden_act == "silu"
+            and mlp.config.hidden_size % 16 == mlp.config.intermediate_size % 16 == 0
+        )
+
+    def build(self, attention: Any, mlp: Any) -> None:
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.heads = [linear.out_features // self.head_dim for linear in projections]
+        self.projection = _joined(projections)
+        self.gated = _joined([mlp.gate_proj, mlp.up_proj], gated=True)
+        self.output, self.down = _joined([attention.o_proj]), _joined([mlp.down_proj])
+        del attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+        del mlp.gate_proj, mlp.up_proj, mlp.down_proj
+
+    @staticmethod
+    def norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
+        return native.rms_norm(x, norm.weight, norm.variance_epsilon)
+
+    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Sequence[torch.Tensor]:
+        joined = self.projection(x).unflatten(-1, (-1, self.head_dim))  # [tokens, all heads, head_dim]
+        if self.query_norm is None:
+            native.rotate(joined[:, : -self.heads[2]], cos, sin)
+            return joined.split(self.heads, 1)
+        query, key, value = joined.split(self.heads, 1)
+        query, key = self.norm(query, self.query_norm), self.norm(key, self.key_norm)
+        native.rotate(query, cos, sin)
+        native.rotate(key, cos, sin)
+        return query, key, value
+
+    @staticmethod
+    def add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return linear(x, residual) if isinstance(linear, PanelLinear) else residual + linear(x)
+
+    def mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        x = self.gated(x)
+        return self.add(self.down, native.swiglu(x) if isinstance(self.gated, Int8Linear) else x, residual)
+
+
+def _joined(linears: list[Any], gated: bool = False) -> PanelLinear | Int8Linear:
+    """One layer that gives the outputs of all, one behind the other; in bfloat16 `gated` as `PanelLinear` has it."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+    if isinstance(linears[0], Int8Linear):
+        return Int8Linear(weight, torch.cat([linear.scale for linear in linears]), bias)
+    return PanelLinear(weight, bias, gated)
+
+
+class Llama(torch.nn.Module):
+    """A model of the family, of transformers' `model`, whose layers are computed as `layer` does."""
+
+    def __init__(self, model: Any, layer: type[Layer] = Layer) -> None:
+        super().__init__()
+        self.config, self.dtype = model.config, model.dtype
+        self.embed, self.rope, self.norm, self.head = (
+            model.model.embed_tokens, model.model.rotary_emb, model.model.norm, model.lm_head
+        )  # fmt: skip
+        self.rms_norm = layer.norm
+        self.layers = torch.nn.ModuleList(layer(source) for source in model.model.layers)
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: Step, full: int | None = None, want_hidden: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One pass over tokens [tokens] at their positions [tokens].
+
+        Args:
+            full: of how many of `step.kept`, the first ones, logits are wanted; None: of all.
+            want_hidden: whether last hidden states are; they are there anyway.
+
+        Returns:
+            Logits [full, vocabulary] and last hidden states [kept, hidden size].
+        """
+        hidden = self.embed(ids)  # [tokens, hidden size]
+        cos, sin = (part[0] for part in self.rope(hidden[None], positions[None]))  # [tokens, head_dim]
+        *before, last = self.layers
+        for layer in before:
+            hidden = layer(hidden, cos, sin, step)
+        hidden = self.rms_norm(last(hidden, cos, sin, step, step.kept), self.norm)  # [kept, hidden size]
+        return self.head(hidden[:full]), hidden
+
+
+def pack(model: PreTrainedModel) -> PreTrainedModel | Llama:
+    """A model on a CPU in bfloat16, made faster where this processor can: its answers are as exact as before.
+
+    It takes the weights: what it returns is to be used in place of `model`.
+    """
+    in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16)
+    if not in_c and not is_possible():
+        return model
+    if in_c and is_llama(model) and all(NativeLayer.takes(layer) for layer in model.model.layers):
+        pack_linears(model, in_c, only=[model.lm_head])
+        return Llama(model, NativeLayer)
+    pack_linears(model, in_c)
+    return model
