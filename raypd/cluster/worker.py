@@ -187,6 +187,7 @@ class DecodeWorker(EngineActor):
             end_process(error, lambda why: storage.put(retry_policy.failure_path(output, unit.id), why.encode()))
         finally:
             self.log.end(unit.id, following)
+            self.report()
         return UnitResult(ok=summary.ok, failed=summary.failed)
 
     def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
@@ -194,12 +195,7 @@ class DecodeWorker(EngineActor):
 
         Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken, Cancelled.
         """
-        try:
-            return self._run_unit(unit, attempt or Attempt())
-        finally:
-            self.report()
-
-    def _run_unit(self, unit: Unit, attempt: Attempt) -> UnitSummary:
+        attempt = attempt or Attempt()
         output, partition = self.spec.output, self.config.output.partition
         began, started = time.time(), time.monotonic()
         if writer.is_committed(output, unit.id, partition):
