@@ -186,7 +186,8 @@ class LLM:
         from raypd.models.load import load_model
 
         key = model.model_dump_json()
-        if key not in self._models:
+        # transformers' own assisted generation needs the weights that another engine has taken.
+        if key not in self._models or self.settings.get("decoding.method") == "speculative":
             self._models[key] = load_model(model)
         return self._models[key]
 

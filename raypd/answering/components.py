@@ -139,8 +139,9 @@ def _of_raypd(
             )
         else:
             setting = "engine.attention"
+            loaded.packed = loaded.packed or pack(loaded.model)
             engine = decoding.Engine(
-                pack(loaded.model),
+                loaded.packed,
                 max_num_seqs=sizes.most_seqs,
                 max_num_batched_tokens=sizes.max_num_batched_tokens,
                 cache_tokens=sizes.cache_tokens,

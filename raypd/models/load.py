@@ -33,6 +33,7 @@ class LoadedModel:
     dtype: torch.dtype  # of its activations: under quantization the weights are held in fewer bits
     device: torch.device
     context_length: int  # most tokens of one sequence
+    packed: torch.nn.Module | None = None  # what an engine computes, once there was one: `pack` takes the weights
 
 
 def check_model_config(config: ModelConfig, machine: bool = True) -> None:
