@@ -104,8 +104,11 @@ class UnitLog:
 
         A process that ended with its node or with its session blames no document. Raises OSError.
         """
+        path = attempts_path(self.output, unit)
+        if not storage.exists(path):  # as for nearly every unit: an answer without a body, which nothing can cut
+            return Attempt(), False
         try:
-            last = records.read(AttemptRecord, attempts_path(self.output, unit))
+            last = records.read(AttemptRecord, path)
         except (FileNotFoundError, RecordError):
             return Attempt(), False
         if last.session != self.session or last.process in ("", self.process):
