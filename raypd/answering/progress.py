@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from raypd.run.text import duration, number, said
 
 _LINE_SECONDS = 10.0
+_RATE_SECONDS = 1.0  # before which there is no rate
 _LOADING = "loading the model"
 
 
@@ -67,21 +68,23 @@ class RunDisplay:
             if self._bar is not None:
                 self._bar.update(self._row, description="extract")
 
-    def _rate(self) -> float:
-        """Documents a second since `begin`."""
-        return (self._done - self._before) / max(time.monotonic() - self._started, 1e-6)
+    def _rate(self) -> float | None:
+        """Documents a second since `begin`; None as long as that is too short to tell."""
+        seconds = time.monotonic() - self._started
+        return (self._done - self._before) / seconds if self._begun and seconds >= _RATE_SECONDS else None
 
     def update(self, done: int, failed: int) -> None:
         """Shows how many documents are answered and failed, those of units in flight among them."""
         self._done = max(done, self._before)
         self.total = max(self.total, self._done)
         if self._bar is not None:
-            rate = number(self._rate())
+            rate = "-" if (measured := self._rate()) is None else number(measured)
             self._bar.update(self._row, total=self.total, completed=self._done, failed=failed, rate=rate)
         elif self._begun:
-            remaining = (self.total - self._done) / self._rate() if self._rate() > 0 else None
-            ends = f", {duration(remaining)} left" if remaining is not None else ""
-            self._lines.show(f"{self._done}/{self.total} documents, {number(self._rate())}/s{ends}, {failed} failed")
+            measured = self._rate()
+            speed = f", {number(measured)}/s" if measured is not None else ""
+            left = f", {duration((self.total - self._done) / measured)} left" if measured else ""
+            self._lines.show(f"{self._done}/{self.total} documents{speed}{left}, {failed} failed")
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""

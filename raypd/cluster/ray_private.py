@@ -140,3 +140,11 @@ class DataExecution:
         """Ends the latest execution and its actors; nothing where it has ended."""
         if cls._latest is not None:
             cls._latest.shutdown(force=True)
+
+
+def children() -> set[Any]:
+    """All processes below this one; psutil comes with Ray."""
+    import psutil
+    import ray  # noqa: F401 puts its psutil on the path
+
+    return set(psutil.Process().children(recursive=True))

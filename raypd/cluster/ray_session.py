@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
@@ -17,6 +18,8 @@ from typing import Any
 from raypd.cluster import ray_private
 from raypd.config import ClusterConfig, RunConfig
 from raypd.errors import ConfigError, RunError
+
+_START_SECONDS = 300.0  # that Ray may take to start, or to connect
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,44 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
         try:
             if local is not None:
                 ray_private.use_token_of_this_machine()
-            ray.init(address=address, log_to_driver=verbose, logging_level=level, **keys)
+            _init(address=address, log_to_driver=verbose, logging_level=level, **keys)
         except SystemExit:  # Ray's own handler of SIGTERM while it starts
             raise KeyboardInterrupt from None
+        except TimeoutError:
+            raise RunError(_why_not(address, f"it is not there after {_START_SECONDS:g} s")) from None
         except Exception as error:  # of any kind: on a busy machine Ray raises bare ones, too
             raise RunError(_why_not(address, str(error))) from None
     return True
+
+
+def _init(**keys: Any) -> None:
+    """ray.init, which has no limit of its own and does not hear of Ctrl-C where it waits for a process that has died.
+
+    Raises what it raises; TimeoutError after _START_SECONDS, and then, as at Ctrl-C, nothing that it started is left.
+    """
+    import ray
+
+    outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def start() -> None:
+        try:
+            ray.init(**keys)
+        except BaseException as error:
+            outcome.put(error)
+        else:
+            outcome.put(None)
+            threading.Event().wait()  # Linux ends what Ray has started with the thread that did
+
+    before = ray_private.children()
+    threading.Thread(target=start, name="ray.init", daemon=True).start()
+    try:
+        error = outcome.get(timeout=_START_SECONDS)
+    except (queue.Empty, KeyboardInterrupt) as reason:
+        for process in ray_private.children() - before:
+            process.kill()
+        raise (TimeoutError if isinstance(reason, queue.Empty) else KeyboardInterrupt) from None
+    if error is not None:
+        raise error
 
 
 def _why_not(address: str, error: str) -> str:

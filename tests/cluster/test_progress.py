@@ -63,6 +63,15 @@ def test_a_run_that_stands_still_says_so_once(clock, capsys) -> None:
     ]
 
 
+def test_no_rate_is_shown_before_there_is_one(clock, capsys) -> None:
+    display = progress.RunDisplay(1536, 0)
+    with display:
+        clock.now = 20
+        display.begin()
+        display.update(2, 0)
+    assert capsys.readouterr().err.splitlines()[-1] == "2/1536 documents, 0 failed"
+
+
 def test_a_machine_without_a_price_costs_no_dollars() -> None:
     cost = RunCost(0.0, notes=["a machine of your own; cost.prices.local gives it a price"], seconds={"decode": 3.0})
     wanted = ["cost:   no price (a machine of your own; cost.prices.local gives it a price)", "time:   decode 3.0 s"]

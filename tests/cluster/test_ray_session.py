@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,3 +149,22 @@ def test_what_goes_wrong_while_ray_starts_is_an_interrupt_or_a_line(monkeypatch,
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(seen):
         ray_session.connect(ClusterConfig(address="local"))
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_ray_that_never_starts_has_a_deadline_hears_ctrl_c_and_leaves_nothing(monkeypatch, interrupted) -> None:
+    started = []
+
+    def init(**_):
+        started.append(subprocess.Popen(["sleep", "300"]))
+        if interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait()
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray_session, "_START_SECONDS", LONG if interrupted else 1.0)
+    error, words = (KeyboardInterrupt, "") if interrupted else (RunError, "not there after 1 s")
+    with pytest.raises(error, match=words):
+        ray_session.connect(ClusterConfig(address="local"))
+    assert started[0].wait(LONG) == -signal.SIGKILL
