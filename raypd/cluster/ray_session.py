@@ -64,17 +64,17 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
     level = logging.INFO if verbose else logging.CRITICAL
     nothing = contextlib.nullcontext()
     closed = ray_private.closed_to_others(dashboard=verbose) if address == "local" else nothing
-    with _signals_kept(), nothing if verbose else _stderr_muted(), closed:
-        try:
+    try:
+        with _signals_kept(), nothing if verbose else _stderr_muted(), closed:
             if local is not None:
                 ray_private.use_token_of_this_machine()
             _init(address=address, log_to_driver=verbose, logging_level=level, **keys)
-        except SystemExit:  # Ray's own handler of SIGTERM while it starts
-            raise KeyboardInterrupt from None
-        except TimeoutError:
-            raise RunError(_why_not(address, f"it is not there after {_START_SECONDS:g} s")) from None
-        except Exception as error:  # of any kind: on a busy machine Ray raises bare ones, too
-            raise RunError(_why_not(address, str(error))) from None
+    except SystemExit:  # Ray's own handler of SIGTERM while it starts
+        raise KeyboardInterrupt from None
+    except TimeoutError:
+        raise RunError(_why_not(address, f"it is not there after {_START_SECONDS:g} s")) from None
+    except Exception as error:  # of any kind: on a busy machine Ray raises bare ones, too
+        raise RunError(_why_not(address, str(error))) from None
     return True
 
 

@@ -173,7 +173,7 @@ def test_a_unit_whose_worker_died_is_alone_in_a_worker(tmp_path: Path, config) -
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["until go", *["a"] * 29])), unit_documents=10)
     made = worker(run)
     first, bad, later = plan(run)
-    UnitLog(run.output.path, "s", "", "it died", lambda node: True).begin(bad.id, Attempt())
+    UnitLog(run.output.path, "s", made.node, "it died", lambda node: True).begin(bad.id, Attempt())
     with ThreadPoolExecutor(3) as pool:
         begun = pool.submit(made.run, first)
         wait_for((tmp_path / "out/waiting-go").exists)
@@ -193,7 +193,7 @@ def test_a_unit_whose_worker_died_is_alone_in_a_worker(tmp_path: Path, config) -
 def test_a_unit_that_costs_process_after_process_is_given_up_and_may_be_tried_anew(tmp_path: Path, config) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 10)))
     made, (unit,) = worker(run), plan(run)
-    UnitLog(run.output.path, "s", "", "it died", lambda node: True).begin(unit.id, Attempt(30, deaths=29))
+    UnitLog(run.output.path, "s", made.node, "it died", lambda node: True).begin(unit.id, Attempt(30, deaths=29))
     assert made.run(unit).error == "its worker processes died each time: none of them left a reason"
     assert made.run(unit).ok == 10
 
