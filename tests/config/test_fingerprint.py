@@ -18,7 +18,9 @@ from raypd.errors import ConfigError
 from raypd.run import manifest
 from tests.runs import config_tree, extraction
 
-EXTRACTION = config_tree(extraction(shoes=["Brand", {"name": "Size", "type": "number"}]))
+EXTRACTION = config_tree(
+    extraction(shoes=["Brand", {"name": "Size", "type": "number"}]), decoding={"method": "hyper_parallel"}
+)
 QUESTIONS = config_tree("question_answering")
 
 

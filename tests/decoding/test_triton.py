@@ -91,7 +91,7 @@ def test_where_triton_is_missing_it_is_refused(monkeypatch):
 def test_a_worker_takes_the_one_that_its_configuration_names(attention, config):
     made = config("in.jsonl")
     made = with_keys(made, engine={"attention": attention})
-    loaded = SimpleNamespace(model=tiny_model("llama"), tokenizer=tiny_tokenizer(), context_length=4096)
+    loaded = SimpleNamespace(model=tiny_model("llama"), tokenizer=tiny_tokenizer(), context_length=4096, packed=None)
     if attention == "triton":
         with pytest.raises(ModelError, match=r"engine\.attention: attention 'triton' needs"):
             build(made, None, lambda _: loaded)

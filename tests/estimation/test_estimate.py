@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raypd.answering.request_queue import UnitState
+from raypd.answering.request_queue import RequestQueue, UnitState
 from raypd.billing import meter, prices
 from raypd.cluster import one_worker
 from raypd.config import RunConfig
@@ -274,10 +274,10 @@ class Time:
         self.now += seconds
 
 
-class OneThread:
+class OneThread(RequestQueue):
     """A request queue that answers in the thread that asks, so that the time is its own."""
 
-    def __init__(self, time: Time, parts: Any, batch: int, meter: meter.Meter) -> None:
+    def __init__(self, time: Time, parts: Any, meter: meter.Meter) -> None:
         self.time, self.parts, self.meter = time, parts, meter
         self.cancelled = threading.Event()
 
@@ -371,7 +371,7 @@ def test_with_its_start_and_end_a_small_run_takes_what_was_estimated(tmp_path, f
     unit.categories = {document.index: "" for document in documents}
     own.ready()
     own.begin("run")
-    queue = OneThread(fake_time, profile.build(config, 1, None), batch, own)
+    queue = OneThread(fake_time, profile.build(config, 1, None), own)
     began = fake_time.now
     queue.answer(unit, documents)
     took = fake_time.now - began

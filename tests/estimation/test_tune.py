@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from raypd.cli import tune as tune_command
-from raypd.config import RunConfig, rewrite
+from raypd.config import METHODS, RunConfig, rewrite
 from raypd.config.load import load_config, make_config
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimation import agreement, tune
@@ -138,7 +138,8 @@ def searched(
 
     whole: documents whose value autoregressive decoding writes whole (as a small model may not). how: of the search.
     """
-    config = run_config(task, decoding=dict(decoding), engine={"max_num_seqs": seqs})
+    method = METHODS[task.get("kind", "extraction")][0]
+    config = run_config(task, decoding={"method": method, **dict(decoding)}, engine={"max_num_seqs": seqs})
 
     def measure(changes: Changes, limit: float) -> Trial:
         setting = config.decoding.model_dump() | config.engine.model_dump() | short(changes)

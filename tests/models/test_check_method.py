@@ -101,6 +101,7 @@ def test_answers_that_cannot_fit_are_refused_before_ray(folders, tmp_path, monke
     (tmp_path / "in.jsonl").write_text('{"id": "1", "category": "shoes", "title": "Acme", "target": {}}\n')
     places = (tmp_path / "in.jsonl", tmp_path / "out")
     sections = {"input": {"text_columns": ["title"]}, "model": {"name": str(folders / "plain"), "device": "cpu"}}
+    sections["decoding"] = {"method": "hyper_parallel"}
     tree = config_tree({"categories": {"shoes": category}}, *places, **sections)
     (tmp_path / "run.yaml").write_text(json.dumps(tree))
     monkeypatch.setattr(ray_session, "connect", lambda *_: pytest.fail("Ray was started"))

@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 import requests
+from pydantic import ValidationError
 
 from raypd import LLM
 from raypd.billing import book
@@ -281,7 +282,7 @@ def test_content_in_parts_is_text(tmp_path, monkeypatch):
 def test_a_server_that_redirects_gets_no_document(tmp_path, liar):
     with pytest.raises(ConfigError, match=r"redirects to http://other\.example/v1; documents are not sent there"):
         run_extract(configuration(tmp_path, f"{liar}/moved"))
-    with pytest.raises(ConfigError, match=r"model\.endpoint\.url"):
+    with pytest.raises(ValidationError, match=r"model\.endpoint\.url"):
         configuration(tmp_path, "file:///etc/passwd")
 
 

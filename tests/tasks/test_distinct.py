@@ -20,7 +20,7 @@ BASE: dict[str, Any] = {"input": {"path": "x.jsonl"}, "output": {"path": "out"},
 ATTRIBUTES = [{"name": "Brand"}, {"name": "Size", "type": "number"}]
 CATEGORIES = {"shoes": {"attributes": ATTRIBUTES}, "tea": {"attributes": ATTRIBUTES[:1]}}
 QUESTIONS = [{"id": "a", "question": "How cold?"}, {"id": "b", "question": "How far?"}]
-EXTRACTION = {"task": {"categories": CATEGORIES}}
+EXTRACTION = {"task": {"categories": CATEGORIES}, "decoding": {"method": "hyper_parallel"}}
 
 
 def configured(**tree: Any) -> RunConfig:
@@ -113,7 +113,7 @@ def test_a_request_that_fails_fails_for_all() -> None:
         (EXTRACTION, True),
         ({**EXTRACTION, "decoding": {"method": "guided"}}, True),
         ({**EXTRACTION, "decoding": {"sampling": {"temperature": 0.5}}}, False),
-        ({**EXTRACTION, "decoding": {"isolate": "none", "stacked_documents": 4}}, False),
+        ({**EXTRACTION, "decoding": {"method": "hyper_parallel", "isolate": "none", "stacked_documents": 4}}, False),
         ({"task": {"kind": "generation"}}, True),
         ({"task": {"kind": "generation", "openai": True}}, False),
     ],

@@ -81,7 +81,7 @@ def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path: Path
     run = config(tmp_path / "mine.j2", model="fake", output={"path": str(tmp_path / "out")})
     (tmp_path / "run.yaml").write_text(run.model_dump_json())
     said = ended(start("-X", "importtime", "-m", "raypd", "extract", str(tmp_path / "run.yaml")), 2)
-    assert "mine.j2: 'nothing' is undefined; it may use category and products" in said
+    assert "mine.j2: 'nothing' is undefined; it may use category, instruction and documents" in said
     assert "resumes" not in said
     assert "ray._private" not in said  # of the list of imports
     assert not (tmp_path / "out").exists()

@@ -74,11 +74,11 @@ from raypd.tasks.columns import columns_of, row_values, rows_of
 from tests.tiny import tiny_model, tiny_tokenizer
 
 config = load_config(sys.argv[1], [])
-real = WorkerComponents(Engine(tiny_model("llama")), build_task(config, tiny_tokenizer(), 512), Sampling())
+real = WorkerComponents(Engine(tiny_model("llama")), build_task(config, tiny_tokenizer(), 512), Sampling(), 4)
 for parts in (build(config, None), real):
     for unit in planner.plan(config):
         documents = reader.read_unit(unit, config)
-        records = [record for answers in answer(parts, documents, 4, Meter("", "autoregressive")) for record in answers]
+        records = [record for answers in answer(parts, documents, Meter("", "autoregressive")) for record in answers]
         table = writer.make_table(documents, rows_of(records, config), columns_of(config), 1)
         name = f"{unit.id}-{parts is real}"
         summary = UnitSummary(name, config.fingerprint(), "s", unit.path, 0, 2, *writer.count_documents(table), 0.1)

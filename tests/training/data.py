@@ -48,7 +48,7 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
         output,
         input={"text_columns": ["title"]},
         model={"name": model, "device": "cpu", "dtype": "float32"},
-        decoding={"max_value_tokens": 12},
+        decoding={"method": "hyper_parallel", "max_value_tokens": 12},
     )
     (output.parent / "template.j2").write_text(
         "{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ products }}"
@@ -92,11 +92,10 @@ def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[A
     engine = Engine(model)
     engine.few = None  # all tokens are answered by the model's logits
     keys_by_query: dict[Any, Any] = {}
-    forward = model.forward
+    forward = engine.model.forward
 
-    def teach(**named: Any) -> Any:
-        output = forward(**named)
-        step = named["step"]
+    def teach(ids: Any, positions: Any, step: Any, *others: Any, **named: Any) -> Any:
+        logits, hidden = forward(ids, positions, step, *others, **named)
         (span,) = [span for group in step.groups for span in group.spans]
         (group,) = step.groups
         prefix = {(p, 0) for p in range(group.length)}
@@ -105,10 +104,10 @@ def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[A
         for row, query in zip(span.seen, queries, strict=True):
             keys_by_query[query] = prefix | {keys[k] for k in np.flatnonzero(row)}
         for place, index in enumerate(step.kept.tolist()):
-            output.logits[0, place] = -1000.0
-            output.logits[0, place, gold[queries[index]]] = 1000.0
-        return output
+            logits[place] = -1000.0
+            logits[place, gold[queries[index]]] = 1000.0
+        return logits, hidden
 
-    model.forward = teach
+    engine.model.forward = teach
     engine.run([program])
     return {query: keys for query, keys in keys_by_query.items() if query[0] >= example.shared}
