@@ -355,7 +355,7 @@ def _differences(scores: list[Score], other_scores: list[Score]) -> list[ScoreDi
     differences = []
     for name in _METRICS:
         a, b = _table(name, scores), _table(name, other_scores)
-        if a is None or b is None:
+        if a is None or b is None or name == "null everywhere":  # which is of the labels alone
             continue
         values, other_values = (_METRICS[name][1](_weights(scores) @ table) for table in (a, b))
         _, low, high = _interval(values - other_values)
