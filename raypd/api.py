@@ -186,8 +186,7 @@ class LLM:
         from raypd.models.load import load_model
 
         key = model.model_dump_json()
-        # transformers' own assisted generation needs the weights that another engine has taken.
-        if key not in self._models or self.settings.get("decoding.method") == "speculative":
+        if key not in self._models:
             self._models[key] = load_model(model)
         return self._models[key]
 

@@ -35,7 +35,9 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(tmp_path: Path, mo
     assert other.manifest.documents == 2
 
 
-@pytest.mark.parametrize("documents", [["a red shoe", "a hat/cap"], [{"id": "x", "title": "hat", "n": 1}]])
+@pytest.mark.parametrize(
+    "documents", [["a red shoe"], ["a hat/cap", "a shirt w/o sleeves"], [{"id": "x", "title": "hat", "n": 1}]]
+)
 def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = raypd.extract(documents, ["Brand"], model="fake")

@@ -127,7 +127,13 @@ def _of_raypd(
         if config.decoding.method == "speculative":
             setting = "decoding.draft_model"
             draft_keys = {"name": config.decoding.draft_model, "revision": None, "adapter": None}
-            draft = load(config.model.model_copy(update=draft_keys))
+            draft_config = config.model.model_copy(update=draft_keys)
+            draft = load(draft_config)
+            # transformers' generation needs the weights, which another engine may have taken.
+            if loaded.packed is not None:
+                loaded = load_model(config.model)
+            if draft.packed is not None:
+                draft = load_model(draft_config)
             engine = AssistedEngine(
                 loaded.model,
                 draft.model,

@@ -361,6 +361,10 @@ def report_errors() -> Iterator[None]:
         return
     except KeyboardInterrupt:
         message, code = "interrupted", 130
+    except SystemExit as end:  # typer ends so at Ctrl-C, without a word
+        if end.code != 130:
+            raise
+        message, code = "interrupted", 130
     except UserError as error:
         code = getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2)
         message = str(error) if code == 130 else f"error: {error}"

@@ -13,6 +13,7 @@ from typing import Any
 import raypd
 from raypd import storage
 from raypd.config import RunConfig
+from raypd.config.card import TEMPLATES
 from raypd.errors import ConfigError
 from raypd.run import layout, read, records
 from raypd.run.records import Manifest, RecordError, RunCost, RunRecord, SessionTotals, UnitSummary
@@ -59,7 +60,7 @@ def recorded(config: RunConfig) -> dict[str, Any]:
     paths = tree["input"]["path"]
     tree["input"]["path"] = [storage.absolute(p) for p in paths] if isinstance(paths, list) else storage.absolute(paths)
     for key in ("template", "few_shot"):
-        if tree["task"].get(key):
+        if tree["task"].get(key) and tree["task"][key] not in TEMPLATES:
             tree["task"][key] = storage.absolute(tree["task"][key])
     return tree
 

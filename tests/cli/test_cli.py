@@ -86,6 +86,14 @@ def test_an_interruption_while_python_imports_is_one_line(folder: Path) -> None:
     assert ended(process, 130) == "interrupted\n"
 
 
+def test_an_interruption_is_one_line(folder: Path, raypd, monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raypd.cli.run.load_config", interrupted)
+    assert raypd("extract", "run.yaml") == (130, "", "interrupted\n")
+
+
 def test_version_help_and_mistyped_commands(raypd) -> None:
     assert raypd("--version").out.startswith("raypd 0.")
     assert "extract" in raypd("--help").out

@@ -13,6 +13,7 @@ from raypd.config.card import CARD
 from raypd.config.load import load_config, make_config
 from raypd.config.render import render
 from raypd.errors import ConfigError
+from raypd.run import manifest
 from raypd.tasks.card import untrained
 from raypd.tasks.prompting import messages, tag_of, template_text
 from tests.processes import ROOT
@@ -62,6 +63,11 @@ def test_a_card_says_method_and_template(adapter: Path) -> None:
     assert config(f"model.adapter={adapter}", kind="generation").decoding.method == "autoregressive"  # of another task
     (adapter / CARD).write_text("[")  # which the check of the card refuses
     assert config(f"model.adapter={adapter}").decoding.method == "guided"
+
+
+def test_a_run_that_took_its_template_from_a_card_reads_back(adapter: Path) -> None:
+    trained = config(f"model.adapter={adapter}")
+    assert make_config(manifest.recorded(trained)).fingerprint() == trained.fingerprint()
 
 
 def test_the_quickstart_gets_the_words_that_its_adapter_was_trained_with() -> None:

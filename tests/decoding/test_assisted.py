@@ -225,7 +225,7 @@ def test_a_worker_leaves_its_models_as_transformers_has_them(config):
 
     def load(_):
         model = tiny_model("llama", head_dim=32).bfloat16()
-        return SimpleNamespace(model=model, tokenizer=tiny_tokenizer(), context_length=4096)
+        return SimpleNamespace(model=model, tokenizer=tiny_tokenizer(), context_length=4096, packed=None)
 
     models = [build(run, None, load).engine.model, tiny_model("llama")]
     assert len({tuple(type(module) for module in model.modules()) for model in models}) == 1

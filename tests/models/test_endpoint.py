@@ -240,6 +240,7 @@ def bomb(headers):
         (lambda headers: written(b"<html>sign in</html>"), "expected a chat completion, found <html>sign in</html>"),
         (lambda headers: written(b"[" * 100_000), "expected a chat completion"),
         (lambda headers: written(headers["Authorization"].encode(), "401 Unauthorized"), "401: Bearer (hidden)"),
+        (lambda headers: written(headers["Authorization"][7:].encode(), "403 Forbidden"), "403: (hidden)"),
         (lambda headers: written(b"", "307 Temporary Redirect", ELSEWHERE), "redirects to http://other.example/v1"),
         (lambda headers: written(b"", "429 Too Many Requests", "Retry-After: 3600"), "(it asks to wait 3,600 s)"),
         (bomb, "the answer has more than"),
