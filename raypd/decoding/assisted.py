@@ -1,11 +1,7 @@
-"""Speculative decoding with a draft model, as transformers' own `generate(assistant_model=...)` does it: a baseline.
-
-It is no program of the engine: one prompt at a time, two unmodified models, each with a cache of its own.
-
-Before every pass the draft model drafts `draft_tokens` tokens, fewer at an end token and where the answer could be no
-longer; with None at most 20, up to the first of which it is not sure: the dynamic threshold that HPD's table 3 was
-measured with. transformers adapts that threshold with scikit-learn; without, it would silently stay at 0.4.
-"""
+"""Speculative decoding with a draft model, as transformers' own `generate(assistant_model=...)` does it: a baseline
+beside the engine, one prompt at a time. Before every pass `draft_tokens` tokens are drafted; None: at most 20, up to
+the first of which the draft model is not sure. HPD's table 3 was measured with that dynamic threshold, which
+transformers adapts with scikit-learn: without, it would silently stay at 0.4."""
 
 from __future__ import annotations
 
@@ -41,31 +37,20 @@ class AssistedAnswer(DraftedContinuation):
 
 
 class AssistedEngine:
-    """Runs `autoregressive` programs one by one with assisted generation: the surface of an Engine, for comparison.
-
-    Where a program ends, so does the generation. Its Continuation comes out as an AssistedAnswer. What the checkpoints
-    prefer in generation (penalties, sampling) is set aside, so that greedy decoding says what the model says.
-
-    Args:
-        model, draft_model: neither may belong to an engine.
-        draft_tokens: drafted before every pass; None: while the draft model is sure.
-        ends: the end tokens; no draft goes beyond one, and every program must end at one.
-        tokenizer, draft_tokenizer: where both are given, their ids are compared, too.
-
-    Raises:
-        ValueError: the two do not share one vocabulary, or scikit-learn is missing for `draft_tokens` None.
-    """
+    """Runs `autoregressive` programs one by one: the surface of an Engine, for comparison. What checkpoints prefer in
+    generation (penalties, sampling) is set aside: greedy decoding says what the model says. Raises ValueError where the
+    two do not share one vocabulary, or scikit-learn is missing for `draft_tokens` None."""
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel,  # neither may belong to an engine
         draft_model: PreTrainedModel,
         *,
-        draft_tokens: int | None,
+        draft_tokens: int | None,  # before every pass; None: while the draft model is sure
         max_new_tokens: int,
-        ends: Collection[int],
+        ends: Collection[int],  # no draft goes beyond an end token, and every program must end at one
         tokenizer: PreTrainedTokenizerBase | None = None,
-        draft_tokenizer: PreTrainedTokenizerBase | None = None,
+        draft_tokenizer: PreTrainedTokenizerBase | None = None,  # where both are given, their ids are compared, too
     ) -> None:
         _check_pair(model, draft_model, tokenizer, draft_tokenizer)
         model.generation_config = GenerationConfig()

@@ -15,21 +15,14 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 class TransitionTable(Automaton):
-    """An automaton over a table of transitions.
-
-    Args:
-        table: of every state, character -> the state after it.
-        finals: states in which the value is whole; one without a way on has read its closing character.
-        standing: states in which it may stand where it is cut; None: `finals`.
-        free: states in which any token may come.
-    """
+    """An automaton over a table of transitions."""
 
     def __init__(
         self,
-        table: Sequence[Mapping[str, int]],
-        finals: Collection[int],
-        standing: Collection[int] | None = None,
-        free: Collection[int] = (),
+        table: Sequence[Mapping[str, int]],  # of every state, character -> the state after it
+        finals: Collection[int],  # states of a whole value; one without a way on has read its closing character
+        standing: Collection[int] | None = None,  # in which it may stand where it is cut; None: `finals`
+        free: Collection[int] = (),  # in which any token may come
     ) -> None:
         self._table, self.finals, self._free = table, frozenset(finals), frozenset(free)
         self._standing = self.finals if standing is None else frozenset(standing)
@@ -121,12 +114,7 @@ class ListOf(Automaton):
 
 
 class JsonObject(Automaton):
-    """A JSON object of any depth, with a blank at most behind a colon or a comma.
-
-    Args:
-        text: the automaton of a string.
-        scalars: those of numbers, true, false and null.
-    """
+    """A JSON object of any depth, at most one blank behind a colon or comma; `scalars`: numbers, true, false, null."""
 
     def __init__(self, text: TransitionTable, scalars: Sequence[TransitionTable]) -> None:
         self._scalars = [text, *scalars]

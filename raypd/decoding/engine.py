@@ -3,12 +3,6 @@
 Every step packs what the running programs feed into one forward pass, flat, with no padding between sequences; samples
 where a next token was asked for; and lets each program whose feed is complete go on. New programs come in as old ones
 end; long feeds go in chunks of the token budget, behind the short feeds of programs that decode (scheduler.py).
-
-    engine = Engine(model)
-    engine.submit(autoregressive(prompt, 64, end), tag="a")
-    while engine.pending:
-        for done in engine.step():
-            print(done.tag, done.answer)
 """
 
 from __future__ import annotations
@@ -40,43 +34,28 @@ from raypd.decoding.visibility import NO_TOKEN
 
 @dataclass
 class _Sample:
-    """A next token that is wanted: `number` in its sequence's feed, behind the token at `place` in the pass.
-
-    few: its logits are computed apart (few_tokens.py).
-    """
+    """A next token that is wanted."""
 
     seq: Sequence
-    number: int
-    place: int
+    number: int  # in its sequence's feed
+    place: int  # in the pass, of the token before it
     request: SampleRequest
-    few: bool
+    few: bool  # its logits are computed apart (few_tokens.py)
 
 
 class Engine:
-    """Runs many programs over one model.
-
-    Args:
-        model: one of transformers, or `pack`ed; it must not be called otherwise afterwards.
-        max_num_seqs: most programs in decoding at the same time; fewer where they fill a pass.
-        max_num_batched_tokens: most tokens of one forward pass; fewer where the device runs out of memory.
-        cache_tokens: most slots of the cache; None lets it grow as far as memory goes.
-        attention: what reads the cache: "sdpa" (torch, on any device), "avx512" (one kernel, on a CPU, for bfloat16),
-            "triton" (one kernel, on a GPU), or "auto" ("avx512" where it is fastest, else "sdpa").
-        cuda_graphs: small passes run as CUDA graphs (graphs.py), with attention "triton".
-
-    Raises:
-        ValueError: that attention is not installed, cannot run on the model's device, or has no CUDA graphs.
-    """
+    """Runs many programs over one model: `submit` them, then `step` while any is `pending`. Raises ValueError where the
+    attention is not installed, cannot run on the model's device, or has no CUDA graphs."""
 
     def __init__(
         self,
-        model: PreTrainedModel | Llama,
+        model: PreTrainedModel | Llama,  # or `pack`ed; not to be called otherwise afterwards
         *,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
-        cache_tokens: int | None = None,
-        attention: str = "auto",
-        cuda_graphs: bool = False,
+        max_num_seqs: int = 256,  # most programs in decoding at the same time; fewer where they fill a pass
+        max_num_batched_tokens: int = 2048,  # most tokens of one pass; fewer where the device runs out of memory
+        cache_tokens: int | None = None,  # most slots of the cache; None: as far as memory goes
+        attention: str = "auto",  # sdpa (torch), avx512 (CPU, bfloat16), triton (GPU); auto: avx512 or sdpa, the faster
+        cuda_graphs: bool = False,  # small passes run as CUDA graphs (graphs.py), with attention "triton"
     ) -> None:
         if cuda_graphs and attention != "triton":
             raise ValueError("cuda_graphs needs attention 'triton'")
@@ -111,11 +90,7 @@ class Engine:
         return len(self.scheduler.waiting) + len(self.scheduler.running)
 
     def run(self, programs: Iterable[Program[Any]], *, sampling: Sampling = GREEDY, seed: int = 0) -> list[Any]:
-        """Runs programs to their ends: their answers, in their order; program n draws from `seed` + n.
-
-        Raises:
-            Exception: the first one that a program raised.
-        """
+        """The programs' answers, in their order; program n draws from `seed` + n. Raises the first exception of one."""
         for number, program in enumerate(programs):
             self.submit(program, tag=number, sampling=sampling, seed=seed + number)
         answers: dict[int, Any] = {}
@@ -128,13 +103,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """One forward pass over what the scheduler chose; the programs that ended with it.
-
-        A pass that the device has no memory for is taken back, and the next ones are smaller.
-
-        Raises:
-            RuntimeError: of the model; or not even the smallest passes fit the memory.
-        """
+        """One forward pass over what the scheduler chose; the programs that ended with it. A pass without memory is
+        taken back, and the next are smaller. Raises RuntimeError of the model, or where not even these fit."""
         chunks, finished = self.scheduler.schedule()
         if not chunks:
             return finished
@@ -213,7 +183,6 @@ class Engine:
             drawn.seq.sampled[drawn.number] = tokens[i], logprobs[i], row, state
 
     def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
-        """Sends the programs whose feed is complete their predictions, and takes their next feeds."""
         answered = [(chunk.seq, chunk.seq.predictions()) for chunk in chunks if self.scheduler.advance(chunk)]
         while answered:
             drafting: list[tuple[Sequence, DraftRequest]] = []

@@ -1,8 +1,5 @@
-"""Next tokens where a grammar leaves few: their logits alone are computed.
-
-The output embeddings of a whole vocabulary are a fifth of what a decoded token of a small model costs. What a value may
-begin with, or an enum's next token, is one of some hundreds.
-"""
+"""Next tokens where a grammar leaves few (some hundreds): their logits alone are computed, since the output embeddings
+of a whole vocabulary are a fifth of what a decoded token of a small model costs."""
 
 from __future__ import annotations
 
@@ -33,11 +30,7 @@ class FewTokens:
         return allowed is not None and len(allowed.ids) <= self._limit and self._possible
 
     def sample(self, hidden: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[int], list[float]]:
-        """Picks next tokens behind last hidden states [requests, hidden size], as `sampling.sample` does.
-
-        Raises:
-            ValueError: a request allows no token.
-        """
+        """Samples behind hidden states [requests, hidden size]. Raises ValueError where a request allows no token."""
         distinct = {
             id(allowed): allowed
             for allowed in (request.allowed_token_ids for request in requests)

@@ -1,8 +1,6 @@
-"""What may stand in an answer slot: small automata over characters, applied to the tokens of a vocabulary.
-
-A slot knows when its value is complete (closing quote, newline, or only one completion left, which then need not be
-decoded) and, where its type asks for it, which tokens may come next.
-"""
+"""What may stand in an answer slot: automata over characters, applied to the tokens of a vocabulary. A slot knows when
+its value is complete (closing quote, newline, or one completion left, which is then not decoded) and, where its type
+asks for it, which tokens may come next."""
 
 from __future__ import annotations
 
@@ -28,12 +26,8 @@ UNREACHABLE = 1_000_000
 
 
 class Vocabulary:
-    """The texts of all token ids, sorted, so that the tokens an automaton accepts are found by descent.
-
-    Args:
-        texts: of every id, its bytes as latin-1.
-        encode: a text of such characters as the tokenizer writes it; None: nothing is forced (`Grammar.forced`).
-    """
+    """The texts of all token ids, sorted, so that the tokens an automaton accepts are found by descent. `texts`: bytes
+    as latin-1; `encode`: such a text as the tokenizer writes it (None: `Grammar.forced` forces nothing)."""
 
     def __init__(self, texts: Sequence[str], encode: Callable[[str], Sequence[int]] | None = None) -> None:
         self.texts, self.encode = texts, encode
@@ -153,11 +147,8 @@ class Grammar:
         return self._after[key]
 
     def allowed(self, state: int, remaining: int | None) -> AllowedTokens | None:
-        """What may come next, of which the last must leave a value that can stand; None: all tokens.
-
-        Args:
-            remaining: tokens that may still come, this one counted; None: they may end before the value does.
-        """
+        """What may come next, of which the last must leave a value that can stand; None: all tokens. `remaining`:
+        tokens that may still come, this one counted; None: they may end before the value does."""
         if not self.automaton.limited(state):
             return None
         if remaining is None:
@@ -168,8 +159,7 @@ class Grammar:
 
     def forced(self, state: int, remaining: int | None) -> list[int]:
         """The tokens that come next whatever the model says: of a text that the automaton leaves no choice in, as the
-        tokenizer writes it. The last of them is left to the model where a longer token may stand in its place.
-        """
+        tokenizer writes it. The last is left to the model where a longer token may stand in its place."""
         if self.vocabulary.encode is None or self.done(state):
             return []
         if state not in self._forced:
@@ -247,10 +237,8 @@ class Grammar:
         self._distances.update({current: UNREACHABLE for current in unknown if current not in self._distances})
 
     def needed(self) -> int:
-        """Tokens that every value can be written in: what K_max must at least be to leave no choice out.
-
-        Of values that are not told one by one (a date, a pattern): tokens in which every part can be passed through.
-        """
+        """Tokens that every value can be written in: the least K_max that leaves no choice out. Of values that are not
+        told one by one (a date, a pattern): tokens in which every part can be passed through."""
         depths: dict[str, int] = {}
         reached, front, depth = {0}, [0], 0
         while front:
@@ -272,11 +260,9 @@ class Grammar:
         return max(self.distance(), *depths.values())
 
     def rest(self, tokens: Sequence[int]) -> str:
-        """What must follow on all tokens of a value but the last for the value to stand whole in a text.
-
-        The last one's own text, as a rule; less where it goes on behind the value (`",`), more where the value was
-        clear before its end (null, an enum) or was cut. What is `behind` the value must be gone.
-        """
+        """What must follow on all tokens of a value but the last for it to stand whole in a text; what is `behind` it
+        must be gone. As a rule the last one's text; less where it goes on behind the value (`",`), more where the value
+        was clear before its end (null, an enum) or was cut."""
         return self._split(tokens)[1]
 
     def behind(self, tokens: Sequence[int]) -> int:
@@ -327,16 +313,13 @@ class Grammar:
         return self._reads[state]
 
     def _edges(self, state: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that can be read in a state, in rising order, and the states after them: [n] each."""
         if state not in self._read_here:
             self._read_here[state] = self.vocabulary.accepted(self.automaton, state)
         return self._read_here[state]
 
     def _outcomes(self, states: Sequence[int]) -> np.ndarray:
         """[states, 2] the first and last value that each leaves open; what may still be anything is one of its own.
-
-        The values that begin alike stand side by side in their order, so that they are an interval.
-        """
+        Values that begin alike stand side by side in their order, so that they are an interval."""
         values = [self.automaton.open_values(state) for state in states]
         place = {value: i for i, value in enumerate(sorted({value for some in values for value in some}))}
         numbers = range(len(place), len(place) + len(states))
@@ -422,9 +405,8 @@ class Number(_ValueOrNull):
 
     Only how it begins is limited: marks (`-`, `<`, `$`, ...) and then a digit. Behind that anything may be copied,
     groups of digits, a fraction, a range, a unit, until a newline, a brace or a comma that no digit follows; but no
-    more than UNIT_BYTES behind the last digit. A comma behind a digit leaves open whether the number goes on: where it
-    is a token of its own the value takes a token more. Quotes are not let in: an untrained model always opens them, and
-    then goes on about the whole listing.
+    more than UNIT_BYTES behind the last digit. A comma that is a token of its own behind a digit takes a token more.
+    Quotes are not let in: an untrained model always opens them, and then goes on about the whole listing.
     """
 
     limited_up_to = _LATIN

@@ -1,9 +1,6 @@
-"""Small passes on a GPU as CUDA graphs: the host starts one graph where it would start hundreds of kernels.
-
-There is a graph for each size of pass, in powers of two, captured when the first pass of its size comes; what later
-ones read is copied to where it reads. Tokens that fill a pass up put their keys into a slot of the cache that no
-sequence has, and attention leaves them out.
-"""
+"""Small passes on a GPU as CUDA graphs: the host starts one graph where it would start hundreds of kernels. There is
+one for each size of pass, in powers of two, captured when the first of its size comes; tokens that fill a pass up put
+their keys into a slot of the cache that no sequence has, and attention leaves them out."""
 
 from __future__ import annotations
 
@@ -24,17 +21,12 @@ _log = logging.getLogger(__name__)
 
 
 class Graphs:
-    """The graphs of one model.
-
-    Args:
-        forward: of tokens [n], their positions [n] and the pass: logits [kept, vocabulary], by the kernel for GPUs.
-        cache: that of the engine; a slot of it is taken.
-    """
+    """The graphs of one model; `forward`: tokens [n], positions [n] and the pass -> logits [kept, vocabulary]."""
 
     def __init__(
         self,
         forward: Callable[[torch.Tensor, torch.Tensor, Step], torch.Tensor],
-        cache: KVCache,
+        cache: KVCache,  # a slot of it is taken
         config: PreTrainedConfig,
     ) -> None:
         heads = config.num_attention_heads
@@ -47,11 +39,8 @@ class Graphs:
         self.failed = False
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor | None:
-        """The logits of a pass [kept, vocabulary], of tokens and positions [tokens].
-
-        None where it has to go without a graph: it is the first, is large, predicts nothing, some layer's window hides
-        keys, or a capture has failed.
-        """
+        """[kept, vocabulary] of tokens and positions [tokens]. None where the pass has to go without a graph: it is the
+        first, is large, predicts nothing, some layer's window hides keys, or a capture has failed."""
         windowed = any(span.felt(self.window) is not None for group in step.groups for span in group.spans)
         if self.failed or windowed or len(ids) > MOST_TOKENS or not len(step.kept) or not self.cache.keys:
             return None
@@ -77,13 +66,7 @@ class Graphs:
 
 class _Graph:
     """Passes of one size (tokens, predictions, words of a set of segments); for the kernel their `KernelPlan`, too.
-
-    Args:
-        rows: of a block of queries.
-        step: the first one.
-        repeat: query heads to a key head.
-        spare: slot for the keys of tokens that fill up.
-    """
+    `step`: the first one; `repeat` query heads share a key head; `spare`: the slot for keys of tokens that fill up."""
 
     replay: Callable[[], None]  # these two are there once it is captured
     out: torch.Tensor  # logits [predictions, vocabulary]

@@ -1,9 +1,6 @@
-"""Where keys and values live: one store a layer, in which every sequence owns a contiguous region of slots.
-
-Contiguous regions let attention read a sequence's keys as a view. A store lies as [kv_heads, slots, head_dim]: what
-attention reads of a sequence for one head lies in one piece. A sequence that outgrows its region moves to one of twice
-its size; one whose tokens have left the cache closes up and frees the rest.
-"""
+"""Where keys and values live: one store a layer, [kv_heads, slots, head_dim], in which every sequence owns a contiguous
+region of slots, so that attention reads its keys as a view, one head's in one piece. A sequence that outgrows its
+region moves to one of twice its size; one whose tokens have left the cache closes up and frees the rest."""
 
 from __future__ import annotations
 
@@ -50,11 +47,8 @@ class SlotAllocator:
 
 
 class KVCache:
-    """Keys and values of all sequences, per layer [slots, kv_heads, head_dim].
-
-    Layers are allocated when they are first written, like what is written, and zeroed: NaN in a masked slot would leak
-    through attention. The cache doubles when it is full, up to `limit` slots (None: as memory allows).
-    """
+    """Keys and values of all sequences, per layer [slots, kv_heads, head_dim]; it doubles when full, up to `limit`
+    slots. Layers are allocated when first written, and zeroed: NaN in a masked slot would leak through attention."""
 
     def __init__(self, slots: int, limit: int | None, device: torch.device) -> None:
         self.allocator = SlotAllocator(slots if limit is None else min(slots, limit))
@@ -66,11 +60,7 @@ class KVCache:
         self.values: dict[int, torch.Tensor] = {}
 
     def alloc(self, length: int) -> int:
-        """Start of a new region of `length` slots.
-
-        Raises:
-            OutOfSlots: the cache is full and may not grow.
-        """
+        """Start of a new region of `length` slots. Raises OutOfSlots where the cache is full and may not grow."""
         while (start := self.allocator.alloc(length)) is None:
             slots = self.allocator.slots
             if not (self._grown(max(2 * slots, slots + length)) or self._grown(slots + length)):

@@ -1,7 +1,5 @@
-"""Linear layers in bfloat16 on a CPU, for inference alone: weights lie as their products read them.
-
-The products are those of native.c or, where those cannot run or the processor has AMX, oneDNN's.
-"""
+"""Linear layers in bfloat16 on a CPU, for inference: weights lie as their products read them, native.c's or, where
+those cannot run or the processor has AMX, oneDNN's."""
 
 from __future__ import annotations
 
@@ -16,14 +14,11 @@ _TOKENS = 2048  # of a pass for which the layout is chosen; it is as good for fe
 
 
 class PanelLinear(torch.nn.Module):
-    """A linear layer by native.c; its weight is copied. A token's outputs are the same bits in every pass.
-
-    gated: the first half of its outputs are gates of the second, and SwiGLU is what the layer gives.
-    """
+    """A linear layer by native.c; its weight is copied. A token's outputs are the same bits in every pass."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False) -> None:
         super().__init__()
-        self.outputs, self.gated = len(weight), gated
+        self.outputs, self.gated = len(weight), gated  # the first half of its outputs are gates of the second: SwiGLU
         rows = [weight, *([] if bias is None else [bias[:, None].float()])]
         if gated:  # half a panel of gates, half a panel of what they gate
             rows = [part.view(2, -1, PANEL // 2, part.shape[1]).transpose(0, 1).reshape(part.shape) for part in rows]

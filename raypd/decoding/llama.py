@@ -7,10 +7,8 @@
         hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))
     logits = head(norm(hidden))                                  [tokens, vocabulary]
 
-Weights stay where transformers has loaded them: a `Layer` reads those modules, whatever they are (quantized, with an
-adapter), and computes in torch, on any device. What a device computes its own way is a subclass: `NativeLayer`.
-The last layer computes its MLP only for the tokens whose predictions are wanted; of the others a pass needs keys and
-values alone.
+A `Layer` reads transformers' modules, whatever they are (quantized, with an adapter), and computes in torch. The last
+one computes its MLP only for the tokens whose predictions are wanted: of the others a pass needs keys and values alone.
 """
 
 from __future__ import annotations
@@ -100,11 +98,9 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 
 
 class NativeLayer(Layer):
-    """A layer by the functions of native.c. It takes the weights: transformers' layer has none afterwards.
-
-    Sums in float32 may go in another order than transformers', as its own do in passes of other sizes. One product
-    makes queries, keys and values; one makes gate and up, and joins them where the weights are bfloat16.
-    """
+    """A layer by native.c, which takes the weights from transformers'. Float32 sums may go in another order than its
+    own. One product makes queries, keys and values; one makes gate and up, and joins them where weights are
+    bfloat16."""
 
     @staticmethod
     def takes(source: Any) -> bool:
@@ -177,15 +173,8 @@ class Llama(torch.nn.Module):
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, step: Step, full: int | None = None, want_hidden: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One pass over tokens [tokens] at their positions [tokens].
-
-        Args:
-            full: of how many of `step.kept`, the first ones, logits are wanted; None: of all.
-            want_hidden: whether last hidden states are; they are there anyway.
-
-        Returns:
-            Logits [full, vocabulary] and last hidden states [kept, hidden size].
-        """
+        """Tokens, positions [tokens] -> logits [full, vocabulary] of the first `full` of `step.kept` (None: all), and
+        last hidden states [kept, hidden size], which are there whether wanted or not."""
         hidden = self.embed(ids)  # [tokens, hidden size]
         cos, sin = (part[0] for part in self.rope(hidden[None], positions[None]))  # [tokens, head_dim]
         *before, last = self.layers
@@ -196,10 +185,7 @@ class Llama(torch.nn.Module):
 
 
 def pack(model: PreTrainedModel) -> PreTrainedModel | Llama:
-    """A model on a CPU in bfloat16, made faster where this processor can: its answers are as exact as before.
-
-    It takes the weights: what it returns is to be used in place of `model`.
-    """
+    """A bfloat16 model on a CPU, made faster where possible, as exact. It takes the weights: use it, not `model`."""
     in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16)
     if not in_c and not is_possible():
         return model

@@ -1,8 +1,5 @@
-"""Functions in C (native.c), for bfloat16 on processors with AVX-512 BF16.
-
-They are compiled when they are first asked for, in about a second, by the C compiler of the machine, and kept in
-~/.cache/raypd. Whoever uses them does without where `refusal` says why they cannot run.
-"""
+"""Functions in C (native.c), for bfloat16 with AVX-512 BF16: compiled when first asked for, in about a second, by the
+machine's C compiler, and kept in ~/.cache/raypd. Whoever uses them does without where `refusal` says why."""
 
 from __future__ import annotations
 
@@ -54,32 +51,21 @@ def has(capability: str) -> bool:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotary embedding, in place.
-
-    Args:
-        x: [tokens, heads, head_dim] in bfloat16, head_dim a multiple of 32 with stride 1.
-        cos, sin: [tokens, head_dim], as transformers' rotary embeddings give them.
-    """
+    """Rotary embedding, in place: x [tokens, heads, head_dim] in bfloat16, head_dim a multiple of 32 with stride 1;
+    cos, sin [tokens, head_dim], as transformers' rotary embeddings give them."""
     sizes = (*x.shape, x.stride(0), x.stride(1))
     _call("rotate", [x, cos.contiguous(), sin.contiguous()], sizes)
 
 
 def store(slots: torch.Tensor, new: torch.Tensor, stored: torch.Tensor) -> None:
-    """Puts keys, or values, of new tokens into the cache; last strides are 1.
-
-    Args:
-        slots: [tokens] int64.
-        new: [tokens, kv_heads, head_dim] in bfloat16.
-        stored: [slots, kv_heads, head_dim].
-    """
+    """Puts keys, or values, `new` [tokens, kv_heads, head_dim] in bfloat16 into `stored` [slots, kv_heads, head_dim] at
+    `slots` [tokens] int64; last strides are 1."""
     _call("store", [new, slots, stored], (*new.shape, *new.stride()[:2], *stored.stride()[:2]))
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most likely tokens int64 [rows], of equals the first, and their log-probabilities float32 [rows].
-
-    logits: [rows, vocabulary] in bfloat16, contiguous.
-    """
+    """Of contiguous bfloat16 logits [rows, vocabulary]: the most likely tokens int64 [rows], of equals the first, and
+    their log-probabilities float32 [rows]."""
     tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.float32)
     _call("greedy", [logits, tokens, logprobs], logits.shape)
     return tokens, logprobs
@@ -94,22 +80,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def linear(
-    x: torch.Tensor,
-    panels: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: torch.Tensor,  # [..., inputs] in bfloat16, inputs even
+    panels: torch.Tensor,  # bfloat16 [panels, inputs / 2, PANEL, 2]; outputs that fill the last panel are left out
+    bias: torch.Tensor | None,  # float32 [panels * PANEL]
     outputs: int,
-    gated: bool = False,
-    residual: torch.Tensor | None = None,
+    gated: bool = False,  # each panel is PANEL / 2 outputs of the gate and those that they gate
+    residual: torch.Tensor | None = None,  # bfloat16 [..., outputs], added before rounding; not with `gated`
 ) -> torch.Tensor:
-    """A linear layer: [..., outputs] in bfloat16, or SwiGLU of it: [..., outputs / 2].
-
-    Args:
-        x: [..., inputs] in bfloat16, inputs even.
-        panels: the weight in bfloat16, [panels, inputs / 2, PANEL, 2]; outputs that fill the last panel are left out.
-        bias: float32 [panels * PANEL].
-        gated: each panel is PANEL / 2 outputs of the gate and those that they gate.
-        residual: [..., outputs] in bfloat16, added to what comes out before it is rounded; not with `gated`.
-    """
+    """A linear layer: [..., outputs] in bfloat16, or SwiGLU of it: [..., outputs / 2]."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty(len(rows), outputs // 2 if gated else outputs, dtype=x.dtype)
     residual = None if residual is None else residual.contiguous()
@@ -145,11 +123,7 @@ def _call(function: str, tensors: list[torch.Tensor | None], sizes: tuple[int, .
 
 @cache
 def library() -> ctypes.CDLL:
-    """Compiles the functions, unless they are there.
-
-    Raises:
-        OSError: there is no compiler, it failed, or what it made cannot be kept or loaded.
-    """
+    """Compiled if need be. Raises OSError: no compiler, it failed, or what it made cannot be kept or loaded."""
     source = _SOURCE.read_bytes()
     name = hashlib.sha256(source + " ".join([*_FLAGS, *_LINK, platform.platform()]).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raypd"

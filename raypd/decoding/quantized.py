@@ -1,8 +1,5 @@
-"""Linear layers with weights and inputs in 8 bits, for inference alone.
-
-A row of the weight has one scale, and every input row, which is a token, its own: what else is in the pass makes no
-difference.
-"""
+"""Linear layers with weights and inputs in 8 bits, for inference. A row of the weight has one scale, and every input
+row, which is a token, its own: what else is in the pass makes no difference."""
 
 from __future__ import annotations
 
@@ -16,16 +13,13 @@ _MOST = torch.finfo(_EIGHT).max
 
 
 class Int8Linear(torch.nn.Module):
-    """In integers, on a CPU with AVX-512 BF16; sums of products are exact.
-
-    weight: int8 [out_features, in_features]. scale: float32 [out_features].
-    """
+    """In integers, on a CPU with AVX-512 BF16; sums of products are exact."""
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.weight = torch.nn.Parameter(weight, requires_grad=False)
-        self.scale, self.bias = scale, bias
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)  # int8 [out_features, in_features]
+        self.scale, self.bias = scale, bias  # float32 [out_features]
 
     @classmethod
     def of(cls, linear: torch.nn.Linear) -> Int8Linear:
@@ -68,10 +62,7 @@ def _in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize(model: PreTrainedModel, kind: str) -> None:
-    """Makes every linear layer of a model in bfloat16 one of 8 bits, but for the output embeddings.
-
-    kind: "w8a8" or "fp8".
-    """
+    """Makes every linear layer of a bfloat16 model one of 8 bits ("w8a8" or "fp8"), but for the output embeddings."""
     head, convert = model.get_output_embeddings(), {"w8a8": Int8Linear.of, "fp8": Fp8Linear}[kind]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -1,7 +1,5 @@
-"""Picking the next token: greedy, temperature, top-k, top-p, among all tokens or an allowed few.
-
-Random draws come from the sequence, one uniform number a token, so that an answer does not depend on its batch.
-"""
+"""Picking the next token: greedy, temperature, top-k, top-p, among all or allowed tokens. Random draws come from the
+sequence, one uniform number a token, so that an answer does not depend on its batch."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ from raypd.decoding.transfer import to_device
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are picked; temperature 0 is greedy, top_k 0 means all."""
+    """How tokens are picked."""
 
-    temperature: float = 0.0
-    top_k: int = 0
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: all
     top_p: float = 1.0
 
 
@@ -30,16 +28,11 @@ _CPU_ROWS, _DEVICE_ROWS = 16, 512  # rows of logits that are looked at together
 
 @dataclass
 class AllowedTokens:
-    """Tokens of which the next one is to be.
+    """Tokens of which the next one is to be. `outcomes`: the first and the last of what may still come out behind each,
+    in an order in which that is always an interval; of two tokens they are the same, apart, or one within the other."""
 
-    Args:
-        ids: [n] in rising order.
-        outcomes: [n, 2] the first and the last of what may still come out behind each, in an order in which that is
-            always an interval; of two tokens they are the same, apart, or one within the other. None: each has its own.
-    """
-
-    ids: np.ndarray
-    outcomes: np.ndarray | None = None
+    ids: np.ndarray  # [n] in rising order
+    outcomes: np.ndarray | None = None  # [n, 2]; None: each has its own
 
     def where(self, kept: np.ndarray) -> AllowedTokens:
         """Some of them: kept [n] bool."""
@@ -53,18 +46,16 @@ class AllowedTokens:
 
 @dataclass
 class SampleRequest:
-    """A next token to pick: how, a uniform draw in [0, 1) (unused when greedy), of what (None: all)."""
+    """A next token to pick."""
 
     sampling: Sampling = GREEDY
-    draw: float = 0.0
-    allowed_token_ids: AllowedTokens | None = None
+    draw: float = 0.0  # uniform in [0, 1), unused when greedy
+    allowed_token_ids: AllowedTokens | None = None  # None: all
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The distribution [..., n] that `sampling` draws from, in float32 at least; one-hot where it is greedy.
-
-    Top-p keeps the fewest most likely tokens whose probability reaches p; ties with the last one kept are broken by id.
-    """
+    """The distribution [..., n] that `sampling` draws from, in float32 at least; one-hot where it is greedy. Top-p
+    keeps the fewest most likely tokens whose probability reaches p; ties with the last one kept are broken by id."""
     logits = _wide(logits)
     if sampling.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
@@ -94,14 +85,8 @@ def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 
 def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[int], list[float]]:
     """Picks next tokens, row after row of logits [requests, vocabulary], some at a time: they stay in the caches then.
-
-    Returns:
-        The tokens, and their log-probabilities under the model at temperature 1, among the tokens that are allowed. A
-        token stands there for all that lead to the same outcome, however they write it.
-
-    Raises:
-        ValueError: a request allows no token.
-    """
+    Log-probabilities are the model's at temperature 1, among the allowed tokens; a token stands there for all that lead
+    to the same outcome, however they write it. Raises ValueError where a request allows no token."""
     if not requests:
         return [], []
     rows = _CPU_ROWS if logits.device.type == "cpu" else _DEVICE_ROWS
@@ -150,16 +135,9 @@ def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> torch.Tensor
 def _outcome_logprobs(
     scores: torch.Tensor, first: torch.Tensor, last: torch.Tensor, chosen: torch.Tensor
 ) -> torch.Tensor:
-    """How likely [n] the outcomes of the chosen token are, among all.
-
-    What lies behind a token that leaves more open than the chosen one is not known: it is taken to be shared as the
-    rest is.
-
-    Args:
-        scores: [n, allowed] logits, -inf pads.
-        first, last: [n, allowed] interval of outcomes.
-        chosen: [n, 1] place of the token.
-    """
+    """How likely [n] the outcomes of the token at place `chosen` [n, 1] are. `scores` [n, allowed] are logits, -inf
+    pads; `first`, `last` [n, allowed] intervals of outcomes. What lies behind a token that leaves more open than the
+    chosen one is not known: it is taken to be shared as the rest is."""
     begin, end = first.gather(1, chosen), last.gather(1, chosen)
     within = (first >= begin) & (last <= end)
     wider = (first <= begin) & (last >= end) & ~within

@@ -21,16 +21,13 @@ _PREFIX = object()  # the tag of the sequences that compute shared prefixes
 
 @dataclass
 class Chunk:
-    """The tokens [n] of one sequence that go into a pass, their slots [n], and where they begin in the packed pass.
-
-    samples: (index into the feed's `sample_at`, place in the chunk) of those behind which a next token is wanted.
-    """
+    """The tokens of one sequence that go into a pass."""
 
     seq: Sequence
-    tokens: np.ndarray
-    slots: np.ndarray
-    samples: list[tuple[int, int]]
-    start: int = 0
+    tokens: np.ndarray  # [n]
+    slots: np.ndarray  # [n]
+    samples: list[tuple[int, int]]  # (index into the feed's `sample_at`, place in the chunk) of the samples
+    start: int = 0  # where they begin in the packed pass
 
     @property
     def prefix(self) -> Prefix | None:
@@ -39,8 +36,7 @@ class Chunk:
 
 
 class Scheduler:
-    """Continuous batching: admission of programs that fill a pass, at most `max_num_seqs`; packing within the budget;
-    preemption."""
+    """Continuous batching: admission of programs that fill a pass, packing within the budget, preemption."""
 
     def __init__(self, cache: KVCache, budget: TokenBudget, max_num_seqs: int) -> None:
         self.cache, self.budget, self.max_num_seqs = cache, budget, max_num_seqs
@@ -77,7 +73,6 @@ class Scheduler:
                 running, tokens = running + 1, tokens + seq.size
 
     def _share(self, seq: Sequence, feed: Feed) -> None:
-        """Finds or starts the shared prefix of a sequence's first feed."""
         length = min(feed.shared, min(feed.sample_at, default=len(feed.tokens)), len(feed.tokens) - 1)
         if length <= 0:
             return
@@ -146,13 +141,8 @@ class Scheduler:
         finished.append(self.end(seq, error=ProgramError(f"does not fit the cache: {full}")))
 
     def rollback(self, chunks: list[Chunk], reason: str) -> list[Finished]:
-        """Takes back a pass that ran out of memory, and halves the budget.
-
-        At the least budget, the program that holds most of the cache fails.
-
-        Raises:
-            RuntimeError: even the smallest passes fail, one after the other.
-        """
+        """Takes back a pass that ran out of memory, and halves the budget; at the least one the program that holds most
+        of the cache fails. Raises RuntimeError where even the smallest passes fail, one after the other."""
         for chunk in chunks:
             chunk.seq.unplace(chunk.tokens.tolist())
         if self.budget.too_much(sum(len(chunk.tokens) for chunk in chunks)):
@@ -187,7 +177,6 @@ class Scheduler:
         return True
 
     def _prefix_ready(self, seq: Sequence) -> None:
-        """The region of a sequence that computed a prefix becomes the prefix's."""
         assert seq.prefix is not None
         self.sequences.remove(seq)
         seq.prefix.start, seq.prefix.ready = seq.start, True

@@ -35,23 +35,9 @@ class Prefix:
 
 @dataclass(eq=False)
 class Sequence:
-    """A program, its tokens and its region of the cache.
-
-    Own tokens exclude the `base` shared ones of its prefix; a program's row indices count both.
-
-    Args:
-        table: [4, tokens] id, position, segment, step of every own token ever fed: `size` of them.
-        place: [tokens] slot in the region; _NO_SLOT: none.
-        dropped: [tokens] left the cache for good.
-        cached: own tokens before this one went through the model.
-        start: first slot of the region in the cache.
-        owner: [region slots] the own token that lives there; NO_TOKEN: none. Slots from `high` on are free, and so are
-            the `holes` below it.
-        reach: [segments, segments] of Reach.
-        steps: feeds that were answered.
-        feed: the program's latest; by index into its `sample_at`, `sampled` is what was found for it so far (token,
-            log-probability and, where it wants them, logits and last hidden state), `draws` the random numbers.
-    """
+    """A program, its tokens and its region of the cache. Own tokens exclude the `base` shared ones of its prefix; a
+    program's row indices count both. `table` [4, tokens] and `place` [tokens], slots in the region, are of own tokens.
+    `sampled`, by index into the feed's `sample_at`: token, log-probability and, if wanted, logits and hidden state."""
 
     program: Program[Any]
     tag: Any = None
@@ -61,18 +47,18 @@ class Sequence:
     base: int = 0
     table: np.ndarray = field(default_factory=lambda: np.zeros((4, LEAST_REGION), dtype=np.int64))
     place: np.ndarray = field(default_factory=lambda: np.full(LEAST_REGION, _NO_SLOT, dtype=np.int64))
-    dropped: np.ndarray = field(default_factory=lambda: np.zeros(LEAST_REGION, dtype=bool))
-    size: int = 0
-    cached: int = 0
-    start: int = 0
-    owner: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    high: int = 0
-    holes: list[int] = field(default_factory=list)
-    reach: np.ndarray = field(default_factory=one_segment)
-    steps: int = 0
-    feed: Feed = field(default_factory=lambda: Feed((), ()))
+    dropped: np.ndarray = field(default_factory=lambda: np.zeros(LEAST_REGION, dtype=bool))  # left the cache for good
+    size: int = 0  # own tokens ever fed
+    cached: int = 0  # own tokens before this one went through the model
+    start: int = 0  # first slot of the region in the cache
+    owner: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # own token in each slot
+    high: int = 0  # slots from here on are free
+    holes: list[int] = field(default_factory=list)  # free slots below `high`
+    reach: np.ndarray = field(default_factory=one_segment)  # [segments, segments] of Reach
+    steps: int = 0  # feeds that were answered
+    feed: Feed = field(default_factory=lambda: Feed((), ()))  # the program's latest
     sampled: dict[int, tuple[int, float, Any, Any]] = field(default_factory=dict)
-    draws: dict[int, float] = field(default_factory=dict)
+    draws: dict[int, float] = field(default_factory=dict)  # random numbers, by index as `sampled`
     counts: TokenCounts = field(default_factory=TokenCounts)
 
     def __post_init__(self) -> None:
@@ -159,11 +145,7 @@ class Sequence:
         return self.cached + np.flatnonzero(~self.dropped[self.cached : self.size])
 
     def place_tokens(self, chunk: np.ndarray, cache: KVCache) -> np.ndarray:
-        """Finds slots [n] in the cache for a chunk of own tokens [n], moving to a larger region where needed.
-
-        Raises:
-            OutOfSlots: the cache has no room; nothing has changed.
-        """
+        """Slots [n] for own tokens [n], in a larger region where needed. Raises OutOfSlots, and has changed nothing."""
         reused = min(len(chunk), len(self.holes))
         if self.high + len(chunk) - reused > len(self.owner):
             self._enlarge(self.high + self.size - self.cached - reused, cache)  # room for the whole feed at once
@@ -176,11 +158,9 @@ class Sequence:
         return self.start + self.place[chunk]
 
     def _close_up(self, coming: int, cache: KVCache) -> None:
-        """Early release (APAR, section 3.4): what left the cache is attended to no more, and its slots are freed.
-
-        The tokens move together when more than one slot in four is a hole, so a dropped token costs the moving of at
-        most three. Behind them and the `coming` tokens of the feed a quarter more stays, to grow in.
-        """
+        """Early release (APAR, section 3.4): what left the cache is attended to no more, and its slots are freed. The
+        tokens move together when more than one slot in four is a hole, so a dropped token costs the moving of at most
+        three. Behind them and the `coming` tokens of the feed a quarter more stays, to grow in."""
         close = len(self.holes) >= _LEAST_HOLES and 4 * len(self.holes) > self.high
         if close:
             kept = np.flatnonzero(self.owner[: self.high] != NO_TOKEN)

@@ -1,7 +1,5 @@
-"""What task `generation` and a decoding method that writes text know of each other.
-
-A method's file has a `TextMethod`, which its entry in methods/registry.py names; a new method changes nothing else.
-"""
+"""What task `generation` and a method that writes text know of each other: the `TextMethod` in the method's file, which
+its entry in methods/registry.py names; a new method changes nothing else."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ Stops = Callable[[Sequence[int]], bool]
 
 @dataclass
 class Prompt:
-    """Token ids, of which the first `shared` are an instruction in common with other prompts."""
+    """Token ids."""
 
     tokens: Sequence[int]
-    shared: int = 0
+    shared: int = 0  # leading ids: an instruction in common with other prompts
 
 
 @dataclass
@@ -77,11 +75,6 @@ class TextMethod(ABC):
 
     @abstractmethod
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
-        """The program that answers one prompt with a `TextAnswer`.
-
-        Args:
-            prompt: the document's, its chat turns put around it.
-            stops: whether a text, as the tokens decoded so far, is complete. A method of several threads ends them at
-                `model.ends`; the task looks for stop strings in the text that is put together.
-            seed: of the draws that a method makes for itself.
-        """
+        """The program that answers one prompt, chat turns put around it, with a `TextAnswer`. `seed`: of draws that the
+        method makes itself. `stops`: whether a text is complete; a method of several threads ends them at `model.ends`,
+        and the task looks for stop strings in the text that is put together."""

@@ -1,4 +1,4 @@
-"""The one rule of who sees whom.
+"""The one rule of who sees whom: all masks, dense, block and in kernels, come from `visible`.
 
 Every token of a program carries a segment, a virtual position and the step that produced it. The program's `reach`
 matrix says of two segments HIDDEN, ALL or CAUSAL. Then a query q may attend to a key k exactly when
@@ -6,8 +6,7 @@ matrix says of two segments HIDDEN, ALL or CAUSAL. Then a query q may attend to 
     reach[seg(q), seg(k)] is ALL, or it is CAUSAL and position(k) <= position(q);  and step(k) <= step(q)
 
 At inference the step condition holds by itself: what is not yet decoded is not in the cache. In training it is what
-makes the ground-truth sequence look like inference (HPD sec. 4.4). All masks, dense, block and in kernels, come from
-`visible`.
+makes the ground-truth sequence look like inference (HPD sec. 4.4).
 """
 
 from __future__ import annotations
@@ -28,22 +27,15 @@ class Reach(IntEnum):
 
 
 def visible(
-    reach: np.ndarray,
-    query_segments: np.ndarray,
-    query_positions: np.ndarray,
-    key_segments: np.ndarray,
-    key_positions: np.ndarray,
-    query_steps: np.ndarray | None = None,
-    key_steps: np.ndarray | None = None,
+    reach: np.ndarray,  # [segments, segments] of Reach
+    query_segments: np.ndarray,  # [queries]
+    query_positions: np.ndarray,  # [queries]
+    key_segments: np.ndarray,  # [keys]; a key of segment NO_TOKEN is seen by nobody
+    key_positions: np.ndarray,  # [keys]
+    query_steps: np.ndarray | None = None,  # [queries]; None leaves the step condition out (inference)
+    key_steps: np.ndarray | None = None,  # [keys]
 ) -> np.ndarray:
-    """Who sees whom by the rule above: bool [queries, keys].
-
-    Args:
-        reach: [segments, segments] of Reach.
-        query_segments, query_positions: [queries].
-        key_segments, key_positions: [keys]; a key of segment NO_TOKEN is seen by nobody.
-        query_steps, key_steps: [queries], [keys]; None leaves the step condition out (inference).
-    """
+    """Who sees whom by the rule above: bool [queries, keys]."""
     rows = reach[query_segments][:, np.maximum(key_segments, 0)]  # [queries, keys]
     visibility = rows == Reach.ALL
     causal = key_positions[None, :] <= query_positions[:, None]
@@ -58,15 +50,9 @@ def in_window(
     visibility: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
 ) -> np.ndarray:
     """What a sliding-window layer keeps of what is seen: bool [queries, keys], to be taken together with `visibility`.
-
     The window is `window` tokens long, the query's own included, and counts the tokens that the query sees from a key's
-    position to its own. A gap in the positions holds none, so that a value of HPD has the window that it would have
-    alone, however many gaps lie before it. Without gaps this is the models' own rule, q - k < window.
-
-    Args:
-        visibility: [queries, keys] by `visible`.
-        query_positions, key_positions: [queries], [keys].
-    """
+    position to its own. A gap in the positions holds none: a value of HPD has the window that it would have alone,
+    however many gaps lie before it. Without gaps this is the models' own rule, q - k < window."""
     order = np.argsort(key_positions, kind="stable")
     ordered = key_positions[order]
     upto = np.zeros((len(query_positions), len(ordered) + 1), dtype=np.int32)  # seen tokens among the first keys
@@ -78,10 +64,7 @@ def in_window(
 def window_starts(
     visibility: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
 ) -> np.ndarray:
-    """`in_window` as one number a query [queries]: it keeps the keys whose position is this or a later one.
-
-    Far below all positions where the window is not filled.
-    """
+    """`in_window` as the lowest position that each query keeps, [queries]; far below all where no window is filled."""
     lowest = np.iinfo(np.int64).min
     if len(key_positions) < window:
         return np.full(len(query_positions), lowest)
@@ -93,17 +76,10 @@ def window_starts(
 def segment_sets(
     reach: np.ndarray, query_segments: np.ndarray, key_segments: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `visible` takes from `reach`, as two sets of segments a query, one bit a segment, for kernels.
-
-    Args:
-        reach: [segments, segments] of Reach.
-        query_segments, key_segments: [queries], [keys]; NO_TOKEN among the keys'.
-
-    Returns:
-        int32 [queries, 2, words]: the segments that are ALL to a query and those that are CAUSAL, segment s at bit
-        s % 32 of word s // 32; and the segments of the keys [keys] by the numbers that they have in these sets: their
-        own, or, where there are many, those among the segments that have keys. NO_TOKEN has one that is in no set.
-    """
+    """What `visible` takes from `reach`, as two sets of segments a query, one bit a segment, for kernels: int32
+    [queries, 2, words]: the segments that are ALL to a query and those that are CAUSAL, segment s at bit s % 32 of word
+    s // 32; and the segments of the keys [keys] by their numbers in these sets: their own, or, where there are many,
+    those among the segments that have keys. NO_TOKEN has one that is in no set."""
     live = np.arange(len(reach))
     labels = key_segments
     if len(reach) >= 32:

@@ -1,8 +1,5 @@
-"""Attention over the cache in one C function, for bfloat16 on processors with AVX-512 BF16: as triton_kernel.py, it
-reads every key where it lies and knows the rule of visibility itself. What it does not take (`_takes`) goes to `sdpa`.
-
-On processors with AMX torch's own attention has faster products, and `auto` leaves it to that.
-"""
+"""Attention in one C function, for bfloat16 with AVX-512 BF16: as triton_kernel.py; what it does not take goes to
+`sdpa`. On processors with AMX torch's own attention has faster products, and `auto` leaves it to that."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ def attend(
     tokens, heads, head_dim = query.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
     out = query.new_empty(tokens, heads, values.shape[2])
-
     plan = step.plans.get(repeat)
     if plan is None:
         plan = step.plans[repeat] = KernelPlan(step, repeat, _ROWS)

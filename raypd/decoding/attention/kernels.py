@@ -13,11 +13,7 @@ NAME = "raypd"  # of `attention` among transformers' attention functions
 
 
 def chosen(attention: str, device: torch.device, dtype: torch.dtype) -> Attend:
-    """The attention of a name, for a model on a device and in a dtype.
-
-    Raises:
-        ValueError: there is none, it is not installed, or it cannot run there.
-    """
+    """The attention of a name. Raises ValueError where there is none, it is not installed, or it cannot run there."""
     if attention == "auto":
         attention = "avx512" if avx512.is_best(device, dtype) else "sdpa"
     kernels: dict[str, Any] = {"sdpa": sdpa, "avx512": avx512}
@@ -38,31 +34,19 @@ def chosen(attention: str, device: torch.device, dtype: torch.dtype) -> Attend:
 
 def attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: torch.Tensor,  # [1, heads, tokens, head_dim], rotated
+    key: torch.Tensor,  # [1, kv_heads, tokens, head_dim], rotated
+    value: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
     attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
+    scaling: float | None = None,  # factor of the scores; None: head_dim^-0.5
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,  # attention sinks, [heads]
     step: Step | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in every layer: `step.attend`.
-
-    Args:
-        query: [1, heads, tokens, head_dim], rotated.
-        key, value: [1, kv_heads, tokens, head_dim], the key rotated.
-        scaling: factor of the scores; None: head_dim^-0.5.
-        s_aux: attention sinks, [heads].
-
-    Returns:
-        [1, tokens, heads, head_dim], and no weights.
-
-    Raises:
-        RuntimeError: the model was called otherwise than by its engine, or has attention sinks.
-    """
+    """What transformers calls in every layer: `step.attend`. Returns [1, tokens, heads, head_dim], and no weights.
+    Raises RuntimeError where the model was called otherwise than by its engine, or has attention sinks."""
     if step is None:
         raise RuntimeError(
             "a model of a raypd engine is called through the engine alone, and its layers must hand unknown keyword "

@@ -28,27 +28,16 @@ class _Item(NamedTuple):
 
 
 class KernelPlan:
-    """What a kernel reads beside queries, keys and values, built once a pass.
-
-    Args:
-        repeat: query heads to a key head.
-        rows: the sizes of its blocks of queries, in rising order: a span that fits none has several of the last.
-
-    Attributes:
-        blocks: (rows, items [n, 8]) of each size of block that occurs.
-        queries: [tokens, 2 + 2 * words] position and step of each, and its two sets of segments.
-        keys: [own keys, 3] position, step and segment of each, span after span.
-        words: of a set of segments, 32 segments each.
-        most_own: keys of the item that has the most.
-        seen: what a kernel has found of who sees whom in this pass, by the window of a layer.
-    """
+    """What a kernel reads beside queries, keys and values, built once a pass; `repeat` query heads share a key head.
+    `rows`: the sizes of its blocks of queries, rising; a span that fits none has several of the last. `queries`
+    [tokens, 2 + 2 * words]: position, step and two sets of segments; `keys` [own keys, 3]: position, step, segment."""
 
     def __init__(self, step: Step, repeat: int, rows: tuple[int, ...]) -> None:
         self.device = step.slots.device
         grouped = [(span, group) for group in step.groups for span in group.spans]
         self.spans = spans = [span for span, _ in grouped]
         sets = [segment_sets(span.reach, span.queries[1], span.keys[1]) for span in spans]
-        self.words = power_of_two(max(query_sets.shape[2] for query_sets, _ in sets))
+        self.words = power_of_two(max(query_sets.shape[2] for query_sets, _ in sets))  # of a set of segments, 32 each
         items: dict[int, list[_Item]] = {}
         first_key = 0
         for span, group in grouped:
@@ -77,9 +66,9 @@ class KernelPlan:
             *(np.array(some) for some in items.values()),
         ]
         self.queries, self.keys, *blocks = _moved(parts, self.device)
-        self.blocks = list(zip(items, blocks, strict=True))
-        self.most_own = max(item.own_keys for some in items.values() for item in some)
-        self.seen: dict[int | None, torch.Tensor] = {}
+        self.blocks = list(zip(items, blocks, strict=True))  # (rows, items [n, 8]) of each size of block that occurs
+        self.most_own = max(item.own_keys for some in items.values() for item in some)  # keys of the item with most
+        self.seen: dict[int | None, torch.Tensor] = {}  # who sees whom, as a kernel found it, by a layer's window
         self._starts: dict[int, torch.Tensor | None] = {}
 
     def starts(self, window: int | None) -> torch.Tensor | None:

@@ -1,9 +1,6 @@
 """Attention over the cache, on any device: one over a shared prefix for all its sequences at once, one over each
-sequence's own keys, merged by their log-sum-exp in float32 (Hydragen, cascade attention). Sequences that decode attend
-to their own keys together, in a few calls (`Step.calls`).
-
-Query heads that share a key head are folded into the query length: [heads, n, d] -> [kv_heads, repeat * n, d].
-"""
+sequence's own keys (`Step.calls`), merged by their log-sum-exp in float32 (Hydragen, cascade attention). Query heads
+that share a key head are folded into the query length: [heads, n, d] -> [kv_heads, repeat * n, d]."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ def attend(
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
     out = query.new_empty(tokens, heads, values.shape[2])
     lse = query.new_empty(tokens, heads, dtype=torch.promote_types(query.dtype, torch.float32))
-
     causal, batches = step.calls(window, _has_kernel(query, keys, values, softcap))
     for span in causal:  # the kernel needs no mask for them
         here, past = slice(span.a, span.b), slice(span.start, span.start + span.length - span.size)
@@ -59,20 +55,15 @@ def attend(
 def _merge(
     first: torch.Tensor, first_lse: torch.Tensor, second: torch.Tensor, second_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over two sets of keys out of that over each: outputs [..., d] and their log-sum-exps [...].
-
-    A query that sees none of the second has -inf there.
-    """
+    """Attention over two sets of keys out of that over each: outputs [..., d] and their log-sum-exps [...]. A query
+    that sees none of the second has -inf there."""
     weight = torch.sigmoid(second_lse - first_lse)[..., None]
     mixed = torch.lerp(first.to(weight.dtype), second.to(weight.dtype), weight)
     return mixed.to(first.dtype), torch.logaddexp(first_lse, second_lse)
 
 
 def _rows_of(stored: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """[rows, kv_heads, keys, head_dim] of a batch out of [slots, kv_heads, head_dim].
-
-    A view where its rows lie at equal distances, as regions of one size do; else a copy.
-    """
+    """[slots, kv_heads, head_dim] -> [rows, kv_heads, keys, head_dim]: a view where rows lie evenly, else a copy."""
     rows, _, length = batch.shape
     first, stride = batch.spans[0].start, batch.stride
     if stride is not None and batch.spans[-1].start + length <= len(stored):

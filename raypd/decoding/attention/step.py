@@ -19,22 +19,16 @@ _PADDING = 1.5  # a batch of spans has at most so many times the scores that its
 
 @dataclass(eq=False)
 class Span:
-    """The queries [a:b) of one sequence in the packed pass, and its own keys: `length` slots from `start`.
-
-    Args:
-        reach: [segments, segments] of Reach.
-        queries, keys: [3, b - a] and [3, length]: position, segment and step of each.
-        prefix: slots of the prefix that it shares with others, which come before its own keys.
-    """
+    """The queries [a:b) of one sequence in the packed pass, and its own keys: `length` slots from `start`."""
 
     a: int
     b: int
     start: int
     length: int
-    reach: np.ndarray
-    queries: np.ndarray
-    keys: np.ndarray
-    prefix: int = 0
+    reach: np.ndarray  # [segments, segments] of Reach
+    queries: np.ndarray  # [3, b - a] position, segment and step of each
+    keys: np.ndarray  # [3, length] the same
+    prefix: int = 0  # slots of the prefix that it shares with others, which come before its own keys
 
     @property
     def size(self) -> int:
@@ -145,30 +139,20 @@ class Attend(Protocol):
     def __call__(
         self, step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Stores new keys and values [tokens, kv_heads, head_dim], and attends to all that the queries see.
-
-        Queries and what it returns are [tokens, heads, head_dim]; queries and keys are rotated.
-        """
+        """Stores keys and values [tokens, kv_heads, head_dim], and attends to all that the queries see. Queries and
+        what it returns are [tokens, heads, head_dim]; queries and keys are rotated."""
 
 
 @dataclass
 class Step:
-    """One packed forward pass of `tokens` tokens; handed to every attention layer as it is.
-
-    Args:
-        groups: its spans, by the prefix that they share.
-        slots: [tokens] where each token's key and value go.
-        kept: [n] places of the tokens whose predictions are wanted.
-        attend: reads the cache in it.
-        plans: what a kernel has built for this pass, by the query heads to a key head.
-    """
+    """One packed forward pass; handed to every attention layer as it is."""
 
     cache: KVCache
     groups: list[PrefixGroup]
-    slots: torch.Tensor
-    kept: torch.Tensor
+    slots: torch.Tensor  # [tokens] where each token's key and value go
+    kept: torch.Tensor  # [n] places of the tokens whose predictions are wanted
     attend: Attend
-    plans: dict[int, Any] = field(default_factory=dict)
+    plans: dict[int, Any] = field(default_factory=dict)  # what a kernel has built, by the query heads to a key head
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
     _calls: dict[tuple[int | None, bool], tuple[list[Span], list[Batch]]] = field(default_factory=dict)
 
@@ -186,10 +170,8 @@ class Step:
         return self._calls[window, causal]
 
     def own_mask(self, batch: Batch, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
-        """The additive mask of a batch over its own keys, [spans, 1, repeat * queries, keys]; None where all is seen.
-
-        repeat: query heads to a key head, which are folded into the queries. like: gives dtype and device.
-        """
+        """Additive, over own keys: [spans, 1, repeat * queries, keys], in the dtype of `like`; None where all is seen.
+        `repeat` query heads share a key head, and are folded into the queries."""
         if all(span.felt(window) is None for span in batch.spans):
             window = None
         key = (id(batch), repeat, window)

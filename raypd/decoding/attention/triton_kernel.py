@@ -1,13 +1,7 @@
 """Attention over the cache in one kernel, for GPUs: it reads every key where it lies and knows the rule of visibility
-itself, so that no mask is built and nothing is gathered or merged.
-
-A program of the kernel has a block of the queries of one span, for one key head; the query heads that share it are
-folded into the block. It reads the prefix that the span shares with others, then the span's own keys. Who sees whom
-comes as integers, a few a token: of a query its position, step and two sets of segments (`segment_sets`), of a key its
-position, step and segment. They are the same in every layer and go to the device once a pass.
-
-Imported where this attention is asked for, and nowhere else: it is the one file that needs triton.
-"""
+itself, from a few integers a token (`KernelPlan`), so no mask is built and nothing is gathered or merged. A program of
+the kernel has a block of one span's queries for one key head, whose query heads are folded into it, and reads the
+shared prefix, then the span's own keys. The one file that needs triton: imported only where it is asked for."""
 
 from __future__ import annotations
 
@@ -34,7 +28,6 @@ def attend(
         query, scale = query * scale, 1.0
     query = query if query.stride(-1) == 1 else query.contiguous()
     out = query.new_empty(tokens, heads, values.shape[2])
-
     plan = step.plans.get(repeat)
     if plan is None:
         plan = step.plans[repeat] = KernelPlan(step, repeat, _ROWS)

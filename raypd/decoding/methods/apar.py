@@ -1,10 +1,7 @@
 """APAR: a model that forks its own decoding ("APAR: LLMs Can Do Auto-Parallel Auto-Regressive Decoding", section 2,
-algorithm 1).
-
-The model writes [Fork] where what follows is detail that can be decoded beside the next paragraph. In the decode behind
-it the thread goes on with its next paragraph, and a copy of the thread gets a [Child] and begins the detail. Paragraphs
-are the nodes of a binary tree (first_child, next_sibling); a token sees the paragraphs on its path to the root alone.
-"""
+algorithm 1). It writes [Fork] where what follows is detail that can be decoded beside the next paragraph. In the decode
+behind it the thread goes on with its next paragraph, and a copy of it gets a [Child] and begins the detail. Paragraphs
+are a binary tree's nodes (first_child, next_sibling); a token sees the paragraphs on its path to the root alone."""
 
 from __future__ import annotations
 
@@ -20,14 +17,10 @@ from raypd.decoding.visibility import Reach
 
 @dataclass(eq=False)
 class Paragraph:
-    """A node of the paragraph tree: PNODE of algorithm 1.
+    """A node of the paragraph tree: PNODE of algorithm 1."""
 
-    Control tokens stand in it too: [Child] (log-probability 0.0) first in a child's, [Fork] last where it forked, the
-    end token where a thread ended.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # [Child] first, [Fork] or the end token last, too
+    logprobs: list[float] = field(default_factory=list)  # 0.0 of [Child]
     first_child: Paragraph | None = field(default=None, repr=False)
     next_sibling: Paragraph | None = field(default=None, repr=False)
 
@@ -43,16 +36,12 @@ class AparCost:
 
 @dataclass
 class AparAnswer:
-    """A paragraph tree and its text.
-
-    cut: tokens of the text up to the end of the first paragraph in which a thread was cut at the most tokens, or that
-    had none left to begin with; None: every thread came to its end.
-    """
+    """A paragraph tree and its text."""
 
     root: Paragraph
     tokens: list[int] = field(default_factory=list)  # root, first_child, next_sibling, without control tokens
     logprobs: list[float] = field(default_factory=list)
-    cut: int | None = None
+    cut: int | None = None  # tokens to the end of the first paragraph with a thread cut, or not begun; None: all ended
     threads: int = 1  # all that ever ran
     unstarted_threads: int = 0  # children that were forked and had no tokens left to begin with
     cost: AparCost = field(default_factory=AparCost)  # of this decoding
@@ -70,15 +59,13 @@ class AparAnswer:
 
 @dataclass(eq=False)
 class AparNode:
-    """A paragraph in decoding: its segment, its parent, the row indices of its tokens that are in the cache, and how
-    many unfinished sequences have it on their path.
-    """
+    """A paragraph in decoding."""
 
     paragraph: Paragraph
     segment: int
     parent: AparNode | None = None
-    cached: list[int] = field(default_factory=list)
-    users: int = 1
+    cached: list[int] = field(default_factory=list)  # row indices of its tokens in the cache
+    users: int = 1  # unfinished sequences that have it on their path
 
     def path(self) -> Iterator[AparNode]:
         node: AparNode | None = self
@@ -89,33 +76,29 @@ class AparNode:
 
 @dataclass(eq=False)
 class AparSequence:
-    """A thread: its last token, which is not fed yet, the position of that token, and its leaf of the tree."""
+    """A thread."""
 
-    last_token: int
-    position: int
-    current_node: AparNode
+    last_token: int  # not fed yet
+    position: int  # of `last_token`
+    current_node: AparNode  # its leaf of the tree
 
 
 @dataclass
 class AparGroup:
-    """The paragraph tree and the sequences that have not finished (G of algorithm 1), as they grow token by token.
-
-    At most `max_threads` run (`sequences`); children that were forked beyond them wait, and what they see stays in the
-    cache. `used` counts tokens in all threads, each [Child] included. `reach` and `drop` are for the next feed.
-    """
+    """The paragraph tree and the sequences that have not finished (G of algorithm 1), as they grow token by token."""
 
     prompt: Prompt
     max_new_tokens: int
     fork: int
     child: int
     ends: frozenset[int]
-    max_threads: int
-    waiting: deque[AparSequence] = field(default_factory=deque)
-    used: int = 0
+    max_threads: int  # most that run (`sequences`)
+    waiting: deque[AparSequence] = field(default_factory=deque)  # forked beyond them; what they see stays in the cache
+    used: int = 0  # tokens in all threads, each [Child] included
     attended: int = 0  # tokens seen when a token was predicted, over all predictions
     predicted: int = 0
     segments: int = 1
-    reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
+    reach: dict[tuple[int, int], Reach] = field(default_factory=dict)  # for the next feed, as `drop`
     drop: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -187,25 +170,17 @@ class AparGroup:
 
 def apar(
     prompt: Prompt,
-    max_new_tokens: int,
-    fork: int,
-    child: int,
-    ends: frozenset[int],
-    max_threads: int = 64,
+    max_new_tokens: int,  # in all threads together, each [Child] counted
+    fork: int,  # id of [Fork]
+    child: int,  # id of [Child]
+    ends: frozenset[int],  # ids that end a thread
+    max_threads: int = 64,  # at the same time: a child beyond them waits until a thread has ended
 ) -> Program[AparAnswer]:
-    """Algorithm 1: decodes until every thread has come to its end.
-
-    Args:
-        max_new_tokens: most tokens in all threads together, each [Child] counted, so that no position passes
-            len(prompt.tokens) + max_new_tokens; where fewer are left than threads run, the older threads have them.
-        fork, child: ids of [Fork] and [Child].
-        ends: ids that end a thread.
-        max_threads: most at the same time: a child forked beyond them waits until a thread has ended.
-    """
+    """Algorithm 1: decodes until every thread has come to its end. No position passes len(prompt.tokens) +
+    max_new_tokens; where fewer tokens are left than threads run, the older threads have them."""
     fed = cached = start = len(prompt.tokens)
     group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
-
     while group.sequences and group.used < max_new_tokens:
         decoding = group.sequences[: max_new_tokens - group.used]
         if cost.steps == 0:
@@ -230,7 +205,6 @@ def apar(
         group.used += len(decoding)
         for s, x, logprob in zip(decoding, predictions.tokens, predictions.logprobs, strict=True):
             group.append(s, x, logprob)
-
     return group.finish()
 
 

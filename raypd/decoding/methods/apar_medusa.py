@@ -1,10 +1,7 @@
 """APAR and Medusa together: every thread of the paragraph tree drafts with Medusa heads ("APAR: LLMs Can Do
-Auto-Parallel Auto-Regressive Decoding", section 3.2, Medusa-APAR).
-
-A pass holds, for each thread, its last token and under it a tree of guesses, which see the thread's path. The accepted
-tokens go through algorithm 1 one by one, so the paragraphs are those of `apar`, token for token. Only where the most
-tokens or threads are reached may they differ: threads get there in another order.
-"""
+Auto-Parallel Auto-Regressive Decoding", section 3.2, Medusa-APAR). A pass holds each thread's last token and under it a
+tree of guesses, which see the thread's path. The accepted tokens go through algorithm 1 one by one: the paragraphs are
+those of `apar`, token for token, but where the most tokens or threads are reached, in another order."""
 
 from __future__ import annotations
 
@@ -35,13 +32,10 @@ class AparMedusaAnswer(AparAnswer):
 
 @dataclass
 class _Drafts:
-    """A thread's guesses, the segments of the tree's runs that they are fed in, and the path that these reach.
+    """A thread's guesses; a new thread takes over an ended one's, so that no segment is added without need."""
 
-    A new thread takes over those of one that has ended, so that there are never more segments than needed.
-    """
-
-    segments: range
-    path: set[int] = field(default_factory=set)
+    segments: range  # of the tree's runs, in which they are fed
+    path: set[int] = field(default_factory=set)  # what these reach
     guesses: list[int] = field(default_factory=list)
     root: int = 0  # where in the feed the thread's last token is; the guesses stand behind it
 
@@ -105,7 +99,6 @@ class _Decode:
         )
 
     def _drafts_of(self, s: AparSequence, reach: dict[tuple[int, int], Reach]) -> _Drafts:
-        """A thread's drafts; a new thread takes over those of one that has ended, or gets segments of its own."""
         if s not in self.drafts:
             if not self.free:
                 runs = range(self.group.segments, self.group.segments + len(self.tree.above))
@@ -117,10 +110,8 @@ class _Decode:
         return self.drafts[s]
 
     def accept(self, decoding: list[AparSequence], predictions: Predictions) -> list[tuple[_Drafts, torch.Tensor]]:
-        """Takes the longest right path of each thread's guesses and the token behind it through algorithm 1.
-
-        Returns the drafts of each thread that goes on, and the hidden state [hidden size] behind its last token.
-        """
+        """Takes the longest right path of each thread's guesses and the token behind it through algorithm 1; of the
+        threads that go on, the drafts and the hidden state [hidden size] behind the last token."""
         assert predictions.hidden is not None
         self.group.used += len(decoding)
         self.rejected, self.move = [], {}
@@ -163,11 +154,7 @@ def apar_medusa(
     tree: Tree | None = None,
     max_threads: int = 64,
 ) -> Program[AparMedusaAnswer]:
-    """Algorithm 1 with drafts; arguments as those of `apar` and `medusa`.
-
-    Raises:
-        ValueError: the tree is deeper than there are heads.
-    """
+    """Algorithm 1 with drafts; arguments as of `apar`, `medusa`. Raises ValueError for a tree deeper than the heads."""
     tree = heads.suited(tree)
     group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost

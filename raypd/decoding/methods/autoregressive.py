@@ -44,19 +44,13 @@ class DraftedContinuation(Continuation):
 def autoregressive(
     prompt: Prompt,
     max_new_tokens: int,
-    stops: Stops,
-    allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None,
-    pattern: str | None = None,
+    stops: Stops,  # whether the text is complete
+    allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None,  # what may come next; None: all
+    pattern: str | None = None,  # as `Feed.pattern`
     forced: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: (),
 ) -> Program[Continuation]:
-    """Decodes one token a pass; the last one is not fed.
-
-    Args:
-        stops: whether the text, as the tokens decoded so far, is complete.
-        allowed_token_ids: what may come next behind the tokens decoded so far; None, or returning None: all.
-        pattern: as `Feed.pattern`.
-        forced: what comes next behind the tokens decoded so far whatever the model says; it takes no pass.
-    """
+    """Decodes one token a pass; the last one is not fed. The rules are given the tokens decoded so far; what is
+    `forced` comes next whatever the model says, and takes no pass."""
     answer = Continuation(list(forced([])))
     answer.logprobs += [0.0] * len(answer.tokens)
     tokens, position = [*prompt.tokens, *answer.tokens], 0  # to be fed, and the position of the first

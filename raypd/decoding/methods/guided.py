@@ -1,9 +1,6 @@
-"""Guided decoding: the keys of the answer are given, its values are decoded one after the other.
-
-What other engines call structured output with its fixed parts skipped: no token takes a pass that the schema gives,
-within a value neither. Every value sees the whole answer before it, so this is the yardstick for HPD where a small
-model's own JSON breaks off.
-"""
+"""Guided decoding: the keys of the answer are given, its values are decoded one after the other. Other engines call it
+structured output with its fixed parts skipped: no token takes a pass that the schema gives, within a value neither.
+Every value sees the whole answer before it: the yardstick for HPD where a model's own JSON breaks off."""
 
 from __future__ import annotations
 
@@ -15,19 +12,14 @@ from raypd.decoding.program import Feed, Program
 
 
 def guided(
-    prompt: SlottedPrompt,
+    prompt: SlottedPrompt,  # instruction, document and the answer's keys, each slot behind its key
     max_value_tokens: int,
     closing: Callable[[Slot, Value], Sequence[int]],
     behind: Callable[[Slot, Value], int] = lambda slot, value: 0,
 ) -> Program[list[Value]]:
-    """Decodes one value a slot, each complete before the next begins.
-
-    Args:
-        prompt: instruction, document and the answer's keys; each slot stands behind its key.
-        closing: the ids that follow on a value's tokens but the last, so that the value stands whole in the text:
-            the last token itself where it ends with the value, else what of the value it leaves to be written.
-        behind: how many of the tokens before the last are not of the value: they leave the cache.
-    """
+    """Decodes one value a slot, each complete before the next begins. `closing`: the ids that follow on a value's
+    tokens but the last, so that it stands whole in the text: the last token itself where it ends with the value, else
+    what it leaves to be written. `behind`: how many tokens before the last are not of it: they leave the cache."""
     values: list[Value] = []
     # Tokens that were fed; those that stay; where the prompt goes on behind the last value.
     fed, position, begin = 0, 0, 0

@@ -1,10 +1,7 @@
 """HPD, hyper-parallel decoding: all values of all stacked documents at once ("Breaking the Autoregressive Chain",
-sections 4.2-4.3, algorithms 1 and 2).
-
-The prompt ends in a skeleton that names every attribute and leaves its value out. A gap of K_max positions after each
-attribute keeps the place of the value, whose tokens are appended to the cache in the order they are decoded but stand,
-by position, behind their attribute.
-"""
+sections 4.2-4.3, algorithms 1 and 2). The prompt ends in a skeleton that names every attribute and leaves its value
+out. A gap of K_max positions after each keeps the place of the value, whose tokens are appended to the cache in the
+order they are decoded but stand, by position, behind their attribute."""
 
 from __future__ import annotations
 
@@ -18,34 +15,29 @@ from raypd.decoding.visibility import Reach
 
 @dataclass
 class Slot:
-    """The place of one value: behind the token at index `end` of the prompt, written as `grammar` says."""
+    """The place of one value."""
 
-    end: int
-    grammar: Grammar
+    end: int  # index in the prompt of the token before it
+    grammar: Grammar  # how it is written
 
 
 @dataclass
 class SlottedPrompt:
-    """Instruction (the first `shared` ids), documents and skeleton; the slots in the order of their ends."""
+    """Instruction, documents and skeleton."""
 
     tokens: Sequence[int]
-    slots: list[Slot]
-    shared: int = 0
+    slots: list[Slot]  # in the order of their ends
+    shared: int = 0  # ids of the instruction
 
 
 @dataclass
 class Value:
-    """The decoded tokens of one slot.
-
-    Args:
-        completion: the value's text where it was clear before its end was decoded (null, an enum's only choice left).
-        closed: False when the value was cut at K_max tokens.
-    """
+    """The decoded tokens of one slot."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    completion: str | None = None
-    closed: bool = False
+    completion: str | None = None  # its text where that was clear before its end (null, an enum's only choice left)
+    closed: bool = False  # False: cut at K_max tokens
 
 
 def _slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
@@ -60,12 +52,8 @@ def _slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
 
 def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values: bool = False) -> Program[list[Value]]:
     """Algorithm 1: one value a slot, in their order, all decoded together, each pruned when it is complete.
-
-    Args:
-        max_value_tokens: K_max, most tokens of a value, and the positions that are kept free for it.
-        isolate_values: gives every value a segment of its own; otherwise (the paper's mask) a value sees the value
-            tokens of earlier attributes that exist by then.
-    """
+    `max_value_tokens` is K_max, a value's most tokens and the positions kept free for it. `isolate_values`: each has a
+    segment of its own; else (the paper's mask) it sees the value tokens of earlier attributes that exist by then."""
     slots, k_max = prompt.slots, max_value_tokens
     positions = _slot_positions(prompt, k_max)
     values = [Value() for _ in slots]

@@ -1,10 +1,8 @@
 """IPPD, intra-prompt parallel decoding: all questions on all contexts of a prompt at once ("Intraprompt Parallel
-Decoding for Common-Context Question Answering", section 4, equations 1 to 10, appendix A.1).
-
-A prompt is a tree: an instruction, contexts under it, questions under each context. Every (instruction, context,
-question) has the positions that it would have alone, and sees nothing else; answer tokens stand, by position, behind
-their question. So every answer is the one that its question would get in a prompt of its own.
-"""
+Decoding for Common-Context Question Answering", section 4, equations 1 to 10, appendix A.1). A prompt is a tree: an
+instruction, contexts under it, questions under each. Every (instruction, context, question) has the positions that it
+would have alone, and sees nothing else; answer tokens stand, by position, behind their question. So every answer is the
+one that its question would get in a prompt of its own."""
 
 from __future__ import annotations
 
@@ -19,16 +17,11 @@ from raypd.decoding.visibility import Reach
 
 @dataclass
 class Question:
-    """A question and the rules of its answer.
-
-    Args:
-        stops: whether an answer (the tokens decoded so far) is complete; its last token is then not fed.
-        allowed_token_ids: what may come next behind the tokens decoded so far; None, or returning None: all.
-    """
+    """A question and the rules of its answer, which are given the tokens decoded so far."""
 
     tokens: Sequence[int]
-    stops: Callable[[Sequence[int]], bool]
-    allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None
+    stops: Callable[[Sequence[int]], bool]  # whether it is complete; its last token is then not fed
+    allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None  # what may come next; None: all
 
 
 @dataclass
@@ -41,37 +34,28 @@ class Context:
 
 @dataclass
 class PromptTree:
-    """The instruction's tokens, which other prompts may share, and the contexts under it."""
+    """The instruction and the contexts under it."""
 
-    instruction: Sequence[int]
+    instruction: Sequence[int]  # other prompts may share it
     contexts: list[Context] = field(default_factory=list)
 
 
 @dataclass
 class Header:
-    """Equation 1: the tree as one sequence. Per token its virtual position (equations 3 to 5) and segment.
+    """Equation 1: the tree as one sequence."""
 
-    Segments: 0 the instruction, then one a context, each followed by one a question. `ends` and `owns` are, for every
-    question, the index of its last token and its segment.
-    """
-
-    tokens: list[int]
-    positions: list[int]
-    segments: list[int]
+    tokens: list[int]  # [tokens], as the next two
+    positions: list[int]  # virtual (equations 3 to 5)
+    segments: list[int]  # 0 the instruction, then one a context, each followed by one a question
     reach: dict[tuple[int, int], Reach]
-    ends: list[int]
-    owns: list[int]
+    ends: list[int]  # of every question, the index of its last token
+    owns: list[int]  # and its segment
 
 
 def header(prompt: PromptTree) -> Header:
-    """The header of a prompt.
-
-    The mask is equation 9, with ALL for what lies above a token in the tree: there every position is lower than the
-    token's own, so equation 6 always holds. Contexts without questions are left out, since nobody would read them.
-
-    Raises:
-        ValueError: a question has no tokens, so nothing could be sampled at its end.
-    """
+    """The header of a prompt. The mask is equation 9, with ALL for what lies above a token in the tree: there every
+    position is lower than the token's own, so equation 6 always holds. Contexts without questions are left out: nobody
+    would read them. Raises ValueError where a question has no tokens: nothing could be sampled at its end."""
     head = Header([], [], [], {}, [], [])
 
     def append(tokens: Sequence[int], position: int, segment: int) -> int:
@@ -101,11 +85,7 @@ def header(prompt: PromptTree) -> Header:
 
 
 def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Continuation]]:
-    """Answers of all questions, context by context; every pass decodes the next token of every open answer.
-
-    Raises:
-        ValueError: a question has no tokens.
-    """
+    """Answers of all questions, context by context, all at once. Raises ValueError where a question has no tokens."""
     questions = [question for context in prompt.contexts for question in context.questions]
     answers = [Continuation() for _ in questions]
     if not questions:

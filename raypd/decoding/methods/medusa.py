@@ -1,13 +1,10 @@
-"""Medusa: heads on the last hidden state draft the tokens behind the next one, as a tree that one pass verifies
-(Cai et al. 2023; the speculative method that APAR's section 3.2 is combined with, heads as in its appendix A.2).
-
-Head d reads the hidden state behind which the model says token t, and guesses token t + d. A pass holds the last token
-of the text, which is certain, and under it the tree of guesses: each sees the text, its ancestors and itself. What the
-model says behind the last token picks a child of it, if one guessed that; and so on down. So every token of the text is
-one that the model says behind exactly the text before it, for any heads, trained or not. That holds for sampling too:
-the drafts are fixed before the model's draw. Medusa's typical acceptance, which takes more at a temperature but changes
-the distribution, is not built.
-"""
+"""Medusa: heads on the last hidden state draft the tokens behind the next one, as a tree that one pass verifies (Cai et
+al. 2023; the speculative method that APAR's section 3.2 is combined with, heads as in its appendix A.2). Head d reads
+the hidden state behind which the model says token t, and guesses token t + d. A pass holds the text's last token, which
+is certain, and under it the tree of guesses: each sees the text, its ancestors and itself. What the model says behind
+the last token picks a child of it, if one guessed that; and so on down. So every token is one that the model says
+behind exactly the text before it, for any heads; sampled too, since drafts are fixed before the draw. Typical
+acceptance, which changes the distribution, is not built."""
 
 from __future__ import annotations
 
@@ -25,15 +22,9 @@ from raypd.decoding.visibility import Reach
 
 
 class Tree:
-    """Which guesses are tried together: each path names the rank of the guess at every head from the first on.
-
-    (0,) is head 1's best guess, (0, 2) head 2's third best behind it. Lists, in the order of the nodes (by depth):
-    ranks [n], depths [n] from 1, parents [n] (-1: under the text), runs [n]: nodes in a row without branches are one
-    run, which shares a segment. `above[run]` are the runs that a run's nodes see, itself included.
-
-    Raises:
-        ValueError: a path is empty, has a negative rank, or the path above it is missing.
-    """
+    """Which guesses are tried together: each path names the rank of the guess at every head from the first on: (0,) is
+    head 1's best guess, (0, 2) head 2's third best behind it. Lists are in the order of the nodes (by depth). Raises
+    ValueError where a path is empty, has a negative rank, or the path above it is missing."""
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
         self.paths = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
@@ -41,11 +32,11 @@ class Tree:
         for path in self.paths:
             if not path or min(path) < 0 or (len(path) > 1 and path[:-1] not in place):
                 raise ValueError(f"{path} is no path of a tree: ranks from 0, and the path above it must be there")
-        self.ranks = [path[-1] for path in self.paths]
-        self.depths = [len(path) for path in self.paths]
-        self.parents = [place.get(path[:-1], -1) for path in self.paths]
-        self.runs: list[int] = []
-        self.above: list[list[int]] = []
+        self.ranks = [path[-1] for path in self.paths]  # [n]
+        self.depths = [len(path) for path in self.paths]  # [n] from 1
+        self.parents = [place.get(path[:-1], -1) for path in self.paths]  # [n], -1: under the text
+        self.runs: list[int] = []  # [n]: nodes in a row without branches are one run, which shares a segment
+        self.above: list[list[int]] = []  # [runs] the runs that a run's nodes see, itself included
         for parent in self.parents:
             if parent >= 0 and self.parents.count(parent) == 1:
                 self.runs.append(self.runs[parent])
@@ -58,12 +49,8 @@ class Tree:
         return sum(d <= depth for d in self.depths)
 
     def accepted(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
-        """The nodes, from the top down, whose guess is what was sampled above them.
-
-        Args:
-            guesses: [nodes] ids, of the first nodes.
-            sampled: [1 + nodes] ids behind the text's last token and behind each guess.
-        """
+        """The nodes, from the top down, whose guess (of `guesses`: the first nodes') is what was `sampled` above them:
+        ids [1 + nodes] behind the text's last token and behind each guess."""
         nodes: list[int] = []
         while True:
             node = nodes[-1] if nodes else -1
@@ -104,10 +91,7 @@ class MedusaHead(torch.nn.Module):
 
 
 class MedusaHeads(torch.nn.Module):
-    """`count` heads of `layers` residual blocks and a linear layer each, beside the model's own output embeddings.
-
-    tree: the paths that suit them; None: 3, 2, 1 and 1 guesses of the first heads.
-    """
+    """`count` heads of `layers` residual blocks and a linear layer each; `tree`: the paths that suit them."""
 
     def __init__(
         self, count: int, layers: int, hidden_size: int, vocabulary: int, base_model: str = "", tree: Tree | None = None
@@ -132,11 +116,7 @@ class MedusaHeads(torch.nn.Module):
         return heads
 
     def suited(self, tree: Tree | None) -> Tree:
-        """`tree`, or that of the heads where it is None.
-
-        Raises:
-            ValueError: it is deeper than there are heads.
-        """
+        """`tree`, or that of the heads. Raises ValueError where it is deeper than there are heads."""
         tree = tree or self.tree
         if max(tree.depths, default=0) > self.count:
             raise ValueError(f"the tree is {max(tree.depths)} deep and there are {self.count} Medusa heads")
@@ -160,16 +140,10 @@ def medusa(
     prompt: Prompt,
     max_new_tokens: int,
     heads: MedusaHeads,
-    tree: Tree | None = None,
+    tree: Tree | None = None,  # None: the heads' own
     stops: Stops = lambda tokens: False,
 ) -> Program[DraftedContinuation]:
-    """Decodes what `autoregressive` decodes, in fewer passes.
-
-    tree: which guesses are tried together; None: the heads' own.
-
-    Raises:
-        ValueError: the tree is deeper than there are heads.
-    """
+    """Decodes what `autoregressive` decodes, in fewer passes. Raises ValueError for a tree deeper than the heads."""
     tree = heads.suited(tree)
     answer = DraftedContinuation()
     reach = {(1 + run, 1 + run_above): Reach.CAUSAL for run, above in enumerate(tree.above) for run_above in above}

@@ -5,19 +5,11 @@ already, its positions moved on by the promised length. A child thread sees the 
 an <async>, and decodes beside it until </async>. At <sync/> the main thread waits for its children; from then on it
 sees them. Children see neither each other nor what the main thread writes behind their promise.
 
-What happens where the markup is not as the paper has it (each with a warning in the answer; see pasta_lang for the tags
-themselves):
-
-* A promise whose `tokens` is missing or no positive number promises `fixed_length`; more than a child may have promises
-  what a child may have.
-* <promise/>, <sync/> and <async> in a child, <async> and </async> in the main thread are left out of the text and do
-  nothing: the first </async> ends a child. A <sync/> with nothing to wait for does nothing.
-* A child that ends its text without </async>, or has `max_async_tokens`, is closed with an </async>. The first came to
-  its own end, the second was cut.
-* When the main thread ends, its children go on to their end. When tokens run out, all end where they stand, cut.
-* A token is never cut. One that ends a promise and has text behind it is part of what the child sees; its text stands
-  behind the child's content. Text behind </async> in the same token is left out. One that ends a <sync/> waits with the
-  main thread; if a promise ended in the same token, it does not, and the interpreter writes a <sync/> after the wait.
+What happens where the markup is not as the paper has it stands in the warnings of the answer (`warn`). When the main
+thread ends, its children go on to their end; when tokens run out, all end where they stand, cut. A token is never cut:
+one that ends a promise and has text behind it is part of what the child sees; its text stands behind the child's
+content. One that ends a <sync/> waits with the main thread; if a promise ended in the same token, it does not, and the
+interpreter writes a <sync/> after the wait.
 """
 
 from __future__ import annotations
@@ -37,33 +29,21 @@ from raypd.decoding.visibility import Reach
 
 def pasta(
     prompt: Prompt,
-    max_new_tokens: int,
-    texts: Sequence[bytes],
-    encode: Callable[[str], Sequence[int]],
-    ends: frozenset[int],
+    max_new_tokens: int,  # decoded, of all threads together
+    texts: Sequence[bytes],  # the bytes that every token id adds to a text
+    encode: Callable[[str], Sequence[int]],  # ids of the tags that the interpreter writes itself
+    ends: frozenset[int],  # ids that end a thread
     *,
     promised: Literal["predicted", "fixed"] | Sequence[int] = "predicted",
-    fixed_length: int = 40,
-    max_async_tokens: int = 256,
-    max_threads: int = 32,
-    max_position: int | None = None,
+    fixed_length: int = 40,  # positions of a fixed promise, and of one that names no number
+    max_async_tokens: int = 256,  # decoded, of one child
+    max_threads: int = 32,  # of more, the youngest wait for a place
+    max_position: int | None = None,  # no token stands at or behind it (the model's context length)
 ) -> Program[PastaAnswer]:
-    """Decodes until the main thread and all its children have ended.
-
-    Args:
-        max_new_tokens: most decoded tokens of all threads together.
-        texts: the bytes that every token id adds to a text.
-        encode: ids of a text, for the tags that the interpreter writes itself.
-        ends: ids that end a thread.
-        promised: how many positions a promise takes, its child's <async> and </async> among them: what its `tokens`
-            attribute says (predicted: Pred-10X, and Pred-1X as well), `fixed_length` (fixed), or given lengths in the
-            order of the promises (oracle).
-        fixed_length: positions of a fixed promise, and of one that names no number.
-        max_async_tokens: most decoded tokens of one child.
-        max_threads: of more, the youngest wait for a place.
-        max_position: no token stands at or behind it (the model's context length); a promise that would pass it takes
-            half of what is left.
-    """
+    """Decodes until the main thread and all its children have ended. `promised`: how many positions a promise takes,
+    its child's <async> and </async> among them: what its `tokens` says (predicted: Pred-10X, and Pred-1X as well),
+    `fixed_length` (fixed), or given lengths in the order of the promises (oracle). One that would pass `max_position`
+    takes half of what is left."""
     limits = max_new_tokens, max_async_tokens, max_threads, max_position
     interpreter = _Interpreter(prompt, texts, encode, ends, *limits, promised, fixed_length)
     while (feed := interpreter.feed()) is not None:
@@ -73,21 +53,17 @@ def pasta(
 
 @dataclass(eq=False)
 class _RunningThread:
-    """A thread in decoding. `segment` is open, `path` the closed segments that it sees; `position` of its next token;
-    `queue` its (token, position, segment) not yet fed; `depth` tokens decoded one after the other to get here."""
-
     record: PastaThread
-    segment: int
-    position: int
-    path: list[int]
+    segment: int  # open
+    position: int  # of its next token
+    path: list[int]  # the closed segments that it sees
     lexer: Lexer
-    depth: int = 0
+    depth: int = 0  # tokens decoded one after the other to get here
     state: Literal["running", "waiting", "ended"] = "running"  # waiting: for its children, at a <sync/>
-    queue: list[tuple[int, int, int]] = field(default_factory=list)
+    queue: list[tuple[int, int, int]] = field(default_factory=list)  # (token, position, segment) not yet fed
     written: Written = field(default_factory=Written)
 
     def place(self, tokens: Sequence[int]) -> None:
-        """The next tokens, to be fed."""
         for token in tokens:
             self.queue.append((token, self.position, self.segment))
             self.position += 1

@@ -64,7 +64,6 @@ class Written:
         return False
 
     def _in_order(self) -> Iterator[Piece]:
-        """All pieces in reading order."""
         for piece in self.pieces:
             yield from piece._in_order() if isinstance(piece, Written) else [piece]
 

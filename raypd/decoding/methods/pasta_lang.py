@@ -3,18 +3,11 @@ in a text that grows token by token.
 
     <promise topic="coordinates" tokens="20"/>   <async> ... </async>   <sync/>
 
-The lexer is lenient, for a model's markup is not always well-formed, and every character of the text comes out of it
-once, in a tag or as text:
-
-* A quoted value ends at the quote behind which the tag ends or the next attribute begins: a topic may hold ">", "<",
-  "/>" and quotes.
-* <promise ...> and <sync> without the slash count, with a warning; so do words of no use in a known tag.
-* A known tag that is not closed within its line, 256 characters, or (outside quotes) before the next "<" is text, with
-  a warning, and what stands in it is read again.
-* Any other tag (<b>, <foo/>) is text, with a warning. A "<" that begins no tag is text.
-
-Text here is bytes read as latin-1, one character a byte, because a token may hold a part of a character; tags are ASCII
-and do not mind. `readable` turns it into text for people.
+A model's markup is not always well-formed: the lexer is lenient, with warnings, and every character of the text comes
+out of it once, in a tag or as text. A quoted value ends at the quote behind which the tag ends or the next attribute
+begins: a topic may hold ">", "<", "/>" and quotes. A known tag that is not closed within its line, 256 characters, or
+(outside quotes) before the next "<" is text, and what stands in it is read again. Text here is bytes read as latin-1,
+one character a byte, because a token may hold a part of a character; `readable` turns it into text for people.
 """
 
 from __future__ import annotations
@@ -42,11 +35,9 @@ _BEHIND_VALUE = re.compile(r"[ \t\r]*/?>|[ \t\r]+[A-Za-z_][A-Za-z0-9_-]*[ \t\r]*
 
 @dataclass
 class Tag:
-    """A tag of PASTA-LANG; kind: promise, sync, open, close, stray (a </promise>, of no use), or cut (no markup: the
-    interpreter puts it where a thread was cut).
-    """
+    """A tag of PASTA-LANG."""
 
-    kind: str
+    kind: str  # promise, sync, open, close, stray (</promise>, of no use), or cut (no markup: where a thread was cut)
     attributes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -173,8 +164,6 @@ class Lexer:
 
 @dataclass
 class _ParsedTag:
-    """What stands in a tag so far."""
-
     attributes: dict[str, str]
     junk: bool = False
     ended: bool = False
@@ -222,7 +211,6 @@ def _closing_quote(text: str, position: int, quote: str) -> int | None:
 
 
 def _add(pieces: list[Piece], piece: Piece) -> None:
-    """Text behind text is one piece."""
     if pieces and pieces[-1].tag is None and piece.tag is None:
         pieces[-1].text += piece.text
     else:

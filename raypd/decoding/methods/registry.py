@@ -1,7 +1,5 @@
-"""Every decoding method: what it does, what it needs, and what its answers depend on.
-
-The one place that names methods. No torch here, since the configuration reads it, too: what brings torch is named.
-"""
+"""Every decoding method: what it does, needs, and what its answers depend on; the one place that names methods. No
+torch here, since the configuration reads it, too: what brings torch is named."""
 
 from __future__ import annotations
 
@@ -15,32 +13,20 @@ PROMISE, OPEN, CLOSE, SYNC = "<promise", "<async>", "</async>", "<sync/>"  # PAS
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """What is known of a method without running it.
-
-    Args:
-        answer_keys: for each kind of task that it does, the keys of section `decoding` that can change an answer or
-            another value of an output row (the counters too), beside the method and how tokens are sampled. What merely
-            rounds in another order, as engine.max_num_seqs does, changes no answer.
-        text_method: "module:class" of its `TextMethod` (decoding/text.py), where it does task `generation`.
-        control_tokens: those that a model is given for it.
-        own_tokens: whether it cannot do without them in the tokenizer.
-        tokens_option: key of `decoding` that says how many of them it uses: with 0 it does without.
-        markup: its control tokens are part of the text that is decoded, not special to the tokenizer.
-        heads, draft_model: needs trained Medusa heads, a smaller model.
-        whole_record: the model writes a record whole, its keys too.
-        parallel: decodes the parts of one answer at the same time, so that `raypd tune` tries it.
-    """
+    """What is known of a method without running it. `answer_keys`: for each kind of task that it does, the keys of
+    section `decoding` that can change an answer or another value of an output row (the counters too), beside the method
+    and how tokens are sampled. What merely rounds in another order, as engine.max_num_seqs does, changes no answer."""
 
     answer_keys: dict[str, tuple[str, ...]]
-    text_method: str = ""
-    control_tokens: tuple[str, ...] = ()
-    own_tokens: bool = False
-    tokens_option: str = ""
-    markup: bool = False
-    heads: bool = False
-    draft_model: bool = False
-    whole_record: bool = False
-    parallel: bool = False
+    text_method: str = ""  # "module:class" of its `TextMethod` (decoding/text.py), where it does task `generation`
+    control_tokens: tuple[str, ...] = ()  # those that a model is given for it
+    own_tokens: bool = False  # it cannot do without them in the tokenizer
+    tokens_option: str = ""  # key of `decoding` that says how many of them it uses: with 0 it does without
+    markup: bool = False  # its control tokens are part of the text that is decoded, not special to the tokenizer
+    heads: bool = False  # needs trained Medusa heads
+    draft_model: bool = False  # needs a smaller model
+    whole_record: bool = False  # the model writes a record whole, its keys too
+    parallel: bool = False  # decodes the parts of one answer at the same time, so that `raypd tune` tries it
 
     def required_tokens(self, decoding: Any) -> tuple[str, ...]:
         """The control tokens that the tokenizer must have under the options `decoding`."""

@@ -1,9 +1,7 @@
-"""Skeleton of thought, PASTA's baseline by prompting alone (Ning et al., "Skeleton-of-Thought"; PASTA section 5).
-
-First the model is asked for an outline, a numbered list of short points, decoded one token after the other. Then every
-point is written out, all of them in parallel: each is a segment that sees the question and the outline, which stay in
-the cache, and is given a request of its own. The model needs no training, only to follow instructions.
-"""
+"""Skeleton of thought, PASTA's baseline by prompting alone (Ning et al., "Skeleton-of-Thought"; PASTA section 5). The
+model is asked for an outline, a numbered list of short points, decoded one token after the other. Then all points are
+written out in parallel: each is a segment that sees the question and the outline, which stay in the cache, and is given
+a request of its own. The model needs no training, only to follow instructions."""
 
 from __future__ import annotations
 
@@ -29,28 +27,24 @@ _POINT = re.compile(r"^[ \t]*(\d{1,3})[.)][ \t]*(\S.*?)[ \t]*$", re.MULTILINE | 
 
 @dataclass
 class OutlinePoint:
-    """A point of the outline, and the tokens that write it out; not `stopped` where it was cut at the most tokens."""
+    """A point of the outline."""
 
     number: int
     heading: str
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # that write it out
     logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
+    stopped: bool = False  # False: cut at the most tokens
 
 
 @dataclass
 class SkeletonAnswer:
-    """Outline and points.
-
-    cut: characters of `text` up to where the first point was cut, all of them where points are missing; None: outline
-    and points came to their own end.
-    """
+    """Outline and points."""
 
     text: str  # a line a point: "number. heading" and what was written; the outline alone where it has no points
     outline: list[int]
     outline_logprobs: list[float]
     points: list[OutlinePoint]
-    cut: int | None
+    cut: int | None  # characters of `text` to the first cut point, all where points are missing; None: all ended
     steps: int  # forward passes
     longest_path: int  # most tokens decoded one after the other
     content_tokens: int  # decoded tokens but end tokens
@@ -68,29 +62,19 @@ def points_of(outline: str) -> list[OutlinePoint]:
 
 def skeleton_of_thought(
     prompt: Prompt,
-    max_new_tokens: int,
+    max_new_tokens: int,  # of outline and points together
     expand: Callable[[OutlinePoint], Sequence[int]],
     decode: Decode,
-    ends: frozenset[int],
+    ends: frozenset[int],  # ids that end the outline, and each point
     *,
     max_outline_tokens: int = 200,
     max_point_tokens: int = 128,
     max_points: int = 16,
 ) -> Program[SkeletonAnswer]:
-    """Decodes an outline behind `prompt`, which asks for it, then all its points.
-
-    Where fewer tokens are left than points run, the earlier points have them. Of an outline that was cut, the last line
-    is no point.
-
-    Args:
-        max_new_tokens: most tokens of outline and points together.
-        expand: the ids between the outline and a point's text: the end of the model's turn, the request, and the
-            beginning of the answer.
-        ends: ids that end the outline, and each point.
-
-    Raises:
-        ValueError: `expand` gives no tokens.
-    """
+    """Decodes an outline behind `prompt`, which asks for it, then all its points. Where fewer tokens are left than
+    points run, the earlier have them. The last line of an outline that was cut is no point. `expand`: the ids between
+    the outline and a point's text: the end of the model's turn, the request, and the beginning of the answer. Raises
+    ValueError where it gives none."""
     limit = min(max_new_tokens, max_outline_tokens)
     outline = yield from autoregressive(prompt, limit, lambda tokens: tokens[-1] in ends)
     written = outline.tokens[:-1] if outline.stopped else outline.tokens
@@ -105,7 +89,6 @@ def skeleton_of_thought(
     unfed = [] if outline.stopped else written[-1:]
     position = len(prompt.tokens) + len(written)
     steps = yield from _expand(points, requests, unfed, position, remaining, max_point_tokens, ends)
-
     lines = [
         f"{p.number}. {p.heading} {decode([t for t in p.tokens if t not in ends]).strip()}".strip() for p in points
     ]
@@ -136,9 +119,7 @@ def _expand(
     ends: frozenset[int],
 ) -> Program[int]:
     """Decodes all points side by side behind the outline, which ends before position `start`; the number of passes.
-
-    Point n is segment n + 1 and sees segment 0, prompt and outline, of which `unfed` is not in the cache yet.
-    """
+    Point n is segment n + 1 and sees segment 0, prompt and outline, of which `unfed` is not in the cache yet."""
     tokens = list(unfed)
     fed = start - len(tokens)  # row index of the next token: all before stand at their index
     positions = list(range(fed, start))

@@ -2,15 +2,12 @@
 ("Generation Meets Verification", section 3.2, algorithm 1, equations 4 to 7, appendix A.3).
 
 A pass holds the text, k candidates in a chain, and behind the text and behind each candidate a group of k mask tokens,
-whose outputs draft what may follow if everything before the group is accepted. The text is what the model would
-write one token at a time: greedily token for token, sampled in distribution, for any model, trained to draft or not.
-
-Where this differs from the paper: line 18 samples the extra token from Q even behind a rejected candidate, which would
-favour what the draft favours. The output has Q's distribution only if that token comes from the residual max(0, Q - P),
-normalised, P being the distribution that the candidate was drawn from, temperature, top-k and top-p included (Leviathan
-et al. 2023, theorem 1). And where fewer than k more tokens are wanted, fewer are drafted.
-
-A drafted token that happens to be `mask_token` is a candidate as any other: it stays only where the model says it.
+whose outputs draft what may follow if everything before the group is accepted. The text is what the model would write
+one token at a time: greedily token for token, sampled in distribution, for any model, trained to draft or not. Where it
+differs from the paper: line 18 samples the extra token from Q even behind a rejected candidate, which would favour what
+the draft favours. Here it comes from the residual max(0, Q - P), normalised, for the output to have Q's distribution
+(Leviathan et al. 2023, theorem 1); P is what the candidate was drawn from, temperature, top-k and top-p included. And
+where fewer than k more tokens are wanted, fewer are drafted.
 """
 
 from __future__ import annotations
@@ -30,21 +27,18 @@ from raypd.decoding.visibility import Reach
 
 @dataclass
 class SpaceAnswer(DraftedContinuation):
-    """A text of candidates that passed verification, and of what the model says in place of `rejected` ones.
-
-    Candidates behind a failed one were not looked at, those behind the end of the text do not count.
-    """
+    """A text of accepted candidates, and of what the model says in place of `rejected` ones."""
 
     COUNTERS = ("steps", "accepted", "rejected", "average_accepted_tokens")
-    rejected: int = 0
+    rejected: int = 0  # not those behind a failed one, which were not looked at, or behind the end of the text
 
 
 @dataclass
 class Candidates:
-    """L_c: [c] ids and, when sampling, the distributions [c, vocabulary] that they were drawn from (P_c)."""
+    """The candidates L_c."""
 
-    tokens: list[int] = field(default_factory=list)
-    chance: torch.Tensor | None = None
+    tokens: list[int] = field(default_factory=list)  # [c]
+    chance: torch.Tensor | None = None  # when sampling: P_c [c, vocabulary], which they were drawn from
 
 
 def segments_seen(k: int) -> dict[tuple[int, int], Reach]:
@@ -60,23 +54,13 @@ def segments_seen(k: int) -> dict[tuple[int, int], Reach]:
 def space(
     prompt: Prompt,
     max_new_tokens: int,
-    k: int,
-    mask_token: int,
-    sampling: Sampling = GREEDY,
-    seed: int = 0,
+    k: int,  # mask tokens a group; 0 is autoregressive decoding
+    mask_token: int,  # one that is drafted is a candidate as any other: it stays only where the model says it
+    sampling: Sampling = GREEDY,  # greedy: the engine's picks; else all draws are the program's own, not the engine's
+    seed: int = 0,  # of these draws
     stops: Stops = lambda tokens: False,
 ) -> Program[SpaceAnswer]:
-    """Algorithm 1.
-
-    Args:
-        k: mask tokens a group; 0 is autoregressive decoding.
-        sampling: greedy takes the tokens that the engine picked. With a temperature all draws are the program's own,
-            and the engine's sampling does not matter.
-        seed: of these draws.
-
-    Raises:
-        ValueError: k is negative.
-    """
+    """Algorithm 1. Raises ValueError where k is negative."""
     if k < 0:
         raise ValueError(f"k is {k}: the number of mask tokens cannot be negative")
     answer = SpaceAnswer()
@@ -114,7 +98,6 @@ def space(
             want_logits=sampling.temperature > 0,
         )
         answer.steps += 1
-
         verified = _verify(predictions, drafted, sampling, random)
         accepted = len(verified) - 1
         for place, (token, logprob) in enumerate(zip(verified, _logprobs(predictions, verified), strict=True)):
@@ -125,7 +108,6 @@ def space(
             answer.stopped = stops(answer.tokens)
             if answer.stopped or len(answer.tokens) == max_new_tokens:
                 return answer
-
         begin = len(ends) + sum(masks[:accepted])
         drafted = _draft(predictions, range(begin, begin + masks[accepted]), sampling, random)
         move = {first + place: 0 for place in ends[1 : accepted + 1]}
