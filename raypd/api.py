@@ -1,8 +1,5 @@
-"""What `import raypd` gives: runs as functions, and LLM for a few texts in this process.
-
-A run from Python is the run that the command line starts: durable, with a bill, and the same call goes on where it was
-cut off. `LLM` needs no Ray and writes no file.
-"""
+"""What `import raypd` gives: durable runs as functions, which the same call goes on with where it was cut off, and LLM
+for a few texts in this process, which needs no Ray and writes no file."""
 
 from __future__ import annotations
 
@@ -40,11 +37,7 @@ _WHOLE = "_SUCCESS"  # beside the files of a table that was written whole
 
 
 class Run:
-    """A run that has ended, by its folder.
-
-    Raises:
-        ConfigError: there is no run, or it has not ended: the call (or command) that began it goes on with it.
-    """
+    """A run that has ended, by its folder. Raises ConfigError where there is none, or it has not ended yet."""
 
     def __init__(self, path: str | Path) -> None:
         from raypd.run.load import load_record
@@ -88,32 +81,19 @@ class Run:
 
 @dataclass
 class Answer:
-    """What `LLM` makes of one document, question or prompt.
+    """What `LLM` makes of one document, question or prompt."""
 
-    Attributes:
-        value: the record, {attribute: value or None}; the answer or text. None where there is none.
-        confidence: 0 to 1 (docs/methods.md), of a record {attribute: confidence}.
-        status: of a record {attribute: ok | null | truncated | invalid | ambiguous}; of an answer one of these; of a
-            text stop or length.
-        error: why there is nothing.
-    """
-
-    value: Any = None
-    confidence: Any = None
-    status: Any = None
-    error: str | None = None
+    value: Any = None  # the record, {attribute: value or None}; the answer or text. None where there is none
+    confidence: Any = None  # 0 to 1 (docs/methods.md), of a record {attribute: confidence}
+    status: Any = None  # ok, null, truncated, invalid or ambiguous, of a record by attribute; of a text stop or length
+    error: str | None = None  # why there is nothing
 
 
 class LLM:
-    """A model in this process, without Ray and files: for a notebook, a service, a first look.
+    """A model in this process, without Ray and files. Its first call raises ConfigError, ModelError.
 
-    Args:
-        model: as model.name.
-        settings: other keys of the configuration, dotted: {"model.adapter": ..., "engine.max_num_seqs": 64}. A method
-            (decoding.method) counts where it does what is asked.
-
-    Raises:
-        ConfigError, ModelError: with the first call.
+    settings: other keys of the configuration, dotted: {"model.adapter": ..., "engine.max_num_seqs": 64}. A method
+    (decoding.method) counts where it does what is asked.
     """
 
     def __init__(self, model: str = "smollm2-135m-instruct", *, settings: Mapping[str, Any] | None = None) -> None:
@@ -122,12 +102,7 @@ class LLM:
         self._parts: dict[str, WorkerComponents] = {}  # the last one, by the whole configuration
 
     def extract(self, documents: str | Sequence[str | Mapping[str, Any]], schema: Any) -> list[Answer]:
-        """Extracts the attributes of a schema (as `raypd.extract` takes it) from each document.
-
-        Args:
-            documents: texts (or one), or records with title, description and, of several categories, category.
-            schema: as that of `raypd.extract`.
-        """
+        """Extracts a schema's attributes from texts (or one), or records of title, description, category."""
         documents = [documents] if isinstance(documents, (str, Mapping)) else documents
         plain = not any(isinstance(document, Mapping) for document in documents)
         fields = [dict(document) if isinstance(document, Mapping) else {"text": document} for document in documents]
@@ -136,12 +111,7 @@ class LLM:
         return [_extracted(*records) for records in rows]
 
     def answer(self, context: str, questions: str | Sequence[str | Mapping[str, Any]]) -> list[Answer]:
-        """Answers questions on one context, in their order.
-
-        Args:
-            context: a text.
-            questions: texts (or one), or records of question, choices and multi_select.
-        """
+        """Answers questions on one context: texts (or one), or records of question, choices, multi_select."""
         questions = [questions] if isinstance(questions, (str, Mapping)) else questions
         rows = self._rows("question_answering", {}, [{"context": context, "questions": list(questions)}])[0]
         return [_answered(record, "question_answering") for record in rows]
@@ -153,7 +123,6 @@ class LLM:
         return [_answered(turns[-1], "generation") for turns in rows]
 
     def _rows(self, kind: str, tree: dict[str, Any], fields: Sequence[dict[str, Any]]) -> list[list[Record]]:
-        """The records of each document, in their order."""
         from raypd.answering.answer import answer
         from raypd.answering.components import build
         from raypd.billing.meter import Meter
@@ -218,22 +187,15 @@ def extract(
     """Extracts the attributes of a schema from every document: `raypd extract` as a function.
 
     Args:
-        source: a path (file, folder, glob, S3) or a list of them; documents as a list of texts or of dicts, a pandas
-            DataFrame, an Arrow table or a Ray Dataset; or the YAML of a run. What is no path is written into the run's
-            folder first, so that the run can go on later.
+        source: a path (file, folder, glob, S3) or a list of them; texts, dicts, a pandas DataFrame, an Arrow table or a
+            Ray Dataset, written into the run's folder first, so that the run can go on later; or the YAML of a run.
         schema: a pydantic model; a JSON Schema or the path of one; attributes (names, or {name, type, ...}); or
             {category: {attributes}}, or the path of a YAML with that. None where `source` is a YAML.
-        model: as model.name, and model.adapter in `settings`.
         output: folder of the run; None: below `runs`, by what is asked of which documents.
-        text: column or columns that hold the document; None: title and description, or the only column of text.
+        text: column or columns of the document; None: title and description, or the only column of text.
         settings: other keys of the configuration, dotted: {"cluster.max_workers": 8}.
 
-    Returns:
-        The run, with its rows, bill and report.
-
-    Raises:
-        ConfigError, InputError, ModelError: before anything runs, naming the key or the column.
-        RunError: as `raypd extract`; the same call goes on.
+    Raises ConfigError, InputError, ModelError before anything runs, RunError as `raypd extract`; the same call goes on.
     """
     return _run(_config("extraction", source, schema, model, output, text, settings))
 
@@ -271,12 +233,7 @@ def estimate(
 
 
 def tune(config: str | Path, *, settings: Mapping[str, Any] | None = None, **options: Any) -> TuneResult:
-    """The cheapest settings for the corpus of a YAML; what was measured stands beside it, as `raypd tune` leaves it.
-
-    Args:
-        config, settings: as those of `extract`.
-        options: the fields of TuneOptions.
-    """
+    """The cheapest settings for the corpus of a YAML, as `raypd tune`; options: the fields of TuneOptions."""
     from raypd.estimation.tune import TuneOptions
     from raypd.estimation.tune import tune as search
 
@@ -395,14 +352,12 @@ class _Documents:
 
 
 def _is_path(item: Any) -> bool:
-    """Whether an item of a list is a path and not a document."""
     if not isinstance(item, str):
         return isinstance(item, Path)
     return not any(map(str.isspace, item)) and ("/" in item or item.endswith(_DATA) or Path(item).exists())
 
 
 def _table_of_rows(rows: Sequence[Any]) -> pa.Table:
-    """Texts as a column `text`, or dicts as rows."""
     for number, row in enumerate(rows):
         if not isinstance(row, (str, Mapping)) or isinstance(row, str) != isinstance(rows[0], str):
             kinds = "texts or dicts, all alike" if isinstance(row, (str, Mapping)) else "paths, texts or dicts"
@@ -420,7 +375,6 @@ def _parquet(table: pa.Table) -> bytes:
 
 
 def _table_of(frame: Any) -> pa.Table:
-    """A pandas DataFrame (or what pyarrow takes for one) as a table."""
     if not hasattr(frame, "columns"):
         raise ConfigError(
             f"source: a path, a list of paths, texts or dicts, a DataFrame, an Arrow table or a Ray Dataset, not "

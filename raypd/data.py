@@ -4,10 +4,9 @@
     processor = build_processor(brands)
     processor(ray.data.read_parquet("s3://bucket/products")).write_parquet("s3://bucket/answers")
 
-Every row stands in the result with the columns that it had and the answer's; what cannot be answered is an error row of
-the same columns. Ray Data does a batch again whose worker died, so rows are written at least once, unless the sink
-commits; and a row that kills its worker each time ends the pipeline after three. What is never lost, never doubled and
-resumes is `raypd extract`.
+A row keeps its columns and gets the answer's, or becomes an error row. Ray Data does a batch again whose worker died,
+so rows are written at least once, unless the sink commits; a row that kills its worker each time ends the pipeline
+after three. What is never lost, never doubled and resumes is `raypd extract`.
 """
 
 from __future__ import annotations
@@ -72,33 +71,18 @@ _COSTS = pa.schema(
 
 @dataclass(kw_only=True)
 class ProcessorConfig:
-    """What a processor asks, of which model, and on how many workers.
+    """What a processor asks, of which model, and on how many workers."""
 
-    Attributes:
-        schema: as that of `raypd.extract`: the answers are a column of its own type for each attribute, with
-            `__confidence`, `__status` and, of texts, `__span` beside it (output.columns typed).
-        config: in place of a schema a RunConfig, or the path of its YAML, for any task; its output.columns says what
-            is added, and nothing else of its input's and output's places is used.
-        model: model.name of the configuration; None: as it is there.
-        method: decoding.method, likewise.
-        text_columns: input.text_columns, likewise: the columns that make up the document.
-        concurrency: workers: a number, or the least (1 or more) and the most.
-        batch_size: rows that a worker is given at once; it works on two such batches.
-        accelerator_type: of the workers' GPU, as Ray calls it.
-        prefix: before the name of every column that is added, where the input has such names.
-        settings: any other key of the configuration, dotted: {"engine.max_num_seqs": 64, "cluster.gpus_per_worker": 1}.
-    """
-
-    schema: Any = None
-    config: RunConfig | str | Path | None = None
-    model: str | None = None
-    method: str | None = None
-    text_columns: Sequence[str] | None = None
-    concurrency: int | tuple[int, int] = 1
-    batch_size: int = 64
-    accelerator_type: str | None = None
-    prefix: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    schema: Any = None  # as of `raypd.extract`; answers are typed columns, with __confidence, __status and __span
+    config: RunConfig | str | Path | None = None  # in place of a schema, for any task; its output.columns counts
+    model: str | None = None  # model.name; None, here and below: as the configuration has it
+    method: str | None = None  # decoding.method
+    text_columns: Sequence[str] | None = None  # input.text_columns
+    concurrency: int | tuple[int, int] = 1  # workers: a number, or the least (1 or more) and the most
+    batch_size: int = 64  # rows that a worker is given at once; it works on two such batches
+    accelerator_type: str | None = None  # of the workers' GPU, as Ray calls it
+    prefix: str = ""  # before the name of every column that is added, where the input has such names
+    settings: Mapping[str, Any] = field(default_factory=dict)  # any other key, dotted: {"engine.max_num_seqs": 64}
 
 
 @dataclass
@@ -117,12 +101,8 @@ def build_processor(
 ) -> Processor:
     """Makes a processor: a function of a Dataset that returns one, and runs nothing itself.
 
-    Args:
-        preprocess: makes the row that is asked about of a row of the dataset; it goes on with the columns it returns.
-        postprocess: makes the row of the result of an answered one.
-
-    Raises:
-        ConfigError, ModelError: the configuration is wrong, or the model cannot be used.
+    preprocess: makes the row that is asked about of a row; it goes on with the columns it returns. postprocess: makes
+    the row of the result of an answered one. Raises ConfigError, ModelError.
     """
     return Processor(config, preprocess, postprocess)
 
@@ -141,9 +121,8 @@ class Processor:
     def __call__(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
         """The dataset with the answers; nothing runs until it is consumed.
 
-        Raises:
-            ConfigError: a column of the dataset, where Ray knows them already, has the name of one that is added, or
-                one that is read is missing; no node of the cluster can hold a worker.
+        Raises ConfigError where a column is missing or has the name of one that is added (as far as Ray knows them), or
+        no node of the cluster can hold a worker.
         """
         share = self._share()
         if self._ledger is None:
@@ -173,13 +152,7 @@ class Processor:
         return dataset if self._postprocess is None else dataset.map(self._postprocess)
 
     def estimate(self, dataset: ray_data.Dataset, sample: int = 64) -> ProcessorEstimate:
-        """What a dataset would take, from about `sample` of its rows that are decoded in the place of a worker.
-
-        The dataset is read to count its rows and to draw of them.
-
-        Raises:
-            RunError: the dataset is empty, or no row of the sample can be answered.
-        """
+        """What a dataset would take; reads it for about `sample` rows. Raises RunError where none can be answered."""
         share, dataset = self._share(), self._prepared(dataset)
         count = dataset.count()
         if not count:
@@ -215,11 +188,7 @@ class Processor:
         )
 
     def bill(self) -> WorkersBill:
-        """What the workers of all pipelines of this processor have metered until now.
-
-        Raises:
-            RunError: the actor that keeps it is gone.
-        """
+        """What all pipelines' workers have metered until now. Raises RunError where the actor that keeps it is gone."""
         try:
             reports: list[WorkerTime] = [] if self._ledger is None else ray.get(self._ledger.reports.remote())
         except ray.exceptions.RayError as error:
@@ -297,7 +266,6 @@ class AnswerStage(EngineActor):
                 begin = end
 
     def _rows(self, batch: pa.Table, documents: Sequence[Document], state: UnitState) -> pa.Table:
-        """Rows of the batch with the columns of their answers."""
         indices = {document.index for document in documents}
         records = [record for record in state.records if record.index in indices]
         table = writer.make_table(documents, columns.rows_of(records, self.config), self.schema, 1)
@@ -333,8 +301,6 @@ class _Reports:
 
 
 class _Measurer(Profiler):
-    """A profiler that also tells where it is."""
-
     def measure(self, config: RunConfig, documents: Sequence[Document]) -> tuple[Any, str]:
         return self.profile(config, documents), ray.get_runtime_context().get_node_id()
 
@@ -346,7 +312,6 @@ def _usd_per_second(nodes: Nodes, node: str) -> float | None:
 
 
 def _configuration(config: ProcessorConfig) -> RunConfig:
-    """The run's configuration of a processor, whose input and output are Ray Data's matter."""
     settings = {"model.name": config.model, "decoding.method": config.method, "input.text_columns": config.text_columns}
     keys = {key: value for key, value in settings.items() if value is not None}
     if "input.text_columns" in keys:

@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterable
 
 
 def did_you_mean(wanted: str, known: Iterable[str], shown: Callable[[str], object] = repr) -> str:
-    """`did you mean 'x'?`; "" where no name is near.
-
-    Args:
-        wanted, known, shown: what was written, the names that there are, and how one of them is shown.
-    """
+    """`did you mean 'x'?`, as `shown` says x; "" where no name is near."""
     near = difflib.get_close_matches(wanted, [name for name in known if name != wanted], 1, cutoff=0.5)
     return f"did you mean {shown(near[0])}?" if near else ""
 
@@ -23,10 +19,7 @@ def in_words(error: Exception) -> str:
 
 
 class UserError(Exception):
-    """Something in the input, the configuration or the surroundings that the user can put right.
-
-    The message names the file, line or key, and says what to do.
-    """
+    """Something that the user can put right. The message names the file, line or key, and says what to do."""
 
 
 class ConfigError(UserError):

@@ -13,12 +13,7 @@ from raypd.tasks.base import Document, Record
 
 
 def answer(parts: WorkerComponents, documents: Sequence[Document], meter: Meter) -> list[list[Record]]:
-    """The records of each document, in the order of the documents, whose indices count from 0.
-
-    Raises:
-        EngineBroken: the engine failed.
-        RunError: a document came out without a record; this is a fault of raypd.
-    """
+    """The records of each document, whose indices count from 0. Raises EngineBroken; RunError for a fault of raypd."""
     queue = RequestQueue(parts, meter)
     with contextlib.closing(queue), queue.unit("call") as unit:
         meter.ready()

@@ -8,10 +8,7 @@ from raypd.config import RunConfig
 
 
 def check_model(config: RunConfig, machine: bool = False) -> None:
-    """Raises ModelError or ConfigError for what can be known before any weights are loaded.
-
-    machine: the workers run on machines like this one, which is checked too.
-    """
+    """Raises ModelError or ConfigError before weights are loaded. machine: workers run on machines like this one."""
     if config.model.endpoint is not None:
         from raypd.models.endpoint import check_endpoint
 

@@ -54,20 +54,11 @@ Build = Callable[[RunConfig, int | None], WorkerComponents]
 
 def build(
     config: RunConfig,
-    threads: int | None,
-    load: Callable[[ModelConfig], LoadedModel] | None = None,
-    each: bool = False,
+    threads: int | None,  # of the CPU; None: as torch has them
+    load: Callable[[ModelConfig], LoadedModel] | None = None,  # in place of load_model, for a caller that keeps models
+    each: bool = False,  # every document is decoded, also one that says what another says
 ) -> WorkerComponents:
-    """Loads the model and makes engine and task.
-
-    Args:
-        threads: CPU threads of the worker; None: as torch has them.
-        load: in place of `load_model`, for a caller that keeps models.
-        each: every document is decoded, also one that says what another says.
-
-    Raises:
-        ModelError, ConfigError: the model cannot be loaded, or cannot do what the configuration wants.
-    """
+    """Loads the model and makes engine and task. Raises ModelError or ConfigError."""
     if config.model.is_fake:
         from raypd.testing import fake
 

@@ -29,10 +29,7 @@ class ProgressLines:
 
 
 class RunDisplay:
-    """Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
-
-    total: documents of the run, which may change while it runs; done: those that were committed before it began.
-    """
+    """A bar on a terminal, lines elsewhere. total: documents, which may change; done: committed before it began."""
 
     def __init__(self, total: int, done: int) -> None:
         self.total, self._before, self._done = total, done, done

@@ -1,8 +1,8 @@
 """Feeds one engine with the requests of several units, so that it never drains, and collects their records.
 
-Every unit has a thread of its own, which plans requests as the engine has room. One more thread drives the engine and
-does nothing else. A younger unit plans only when the older ones have nothing more to plan: units end one after the
-other, and the engine's batch is full across their border.
+Every unit has a thread that plans requests as the engine has room; one more drives the engine and does nothing else. A
+younger unit plans only when the older ones have nothing more to plan: units end one after the other, and the engine's
+batch is full across their border.
 """
 
 from __future__ import annotations
@@ -141,12 +141,7 @@ class RequestQueue:
                 self.cancel(state.unit, only_waiting=False)
 
     def answer(self, state: UnitState, documents: Sequence[Document]) -> None:
-        """Plans documents of a unit, all or some, as the engine has room, and collects the records in its state.
-
-        Raises:
-            EngineBroken: nothing of what is in the engine will end.
-            Cancelled: by `cancel`.
-        """
+        """Plans documents as the engine has room, and collects records. Raises EngineBroken; Cancelled by `cancel`."""
         plan = self._plan(documents)
         state.more = True
 
@@ -212,7 +207,6 @@ class RequestQueue:
                     yield Record(document.index, error=reason(error))
 
     def _read(self, state: UnitState, request: Request, result: Any) -> Sequence[Record | Request]:
-        """The records of a request that ended, and the requests that follow on it."""
         if isinstance(result, Exception):  # it could not even be submitted
             return request.fail(reason(result))
         for name in writer.COUNTS:
@@ -272,10 +266,7 @@ def reason(error: BaseException) -> str:
 
 
 def end_process(error: EngineBroken, keep: Callable[[str], None] = lambda text: None) -> NoReturn:
-    """Ends this process, which a broken engine (a lost device, a bug) taints: what it held is done by another one.
-
-    keep: stores the reason, since what Ray reports of a death does not name the cause.
-    """
+    """Ends this process, which a broken engine taints. keep: stores the reason, which Ray's report of a death lacks."""
     text = redact(str(error))
     print(f"raypd: the engine failed, this worker ends: {text}", file=sys.stderr, flush=True)
     try:

@@ -1,7 +1,5 @@
-"""The two files that OpenAI's batch API gives back for a batch file: a line of answers or an error for every request.
-
-They are a view of the committed rows, in the order of the input, and are written anew whenever the run has ended.
-"""
+"""The two files that OpenAI's batch API gives back: a line of answers or an error for every request. They are a view of
+the committed rows, in the order of the input, written anew whenever the run has ended."""
 
 from __future__ import annotations
 
@@ -29,12 +27,7 @@ _COLUMNS = ["row", "status", "error", "sample", "text", "finish_reason", "tokens
 
 
 def check(config: RunConfig) -> None:
-    """Checks that the input is one batch file whose requests have different ids.
-
-    Raises:
-        ConfigError: it is several files, or of another format.
-        InputError: it cannot be read, or a custom_id stands twice.
-    """
+    """Raises ConfigError where the input is not one batch file; InputError: unreadable, or a custom_id stands twice."""
     line_of_id: dict[str, int] = {}
     path = str(config.input.path)
     for line, fields in _lines(config):
@@ -47,11 +40,7 @@ def check(config: RunConfig) -> None:
 
 
 def write(config: RunConfig, output: str) -> tuple[int, int]:
-    """Writes output.jsonl and errors.jsonl from what is committed; returns how many lines each has.
-
-    Raises:
-        RunError: the rows are not those of the input; InputError: it cannot be read any more.
-    """
+    """Writes output.jsonl and errors.jsonl; lines of each. Raises RunError: rows of another input; InputError."""
     answers: list[str] = []
     errors: list[str] = []
     rows = _rows(output)
@@ -80,7 +69,6 @@ def _put(path: str, encoded: list[str]) -> None:
 
 
 def _lines(config: RunConfig) -> Iterator[tuple[Line, dict[str, Any] | None]]:
-    """The lines of the batch file, and each as an object where it is one."""
     files = list(objects(config.input))
     if len(files) != 1 or files[0].format != "jsonl":
         raise ConfigError(f"input.path {config.input.path}: task.openai takes one batch file, .jsonl[.gz|.zst]")
@@ -139,7 +127,6 @@ def _error(config: RunConfig, name: str, line: Line, fields: dict[str, Any] | No
 
 
 def _fault(config: RunConfig, fields: dict[str, Any], reason: str) -> BadRequest:
-    """What was wrong: the request, its length, or the run."""
     try:
         read_request(Document(0, "", fields), config)
     except BadRequest as error:

@@ -1,6 +1,4 @@
-"""Whether the columns that the configuration names exist: in every Parquet schema and CSV header, in the first lines
-of JSONL, or in the object's path.
-"""
+"""Whether columns of the configuration exist: in Parquet schemas, CSV headers, first lines of JSONL, or paths."""
 
 import json
 from collections.abc import Iterable, Sequence

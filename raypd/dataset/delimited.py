@@ -1,8 +1,5 @@
-"""Records of CSV and TSV files, plain or compressed: the one place that counts them, for planning and reading alike.
-
-Python's csv module reads them. A quoted field may hold line breaks, so reading can begin only at the places that
-planning has noted.
-"""
+"""Records of CSV and TSV files, for planning and reading alike, by Python's csv module. A quoted field may hold line
+breaks, so reading can begin only at the places that planning has noted."""
 
 import csv
 import io
@@ -41,11 +38,7 @@ def _has_byte_lines(encoding: str) -> bool:
 
 
 def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[DelimitedRecord]]:
-    """The columns that a file's header names (none where it is empty), and all records below it.
-
-    Raises:
-        InputError: here or at a later record: the header or the whole file cannot be understood.
-    """
+    """The columns of the header (none: empty), and all records. Raises InputError, here or at a later record."""
     records = _records(part, source, 0, 1)
     header = next(records, None)
     if header is None:

@@ -29,12 +29,7 @@ class Line(NamedTuple):
 
 
 def open_lines(path: str, compression: str | None, offset: int = 0, version: str | None = None) -> BinaryIO:
-    """The uncompressed bytes of a JSONL or CSV file, of this version alone; an offset is for uncompressed files.
-
-    Raises:
-        storage.Changed: the file is not of this version.
-        OSError: it cannot be opened, here or at a later read; see `is_broken`.
-    """
+    """Uncompressed bytes of a file; `offset`: if uncompressed. Raises storage.Changed, OSError, also at later reads."""
     raw = storage.open_read(path, offset, version)
     if compression == "gz":
         return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 20))
@@ -51,10 +46,8 @@ def is_broken(error: Exception) -> bool:
 
 
 def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator[Line]:
-    """The lines whose first byte lies in [start, end); numbers count from the first of them.
-
-    The file is opened at max(0, start - 1): a line begins at `start` where the byte before it ends one.
-    """
+    """The lines whose first byte lies in [start, end); numbers count from the first. The file is opened at
+    max(0, start - 1): a line begins at `start` where the byte before it ends one."""
     offset = start
     if start > 0:
         offset -= 1
@@ -68,9 +61,7 @@ def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator
 
 
 def lines(file: BinaryIO, limit: int, offset: int = 0, end: int | None = None) -> Iterator[Line]:
-    """The lines of a file (opened at `offset`) that are not blank and begin before byte `end`, without the text of
-    those of more than `limit` bytes: memory is bounded by it.
-    """
+    """Lines that are not blank and begin before byte `end`; above `limit` bytes without text, so memory is bounded."""
     number = 1
     while (end is None or offset < end) and (data := file.readline(limit + 2)):
         first, length = data, len(data)

@@ -52,13 +52,7 @@ class PassedOver:
 
 
 def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[InputObject]:
-    """The input's objects, each once, in the order of the roots (entries of input.path) and of the names below each.
-
-    `passed` gets the files that are none.
-
-    Raises:
-        InputError: a root does not exist or holds nothing that raypd reads.
-    """
+    """The input's objects, each once, by root and name; `passed` gets the rest. Raises InputError for an empty root."""
     roots = [source.path] if isinstance(source.path, str) else source.path
     path_hashes: set[int] = set()  # kept only where one root can hold what another does
     for number, root in enumerate(roots):
@@ -111,10 +105,6 @@ def _unsupported(path: str) -> str:
 
 
 def partition_keys(name: str) -> dict[str, str]:
-    """Columns in the names of an object's folders, as Hive, Spark and Athena write them.
-
-    >>> partition_keys("country=DE/date=2026-11-21/part-0.parquet")
-    {'country': 'DE', 'date': '2026-11-21'}
-    """
+    """Columns in an object's folders, as Hive has them: {"country": "DE"} of "country=DE/part-0.parquet"."""
     pairs = [folder.partition("=") for folder in name.split("/")[:-1]]
     return {unquote(key): unquote(value) for key, equals, value in pairs if key and equals and value != _NO_PARTITION}

@@ -1,9 +1,6 @@
-"""A plan: all units of a run, in chunks on disk or in the run's folder, read as a stream.
-
-<output>/plan/plan.json: totals, what the plan was made from, and the folder of its chunks; written last.
-<output>/plan/<id>/<number>.parquet: the units.
-<output>/plan/alone.json: objects that share no unit, where a unit of several could not be read.
-"""
+"""A plan: all units of a run, in chunks on disk or in the run's folder, read as a stream. In <output>/plan: plan.json
+(totals, what it was made from, the folder of its chunks; written last), <id>/<number>.parquet (the units), alone.json
+(objects that share no unit, where a unit of several could not be read)."""
 
 import json
 import tempfile
@@ -31,13 +28,10 @@ _SCHEMA = pa.schema(
 
 
 class Plan:
-    """Iterates over its units in the order of the input; `units`, `documents`, `bytes` leave damaged ones out.
-
-    Its chunks lie in `folder`, or in the temporary folder `spool` until it is stored.
-    """
+    """Iterates over its units in the input's order; `units`, `documents`, `bytes` leave damaged ones out."""
 
     def __init__(self, totals: PlanTotals, folder: str, spool: tempfile.TemporaryDirectory[str] | None = None) -> None:
-        self.totals, self._folder, self._spool = totals, folder, spool
+        self.totals, self._folder, self._spool = totals, folder, spool  # spool: until it is stored
         self.units, self.documents, self.bytes = totals.units, totals.documents, totals.bytes
         self.exact = totals.exact  # whether `documents` is a count, or an estimate from the first lines of JSONL
         self.changes = ""  # objects that are not what they were in the last session's plan, in words
@@ -147,13 +141,9 @@ class PlanWriter:
         self._waiting, self._parts = [], 0
 
     def finish(self, objects: int, listing: str, alone: int, cut: dict[str, Any]) -> Plan:
-        """The plan of all units that were added.
+        """The plan of all units that were added, of `objects` listed ones, of which `alone` share no unit.
 
-        Args:
-            objects: how many were listed.
-            listing: digest of these; a later session with the same one keeps the plan as it is.
-            alone: how many objects share no unit.
-            cut: the keys of the configuration that decide how objects are cut.
+        listing: digest of these; a later session with the same one keeps the plan. cut: the keys that cut objects.
         """
         if self._waiting:
             self._flush()

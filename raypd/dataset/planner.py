@@ -32,14 +32,10 @@ _TAIL_PIECES, _TAIL_DOCUMENTS = 4, 64  # each is cut into so many units where it
 def plan(config: RunConfig, output: str | None = None) -> Plan:
     """All units of a run; `Plan.keep` stores them for later sessions.
 
-    Of a plan that is stored in `output`, the run's folder, every unit is kept whose objects are unchanged, and nothing
-    of these is read again; what is new becomes units of its own, the last of them smaller. Without `output` all units
-    have their full size, and are the same when objects are added.
-
-    Raises:
-        InputError: the run is pointless: no such input, nothing in it, a format that is not known, a column that is
-            missing everywhere, no object that can be read. Single objects that cannot be read are in the plan.
-        RunError: storage failed: nothing is known of what was not looked into.
+    Of a plan stored in `output`, the run's folder, units of unchanged objects are kept and not read again; what is new
+    becomes units of its own, the last of them smaller. Without `output` units have their full size, and are the same
+    when objects are added. Raises InputError for a pointless run (single unreadable objects are in the plan), RunError
+    where storage failed: nothing is known of what was not looked into.
     """
     passed = PassedOver()
     try:
@@ -76,8 +72,6 @@ def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
 
 
 class _Planning:
-    """Makes a plan of units that are kept and of objects that are looked into."""
-
     def __init__(self, config: RunConfig, alone: set[str], tail_units: int) -> None:
         self.config, self.alone, self.fingerprint = config, alone, config.fingerprint()
         self._tail_units = tail_units

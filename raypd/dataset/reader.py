@@ -26,14 +26,10 @@ Row = tuple[int, str, Callable[[], dict[str, Any]]]  # a row's place, that in wo
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
-    """The documents of a unit, in order; of a unit with `only` these alone, numbered as in the unit without it.
+    """The documents of a unit, in order; of one with `only` these alone, numbered as in the unit without it.
 
-    Args:
-        columns: of Parquet and of the path, beside those that the configuration names.
-
-    Raises:
-        InputError: an object cannot be read, or is not the one that was planned.
-        storage.Unavailable: storage as a whole is out of reach, and nothing is known of the object.
+    columns: of Parquet and the path, beside those of the configuration. Raises InputError: an object cannot be read or
+    is not the planned one; storage.Unavailable: storage is out of reach, and nothing is known of the object.
     """
     if unit.damaged is not None:
         raise InputError(unit.damaged)

@@ -1,7 +1,5 @@
-"""A stored plan and the input as it is now: units of unchanged objects are kept, all else is to be planned.
-
-The listing is kept in a small database on this machine's disk, so that memory does not grow with the number of objects.
-"""
+"""A stored plan and the input as it is now: units of unchanged objects are kept, all else is to be planned. The listing
+lies in a small database on this machine's disk, so that memory does not grow with the number of objects."""
 
 from __future__ import annotations
 

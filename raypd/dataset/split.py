@@ -1,9 +1,6 @@
-"""Looking into one object of the input: whether it can be read, and the ranges that it is cut into.
-
-Parquet is cut by rows and bytes from its footer; uncompressed JSONL by bytes, of which only the first megabyte is
-read; compressed JSONL by rows, for which all of it is read once, since a stream cannot be entered in its middle. CSV is
-read as a whole too, since a quoted field may hold line breaks, and cut by the bytes of its text.
-"""
+"""Whether an object can be read, and the ranges that it is cut into. Parquet is cut by rows and bytes from its footer;
+JSONL by bytes, of which only the first megabyte is read; compressed JSONL by rows, all of it read once, since a stream
+cannot be entered in its middle. CSV is read whole too (a quoted field may hold line breaks), and cut by bytes."""
 
 import io
 import math
@@ -39,11 +36,7 @@ class Inspected:
 
 
 def inspect(item: InputObject, config: RunConfig, columns: Columns) -> Inspected:
-    """Looks into an object. What is wrong with it stands in the result.
-
-    Raises:
-        storage.Unavailable: storage as a whole is out of reach; the object may be intact and must not be left out.
-    """
+    """What is wrong stands in the result. Raises storage.Unavailable, when the object must not be left out."""
     try:
         version = item.stamp if storage.is_remote(item.path) else storage.version(item.path)
         parts, present = _cut(Part(**item._asdict(), version=version), config)
@@ -63,7 +56,6 @@ def inspect(item: InputObject, config: RunConfig, columns: Columns) -> Inspected
 
 
 def _cut(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
-    """The ranges of a part that is all of an object, as in the functions below."""
     if part.format == "parquet":
         return _parquet(part, config)
     if part.format == "jsonl":
@@ -131,7 +123,6 @@ def _plain(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
 
 
 def _counted(part: Part, file_lines: list[Line], config: RunConfig) -> Iterator[Part]:
-    """The ranges of an object of which every line is known."""
     begins = [line.offset for line in file_lines] + [part.size]
     rows = [(1, line.length) for line in file_lines]
     for first, last in cut_rows(rows, config.cluster.unit_documents, config.cluster.unit_bytes):

@@ -38,12 +38,7 @@ def unit_path(output: str, unit_id: str, partition: Mapping[str, str] | None = N
 
 
 def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.Schema:
-    """The columns of every committed object, also of one that holds nothing but errors.
-
-    Raises:
-        ConfigError: a key of the partition is one of them.
-        ValueError: a task's column hides one of raypd's.
-    """
+    """All columns. Raises ConfigError where a partition's key is among them, ValueError where a task's hides one."""
     if twice := set(OWN.names) & set(task_columns.names):
         raise ValueError(f"the task's columns {sorted(twice)} are names that every output has already")
     schema = pa.schema([*OWN, *task_columns])
@@ -144,12 +139,7 @@ def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None 
 
 
 def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSummary:
-    """What a committed unit holds. Without its object's path, as `objects` lists it, partitions are searched for it.
-
-    Raises:
-        Damaged: its object is damaged, or not from raypd.
-        RunError: its object is out of reach or may not be read.
-    """
+    """What a committed unit holds; without `path`, partitions are searched. Raises Damaged; RunError (unreachable)."""
     with _opened(path or _locate(output, unit_id)) as parquet:
         return _summary(parquet)
 

@@ -1,19 +1,11 @@
-"""`raypd evaluate RUN LABELS`: how right the answers of a run are.
+"""`raypd evaluate RUN LABELS`. Extraction is micro-averaged over (document, attribute): strict: all attributes that the
+run asked for, the gold value alone (case and white space folded); scored: those in a document's `scored`, any of its
+`accepted` forms, as in the literature (ExtractGPT), which compares case (`scored F1, exact`).
 
-Attribute value extraction, micro-averaged over (document, attribute):
-
-    strict   the attributes that the run asked for, the gold value alone (white space and case folded)
-    scored   as the OA-Mine and AE-110k benchmarks are scored in the literature (ExtractGPT): the attributes that a
-             document lists as `scored`, any of its `accepted` forms; left out where labels have neither. Case is
-             folded; `scored F1, exact` compares it, as ExtractGPT does
-
-A value is right (VC), wrong (VW), given where there is none (NV), missing (VN) or rightly null (NN). Then
-precision = VC / (VC + VW + NV), recall = VC / (VC + VW + VN), and F1 is their harmonic mean. `values right` is
-(VC + NN) of all, and `null everywhere` what it would be if every answer were null.
-
-Questions on a context: exact match and token F1 as SQuAD counts them; accuracy where there are choices, of which all
-and no other must be named where several are right. A question that failed has no answer and is wrong.
-Intervals are 95% bootstrap intervals over documents; a difference of two runs is resampled in pairs.
+A value is right (VC), wrong (VW), given where there is none (NV), missing (VN) or rightly null (NN): precision is VC /
+(VC + VW + NV), recall VC / (VC + VW + VN). `values right`: (VC + NN) of all. Questions: exact match and token F1 as of
+SQuAD; of choices all right ones and no other must be named. A failed question is wrong. Intervals are 95% bootstrap
+intervals over documents; a difference of two runs is resampled in pairs.
 """
 
 from __future__ import annotations
@@ -78,16 +70,10 @@ class Evaluation:
 def evaluate(
     run: str, labels: str, other: str | None = None, tolerance: float = 0.0, labels_column: str = "target"
 ) -> Evaluation:
-    """Scores the run in a folder against labels.
+    """Scores the run in a folder against labels, JSON lines of {id, target | questions, scored?, accepted?}.
 
-    Args:
-        labels: JSON lines of {id, target | questions, scored?, accepted?}.
-        other: a run over the same documents; differences are run - other.
-        tolerance: by what share a number may differ from a label that is one, as units are converted.
-        labels_column: what stands there in place of `target`.
-
-    Raises:
-        InputError: a file cannot be read, or no document stands in both.
+    Differences are run - `other`, over the same documents. tolerance: the share by which a number may differ from its
+    label. labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both.
     """
     gold = {record["id"]: record for record in _lines(labels, labels_column)}
     answers = _answers(run)

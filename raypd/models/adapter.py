@@ -33,11 +33,7 @@ class Adapter:
 
 
 def find_adapter(config: ModelConfig) -> Adapter | None:
-    """The files of `model.adapter`, fetched if it is a Hub id; None without one.
-
-    Raises:
-        ModelError: there is no adapter.
-    """
+    """The files of `model.adapter`, fetched if it is a Hub id; None without one. Raises ModelError: not there."""
     name = config.adapter
     if name is None:
         return None
@@ -74,11 +70,7 @@ def _from_hub(name: str) -> Adapter:
 
 
 def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> None:
-    """Checks an adapter against its base model without weights: the name it was trained for, and all tensors' shapes.
-
-    Raises:
-        ModelError: the adapter is not a LoRA of this base model.
-    """
+    """Checks names and shapes of all tensors, without weights. Raises ModelError for no LoRA of this base model."""
     try:
         settings = json.loads(adapter.settings.read_text(encoding="utf-8"))
         kind, named = settings["peft_type"], settings.get("base_model_name_or_path")
@@ -147,10 +139,7 @@ def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
 
 
 def attach_adapter(model: PreTrainedModel, adapter: Adapter, merge: bool) -> PreTrainedModel:
-    """The model with the adapter: added to its weights (`merge`), or beside them as separate layers.
-
-    It stays beside quantized weights, as in QLoRA's training: merged ones would have to be rounded again.
-    """
+    """The model with the adapter, merged or beside it; quantized weights would have to be rounded again for a merge."""
     from peft import PeftModel
 
     wrapped: Any = PeftModel.from_pretrained(model, str(adapter.settings.parent), is_trainable=False)

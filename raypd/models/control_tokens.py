@@ -1,8 +1,5 @@
-"""Control tokens that a decoding method asks of its model: added to a tokenizer and a model, and found again.
-
-A model has to be trained to write them. Text of a prompt that spells a control token becomes that token, unless the
-tokenizer splits special tokens (`split_special_tokens=True`, for the special ones).
-"""
+"""Control tokens of decoding methods: added to a tokenizer and a model, and found again. Text that spells one becomes
+it, unless the tokenizer splits special tokens (`split_special_tokens=True`, for the special ones)."""
 
 from __future__ import annotations
 
@@ -21,11 +18,7 @@ _MARKUP = {token for spec in REGISTRY.values() if spec.markup for token in spec.
 
 
 def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | None = None) -> int:
-    """The id of a control token. `model` is its name for the message (None: where the tokenizer came from).
-
-    Raises:
-        ModelError: the tokenizer lacks it.
-    """
+    """The id of a control token; `model`: its name for the message. Raises ModelError where the tokenizer lacks it."""
     id = tokenizer.get_vocab().get(name)
     if id is not None:
         return int(id)
@@ -41,14 +34,11 @@ def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | No
 def add_control_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: str, seed: int = 0
 ) -> list[int]:
-    """Adds the control tokens of a method, in place, where they are missing; returns the ids of all of them.
+    """Adds the missing control tokens of a method in place; returns the ids of all. The embeddings grow where needed.
 
-    The embeddings grow where they have no row left. New rows are drawn (`seed`) from the normal distribution of the
-    existing rows, by coordinate, because rows that are the mean alone are not learnt. The input row of SPACE's mask
-    token is normal with the model's initializer_range (its sec. 4.1). A token that the tokenizer has keeps its row.
-
-    Raises:
-        ModelError: the method has no control tokens, or the weights are quantized.
+    New rows are drawn (`seed`) from the normal distribution of the existing rows, by coordinate, because rows that are
+    the mean alone are not learnt. The input row of SPACE's mask token is normal with the model's initializer_range (its
+    sec. 4.1). Raises ModelError: the method has no control tokens, or the weights are quantized.
     """
     if method not in CONTROL_TOKENS:
         raise ModelError(f"method {method!r} has no control tokens; those of {', '.join(CONTROL_TOKENS)} can be added")
@@ -92,7 +82,6 @@ def _draw_rows(model: PreTrainedModel, new: list[int], trained: list[int], seed:
 
 @torch.no_grad()
 def _draw_mask(model: PreTrainedModel, id: int, seed: int) -> None:
-    """SPACE's mask: its input row is normal with the model's initializer_range."""
     embedding = model.get_input_embeddings().weight
     spread = getattr(model.config.get_text_config(), "initializer_range", 0.02)
     row = torch.randn(embedding.shape[1], generator=torch.Generator().manual_seed(seed)) * spread

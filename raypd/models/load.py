@@ -37,13 +37,7 @@ class LoadedModel:
 
 
 def check_model_config(config: ModelConfig, machine: bool = True) -> None:
-    """Checks all that can be known before any weights are loaded; reads config.json (of the Hub, too) and the adapter.
-
-    `machine=False`, for a driver, leaves out what depends on the machine of a worker (GPUs, bitsandbytes).
-
-    Raises:
-        ModelError: it could not be loaded, or not decoded.
-    """
+    """Checks config.json (of the Hub, too), adapter and, if `machine`, GPUs and bitsandbytes. Raises ModelError."""
     _check_combinations(config)
     if machine:
         _check_machine(config)
@@ -66,13 +60,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
-    """Loads model and tokenizer, and checks that the engine can decode the model exactly (`guard`).
-
-    An adapter is merged into the weights; under bitsandbytes' quantization it stays beside them.
-
-    Raises:
-        ModelError: it cannot be loaded, or not be decoded exactly.
-    """
+    """Loads a model, adapter merged unless quantized. Raises ModelError, also where decoding is not exact (`guard`)."""
     check_model_config(config)
     source = find_source(config)
     device = resolve_device(config.device)
@@ -124,10 +112,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`model.dtype` on a device. auto: bfloat16 where the processor multiplies in it, else float32.
-
-    Without bfloat16 arithmetic float32 is some seven times faster.
-    """
+    """`model.dtype` on a device. auto: bfloat16 where the processor multiplies in it, else float32: 7 times as fast."""
     if name != "auto":
         return getattr(torch, name)
     if device.type == "cuda":

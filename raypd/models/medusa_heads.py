@@ -16,7 +16,6 @@ from raypd.errors import ModelError
 
 
 def save_heads(heads: MedusaHeads, folder: str | Path) -> None:
-    """Writes config.json and model.safetensors."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -33,11 +32,7 @@ def save_heads(heads: MedusaHeads, folder: str | Path) -> None:
 
 
 def read_sizes(folder: str | Path) -> dict[str, Any]:
-    """What `save_heads` wrote to config.json; reads no weights.
-
-    Raises:
-        ModelError: there are no heads, or the weights have another shape.
-    """
+    """What `save_heads` wrote to config.json. Raises ModelError where there are no heads, or of another shape."""
     folder = Path(folder)
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
@@ -82,11 +77,7 @@ def _untrained(config: dict[str, Any]) -> MedusaHeads:
 
 
 def load_heads(folder: str | Path, model: PreTrainedModel | None = None) -> MedusaHeads:
-    """Heads from a folder, in eval mode; with the device and dtype of `model` if given, else as they were saved.
-
-    Raises:
-        ModelError: there are none, or they do not fit the model.
-    """
+    """Heads in eval mode, on `model`'s device in its dtype, else as saved. Raises ModelError for none, or a misfit."""
     config = read_sizes(folder)
     heads = _untrained(config)
     heads.load_state_dict(load_file(Path(folder) / "model.safetensors"), assign=True)

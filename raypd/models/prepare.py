@@ -19,13 +19,7 @@ from raypd.models.source import find_source, read_config
 
 
 def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) -> dict[str, int]:
-    """Saves a copy of the model `name` in a new folder, in its dtype, with the control tokens of some methods.
-
-    Returns {control token: id}.
-
-    Raises:
-        ModelError: a method has none, or `output` exists.
-    """
+    """Saves a copy of a model with control tokens; {token: id}. Raises ModelError, also where `output` exists."""
     for method in methods:
         if method not in CONTROL_TOKENS:
             raise ModelError(f"--for {method}: has no control tokens; choose from {', '.join(CONTROL_TOKENS)}")
@@ -42,11 +36,7 @@ def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) ->
 
 
 def add_heads(name: str, output: str, count: int, layers: int) -> MedusaHeads:
-    """Saves `count` untrained Medusa heads of `layers` residual blocks for the model `name` in a new folder.
-
-    Raises:
-        ModelError: the model cannot be loaded or decoded, or `output` exists.
-    """
+    """Saves untrained heads of `layers` residual blocks each. Raises ModelError, also where `output` exists."""
     with _new_folder(output) as folder:
         heads = MedusaHeads.for_model(_load(name).model, count, layers, base_model=name)
         save_heads(heads, folder)
@@ -61,7 +51,6 @@ def _load(name: str) -> LoadedModel:
 
 @contextmanager
 def _new_folder(output: str) -> Iterator[Path]:
-    """A temporary folder that becomes the new folder `output`."""
     target = Path(output).expanduser().absolute()
     if target.exists():
         raise ModelError(f"{output}: exists already; give a new folder")

@@ -43,11 +43,7 @@ def looks_local(name: str) -> bool:
 
 
 def find_source(config: ModelConfig) -> Source:
-    """Resolves `model.name`. The embedded model is converted here if it was not yet; the Hub is not asked.
-
-    Raises:
-        ModelError: a folder is not there or holds no whole model, or the name cannot be an id.
-    """
+    """Resolves `model.name`, without asking the Hub; may convert the embedded model. Raises ModelError."""
     name = config.name
     if name == embedded.NAME or looks_local(name):
         if config.revision is not None:

@@ -1,8 +1,5 @@
-"""`engine.kind: vllm`: vLLM decodes in place of raypd's engine, in the worker's own process.
-
-The tasks make programs and read answers as with raypd's engine. A program that writes token by token is sent the tokens
-that vLLM samples and, when it has ended, its request is aborted: the program alone decides where an answer ends.
-"""
+"""`engine.kind: vllm`: vLLM decodes in place of raypd's engine, in the worker's process. A program is sent the tokens
+that vLLM samples and, when it has ended, its request is aborted: the program alone decides where an answer ends."""
 
 from __future__ import annotations
 
@@ -46,20 +43,14 @@ def check_vllm(config: RunConfig) -> None:
 
 @dataclass
 class _VLLMSequence:
-    """A request in vLLM. sent: tokens that its program has been sent."""
-
     program: Program[Any]
     tag: Any
     counts: TokenCounts = field(default_factory=TokenCounts)
-    sent: int = 0
+    sent: int = 0  # tokens that its program has been sent
 
 
 class VLLMEngine:
-    """vLLM with prefix caching, as `raypd.answering.components.Engine`; an adapter is merged into the weights first.
-
-    Raises:
-        ModelError: vLLM is not installed, or does not load the model.
-    """
+    """vLLM with prefix caching, an adapter merged into its weights. Raises ModelError where it is missing or fails."""
 
     def __init__(self, config: RunConfig, threads: int | None) -> None:
         check_vllm(config)
@@ -134,7 +125,6 @@ class VLLMEngine:
         cleanup_dist_env_and_memory()
 
     def _advance(self, sequence: _VLLMSequence, output: Any) -> Finished | None:
-        """Sends a program the tokens that have come; what it ended with."""
         (completion,) = output.outputs
         counts, cached = sequence.counts, output.num_cached_tokens or 0
         if not sequence.sent:

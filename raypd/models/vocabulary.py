@@ -12,11 +12,10 @@ _cache: WeakKeyDictionary[PreTrainedTokenizerBase, list[str]] = WeakKeyDictionar
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """For every id of the vocabulary, added tokens included, the text that the token adds inside a text.
+    """For every id, added tokens included, the text that it adds inside a text. Computed once; do not change the list.
 
-    A leading blank is kept ("Ġthe" and "▁the" are " the"), a special token adds "", and bytes that are only a part of
-    a character become U+FFFD. The list has at least len(tokenizer) entries; ids without a token are "".
-    Computed once for a tokenizer; do not change the list.
+    A leading blank is kept ("Ġthe" and "▁the" are " the"), a special token or an id without a token is "", a part of a
+    character U+FFFD. At least len(tokenizer) entries.
     """
     size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
     cached = _cache.get(tokenizer)
@@ -39,11 +38,7 @@ def _decode(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> list[s
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
-    """For every id the bytes that the token adds inside a text; special tokens add none.
-
-    Unlike texts, bytes tell tokens apart that hold only a part of a character. Tokenizers that are neither byte-level
-    nor sentencepiece with byte fall-back are read through `token_texts`.
-    """
+    """For every id the bytes that it adds inside a text (special tokens: none); they tell parts of characters apart."""
     texts = token_texts(tokenizer)
     pieces = [text.encode() for text in texts]
     backend = getattr(tokenizer, "backend_tokenizer", None)

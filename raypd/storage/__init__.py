@@ -1,10 +1,6 @@
-"""Storage: the one module through which the rest of raypd touches files, in local folders and on S3 alike.
-
-A path is a local one (or file://) or `s3://bucket/key`. What goes wrong, in every function that touches files, is
-FileNotFoundError, another OSError (StorageError; of these Unavailable for a store that does not answer at all, Changed)
-or, for what the user asked to be read, InputError; no text of these holds a secret. The functions are the methods of
-one `Storage`, to which a command or worker gives the section `storage` of its configuration (`configure`).
-"""
+"""Files in local folders and on S3: a path is local (or file://) or `s3://bucket/key`. Every function raises
+FileNotFoundError, another OSError (StorageError, of these Unavailable or Changed) or, for what the user asked to be
+read, InputError; no text of these holds a secret. The functions are the methods of one `Storage` (`configure`)."""
 
 import io
 import os
@@ -53,7 +49,7 @@ def clean_temporary(folder: str) -> int:
 
 
 class Storage:
-    """Local folders and S3 under one set of settings. Its connection to S3, `s3`, may be used from many threads.
+    """Local folders and S3 under one set of settings; its connection, `s3`, may be used from many threads.
 
     What the settings leave open (endpoint, region, credentials) the SDK finds in environment variables
     (AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, ...), in its files or from the instance's role.
@@ -68,12 +64,10 @@ class Storage:
             self.s3 = S3Client(settings)
 
     def find(self, path: str) -> Iterator[Object]:
-        """The files that a path, a folder (all below it) or a glob stands for, in the order of their names.
+        """The files that a path, folder or glob stands for, by name. Raises InputError (none, no access), Unavailable.
 
-        Hidden ones are left out: a part of their name below the folder begins with . or _. In a glob `*`, `?` and
-        `[ab]` stop at /, `**` as a whole part does not; what stands before the first of these narrows a listing of S3.
-
-        Raises InputError where there is no such file or it may not be listed; Unavailable.
+        Hidden ones (a part of the name below the folder begins with . or _) are left out. In a glob `*`, `?` and `[ab]`
+        stop at /, `**` as a whole part does not; what stands before the first of these narrows a listing of S3.
         """
         return s3_list.find(self.s3, path) if is_remote(path) else local.find(path)
 
@@ -106,11 +100,10 @@ class Storage:
         return s3.read(self.s3, path) if is_remote(path) else local.local_path(path).read_bytes()
 
     def open_read(self, path: str, offset: int = 0, version: str | None = None) -> BinaryIO:
-        """A file to be read in sequence. On S3 a body that breaks off is taken up where it broke.
+        """A file to be read in sequence; on S3 a body that breaks off is taken up where it broke.
 
-        version: the only one to read; None: the one that is there. Two versions are never mixed.
-
-        Raises, here or at a later read, FileNotFoundError, StorageError, or Changed where the file is another by now.
+        version: the only one to read; two are never mixed. Raises, here or at a later read, FileNotFoundError,
+        StorageError, or Changed where the file is another by now.
         """
         if not is_remote(path):
             return local.open_read(path, offset, version)
@@ -119,10 +112,7 @@ class Storage:
         return cast(BinaryIO, io.BufferedReader(reader, 1 << 20))
 
     def open_file(self, path: str, version: str | None = None, size: int | None = None) -> Any:
-        """A pyarrow file to be read anywhere, as Parquet is; raises as open_read does.
-
-        size: bytes, where a listing has them: it saves a request on S3.
-        """
+        """A pyarrow file to be read anywhere; raises as open_read does. size: bytes, which saves a request on S3."""
         import pyarrow as pa
 
         remote = is_remote(path)
@@ -141,9 +131,8 @@ class Storage:
     def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
         """Writes a file whole, and its folders, unless it exists: False, and what is there stays as it is.
 
-        Of many writers at once one gets True (on a store that knows no conditional PUT: at least one), and so does one
-        whose answer was lost, if it finds its data; so these must differ between writers. private: a local file that
-        its owner alone can read.
+        Of many writers at once one gets True (on a store without conditional PUT: at least one), and so does one whose
+        answer was lost, if it finds its data; so these must differ between writers. private: only its owner reads it.
         """
         return s3.put_new(self.s3, path, data) if is_remote(path) else local.put_new(path, data, private)
 

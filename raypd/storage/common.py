@@ -46,10 +46,7 @@ class Changed(StorageError):
 
 
 def outage(error: BaseException, path: str) -> Unavailable | None:
-    """An error of reading a file as Unavailable, where it is about storage as a whole.
-
-    None where it is about the file: a refusal (AccessDenied, PermissionError), a missing file, damaged content.
-    """
+    """Unavailable for an error about storage as a whole; None: about the file (refused, missing, damaged)."""
     if isinstance(error, Unavailable):
         return error
     if isinstance(error, StorageError) or not isinstance(error, OSError):
@@ -67,10 +64,7 @@ def literal(glob: str) -> str:
 
 
 def choose(items: Iterable[Object], glob: str | None, none: Callable[[bool], str]) -> Iterator[Object]:
-    """The listed files that a glob over whole paths matches, without hidden ones.
-
-    Raises InputError where there is none; `none` makes the message, called with whether anything was listed.
-    """
+    """The listed files that a glob matches, without hidden ones. Raises InputError: none, with the text of `none`."""
     matcher = pattern(glob) if glob is not None else None
     listed = matched = False
     for item in items:

@@ -93,7 +93,6 @@ def _files(folder: Path, every: bool) -> Iterator[Path]:
 
 
 def _no_file(path: Path) -> str:
-    """What stands at a path in place of a file."""
     if not path.exists():
         return f"a link to {os.readlink(path)}, which is not there"
     if path.is_dir():

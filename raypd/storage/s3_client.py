@@ -1,7 +1,4 @@
-"""The connection to S3, made from the settings, and its errors in words.
-
-Why it is boto3 and not pyarrow's S3FileSystem, and why retries are of mode `standard`: docs/storage.md.
-"""
+"""The connection to S3, made from the settings, and its errors in words (why boto3 and retries: docs/storage.md)."""
 
 import contextlib
 import re
@@ -133,7 +130,6 @@ class S3Client:
         return options
 
     def _add_to_request(self, params: dict[str, Any], model: Any, **_: Any) -> None:
-        """The payer and the encryption, in every request that takes them."""
         settings = self.settings
         extra = {"RequestPayer": "requester"} if settings.requester_pays else {}
         if settings.sse != "none":
@@ -165,11 +161,8 @@ class S3Client:
             raise Unavailable(text) from None
 
     def _detailed(self, error: ClientError, path: str) -> ClientError:
-        """The reason behind an answer that names none, by a listing of that one key.
-
-        An answer to HEAD has no body; and a key that does not exist is "forbidden" where s3:ListBucket is allowed only
-        under a prefix, as in infra/iam.
-        """
+        """The reason behind an answer that names none, by a listing of that one key: an answer to HEAD has no body, and
+        a missing key is "forbidden" where s3:ListBucket is allowed only under a prefix, as in infra/iam."""
         bucket, key = split(path)
         of_object = error.operation_name in ("HeadObject", "GetObject") and key
         if not of_object or code_of(error) not in (*_FORBIDDEN, "400"):

@@ -9,7 +9,6 @@ from raypd.storage.s3_client import S3Client, split
 
 
 def find(client: S3Client, path: str) -> Iterator[Object]:
-    """See Storage.find."""
     bucket, key = split(path)
     try:
         if key and not key.endswith("/"):
@@ -61,7 +60,6 @@ def _folder(path: str) -> str:
 
 
 def _object(prefix: str, item: dict[str, Any]) -> Object:
-    """What a listing by this prefix says of an object."""
     path = f"s3://{split(prefix)[0]}/{item['Key']}"
     return Object(path, path[prefix.rfind("/") + 1 :], item["Size"], item["ETag"].strip('"'))
 

@@ -28,8 +28,8 @@ def head(client: S3Client, path: str) -> Object:
 class S3Reader(io.RawIOBase):
     """A file-like view of an object that never mixes two versions of it: every request carries If-Match.
 
-    Its methods raise Changed when the object is another by now, FileNotFoundError, StorageError. version: the ETag to
-    insist on; None: the one that the first answer brings. ahead: read ahead, for reading in sequence.
+    Raises Changed, FileNotFoundError, StorageError. version: the ETag to insist on; None: the one that the first answer
+    brings. ahead: read ahead, for reading in sequence.
     """
 
     def __init__(self, client: S3Client, path: str, version: str | None, size: int | None, ahead: bool) -> None:

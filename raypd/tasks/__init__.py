@@ -23,25 +23,17 @@ TASKS = {
 def build_task(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None = None
 ) -> Task:
-    """The task that a configuration names.
+    """The task that a configuration names; Medusa heads follow `model`'s device (None: they stay as they were saved).
 
-    Args:
-        context_length: positions that the model has.
-        model: Medusa heads must fit it and follow its device; None: they stay as they were saved.
-
-    Raises:
-        ConfigError: a prompt and its answer cannot fit the context, or a template or an example cannot be used.
-        ModelError: the tokenizer lacks control tokens of the method, or its heads do not fit the model.
+    Raises ConfigError where prompt and answer cannot fit `context_length` positions or a template or example cannot be
+    used; ModelError where the tokenizer lacks control tokens of the method, or its heads do not fit the model.
     """
     task: Task = resolve_name(TASKS[config.task.kind])(config, tokenizer, context_length, model)
     return task
 
 
 def check_task(config: RunConfig) -> None:
-    """Makes the task as a worker will, out of the tokenizer alone, before anything is started.
-
-    Without weights there is no context to fill, and heads are weights. Raises as `build_task`.
-    """
+    """Makes the task out of the tokenizer alone, without context and heads, before a start. Raises as `build_task`."""
     if not config.model.has_weights or REGISTRY[config.decoding.method].heads:
         return
     from raypd.models.load import context_length, load_tokenizer

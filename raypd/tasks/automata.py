@@ -121,9 +121,9 @@ def _quoted(pattern: str) -> tuple[Edges, list[int]]:
 
 @lru_cache(64)
 def _edges(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
-    """(transitions, final states) of a regular expression over bytes: the index of a vocabulary of single bytes.
+    """(transitions, final states) of a regular expression: the index of a vocabulary of single bytes.
 
-    It is made with an end behind it: out of a final state the index takes no way that is longer than a token.
+    An end stands behind it: out of a final state the index takes no way that is longer than a token.
     """
     tokens: dict[str | bytes, list[int]] = {bytes([b]): [b] for b in range(256) if chr(b) not in without or b == _END}
     try:

@@ -1,7 +1,6 @@
 """The interface of a task: documents in, requests (programs with a way to read their answer), records out.
 
-A task knows prompts and answers and nothing of engines, Ray or files, so that a worker, a test and a notebook drive it
-the same way:
+It knows nothing of engines, Ray or files, so that a worker, a test and a notebook drive it the same way:
 
     for request in task.plan(documents):          # or a record, where nothing is to be decoded
         engine.submit(request.program, tag=request, seed=request.seed)   # ... and when it ends with `answer`:
@@ -69,9 +68,8 @@ class Task(Protocol):
 
 
 def confidence(logprobs: Sequence[float], choice: bool = False) -> float | None:
-    """How sure the model is of what it decoded: of a choice its probability among what was allowed, else the geometric
-    mean of the tokens' probabilities, so that a long text is not unsure for its length. None where there is no token.
-    """
+    """How sure the model is: of a choice its probability among what was allowed, else the geometric mean of the tokens'
+    probabilities, so that a long text is not unsure for its length. None where there is no token."""
     return math.exp(sum(logprobs) / (1 if choice else len(logprobs))) if logprobs else None
 
 

@@ -54,11 +54,7 @@ def make_card(config: RunConfig, data: str, documents: int, learning_rate: float
 
 
 def check_card(config: RunConfig) -> None:
-    """Holds a run to what its weights were trained for; weights without a card are let through.
-
-    Raises:
-        ModelError: another template, or for `hyper_parallel` another position gap than in training.
-    """
+    """Raises ModelError for another template, or for `hyper_parallel` another position gap, than the card tells of."""
     for key, name in (("model.adapter", config.model.adapter), ("model.name", config.model.name)):
         file = Path(name or "", CARD)
         if name is None or not file.is_file():

@@ -143,10 +143,7 @@ _TYPES = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(), 
 
 
 def columns_of(config: RunConfig) -> pa.Schema:
-    """The task's columns as a run's table has them: with output.columns typed, of all categories together.
-
-    A time stays text, which Spark and Athena read, and so does a date-time, whose offset a timestamp would lose.
-    """
+    """The task's columns as a run's table has them. Times stay text: Spark and Athena read it, and offsets are kept."""
     if not isinstance(config.task, ExtractionConfig) or config.output.columns == "record":
         return SHAPES[config.task.kind].schema
     trees: dict[str, Row] = {}  # column -> its type, in nested objects by name

@@ -14,11 +14,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 def category_of(document: Document, source: InputConfig, categories: Collection[str]) -> str:
-    """The document's category; where there is one alone, it is that of every document that names none.
-
-    Raises:
-        ValueError: it names none, or one that there is not.
-    """
+    """The document's category, or the only one there is. Raises ValueError where it names none, or an unknown one."""
     column = source.category_column
     name = document.fields.get(column) if column else None
     name = name if name is not None else source.category
@@ -42,11 +38,7 @@ def billed_as(document: Document, config: RunConfig) -> str:
 
 
 def text_of(document: Document, columns: list[str]) -> str:
-    """The document's text; where its columns are several, their names stand before what they hold.
-
-    Raises:
-        ValueError: it is empty.
-    """
+    """The document's text, with names before the values of several columns. Raises ValueError where it is empty."""
     parts = [(column, document.fields.get(column)) for column in columns]
     lines = [(column, str(text).strip()) for column, text in parts if text is not None and str(text).strip()]
     if not lines:
@@ -57,11 +49,7 @@ def text_of(document: Document, columns: list[str]) -> str:
 
 
 def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, str]], list[str]]:
-    """A column's prompt as a conversation: turns up to now (`role` and `content`), and the user's to be answered.
-
-    Raises:
-        ValueError: it is no prompt.
-    """
+    """A prompt as turns up to now (`role`, `content`), and the user's to be answered. Raises ValueError for none."""
     column = task.prompt_column
     system = [{"role": "system", "content": task.system}] if task.system else []
     if isinstance(prompt, str):

@@ -216,7 +216,6 @@ class ExtractionTask:
     def _program(
         self, category: _CategoryPrompt, stack: list[_Body]
     ) -> tuple[Program[Any], Callable[[Any], list[list[Rated]]]]:
-        """What decodes documents, and what reads the values of each out of its answer."""
         value_tokens = self.decoding.max_value_tokens
         if self._writes_keys or self._by_pattern:
             prompt = Prompt(*self._prompt(category, stack, self._encode("{\n")))

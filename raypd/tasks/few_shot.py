@@ -1,4 +1,4 @@
-"""Solved examples of question answering: rows with the same columns as the input, and the answers beside them."""
+"""Solved examples of question answering: rows as of the input, and the answers beside them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from raypd.errors import ConfigError, in_words
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
-    """The rows of `task.few_shot` as the template shows them: `context`, and `questions` of `text` and `answer`.
+    """The rows of `task.few_shot` as the template shows them. Raises ConfigError with file and line.
 
-    A question's answer is the letters of `answer_idx` where it has choices, else `answer` or the first of `answers`,
-    and null where these are empty. Raises ConfigError with file and line.
+    An answer is the letters of `answer_idx` where there are choices, else `answer` or the first of `answers`, or null.
     """
     if task.few_shot is None:
         return []

@@ -1,9 +1,5 @@
-"""Generation: prompts or conversations in, text out, with any of the methods that write text.
-
-A prompt is text, or a conversation. A list of role/content records is a conversation up to now, whose next turn is
-written. A list of strings are the user's turns of one that is still to come: each is answered, with the answers before
-it in its context.
-"""
+"""Generation: prompts or conversations in, text out. Of a list of role/content records the next turn is written; a list
+of strings are a user's turns: each is answered, with the answers before it in its context."""
 
 from __future__ import annotations
 
@@ -38,8 +34,6 @@ _METHODS = 64  # kept: one for every way that documents are to be answered in
 
 @dataclass
 class _Chat:
-    """A conversation that is being written."""
-
     document: Document
     sample: int
     turns: list[dict[str, str]]  # so far
@@ -49,10 +43,7 @@ class _Chat:
 
 
 class StopStrings:
-    """Says that an answer is complete: at an end token, or when one of the stop strings stands in it.
-
-    Reads each token's bytes once; a stop string may begin in one token and end in another.
-    """
+    """Says that an answer is complete: at an end token, or at a stop string, which may begin in an earlier token."""
 
     def __init__(self, table: list[bytes], ends: frozenset[int], stop: Sequence[str]) -> None:
         self._table, self._ends = table, ends
@@ -137,7 +128,6 @@ class GenerationTask:
         return self._method_class(dataclasses.replace(self._text_model, options=options, sampling=sampling))
 
     def _next(self, chat: _Chat) -> Request | Record:
-        """The request that answers the conversation's next turn."""
         parameters, prompt = chat.parameters, chat.unanswered[0]
         sampling = Sampling(parameters.temperature, self.config.decoding.sampling.top_k, parameters.top_p)
         method = self._method(parameters.max_new_tokens, sampling)

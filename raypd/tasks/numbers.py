@@ -37,12 +37,10 @@ def read_number(text: str) -> int | float | None:
     apostrophes), and 1.000.000 and 1.000,5, which cannot be English. A comma with three digits behind it is English
     (1,234 is 1234) unless it cannot be (0,125 is 0.125; 1234,567 is neither, and None); with more or less of them
     it is a decimal comma (3,5). A single point is JSON's, whatever stands behind it: 1.000 is 1. Zeros may lead (007).
-
     Around it may stand a sign (also U+2212), a currency ($1,299.00), "about" (~, ≈, ca., approx.), an exponent (1.5E-3)
     and a short unit, which is left out (5 kg, 99%, 40-inch, 15.6", km/h). Digits of other scripts are digits.
-
-    None, since one number of it would be another than what is written: a fraction (7/8, ½, 1 1/2), a range (1-2, ±5), a
-    bound (<5, 5+), two numbers (5 x 3, 5'10", 10 W / 12 W), a date, a version, a power (10²), a word that multiplies
+    None, since one number would be another than is written: a fraction (7/8, ½, 1 1/2), a range (1-2, ±5), a bound
+    (<5, 5+), two numbers (5 x 3, 5'10", 10 W / 12 W), a date, a version, a power (10²), a word that multiplies
     (5 million, 5k, 5M; but 5K is kelvin) and any text longer than a unit.
     """
     word = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text.strip()).replace("\u2212", "-")

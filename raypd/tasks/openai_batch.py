@@ -1,9 +1,5 @@
-"""What a document of task `generation` asks for: its prompt, and how that is answered.
-
-With `task.openai` a document is a line of a batch file as OpenAI's API takes it: custom_id, method, url, and a body,
-a request to chat completions with parameters of its own. What cannot be done is an error, and never passed over. No
-torch here: `model: fake` has none.
-"""
+"""What a document of task `generation` asks for; with `task.openai` it is a line of OpenAI's batch files. What cannot
+be done is an error, and never passed over. No torch here: `model: fake` has none."""
 
 from __future__ import annotations
 
@@ -112,11 +108,7 @@ class _ChatBody(BaseModel):
 
 
 def read_request(document: Document, config: RunConfig) -> ChatRequest:
-    """What a document asks for; the configuration says what it leaves open.
-
-    Raises:
-        ValueError: it is no prompt; BadRequest: it is no request, or one that cannot be done.
-    """
+    """What a document asks for. Raises ValueError for no prompt, BadRequest for a request that cannot be done."""
     task, decoding = config.task, config.decoding
     assert isinstance(task, GenerationConfig)
     sampling = decoding.sampling
@@ -148,7 +140,6 @@ def read_request(document: Document, config: RunConfig) -> ChatRequest:
 
 
 def _body(fields: dict[str, Any]) -> _ChatBody:
-    """The request of a line."""
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         raise BadRequest("custom_id: a request needs one, a text", "custom_id", "missing_required_parameter")
@@ -174,7 +165,6 @@ def _body(fields: dict[str, Any]) -> _ChatBody:
 
 
 def _held_to(response: _ResponseFormat | None, config: RunConfig) -> tuple[bool, str | None]:
-    """Whether an answer is to be JSON, and the pattern of its schema."""
     if response is None or response.type == "text":
         return False, None
     method = config.decoding.method

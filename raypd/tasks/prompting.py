@@ -1,9 +1,5 @@
-"""From a template and a document to token ids: what is shared comes first, what a document says is never an order.
-
-A template is Jinja2 and holds `{{ documents }}` once (`{{ products }}` where documents are tagged as products).
-Everything before it (with the chat template around it) is the instruction that all documents of a category share; it is
-tokenized once. Document text is tokenized with special tokens split, so that a document cannot end the user's turn.
-"""
+"""From a template and a document to token ids. What stands before `{{ documents }}` (or `{{ products }}`) is tokenized
+once a category; documents with special tokens split, so that none can end the user's turn."""
 
 from __future__ import annotations
 
@@ -36,13 +32,7 @@ def template_text(path: str | None, name: str) -> str:
 
 
 def messages(task: ExtractionConfig) -> dict[str, str]:
-    """Category -> the message that its documents are asked with, DOCUMENTS in their place.
-
-    A template of the user's is rendered apart (see `sandbox`); it gets plain values, nothing that can do anything.
-
-    Raises:
-        ConfigError: the template cannot be read, is not valid, or cannot be used.
-    """
+    """Category -> its message, DOCUMENTS in their place; a user's template is rendered apart. Raises ConfigError."""
     text = template_text(task.template, "extraction.j2")
     common = {"documents": DOCUMENTS, "products": DOCUMENTS, "instruction": (task.instruction or "").strip()}
     shown = [{**common, "category": {"name": name, **_shown(category)}} for name, category in task.categories.items()]
@@ -63,8 +53,7 @@ def tag_of(task: ExtractionConfig) -> str:
 
 
 def _shown(category: Category) -> dict[str, Any]:
-    """A category as templates see it: what an attribute's type asks for stands behind its description, and of an enum
-    of many values there are some. Its answers are held to all of them."""
+    """A category as templates see it: types stand behind descriptions, and of an enum of many values only some."""
     tree = category.model_dump()
     for attribute, shown in zip(category.attributes, tree["attributes"], strict=True):
         shown["description"] = "; ".join(filter(None, [attribute.description, attribute.hint]))
@@ -82,11 +71,9 @@ def check_template(config: RunConfig) -> None:
 def pieces(
     tokenizer: PreTrainedTokenizerBase, message: str, marks: Sequence[str], cue: str = "\n\n"
 ) -> list[list[int]]:
-    """Ids of what stands before, between and behind the marks of a message, which has each once, in this order.
-
-    It becomes a user's turn, with the answer's header behind it, or for models without a chat template `cue`. Each
-    piece is tokenized alone, so that the same ids come out whatever is put in the place of a mark.
-    """
+    """Ids of what stands before, between and behind the marks, each once in the message, in this order; it becomes a
+    user's turn, with the answer's header behind it, or for models without a chat template `cue`. Each piece is
+    tokenized alone, so that the same ids come out whatever is put in the place of a mark."""
     if tokenizer.chat_template:
         text = rendered(tokenizer, [{"role": "user", "content": message.strip()}])
     else:
@@ -97,10 +84,7 @@ def pieces(
 def rendered(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], *, thinking: bool = False, header: bool = True
 ) -> str:
-    """Turns in the model's chat template; `header`: with the header of the answer behind them.
-
-    The one place that applies a chat template: parts of a conversation that are rendered apart fit together.
-    """
+    """Turns in the chat template, `header`: with the answer's; applied here alone, so that parts fit together."""
     options = {"add_generation_prompt": header, "enable_thinking": thinking}
     return str(tokenizer.apply_chat_template(list(turns), tokenize=False, **options))
 

@@ -1,10 +1,6 @@
-"""Question answering: many questions on one context, one record a question (IPPD, sections 3 and 4).
-
-An input row holds a context and a list of questions: texts, or objects with `question` and, if there are, `id`,
-`choices` and `multi_select`. A question with choices is answered with one of their letters. So that `intra_prompt` and
-`autoregressive` (one prompt a question) put the very same ids through the model, the pieces of a prompt are tokenized
-one by one: instruction, context, question.
-"""
+"""Many questions on one context, one record a question (IPPD, sections 3 and 4); choices are answered by a letter.
+Pieces (instruction, context, question) are tokenized one by one, so that all methods put the same ids through the
+model."""
 
 from __future__ import annotations
 
@@ -54,8 +50,6 @@ class _PageQuestion:
 
 @dataclass
 class _Page:
-    """A row ready to be put into a prompt."""
-
     document: Document
     context: list[int]
     truncated: bool
@@ -177,7 +171,6 @@ class QuestionAnsweringTask:
         return self._letters[choices]
 
     def _remaining_tokens(self, questions: Sequence[_PageQuestion]) -> int:
-        """Tokens left for a context under which each of the questions fits the model's context."""
         longest = max((len(question.program.tokens) for question in questions), default=0)
         fixed = len(self._instruction) + len(self._between) + self.task.max_answer_tokens
         return self.context_length - fixed - longest

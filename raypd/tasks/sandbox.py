@@ -1,7 +1,4 @@
-"""Renders a prompt's template: in Jinja's sandbox, and one that a user wrote in a process of its own, with limits.
-
-This file is also that process: templates and values come as JSON on stdin, texts or what is wrong go to stdout.
-"""
+"""Renders templates: in Jinja's sandbox; a user's in a process of its own, which is this file with JSON on stdin."""
 
 from __future__ import annotations
 
@@ -30,11 +27,7 @@ class TemplateFault(Exception):
 
 
 def render(text: str, values: list[dict[str, Any]]) -> list[str]:
-    """A template with each of some values, in this process: for templates that come with raypd.
-
-    Raises:
-        TemplateFault: it is not valid, uses what there is not, or does what a template may not do.
-    """
+    """A template of raypd's own with each of some values, in this process. Raises TemplateFault."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     try:
         template = environment.from_string(text)

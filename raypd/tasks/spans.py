@@ -11,10 +11,7 @@ from raypd.tasks.base import Document
 
 
 def find_span(text: str, value: str) -> tuple[int, int, bool] | None:
-    """(begin, end, exact) of a value's first place in a text; None where it is not there.
-
-    As it is written, else without regard to case and kinds of white space (not exact); a whole word goes before a part.
-    """
+    """(begin, end, exact) of a value's first place, whole words first; not exact: in another case or white space."""
     if not value.strip():
         return None
     if (begin := _place(text, value)) is not None:

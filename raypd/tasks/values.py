@@ -62,7 +62,6 @@ def _read_json(text: str, closed: bool = True) -> tuple[object, Status]:
 
 
 def _string_end(text: str) -> int | None:
-    """Index of the closing quote or newline of a string that begins at 0."""
     end = _STRING.match(text, 1).end()  # type: ignore[union-attr]
     return end if text[end : end + 1] in ('"', "\n") else None
 
@@ -149,10 +148,10 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
 
 
 class JsonObjectEnd:
-    """Tells when an answer that begins inside a JSON object needs no more tokens; reads each token's text once.
+    """Tells when an answer that begins inside a JSON object is complete. Call with all tokens so far, after each token.
 
     That is at its closing brace, at an end token, when every name has its value, and when a key comes a second time
-    (the first one counts; a small model may go round in circles). Call with all tokens so far, after each token.
+    (the first one counts; a small model may go round in circles).
     """
 
     def __init__(self, texts: Sequence[str], end_tokens: frozenset[int], names: Sequence[str]) -> None:

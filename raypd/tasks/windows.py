@@ -14,10 +14,7 @@ _OVERLAP = 8  # the end of a window, up to an eighth of it, is also the beginnin
 
 
 def windows(text: str, encode: Callable[[str], list[int]], limit: int) -> list[tuple[int, str, list[int]]]:
-    """Windows of at most `limit` tokens, which together hold all of a text: first character, text and ids of each.
-
-    They are cut between sentences; a sentence that does not fit by itself is cut between words, or within one.
-    """
+    """First character, text and ids of windows that hold all of a text; cut between sentences, else between words."""
     pieces = list(_pieces(text, encode, limit, 0))  # (begin, end, tokens)
     result: list[tuple[int, str, list[int]]] = []
     first = reached = 0
@@ -58,9 +55,7 @@ def _pieces(text: str, encode: Callable[[str], list[int]], limit: int, offset: i
 
 
 def merged(attributes: Sequence[Attribute], answers: Sequence[Sequence[Rated]]) -> list[tuple[int, Rated]]:
-    """Of each attribute the window and its value, out of the answers of all windows: the surest value, else the surest
-    null. Lists are united, in the order of the windows; as sure as the least sure of those that had any.
-    """
+    """Of each attribute the window and its value: the surest value, else the surest null; lists are united."""
     result = []
     for place, attribute in enumerate(attributes):
         rated = [answer[place] for answer in answers]

@@ -1,8 +1,5 @@
-"""`model: fake`: an engine and a task that take the time and count the tokens of real ones, without weights.
-
-For tests, estimates and simulations of large clusters. Prompts have the length of their texts, answers a length drawn
-from the document's id; every answer says `fake`. Nothing here imports torch, so that a machine carries many workers.
-"""
+"""`model: fake`: an engine and a task that take the time and count the tokens of real ones, without weights. Answers
+have a length drawn from the document's id. Nothing here imports torch, so that a machine carries many workers."""
 
 from __future__ import annotations
 
@@ -247,7 +244,6 @@ class FakeTask:
 
 
 def _record(name: str, category: Category) -> dict[str, Any]:
-    """A record whose texts are `fake` and whose other values are null."""
     texts = {a.name: "fake" if a.type == "text" and not a.many else None for a in category.attributes}
     values = [columns.value_row(n, v, "ok" if v else "null", None) for n, v in texts.items()]
     record = json.dumps(columns.record_of(category, texts), ensure_ascii=False)

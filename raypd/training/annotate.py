@@ -1,10 +1,5 @@
-"""A teacher marks the parts of answers that can be written side by side (PASTA, section 4 and appendix A).
-
-    python -m raypd.training.annotate configs/train/pasta.yaml > responses.jsonl
-
-It copies an answer and puts tags into it, which counts where the text without tags is the answer, blocks have at least
-five words and topics at most three.
-"""
+"""A teacher puts tags around parts of an answer that can be written side by side (PASTA, section 4 and appendix A),
+which count where the text without them is the answer, blocks have at least five words and topics at most three."""
 
 from __future__ import annotations
 
@@ -56,11 +51,7 @@ def _id(document: Document, turn: int, answer: str) -> str:
 
 
 def label(documents: Sequence[Document], config: RunConfig) -> None:
-    """Puts what the teacher wrote into COLUMN of the documents.
-
-    Raises:
-        InputError: the run `training.annotations` marks none of their responses.
-    """
+    """Puts what the teacher wrote into COLUMN. Raises InputError where `training.annotations` marks no response."""
     rows = rows_of(str(config.training.annotations), ["id", "status", "text", "finish_reason"])
     tagged = {row["id"]: row["text"] for row in rows if row["status"] == "ok" and row["finish_reason"] == "stop"}
     matched = False
@@ -76,11 +67,7 @@ def label(documents: Sequence[Document], config: RunConfig) -> None:
 
 
 def marked(tagged: str | None, answer: str) -> list[str | Promise | Sync]:
-    """An answer in the order of its text, as the teacher has marked it in `tagged` (None: it wrote nothing).
-
-    Raises:
-        Skip: the tags are not well-formed, or the text without them is not the answer.
-    """
+    """An answer in parts, as marked in `tagged` (None: nothing). Raises Skip for broken tags or another text."""
     if tagged is None:
         raise Skip("responses that the teacher did not mark")
     text = re.sub(r"<async\s+topic=", "<async topic=", tagged.strip())

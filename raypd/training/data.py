@@ -49,11 +49,7 @@ def check_input(config: RunConfig) -> None:
 def prepare(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
 ) -> tuple[TrainingData, list[list[Example]], list[list[Example]]]:
-    """The data's description, the packed groups of an epoch, and those of a validation.
-
-    Raises:
-        InputError: nothing to train on, or to validate on, or more unusable documents than max_skipped_share.
-    """
+    """The data's description, packs of an epoch and of a validation. Raises InputError: none, or max_skipped_share."""
     training = config.training
     documents = _documents(config)
     if training.validation is not None:
@@ -116,7 +112,6 @@ def _digest(documents: list[Document]) -> str:
 
 
 def _of_validation(config: RunConfig) -> RunConfig:
-    """The configuration of the held out documents, which have labels of their own."""
     source = config.input.model_copy(update={"path": config.training.validation})
     return config.model_copy(update={"input": source, "training": config.training.model_copy(update={"labels": None})})
 

@@ -1,8 +1,8 @@
 """A training example is what a decoding method would have fed, had the model answered with the gold tokens.
 
-The method's own program runs with a teacher in the model's place. Its feeds give tokens, positions and segments, the
-number of a feed is the step of its tokens, and what the teacher answers at `sample_at` are the targets. So the mask of
-training is `visible` over what decoding feeds (HPD section 4.4, figure 3: "the attention pattern ... is identical").
+The method's own program runs with a teacher in the model's place; the number of a feed is the step of its tokens, and
+what the teacher answers at `sample_at` are the targets. So the mask of training is `visible` over what decoding feeds
+(HPD section 4.4, figure 3: "the attention pattern ... is identical").
 """
 
 from __future__ import annotations
@@ -36,24 +36,18 @@ class Skip(Exception):
 
 @dataclass
 class Example:
-    """Tokens in the order in which they are fed.
+    """Tokens in the order in which they are fed."""
 
-    tokens, positions, segments, steps: [n] int64. reach: [segments, segments] of Reach. The first `shared` tokens are
-    an instruction in common with other examples. targets: the token that is to be predicted at an index; all other
-    indices have none. until: the step before which a token left the cache. initial: log-probability of the targets
-    under the model before a preference round. draw: makes what is trained on, where a part of it is random.
-    """
-
-    tokens: np.ndarray
+    tokens: np.ndarray  # [n] int64, as the next three
     positions: np.ndarray
     segments: np.ndarray
     steps: np.ndarray
-    reach: np.ndarray
-    targets: dict[int, int]
-    shared: int = 0
-    until: dict[int, int] = field(default_factory=dict)
-    initial: float = 0.0
-    draw: Callable[[Example, torch.Generator | None], Example] | None = None
+    reach: np.ndarray  # [segments, segments] of Reach
+    targets: dict[int, int]  # the token to be predicted at an index; other indices have none
+    shared: int = 0  # the first tokens, an instruction in common with other examples
+    until: dict[int, int] = field(default_factory=dict)  # the step before which a token left the cache
+    initial: float = 0.0  # log-probability of the targets under the model before a preference round
+    draw: Callable[[Example, torch.Generator | None], Example] | None = None  # what is trained on, if random
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -89,17 +83,13 @@ class Example:
 
 
 class Examples(ABC):
-    """Makes examples of documents.
-
-    `skipped` counts what was left out by its reason, `lost` documents, `lost_labels` single labels of other documents,
-    of `labels` that have a value.
-    """
+    """Makes examples of documents."""
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.config, self.tokenizer = config, tokenizer
         self.column = config.training.labels_column
-        self.skipped: Counter[str] = Counter()
-        self.lost = self.labels = self.lost_labels = 0
+        self.skipped: Counter[str] = Counter()  # by the reason
+        self.lost = self.labels = self.lost_labels = 0  # documents; labels; of these lost without their document
 
     @abstractmethod
     def __call__(self, documents: Sequence[Document]) -> Iterable[Example]: ...
@@ -130,11 +120,7 @@ def written(prompt: list[int], answer: list[int], shared: int = 0) -> Example:
 
 
 def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
-    """Runs a new program with a teacher in the model's place: the example, and the program's answer.
-
-    Raises:
-        ValueError: the program moves tokens or drafts, which a teacher cannot do.
-    """
+    """Runs a program with a teacher: the example, and its answer. Raises ValueError where it moves tokens or drafts."""
     tokens: list[int] = []
     positions: list[int] = []
     segments: list[int] = []

@@ -30,7 +30,6 @@ class ExtractionExamples(Examples):
         self.task = ExtractionTask(config, tokenizer, context_length)
 
     def __call__(self, documents: Sequence[Document]) -> Iterator[Example]:
-        """Examples of the documents, in the task's order."""
         usable = {}
         for document in documents:
             try:

@@ -102,10 +102,7 @@ class GenerationExamples(Examples):
         return example
 
     def _pasta(self, prompt: list[int], pieces: list[str | Promise | Sync]) -> Example:
-        """What the interpreter feeds when the main thread writes the pieces.
-
-        A promise names the tokens of its block, tags included, in multiples of ten (Pred-10X).
-        """
+        """What the interpreter feeds; a promise names its block's tokens, tags too, in multiples of ten (Pred-10X)."""
         steps: list[TokenPiece] = []  # of the main thread
         children: list[list[int]] = []
         for piece in pieces:
@@ -149,16 +146,12 @@ def _texts(document: Document, column: str) -> list[str]:
 
 
 def masked(text: Example, generator: torch.Generator | None, *, mask: int, k: int, groups: int) -> Example:
-    """A text with one draw of masks (SAR-SFT, equations 1 to 3).
+    """A text with one draw of masks, the token `mask`, `k` in a group (SAR-SFT, equations 1 to 3).
 
     One group: the text as it is with probability p_ar; else k tokens of the answer from a drawn place on are masked,
     and what is behind them is cut. The token in front of the masks and each mask predict what comes next.
-
     Several: the text as it is, and beside it the masks of as many draws of equation 3, each group a segment that sees
     the text in front of it and itself, as when SPACE decodes. They share one pass over the text.
-
-    Args:
-        mask: the id of [Mask]. k: masks of a group. groups: how many places of the answer are masked at once.
     """
     first = min(text.targets) + 1  # of the answer
     places = len(text) - first - k + 1
@@ -185,11 +178,9 @@ def masked(text: Example, generator: torch.Generator | None, *, mask: int, k: in
 
 
 class OutlineTeacher:
-    """Answers `apar` so that it writes paragraphs: each thread its next token.
-
-    A thread is identified by the segment of the token that it feeds last. The token behind a [Fork] is the first of the
-    next root; with it the program gives the next root and the detail a segment each, in this order.
-    """
+    """Answers `apar` so that it writes paragraphs: to each thread, known by the segment it feeds last, its next token.
+    The token behind a [Fork] is the first of the next root; with it the program gives the next root and the detail a
+    segment each, in this order."""
 
     def __init__(self, paragraphs: Sequence[Paragraph]) -> None:
         self._paragraphs = iter(paragraphs)
@@ -215,13 +206,9 @@ class OutlineTeacher:
 
 
 class ThreadsTeacher:
-    """Answers `pasta` so that the main thread writes its pieces and every child its block, in the order in which the
-    interpreter asks: the main thread, unless it waits or has ended, then the children that have not ended.
-
-    Args:
-        main: pieces of the main thread; a promise opens the next child, at a sync it waits until all have ended.
-        children: the tokens of each block, up to its </async>.
-    """
+    """Answers `pasta` in the order in which the interpreter asks: the main thread, unless it waits or has ended, then
+    the children that have not ended. A promise of `main` opens the next child, at a sync it waits for all of them;
+    `children` are the tokens of each block, up to its </async>."""
 
     def __init__(self, main: Sequence[TokenPiece], children: Sequence[list[int]]) -> None:
         self._main = deque((t, kind if n == len(ts) - 1 else "text") for ts, kind in main for n, t in enumerate(ts))

@@ -1,5 +1,4 @@
-"""`raypd train`: Ray Train's TorchTrainer runs the trainer on every worker; the driver shows progress, keeps the bill
-and puts the best weights into the run's folder."""
+"""`raypd train`: Ray Train runs the trainer on every worker; the driver shows progress and keeps bill and weights."""
 
 from __future__ import annotations
 
@@ -38,10 +37,8 @@ def run_training(
 ) -> TrainingRecord:
     """Trains with every learning rate, or goes on where the same command was cut off. `say` shows the user a line.
 
-    Raises:
-        ConfigError, InputError, ModelError: before anything is trained.
-        RunError: the workers ended; the same command goes on from the latest checkpoint.
-        Interrupted: at SIGINT or SIGTERM.
+    Raises ConfigError, InputError, ModelError before anything is trained; RunError where the workers ended (the same
+    command goes on from the latest checkpoint); Interrupted at SIGINT or SIGTERM.
     """
     storage.configure(config.storage)
     check(config)
@@ -120,8 +117,8 @@ def _fit(
 
 
 def _allocator() -> dict[str, str]:
-    """Ray's jemalloc: with glibc's malloc, whose lists of free blocks get ever longer, a training on a CPU is half as
-    fast after 15 minutes. Pages unused for a minute are freed, or the worker grows until Ray ends it."""
+    """Ray's jemalloc: glibc's free lists get ever longer, and a training on a CPU half as fast after 15 minutes. Pages
+    unused for a minute are freed, or the worker grows until Ray ends it."""
     import ray
 
     library = Path(ray.__file__).with_name("core") / "libjemalloc.so"
@@ -191,7 +188,6 @@ def _follow(board: Any, curve: Curve, rate: float, say: Callable[[str], None]) -
 
 
 def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
-    """Where Ray Train writes: pyarrow's file system and the path in it."""
     from pyarrow import fs
 
     if not storage.is_remote(path):
@@ -203,7 +199,6 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
 def _finish(
     config: RunConfig, output: str, outcomes: list[tuple[TrainingAttempt, TrainingData, Any]]
 ) -> TrainingRecord:
-    """Copies the best weights, writes their card and training.json."""
     from raypd.training.weights import export, kind_of_weights
 
     best, data, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)

@@ -15,11 +15,7 @@ from raypd.training.example import Skip, Teacher
 
 
 def value_text(attribute: Attribute, value: object) -> str:
-    """A gold value as it stands behind its key in the answer, up to the closing quote, or newline after a bare value.
-
-    Raises:
-        Skip: the value is none of the attribute's type.
-    """
+    """A gold value as it stands behind its key, up to the closing quote or newline. Raises Skip for another type."""
     if value is None:
         if attribute.required and (attribute.many or attribute.type not in ("text", "number")):
             raise Skip(f"attribute {attribute.name!r}: it is required, and has no label")
@@ -53,11 +49,8 @@ def record_text(attributes: Sequence[Attribute], target: dict[str, Any]) -> str:
 
 
 def slots_teacher(gold: Sequence[Sequence[int]]) -> Teacher:
-    """Answers the slots of `hyper_parallel` with the tokens of their values.
-
-    Its first feed asks at the end of every slot; the k-th behind it feeds the last token of every open slot, whose
-    place is k tokens behind the slot's end.
-    """
+    """Answers the slots of `hyper_parallel` with their values' tokens. Its first feed asks at the end of every slot;
+    the k-th behind it feeds the last token of every open slot, whose place is k tokens behind the slot's end."""
     numbers: dict[int, int] = {}  # position of a slot's end -> number of the slot
     feeds = count()
 

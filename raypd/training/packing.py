@@ -1,8 +1,6 @@
-"""Examples that share an instruction go through the model together, the instruction once.
-
-One pass is flat, as in the engine: [instruction | own tokens of example 1 | own tokens of example 2 | ...]. Own tokens
-see the instruction and tokens of their example alone, so a pass computes what each example would alone.
-"""
+"""Examples go through the model together, the instruction that they share once, flat as in the engine:
+[instruction | own tokens of example 1 | own tokens of example 2 | ...]. Own tokens see the instruction and tokens of
+their example alone, so a pass computes what each example would alone."""
 
 from __future__ import annotations
 
@@ -36,9 +34,8 @@ class Layout:
     def padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The examples as rows of one length, for kernels that take all of them at once.
 
-        Returns:
-            Index of each own token in the pass, [examples, longest], 0 where a row is padded; which places are own
-            tokens, bool, the same shape; and the visibility, bool [examples, 1, longest, shared + longest].
+        Index of each own token in the pass, [examples, longest], 0 where padded; which places are own tokens, bool, the
+        same shape; the visibility, bool [examples, 1, longest, shared + longest].
         """
         device, longest = self.visible[0].device, max(self.lengths)
         place, lengths = torch.arange(longest, device=device), torch.tensor(self.lengths, device=device)
@@ -52,10 +49,7 @@ class Layout:
 
 
 def batches(examples: Sequence[Example], most_examples: int, most_tokens: int, seed: int) -> Iterator[list[Example]]:
-    """Groups of examples with the same instruction, in an order drawn by `seed`: at most so many, of so many tokens.
-
-    An example that is longer than `most_tokens` goes alone.
-    """
+    """Groups with one instruction, in an order drawn by `seed`; an example longer than `most_tokens` goes alone."""
     random = np.random.default_rng(seed)
     by_instruction: dict[bytes, list[list[Example]]] = {}
     for index in random.permutation(len(examples)):
@@ -71,10 +65,9 @@ def batches(examples: Sequence[Example], most_examples: int, most_tokens: int, s
 def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
     """One pass over examples with the same instruction, as tensors.
 
-    Returns:
-        input_ids, position_ids: [1, tokens]. label_index: [targets], where the model predicts, and shift_labels what;
-        with Medusa heads [heads * targets], what each head predicts there. labels: the same, without which Trainer does
-        not count targets. visible: as in Layout. initial: [examples].
+    input_ids, position_ids: [1, tokens]. label_index: [targets], where the model predicts, and shift_labels what; with
+    Medusa heads [heads * targets], what each head predicts there. labels: the same, without which Trainer does not
+    count targets. visible: as in Layout. initial: [examples].
     """
     examples = [example.drawn() for example in examples]
     first, shared = examples[0], examples[0].shared

@@ -1,14 +1,8 @@
 """Preference rounds for PASTA (BoNBoN, section 4): a model learns from the best and the worst of its own answers.
 
-    python -m raypd.training.preference runs/samples runs/baseline > comparisons.jsonl
-
-The judge compares every sample with the baseline's answer, in both orders. A sample's score is its theoretical speedup
-(tokens of the baseline's answer / longest path, section 5.1) + training.preference.quality_weight x quality, which is
-its wins less its losses, -2 to 2. (The paper's is their ratio, weighted with the judge's confidence, and over a second
-comparison, with the answer of the data set.) Of a conversation the first answer counts: later ones have other prompts.
-
-A run keeps the text of an answer with its tags, not its tokens: a sample counts where the interpreter, fed with the
-tokens of its text, makes the same text, warnings, number of tokens, threads and longest path again.
+Score: theoretical speedup (tokens of the baseline's answer / longest path, section 5.1) + quality_weight x quality
+(wins less losses against the baseline, in both orders; the paper's is their ratio, weighted). A run keeps texts, not
+tokens: a sample counts where the interpreter, fed with the tokens of its text, makes the same of it.
 """
 
 from __future__ import annotations
@@ -89,7 +83,7 @@ def _check_alike(config: RunConfig, run: str, recorded: dict[str, Any]) -> None:
 
 
 def _rows(run: str) -> dict[Place, list[Row]]:
-    """The first answers of a run to each of its documents, in the order of their samples."""
+    """The first answers of a run (later ones have other prompts) to each of its documents, in the order of samples."""
     rows: dict[Place, list[Row]] = defaultdict(list)
     for row in rows_of(run, _COLUMNS):
         if row["status"] == "ok" and row["turn"] == 0:
@@ -111,10 +105,7 @@ def _compared(samples: str, baseline: str, skipped: Counter[str]) -> Iterator[tu
 
 
 def comparisons(config: RunConfig, samples: str, baseline: str, skipped: Counter[str]) -> Iterator[dict[str, str]]:
-    """What the judge is asked about every sample, in both orders, as documents for `raypd generate`.
-
-    `config` is that of the run in the folder `samples`; `skipped` counts what is left out by its reason.
-    """
+    """What the judge is asked of each sample, in both orders, for `raypd generate`. config: of the run in `samples`."""
     assert isinstance(config.task, GenerationConfig)
     read = (document for unit in plan(config) for document in read_unit(unit, config))
     documents = {(document.source, document.place): document for document in read}
@@ -160,8 +151,7 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
 def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
     """Puts the samples, each with its `score`, into labels_column of the documents; documents without get an error.
 
-    Raises:
-        InputError: no sample is of any of the documents; ConfigError: the run that judged judges something else.
+    Raises InputError: no sample is of any of them; ConfigError: the run that judged judges something else.
     """
     preference, skipped = config.training.preference, Counter[str]()
     assert preference is not None
@@ -194,10 +184,7 @@ def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
 
 
 class PairExamples(GenerationExamples):
-    """Makes examples of documents with scored samples: of each prompt the best and the worst, in turn.
-
-    Of a pair the prompt is shared. Prompts without a pair are not lost.
-    """
+    """Of each prompt with scored samples the best and the worst, in turn. Prompts without a pair are not lost."""
 
     def examples(self, document: Document) -> Iterator[Example]:
         ranked = sorted(document.fields[self.column], key=lambda row: -row["score"])
@@ -232,11 +219,7 @@ class PairExamples(GenerationExamples):
         return example
 
     def _threads(self, raw: str) -> tuple[list[TokenPiece], list[list[int]]]:
-        """The tokens of a text with tags: those of the main thread, and each child's up to its </async>.
-
-        Raises:
-            ValueError: a promise and a child do not follow on each other.
-        """
+        """Tokens of the main thread, and of each child up to </async>. Raises ValueError where tags do not match."""
         if "\ufffd" in raw:
             raise ValueError("bytes that are no text")
         lexer = Lexer(lambda flaw: None)

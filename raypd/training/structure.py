@@ -1,8 +1,5 @@
-"""What of an answer can be written side by side, by rules (APAR, appendix B).
-
-The points of an ordered list, or the first sentence of a paragraph and the rest of it. Code, mathematics and addresses
-of the web are one paragraph.
-"""
+"""What of an answer can be written side by side, by rules (APAR, appendix B): the points of an ordered list, or the
+first sentence of a paragraph and its rest. Code, mathematics and addresses of the web are one paragraph."""
 
 from __future__ import annotations
 
@@ -56,11 +53,9 @@ class Sync:
 
 
 def promises(answer: str) -> list[str | Promise | Sync]:
-    """An answer in the order of its text: what the main thread writes, blocks that it promises, and behind the last of
-    these, where text follows, a sync.
+    """An answer in the order of its text: the main thread's, promised blocks, and a sync where text follows the last.
 
-    The details of `outline`, where they have at least five words; a topic is at most three words of what stands before
-    it. Together the texts are the answer.
+    Blocks are the details of `outline` of five words or more; a topic is at most three words of what stands before.
     """
     pieces: list[str | Promise | Sync] = []
     for root, detail in outline(answer):

@@ -24,11 +24,7 @@ def rows_of(run: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
 
 
 def label(documents: Sequence[Document], run: str, column: str) -> None:
-    """Puts the answers of a run over the same input into `column` of the documents; documents without get an error.
-
-    Raises:
-        InputError: the folder holds no answers.
-    """
+    """Puts the answers of a run over the same input, or errors, into `column`. Raises InputError: it has none."""
     rows: dict[Place, list[Row]] = defaultdict(list)
     for row in rows_of(run):
         rows[row["source"], row["row"]].append(row)

@@ -24,11 +24,7 @@ from raypd.training import attention
 
 
 def load_for_training(config: RunConfig) -> LoadedModel:
-    """The model with the weights that are trained: all of them in float32, or LoRA matrices beside frozen ones.
-
-    Raises:
-        ModelError: as `load_model`, and for what cannot be trained.
-    """
+    """The model with float32 weights, or LoRA matrices beside frozen ones. Raises ModelError as `load_model`."""
     set_seed(config.training.seed)  # LoRA matrices are drawn
     full = config.training.weights == "full" and not REGISTRY[config.decoding.method].heads
     quantization = config.model.quantization
@@ -60,7 +56,6 @@ def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
 
 
 def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
-    """LoRA matrices on all linear layers, and trainable embedding rows for the method's control tokens."""
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
     training, model = config.training, loaded.model
