@@ -1,12 +1,10 @@
 """The arithmetic of a bill: nodes x prices x time, and what each worker did in it. No Ray, no clock, no files.
 
-Money is counted in whole micro-dollars and shared out by largest remainder, so that nodes and parts each add up to the
-total exactly. A node is billed from when it came up, or the session began, to when it went, or the session ended; while
-several runs use the cluster each pays its share of that time. A node's money is divided over its slots, one for each
-worker that fits on it: a worker's seconds go to what it did (startup, prefill, decode, idle, lost), and a slot without
-one is startup before the node's first worker and idle after it. A node without slots is the head's part or `other`.
-Times are unix seconds.
-"""
+Money is in whole micro-dollars, shared out by largest remainder, so that nodes and parts each add up to the total
+exactly. A node is billed from when it came up, or the session began, to when it went, or the session ended; of a time
+with several runs on the cluster each pays its share. A node's money is divided over its slots, one for each worker that
+fits: a worker's seconds go to what it did, a slot without one is startup before the node's first worker and idle after
+it. A node without slots is the head's part or `other`. Times are unix seconds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,10 +87,7 @@ def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def shared_seconds(began: float, ended: float, shares: Sequence[tuple[float, int]]) -> float:
-    """Seconds of [began, ended) that this run pays: a time with n runs on the cluster counts 1/n.
-
-    shares: (from when on, how many runs), in order; one run before the first.
-    """
+    """Seconds of [began, ended) that this run pays: of a time with n runs 1/n. shares: (from when, n); one at first."""
     seconds = 0.0
     for (start, runs), (end, _) in pairwise([(float("-inf"), 1), *shares, (float("inf"), 1)]):
         seconds += max(0.0, min(end, ended) - max(start, began)) / max(1, runs)
@@ -135,7 +130,6 @@ def make(
 def _node_seconds(
     node: NodeTime, workers: Sequence[WorkerTime], start: float, end: float, until: float, final: bool
 ) -> dict[str, float]:
-    """Slot-seconds of a node by part."""
     length = end - start
     if not workers:
         if node.head or not node.slots:

@@ -1,7 +1,4 @@
-"""A session's book: nodes, workers' reports and prices in, the bill as it stands in <run>/ledger/<session>.json out.
-
-The file holds all that the book knows, so that a ledger that died goes on from it. No Ray here.
-"""
+"""A session's book: nodes, reports, prices in, the bill's file out, from which a ledger that died goes on. No Ray."""
 
 import contextlib
 import threading
@@ -26,10 +23,9 @@ def _path(output: str, session: str) -> str:
 
 
 class Book:
-    """What one session's bill is made of: goes on from `last`, the bill as it was last made. Safe in threads.
+    """What a session's bill is made of; goes on from `last`, its last form. Safe in threads.
 
-    token_usd: for a million tokens of prompts and of answers, where a server behind `model.endpoint` takes them.
-    """
+    token_usd: for a million tokens of prompts and of answers, where a server behind `model.endpoint` takes them."""
 
     def __init__(
         self,
@@ -173,7 +169,7 @@ def read(output: str, session: str) -> Bill | None:
 
 
 def write(output: str, bill: Bill) -> None:
-    """Writes the file of a session's bill into the run's folder `output`, whole or not at all. Raises OSError."""
+    """Writes a session's bill into the run's folder `output`, whole or not at all. Raises OSError."""
     records.write(_path(output, bill.session), bill, indent=None)
 
 
@@ -192,10 +188,7 @@ def _settled(bill: Bill) -> Bill:
 
 
 def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
-    """Brings the documents and tokens of a closed bill up to those of the session's committed units; whether it had to.
-
-    A worker that dies between a commit and its report leaves the bill without that unit's counts.
-    """
+    """Brings a closed bill's counts up to committed units (a worker may die before it reports); whether it had to."""
     totals = _totals(units, [unit.counts for unit in units])
     if totals == bill.totals:
         return False

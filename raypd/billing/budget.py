@@ -1,10 +1,8 @@
 """The arithmetic of a budget and a deadline: whether one more unit may be begun, and how many workers it takes.
 
-The budget has two lines. A unit is begun only where the bill, at the end of all that is in flight and
-of this unit too, stays below the budget less a reserve. Where that guess was wrong (the first units, whose pace nobody
-knows; a unit of long documents; nodes that came later), the run is stopped when the reserve is reached; what is in
-flight is lost, and done again by the session that goes on.
-"""
+A unit is begun only where the bill, at the end of all in flight and of this unit too, stays below the budget less a
+reserve. Where that guess was wrong (unknown pace, long documents, late nodes), the run is stopped at the reserve; what
+is in flight is lost, and done again by the session that goes on."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -24,10 +22,9 @@ class BudgetReached(RunError):
 
 
 def ends(now: float, units: Iterable[tuple[float, int]], paces: Sequence[float]) -> float:
-    """The unix second at which units are done, at the latest that is to be expected; now where nobody knows.
+    """The unix second at which units are done, at the latest to expect; now where nobody knows.
 
-    units: in flight, (unix second of the begin, documents). paces: seconds a document of the last ones that ended.
-    """
+    units: in flight, (unix second of the begin, documents). paces: seconds a document of the last ones that ended."""
     if not paces:
         return now
     slowest = _CAUTION * max(paces)
@@ -51,11 +48,9 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
 def need(
     documents: int, seconds_left: float, per_worker: float, startup: float, running: int, max_workers: int
 ) -> tuple[int, float]:
-    """What it takes to be done in time: workers (`NEVER`: no number is enough), and the seconds until all is done by
-    them, or by the most there may be.
+    """Workers to be done in time (`NEVER`: no number is enough), and seconds until all is done by them, or the most.
 
-    per_worker: documents a second. startup: seconds that a new worker loads, and one of `running` does not.
-    """
+    per_worker: documents a second. startup: seconds that a new worker loads, and one of `running` does not."""
 
     def seconds(workers: int) -> float:
         new = max(0, workers - running)

@@ -1,7 +1,4 @@
-"""What the GPUs of a run took from the wall: NVIDIA's own counter where there is one, else watts that you give.
-
-Only the GPUs count; the rest of the machine (processors, memory, fans, the building) is not in the figure.
-"""
+"""What a run's GPUs took, and they alone: by NVIDIA's own counter where there is one, else by watts that you give."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -13,10 +10,7 @@ _JOULES_PER_KWH = 3.6e6
 
 
 def meter(gpus: float) -> Callable[[], float | None]:
-    """A counter of the energy of this process's GPUs: joules since now, None where they are not measured.
-
-    gpus: of this worker; of a GPU that several workers share it takes that fraction.
-    """
+    """A counter of this process's GPUs: joules since now, None: not measured. gpus: of this worker, or a fraction."""
     if not gpus:
         return lambda: None
 

@@ -1,8 +1,6 @@
 """What a worker does with its time: measured in the worker, reported to the ledger.
 
-A report holds all that the worker did since it began, not what came since the last report, under a number that grows.
-So a report that is lost, comes twice or comes late does no harm: the one with the highest number is the truth.
-"""
+A report holds all since the worker began, under a growing number, so that a lost, double or late one does no harm."""
 
 import os
 import threading
@@ -34,7 +32,7 @@ class UnitUsage:
     categories: dict[str, Counts] = field(default_factory=dict)
 
     def share(self) -> None:
-        """Gives every category its share of the seconds: those of prefill and decode each by the tokens."""
+        """Gives every category its share of the seconds: of prefill and decode each by the tokens."""
         for spent, count in ((self.prefill, "prefill_tokens"), (self.decode, "decode_tokens")):
             weights = {name: counts[count] for name, counts in self.categories.items()}
             if not sum(weights.values()):
@@ -45,10 +43,7 @@ class UnitUsage:
 
 
 class Meter:
-    """One worker's time, as a row of spans without gaps: startup, busy, idle, lost. Safe in threads.
-
-    clock: unix seconds. power: joules that its GPUs took since it began, None where nobody knows.
-    """
+    """A worker's spans without gaps: startup, busy, idle, lost. Safe in threads. clock: unix seconds. power: joules."""
 
     def __init__(
         self,
@@ -92,10 +87,7 @@ class Meter:
                 self._units[unit].categories.setdefault(name, zero())["documents"] += 1
 
     def tokens(self, unit: str, categories: Sequence[str], counts: Any) -> None:
-        """Shares what a program has cost over the documents that it answers, in whole tokens.
-
-        categories: of each of the documents. counts: as `raypd.decoding.counts.TokenCounts`.
-        """
+        """Shares a program's cost over its documents, by their categories, in whole tokens. counts: `TokenCounts`."""
         with self._lock:
             for i, category in enumerate(categories):
                 totals = self._units[unit].categories.setdefault(category, zero())

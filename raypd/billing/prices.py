@@ -1,10 +1,7 @@
 """What a machine costs an hour, and what is in it: AWS instance types with GPUs, in USD.
 
-`cost.prices` of the configuration comes first (`g6e.48xlarge: 20.5`, or for one market `g6e.48xlarge/spot: 9.1`), then
-the newer of two: the file that `raypd prices refresh` writes, and `price_lists/*.csv`, which come with raypd
-(on-demand, Linux, shared tenancy; no spot prices, which change by the hour). A price that stands nowhere is an error,
-never a guess.
-"""
+`cost.prices` comes first, then the newer of two: the file of `raypd prices refresh`, and `price_lists/*.csv`
+(on-demand, Linux, shared tenancy; no spot prices, which change by the hour). A missing price is an error, no guess."""
 
 import contextlib
 import csv
@@ -55,13 +52,13 @@ class Price:
 
 @checked_dataclass(frozen=True)
 class HostedPrice:
-    """What a service asks for a million tokens of its batch API, in USD. source: an address or `cost`'s key."""
+    """What a service asks for a million tokens of its batch API, in USD."""
 
     model: str
     input: float
     output: float
     date: str
-    source: str
+    source: str  # an address, or a key of `cost`
 
 
 # (instance type, region or availability zone, market) -> price
@@ -83,7 +80,6 @@ INSTANCES = {row["instance_type"]: Instance(*row.values()) for row in _csv("inst
 
 
 def hosted(cost: CostConfig) -> list[HostedPrice]:
-    """The list prices of hosted batch services: those of cost.hosted_prices, and the others that come with raypd."""
     listed = {row["model"]: HostedPrice(*row.values()) for row in _csv("hosted_batch.csv")}  # type: ignore[arg-type]
     configured = {
         model: HostedPrice(model, sent, written, "", f"cost.hosted_prices.{model}")
@@ -158,12 +154,8 @@ def price(
 ) -> Price:
     """The price of one machine for one hour. Raises PriceUnknown, which says what to do.
 
-    Args:
-        instance_type: None: a machine of your own, whose price is cost.prices.local or 0.
-        region, market: None: those of `cost`, else us-east-1 and on-demand.
-        zone: its spot price counts before the region's.
-        rows: in place of `table()`.
-    """
+    instance_type None: a machine of your own (cost.prices.local or 0). region, market None: of `cost`, else us-east-1
+    and on-demand. zone: its spot price counts before the region's. rows: in place of `table()`."""
     market = market or cost.market or "on-demand"
     for key in (f"{instance_type}/{market}", instance_type) if instance_type is not None else (LOCAL,):
         if key in cost.prices:

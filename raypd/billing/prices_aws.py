@@ -1,8 +1,4 @@
-"""`raypd prices refresh` and `raypd prices show`: prices from AWS itself, and what raypd knows of them.
-
-Needs credentials that may call pricing:GetProducts and ec2:DescribeSpotPriceHistory; boto3 finds them where it always
-does, and nothing of them is printed or kept.
-"""
+"""Prices from AWS itself; needs pricing:GetProducts and ec2:DescribeSpotPriceHistory, and keeps no credentials."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,10 +23,7 @@ _SPOT_PAGE = 20  # instance types asked for at once
 
 
 def refresh(regions: Sequence[str] = SHIPPED_REGIONS) -> Path:
-    """Asks AWS for the on-demand and spot prices of all instance types that raypd knows; the file that was written.
-
-    Raises ConfigError: no credentials, no right to ask, or no connection.
-    """
+    """Asks AWS for prices of all known types; the file written. Raises ConfigError: no credentials, right, network."""
     table: Table = {}
     for region in regions:
         on_demand, spot = _on_demand(region), _spot(region)
@@ -93,7 +86,6 @@ def _on_demand(region: str) -> Table:
 
 
 def _hourly(product: dict[str, Any]) -> list[float]:
-    """USD an hour of the on-demand terms of one product."""
     terms = product.get("terms", {}).get("OnDemand", {}).values()
     dimensions = [d for term in terms for d in term["priceDimensions"].values() if d.get("unit") == "Hrs"]
     return [float(d["pricePerUnit"]["USD"]) for d in dimensions if float(d["pricePerUnit"].get("USD", 0)) > 0]

@@ -1,7 +1,4 @@
-"""The command line: `raypd extract CONFIG [key=value ...]` and the other commands, thin ones all.
-
-What their options are called and mean stands in `options`; what takes long to import is imported when it is needed.
-"""
+"""The command line: thin commands, options in `options`; what takes long to import is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -352,10 +349,9 @@ def prices_show(instance_type: o.InstanceType = None, region: o.Region = "us-eas
 
 @contextlib.contextmanager
 def report_errors() -> Iterator[None]:
-    """Ends the process at an error that a user can act on with its text and no traceback.
+    """Ends the process at a user's error with its text, no traceback.
 
-    Exit codes: 2 for the configuration, the input and the model; 1 for a run that could not go on; 130 interrupted.
-    """
+    Exit codes: 2 for the configuration, the input and the model; 1 for a run that could not go on; 130 interrupted."""
     try:
         yield
         return

@@ -1,7 +1,4 @@
-"""The arguments and options of the commands, each in one place: what it is called, its limits, and its help.
-
-A command names them as the types of its parameters; its default stands there.
-"""
+"""Arguments and options, each in one place: name, limits, help. Commands use them as types and hold the defaults."""
 
 from __future__ import annotations
 

@@ -29,10 +29,7 @@ def config_over(
 ) -> RunConfig:
     """A configuration from a YAML file, or around a data file; options go before overrides.
 
-    Args:
-        openai: the data is a batch file of OpenAI's; what a request does not say is as there, so it samples.
-        schema: of an extraction from a data file.
-    """
+    openai: the data is a batch file of OpenAI's; what a request does not say is as there, so it samples."""
     given = {"decoding.method": method, "model.name": model, "output.path": output}
     changes = [f"{key}={value}" for key, value in given.items() if value is not None] + overrides
     if source.endswith((".yaml", ".yml")):
@@ -85,7 +82,6 @@ def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool,
 
 
 def _write_batch(config: RunConfig) -> None:
-    """Writes the two files of a batch, and says where."""
     from raypd.dataset import batch_files
     from raypd.run.layout import output_folder
 

@@ -20,12 +20,7 @@ _ROWS = 8
 
 
 def print_summary(manifest: Manifest, console: Console | None = None) -> None:
-    """Prints what a run has come to.
-
-    Args:
-        manifest: of the run.
-        console: where to; None: stdout, in the width of the terminal.
-    """
+    """Prints what a run has come to. console: None: stdout, in the width of the terminal."""
     console = console or Console(highlight=False, markup=False)
     units = sorted(writer.committed(manifest.output))
     rows = writer.read_rows(manifest.output, units[0], _ROWS) if units else []

@@ -14,11 +14,7 @@ from raypd.run import console
 
 
 def run(path: str, overrides: list[str], output: str | None, options: TuneOptions, verbose: bool) -> None:
-    """Tunes a run and writes the new configuration; output None: CONFIG.tuned.yaml beside the old one.
-
-    Raises:
-        ConfigError: the result could not be written; before anything is decoded.
-    """
+    """Tunes and writes; output None: CONFIG.tuned.yaml. Raises ConfigError before decoding: it cannot be written."""
     config = load_config(path, overrides)
     source = Path(path)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")

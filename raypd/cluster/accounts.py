@@ -28,15 +28,10 @@ _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
 
 
 class Accounts:
-    """One session's.
+    """One session's. Raises ConfigError at a bad deadline or a budget without prices, BudgetReached.
 
-    share: what one worker takes. documents: of the run; done: of these, committed when the session began; exact:
-    whether they are counted. say: shows the user a line.
-
-    Raises:
-        ConfigError: a deadline that cannot be read, or a budget on machines without a price.
-        BudgetReached: earlier sessions have spent it.
-    """
+    share: what one worker takes. documents: of the run (counted if `exact`), of which `done` were committed before.
+    say: shows the user a line."""
 
     def __init__(
         self,
@@ -103,7 +98,6 @@ class Accounts:
                 self._paces.append((time.time() - started[0]) / documents)
 
     def _spent(self) -> float:
-        """USD of this session until now."""
         standing = self._standing
         return standing.usd + standing.usd_per_second * max(0.0, time.time() - standing.at)
 
@@ -113,10 +107,7 @@ class Accounts:
         return self._spent() + self._standing.usd_per_second * seconds < remaining
 
     def look(self, running: int) -> int | None:
-        """To be called often. How many workers are wanted from now on; None: as before.
-
-        running: workers that have loaded. Raises BudgetReached when the money is spent but for the reserve.
-        """
+        """To be called often: how many workers are wanted; None: as before. running: loaded. Raises BudgetReached."""
         self._ask()
         unpriced = self._standing.unpriced
         if unpriced is not None:

@@ -43,18 +43,11 @@ _JUDGED_AFTER = 100  # documents of a session, after which cluster.max_failed_sh
 def run_extract(
     config: RunConfig, *, verbose: bool = False, build: Build | None = None, planned: Plan | None = None
 ) -> Manifest:
-    """Runs or resumes an extraction until every unit is committed, and writes the manifest.
+    """Runs or resumes until every unit is committed, and writes the manifest.
 
-    Args:
-        verbose: let Ray print what it has to say.
-        build: makes a worker's engine and task; None: as the configuration says.
-        planned: what to do; None: all of the input.
-
-    Raises:
-        ConfigError, InputError, ModelError: before anything runs.
-        RunError: it cannot go on.
-        Interrupted: at SIGINT or SIGTERM. What is committed by then is whole, and the same call resumes.
-    """
+    verbose: let Ray print. build: makes a worker's engine and task; None: by the configuration. planned: None: all.
+    Raises ConfigError, InputError, ModelError before anything runs, RunError when it cannot go on, Interrupted at
+    SIGINT or SIGTERM: then what is committed is whole, and the same call resumes."""
     storage.configure(config.storage)
     check_template(config)
     output = output_folder(config)
@@ -101,11 +94,8 @@ def run_extract(
 def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> Manifest:
     """Writes the manifest. unreadable: units that the session could not read, beside those that the plan knows of.
 
-    Raises:
-        RunError: an object is damaged or of another configuration; units could not be read and input.on_damaged is
-            fail; or nothing at all could be read, which is more than damage (a right that was taken away, an empty
-            mount).
-    """
+    Raises RunError: an object is damaged or of another configuration; units could not be read and input.on_damaged is
+    fail; or nothing at all could be read, which is more than damage (a right taken away, an empty mount)."""
     unreadable = unreadable or Unreadable()
     for unit in planned.damaged():
         unreadable.add(unit, unit.damaged or "")
@@ -143,12 +133,12 @@ def _check_known(planned: Plan, done: set[str], output: str) -> None:
 
 @dataclass
 class DriverSession:
-    """One session on a cluster. done: ids of the units that were committed before."""
+    """One session on a cluster."""
 
     config: RunConfig
     output: str
     planned: Plan
-    done: set[str]
+    done: set[str]  # ids of the units that were committed before
     lease: RunLease
     verbose: bool
     build: Build
@@ -265,7 +255,6 @@ class DriverSession:
             raise self._error("not all units have ended, and none is at work; this is a fault of raypd")
 
     def _update(self, answered: int = 0, failed: int = 0) -> None:
-        """Shows how far the run is, with the documents of units in flight."""
         if not self.planned.exact and self.done_units:  # lines cut by bytes: units are of about as many
             self._display.total = round(self.done_documents * self.units / self.done_units)
         self._display.update(self.done_documents + answered, self.failed_documents + failed)

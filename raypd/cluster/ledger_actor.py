@@ -1,8 +1,6 @@
 """The ledger: one actor that keeps a session's bill, and what the driver asks of it.
 
-It stands on the head node, whose death ends the run anyway, and is restarted there for ever: after its own death it
-goes on from its file. It belongs to the driver and ends with it: the bill of a driver that was killed ends a few
-seconds before, where it was last written.
+On the head node, whose death ends the run anyway; restarted from its file. A killed driver's bill ends as last written.
 """
 
 from __future__ import annotations
@@ -73,10 +71,7 @@ class PoolState:
 
 
 class Ledger:
-    """The actor. Its methods are quick; a thread looks at the nodes and writes the file.
-
-    nodes: those of the cluster with their prices, from the ids of the nodes where a worker was.
-    """
+    """The actor. Its methods are quick; a thread looks at nodes and writes the file. nodes: by ids of worker nodes."""
 
     def __init__(
         self, config: RunConfig, output: str, session: str, began: float, nodes: Callable[[set[str]], list[NodeTime]]
@@ -100,10 +95,7 @@ class Ledger:
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
     def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> int:
-        """Takes a worker's report; the number of this worker's last one that is on storage (-1: none).
-
-        in_flight: documents of units in flight, answered and failed.
-        """
+        """Takes a report; the number of the worker's last one on storage (-1: none). in_flight: (answered, failed)."""
         self._starts += report.worker not in self._heard
         self._heard[report.worker] = time.monotonic(), *in_flight
         self.book.take(report)
@@ -191,11 +183,7 @@ class Ledger:
 
 
 def start(config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float) -> Any:
-    """Starts the session's ledger on the head of the connected cluster; its handle. cpus, gpus: of one worker.
-
-    Raises:
-        ConfigError: a budget is to be held on machines without a price.
-    """
+    """Starts it on the cluster's head. cpus, gpus: of a worker. Raises ConfigError: a budget, but unknown prices."""
     nodes = partial(machines.look, config.cost, pricing.table(), cpus, gpus)
     for node in nodes(set()) if config.cost.budget_usd is not None else ():
         kind = node.instance_type or pricing.LOCAL

@@ -1,9 +1,7 @@
-"""What Ray knows of the machines of a cluster, as the bill needs it.
+"""What Ray knows of a cluster's machines, as the bill needs it: when each came and went, its resources and labels.
 
-Ray's control service knows of every node when it came and went, what it has, and the labels and names that it was
-started with; infra/docker/node-environment.sh sets these on EC2 (RAY_NODE_MARKET_TYPE, RAY_NODE_REGION, RAY_NODE_ZONE,
-RAY_CLOUD_INSTANCE_TYPE_NAME), Kubernetes sets them in the pod. What is missing the section `cost` can have.
-"""
+infra/docker/node-environment.sh sets the labels on EC2 (RAY_NODE_MARKET_TYPE, RAY_NODE_REGION, RAY_NODE_ZONE,
+RAY_CLOUD_INSTANCE_TYPE_NAME), Kubernetes in the pod. What is missing the section `cost` can have."""
 
 from __future__ import annotations
 
@@ -22,10 +20,7 @@ _MARKETS = {"spot": "spot", "on-demand": "on-demand", "ondemand": "on-demand", "
 
 
 def look(cost: CostConfig, table: prices.Table, cpus: float, gpus: float, worked: set[str]) -> list[NodeTime]:
-    """The nodes of the connected cluster, the dead ones too, with their prices.
-
-    cpus, gpus: of one worker. worked: nodes where a worker was. The head stays out where it is not to be billed.
-    """
+    """All nodes, dead ones too, with prices; no head that is not billed. cpus, gpus: of a worker; worked: had some."""
     return [
         node
         for info in ray_private.node_infos()

@@ -1,7 +1,6 @@
 """Live metrics of a run for Prometheus, through Ray: a view of the ledger, never the truth.
 
-Ray exports each under `ray_` + its name, a counter with `_total` behind it, from the node of the process that holds the
-`Metrics` (the ledger's); infra/grafana/raypd.json draws them.
+Ray exports each as `ray_` + its name (counters + `_total`) from the ledger's node; infra/grafana/raypd.json draws them.
 """
 
 from __future__ import annotations

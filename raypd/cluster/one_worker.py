@@ -1,7 +1,4 @@
-"""One process of the cluster in the place of a decode worker, with its cores and its GPU, for something else to run in.
-
-A head node often has no GPU and never the speed of a worker: what is measured is measured where the run will decode.
-"""
+"""A process in the place of a decode worker, with its cores and GPU: a head node never has the speed of a worker."""
 
 from __future__ import annotations
 
@@ -21,10 +18,7 @@ _WAIT_SECONDS = 1800.0  # for a worker on a cluster that may have to start a nod
 
 
 class OneWorker:
-    """An object in a process of its own, for the length of a `with`: it connects to Ray and disconnects.
-
-    make: the object's class, which has `ready()`, and the arguments that it is made with.
-    """
+    """An object in a process of its own, for a `with`. make: its class, which has `ready()`, and its arguments."""
 
     def __init__(
         self, config: RunConfig, verbose: bool, make: Callable[[ray_session.WorkerResources], tuple[type, Any]]
@@ -71,13 +65,9 @@ class OneWorker:
             raise RunError(f"the worker to measure on does not start: {error}") from None
 
     def call(self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]) -> Any:
-        """What a method of the object returns.
+        """What a method returns. label: for messages. progress: gets the object's `progress()` every half second.
 
-        label: what is done, for messages. progress: gets what the object's `progress()` returns, every half second.
-
-        Raises:
-            UserError: that the method raises.
-            RunError: it fails otherwise, or the process dies (another is then started by the next call).
+        Raises the method's UserError; RunError: it fails otherwise or the process dies; the next call starts another.
         """
         if self._actor is None:
             self._start()

@@ -1,11 +1,8 @@
 """`cluster.executor: pool`: decode workers, actors that come and go, and which of them gets which unit.
 
-Units are assigned one by one, as workers have room: a second one only when every worker has its first, so that none is
-idle while another has a queue. When none is left, an idle worker gets a unit that another has not begun. The driver
-holds what is in flight and no more, whatever the size of the run.
-A worker that dies is replaced, and its units go to others; a node that is given notice gets no more units, and what is
-in flight on it is finished if there is time, else handed back.
-"""
+Units are assigned one by one, a second one only when every worker has its first; when none is left, an idle worker gets
+one that another has not begun. The driver holds only what is in flight. A dead worker is replaced and its units go to
+others; a node that is given notice gets no more, and finishes what is in flight or hands it back."""
 
 from __future__ import annotations
 
@@ -35,11 +32,9 @@ _COMMIT_MARGIN = 5.0  # seconds before a node's end by which a unit must be comm
 
 
 class PoolExecutor:
-    """Runs units through workers: `for event in executor.run(units, count)`.
+    """Runs units through workers. wanted: how many; closing: nothing is begun any more; both may change while it runs.
 
-    wanted: how many workers; closing: nothing is begun any more. Both may be changed while it runs. admit: whether a
-    unit may be begun, on a worker that has so many others in flight. say: shows the user a line.
-    """
+    admit: whether a unit may be begun on a worker that has so many others in flight. say: shows the user a line."""
 
     def __init__(
         self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Callable[[str], None]
@@ -58,10 +53,7 @@ class PoolExecutor:
         self._unit_seconds = 0.0  # what units took lately
 
     def run(self, units: Iterator[Unit], count: int) -> Generator[Ended | Tick]:
-        """Streams `count` units (about) through the workers: an event for each that ended, and ticks in between.
-
-        Raises RunError when workers cannot start, or die without end.
-        """
+        """Yields the end of each of `count` units (about), and ticks. Raises RunError: no worker starts, or all die."""
         self._source, self._left, self._exhausted = iter(units), count, False
         while True:
             self._watch_nodes()
@@ -86,7 +78,6 @@ class PoolExecutor:
         return self.closing or (self._exhausted and not self._again)
 
     def _assign(self) -> None:
-        """Fills the workers level by level."""
         for depth in range(self.cluster.units_in_flight):
             for worker in self.workers:
                 if not worker.ready or worker.leaving or len(worker.assignments) != depth:
@@ -124,7 +115,6 @@ class PoolExecutor:
                 idle -= 1
 
     def _resize(self) -> None:
-        """Starts workers where units wait, lets those go that nothing is left for."""
         leaving = [worker for worker in self.workers if worker.leaving]
         remaining = max(0, self._left - sum(len(worker.assignments) for worker in leaving))
         useful = max(math.ceil(remaining / self.cluster.units_in_flight), 1 if self._left else 0)
@@ -174,7 +164,6 @@ class PoolExecutor:
                     worker.cancel(assignment, only_waiting=False)
 
     def _wait(self) -> Iterator[Ended]:
-        """Waits a moment for results, and takes all that are there."""
         owners = {ref: worker for worker in self.workers for ref in worker.assignments}
         owners |= {worker.starting: worker for worker in self.workers if worker.starting is not None}
         if not owners:

@@ -1,9 +1,7 @@
 """`cluster.executor: ray_data`: Ray Data streams units, a block each, through a pool of actors that commit them.
 
-Ray Data decides which worker gets which unit, and starts workers and tasks again that died, without end. What must have
-an end is counted by the workers on storage (`UnitLog`). Before a unit begins they ask the ledger, which has the answer
-of the driver (budget, deadline, spot notices, the end of the run).
-"""
+Ray Data assigns them, and starts dead workers and tasks again without end: so workers count on storage (`UnitLog`), and
+ask the ledger, which has the driver's answer (budget, deadline, notices, end), before a unit begins."""
 
 from __future__ import annotations
 
@@ -110,7 +108,7 @@ class RayDataExecutor:
         self._thread = None
 
     def _pass(self, units: Sequence[Unit]) -> Iterator[Ended | Tick]:
-        """Streams units through a pool, until they have ended or no worker is left that could do the rest."""
+        """Streams units until they have ended or no worker is left that could do the rest."""
         rows: queue.SimpleQueue[tuple[str, UnitResult] | Exception | None] = queue.SimpleQueue()
         self._former |= ray.get(self.spec.ledger.look.remote({})).working
         self._thread = threading.Thread(target=self._stream, args=(units, rows), name="Ray Data", daemon=True)

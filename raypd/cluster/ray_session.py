@@ -32,11 +32,7 @@ class WorkerResources:
 
 
 def connect(config: ClusterConfig, verbose: bool = False) -> bool:
-    """Attaches to the cluster that the configuration means, or starts Ray here.
-
-    False when this process was connected before, and whoever did that also disconnects.
-    Raises RunError when the cluster of cluster.address or RAY_ADDRESS does not answer.
-    """
+    """Attaches to the configured cluster or starts Ray; False: was connected. Raises RunError: it does not answer."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not verbose:
@@ -79,10 +75,9 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
 
 
 def _init(**keys: Any) -> None:
-    """ray.init, which has no limit of its own and does not hear of Ctrl-C where it waits for a process that has died.
+    """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that has died.
 
-    Raises what it raises; TimeoutError after _START_SECONDS, and then, as at Ctrl-C, nothing that it started is left.
-    """
+    Raises what it raises, or TimeoutError after _START_SECONDS; then, as at Ctrl-C, nothing that it started is left."""
     import ray
 
     outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -109,7 +104,6 @@ def _init(**keys: Any) -> None:
 
 
 def _why_not(address: str, error: str) -> str:
-    """Why there is no connection to the Ray of an address, and what to do where it asks for a token."""
     if address == "local":
         return f"Ray does not start on this machine: {error}"
     return (
@@ -168,10 +162,7 @@ def silence_ray_logs(say: Callable[[str], None], verbose: bool) -> None:
 
 
 def worker_resources(config: RunConfig) -> WorkerResources:
-    """What one worker takes of the connected cluster.
-
-    Raises ConfigError when no node has as much and no autoscaler adds any: nothing could ever start.
-    """
+    """What a worker takes of the cluster. Raises ConfigError when no node has as much and no autoscaler adds any."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -1,7 +1,4 @@
-"""The decode worker: one model and one engine in an actor, several units in flight so that the engine never drains.
-
-An executor calls it once a unit, each call in a thread of its own, which reads, has answered and commits the unit.
-"""
+"""The decode worker: one model and engine in an actor, several units in flight, a thread each, so it never drains."""
 
 from __future__ import annotations
 
@@ -87,7 +84,6 @@ class EngineActor:
         return self.request_queue.progress() if self.loaded else {}
 
     def report(self) -> None:
-        """Reports at once."""
         if self._reporter is not None:
             self._reporter.now()
 
@@ -127,8 +123,7 @@ class DecodeWorker(EngineActor):
             self.request_queue.cancel(unit, only_waiting)
 
     def run(self, unit: Unit, admit: Callable[[bool], bool] = lambda died: True) -> UnitResult:
-        """Works on a unit until it is committed, handed back or given up. admit: whether an attempt may begin, given
-        whether the process of the one before it died."""
+        """Works on a unit until it is committed, handed back or given up. admit(died): whether an attempt may begin."""
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
         for errors in range(_MOST_ERRORS):
@@ -191,10 +186,9 @@ class DecodeWorker(EngineActor):
         return UnitResult(ok=summary.ok, failed=summary.failed)
 
     def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
-        """Reads, decodes and commits one unit; what it holds when it is committed already.
+        """Reads, decodes and commits one unit, if it is not committed already; what it holds.
 
-        Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken, Cancelled.
-        """
+        Raises InputError when it cannot be read, OSError when it cannot be written, EngineBroken, Cancelled."""
         attempt = attempt or Attempt()
         output, partition = self.spec.output, self.config.output.partition
         began, started = time.time(), time.monotonic()

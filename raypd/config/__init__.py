@@ -1,7 +1,4 @@
-"""The configuration: one pydantic tree; `load` reads it from YAML.
-
-Every key has a documented default, and unknown keys are errors.
-"""
+"""The configuration: one pydantic tree, read from YAML by `load`. Every key has a default; unknown keys are errors."""
 # ruff: noqa: F401 -- what the other rooms import from here
 
 from raypd.config.cluster import ClusterConfig, CostConfig

@@ -13,7 +13,7 @@ _TRAINED_WITH = {"ee723ef6dab991e4": "product"}  # digest of a template on a car
 
 
 def card_of(model: Any, kind: str) -> dict[str, Any]:
-    """The card of an adapter or a model in a folder, if it is for this kind of task; {} without one."""
+    """The raypd.json of an adapter or a model in a folder, if it is for this kind of task; {} without one."""
     names = (model.get("adapter"), model.get("name")) if isinstance(model, Mapping) else (model,)
     for name in names:
         try:

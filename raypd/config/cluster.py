@@ -114,15 +114,7 @@ class CostConfig(Section):
 
 
 def deadline_at(given: str, now: float) -> float:
-    """The unix second that cost.deadline stands for.
-
-    Args:
-        given: a time (2026-11-30T18:00, local where it names no zone) or a duration (8h, 1h30m).
-        now: unix second from which a duration counts.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """The unix second of a time (local without a zone) or a duration from `now`. Raises ValueError: it is neither."""
     given = given.strip()
     if given and (match := _DURATION.fullmatch(given)):
         return now + sum(float(part or 0) * s for part, s in zip(match.groups(), (86400, 3600, 60, 1), strict=True))

@@ -1,8 +1,4 @@
-"""Reading a configuration: YAML and `key=value` overrides in, a checked RunConfig or an error with file and line out.
-
-Relative paths in a file are relative to that file; relative paths in overrides, and the output path, to the current
-folder.
-"""
+"""YAML and overrides to a checked RunConfig. Relative paths: to the file; of overrides and output: to the cwd."""
 
 from __future__ import annotations
 
@@ -32,14 +28,7 @@ _PATHS = (
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """Reads and checks a YAML file.
-
-    Args:
-        path, overrides: the file, and `key=value` with dotted keys to go over it, later ones over earlier ones.
-
-    Raises:
-        ConfigError: with file, line and key of every mistake found.
-    """
+    """Reads and checks a YAML file; later overrides win. Raises ConfigError: file, line and key of every mistake."""
     source = _read_file(Path(path))
     return _checked(source, overrides, Path(path).parent)
 
@@ -60,14 +49,7 @@ def _read_file(path: Path) -> YamlFile:
 
 
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
-    """Checks a configuration that stands in no file; relative paths are relative to the current folder.
-
-    Args:
-        tree, overrides: as YAML would be read, and `key=value` as in `load_config`.
-
-    Raises:
-        ConfigError: with the key of every mistake found.
-    """
+    """Checks a tree of no file; its paths are relative to the current folder. Raises ConfigError with all mistakes."""
     return _checked(YamlFile(None, copy.deepcopy(tree)), overrides)
 
 
@@ -115,11 +97,7 @@ def value_of(text: str) -> Any:
 
 
 def set_key(tree: Any, key: str, value: Any) -> None:
-    """Sets a key in a mapping of mappings. Raises TypeError where a part of it holds something else.
-
-    Args:
-        tree, key, value: what is changed, the dotted key, and what it holds from now on.
-    """
+    """Sets a dotted key in a mapping of mappings. Raises TypeError where a part of it holds something else."""
     *above, last = key.split(".")
     for part in above:
         if part == "model" and isinstance(tree.get(part), str):
@@ -156,7 +134,6 @@ def _anchored(path: Any, folder: Path) -> Any:
 
 
 def _keys_of(location: tuple[str | int, ...]) -> list[str]:
-    """The keys that the model knows at a place of the tree, for a hint at a misspelt one."""
     model: Any = RunConfig
     for part in location:
         if part in KINDS:

@@ -94,7 +94,6 @@ class ModelConfig(Section):
 
     @property
     def has_weights(self) -> bool:
-        """Whether the workers load weights."""
         return not self.is_fake and self.endpoint is None
 
 
@@ -162,7 +161,6 @@ class DecodingConfig(Section):
 
     @property
     def documents_per_prompt(self) -> int:
-        """Most documents of one prompt."""
         if self.stacked:
             return self.stacked_documents
         return self.contexts_per_prompt if self.method == "intra_prompt" else 1

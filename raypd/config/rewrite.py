@@ -16,14 +16,7 @@ _MARK = "# Written by raypd tune."
 
 
 def check_target(target: Path, source: Path) -> None:
-    """Sees that writing to a file loses nothing that is the user's.
-
-    Args:
-        target, source: where the new configuration is to go, and the one that it is made from.
-
-    Raises:
-        ConfigError: it would, or the file cannot be there.
-    """
+    """Sees that writing loses nothing of the user's. Raises ConfigError: it would, or the file cannot be there."""
     if target.resolve() == source.resolve():
         raise ConfigError(f"--output {target}: is the configuration itself; tune never writes over it")
     if target.is_dir():
@@ -35,19 +28,9 @@ def check_target(target: Path, source: Path) -> None:
 
 
 def write(source: Path, overrides: list[str], changes: dict[str, Any], target: Path, why: str) -> RunConfig:
-    """Writes a configuration with the overrides of the command line and the changes; relative paths keep their meaning.
+    """Writes a configuration with overrides and changes (dotted key -> value); relative paths keep their meaning.
 
-    Args:
-        source, overrides: the user's file, and the `key=value` of the command line.
-        changes: dotted key -> value.
-        target, why: the new file, and the comment at its top.
-
-    Returns:
-        What the new file reads as.
-
-    Raises:
-        RunError: it cannot be written or does not read back.
-    """
+    why: the comment at the top. Returns what the file reads as. Raises RunError: it cannot be written or read back."""
     from ruamel.yaml import YAML
 
     roundtrip = YAML()

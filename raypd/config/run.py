@@ -42,10 +42,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_trained(cls, tree: Any) -> Any:
-        """Method and template, where they are left open, are those that the weights were trained for.
-
-        Without a card an extraction is `guided`, which any weights can do.
-        """
+        """Open method and template are those the weights were trained for; without a card: `guided` for extraction."""
         if not isinstance(tree, dict) or not isinstance(tree.get("task"), dict):
             return tree
         tree = {**tree, "task": {"kind": "extraction", **tree["task"]}}
@@ -107,7 +104,6 @@ class RunConfig(Section):
             _columns_differ(task)
 
     def _openai(self) -> bool:
-        """Whether every document brings parameters of its own."""
         return isinstance(self.task, GenerationConfig) and self.task.openai
 
     def text_columns(self) -> list[str]:
@@ -122,9 +118,8 @@ class RunConfig(Section):
     def idle_keys(self) -> set[str]:
         """Keys, dotted, and whole sections that cannot change an answer of this run: all others are in its fingerprint.
 
-        model.trust_remote_code is in it: with it a model's own code may take the place of transformers'. So are
-        input.format, category_column and max_document_bytes, which decide of any kind's documents what is an error row.
-        """
+        model.trust_remote_code is in it: a model's own code may take the place of transformers'. So are input.format,
+        category_column and max_document_bytes, which decide of any kind's documents what is an error row."""
         idle = {
             "output.path",
             "output.partition",
@@ -147,9 +142,8 @@ class RunConfig(Section):
     def fingerprint(self) -> str:
         """12 hex digits over everything that can change an answer: task, model, decoding, and which columns are read.
 
-        Part of every unit's id, so a changed prompt never resumes into old answers. Where the input lies, how much
-        is done at once, how many workers there are, and what the decoding method does not use do not change it.
-        """
+        Part of every unit's id, so a changed prompt never resumes into old answers. Where the input lies, how much is
+        done at once, how many workers there are, and what the decoding method does not use do not change it."""
         # Keys at their defaults are left out, so that a raypd with a new key does not do finished corpora again.
         given = self.model_dump(exclude_defaults=True)
         file = getattr(self.task, "template", None) or getattr(self.task, "few_shot", None)  # a part of the prompt
@@ -165,7 +159,6 @@ class RunConfig(Section):
 
 
 def _method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> str:
-    """What `decoding.method: auto` stands for."""
     model, engine = tree.get("model") or {}, tree.get("engine") or {}
     name = model.get("name") if isinstance(model, dict) else model
     if isinstance(model, dict) and model.get("endpoint") is not None:
@@ -198,7 +191,6 @@ def _columns_differ(task: ExtractionConfig) -> None:
 
 
 def _without(tree: dict[str, Any], keys: set[str], at: str = "") -> dict[str, Any]:
-    """A tree without some keys, dotted, and without sections that hold nothing else."""
     kept = {}
     for name, value in tree.items():
         key = f"{at}{name}"

@@ -1,7 +1,4 @@
-"""A schema as others write it, a pydantic model or a JSON Schema, as one of today's categories.
-
-Nested objects become attributes named `a.b.c`, one slot each; `$` in a message is the whole schema.
-"""
+"""A pydantic model or a JSON Schema as a category. Nested objects become attributes `a.b.c`; `$` is the whole one."""
 
 from __future__ import annotations
 
@@ -38,20 +35,14 @@ class _Refused(Exception):
 
 
 def is_file(schema: Any) -> bool:
-    """Whether task.schema names a file."""
     return isinstance(schema, str) and schema.endswith((".json", ".yaml", ".yml"))
 
 
 def categories_of(schema: str | Tree, folder: Path) -> Tree:
-    """The categories, as YAML has them, of task.schema: one, named as the schema's title or `record`.
+    """The category of task.schema (`package.module:Class`, a file, or JSON Schema), as YAML has it.
 
-    Args:
-        schema: `package.module:Class`, a file, or the JSON Schema itself.
-        folder: of the configuration; modules are looked for there, too.
-
-    Raises:
-        ConfigError: it cannot be read, or not be decoded in slots: with the path in the schema.
-    """
+    It is named as the schema's title or `record`; modules are looked for in `folder`, too. Raises ConfigError, with the
+    path in the schema, where it cannot be read or not be decoded in slots."""
     tree = schema
     if isinstance(schema, str):
         tree = _read(schema) if is_file(schema) else _imported(schema, folder)
@@ -71,15 +62,10 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
 
 
 def task_of(given: Any) -> Tree:
-    """A schema as Python code has it, as keys of section `task`.
+    """A schema as Python code has it, as keys of section `task`. Raises ConfigError.
 
-    Args:
-        given: a pydantic model; a JSON Schema, or the path of one; attributes (names, or {name, type, ...});
-            {category: {attributes}}, or the path of a YAML with that.
-
-    Raises:
-        ConfigError: it is nothing.
-    """
+    given: a pydantic model; a JSON Schema, or the path of one; attributes (names, or {name, type, ...}); {category:
+    {attributes}}, or the path of a YAML with that."""
     if not given:
         raise ConfigError("schema: name the attributes, or give a pydantic model or a JSON Schema")
     if hasattr(given, "model_json_schema"):
@@ -112,7 +98,6 @@ def _read(path: str) -> Any:
 
 
 def _imported(target: str, folder: Path) -> Any:
-    """The JSON Schema of a pydantic model (or a dataclass, or TypedDict)."""
     module, _, name = target.partition(":")
     if not module or not name:
         raise ConfigError(
@@ -144,13 +129,9 @@ class _Flattened:
     properties: int = 0
 
     def add_object(self, schema: Tree, at: str, path: list[str], optional: bool, within: tuple[str, ...] = ()) -> None:
-        """Adds the properties of an object.
+        """Adds an object's properties. at: in the schema; path: in the record.
 
-        Args:
-            at, path: where it stands in the schema, and in the record.
-            optional: it may be absent, so that nothing in it can be required.
-            within: the `$ref` that led here, of which none may come again.
-        """
+        optional: it may be absent, so nothing in it is required. within: the `$ref` that led here; none may recur."""
         schema, _, within = self._resolved(schema, at, within)
         for keyword in _NOT_HELD & schema.keys():
             raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
@@ -280,7 +261,6 @@ def _kind(schema: Tree) -> str:
 
 
 def _scalar(schema: Tree, at: str) -> Tree:
-    """The keys of an attribute of a schema that is neither an object nor a list."""
     for keyword in _NOT_HELD & schema.keys():
         raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
     if "enum" in schema or "const" in schema:

@@ -101,10 +101,7 @@ class Attribute(Section):
 
     @property
     def hint(self) -> str:
-        """What a model is told of the type, beside what the prompt's template says of numbers, booleans and enums.
-
-        It holds nothing that could be an answer: a small model would copy it.
-        """
+        """What a model is told of the type, beside the template. No possible answer: a small model would copy it."""
         form = f"it matches {self.pattern}" if self.type == "pattern" else _HINTS.get(self.type, "")
         limit = f" of {self.max_items} at most" if self.max_items is not None else ""
         return "; ".join(filter(None, [form, f"a JSON list{limit}, in brackets" if self.many else ""]))
@@ -136,7 +133,6 @@ class Attribute(Section):
         return self
 
     def _misfit(self) -> str | None:
-        """What is wrong with keys that do not fit the type."""
         for key, bounds, types in (
             ("pattern", [self.pattern], ["pattern"]),
             ("minimum", [self.minimum, self.maximum], ["number", "integer"]),

@@ -37,7 +37,7 @@ def dump(value: Any, flow: bool = False, width: int = 100) -> str:
 
 
 def parse(text: str) -> Any:
-    """The value of YAML text. Raises YAMLError."""
+    """Raises YAMLError."""
     return _construct(_compose(text))
 
 

@@ -1,8 +1,7 @@
 """How far two ways to decode give the same values: value by value, after normalisation.
 
-A value that was cut at its limit, is ambiguous or not valid differs from anything: a setting must not look good because
-it cuts. Where the reference itself has no whole value, the value is left out and counted as such.
-"""
+A value cut at its limit, ambiguous or not valid differs from anything: a setting must not look good because it cuts.
+Where the reference itself has no whole value, the value is left out and counted as such."""
 
 from __future__ import annotations
 

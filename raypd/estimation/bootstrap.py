@@ -1,12 +1,9 @@
 """The bootstrap: how far the figures of a sample hold for the corpus, by drawing the sample again and again.
 
-A quantity is an array `[1 + DRAWS]`: what the sample gives, then what resampled samples give, so that sums, products
-and bills are plain numpy. A quantity that was counted or given is an array of one.
-
-Of the `n` members of a group `n - 1` are drawn again, which makes the variance of the draws an unbiased one; where much
-of the population was drawn, weights move by the root of the share that was not (Rao and Wu, 1988). Few members tell
-little of their own scatter: draws are spread by a chi-square, as Student's t is.
-"""
+A quantity is an array `[1 + DRAWS]`: what the sample gives, then what resampled samples give, so that bills are plain
+numpy. A counted or given one is an array of one. Of a group's `n` members `n - 1` are drawn, which makes the variance
+of the draws unbiased; where much of the population was drawn, weights move by the root of the share that was not (Rao
+and Wu, 1988). Few members tell little of their own scatter: draws are spread by a chi-square, as Student's t is."""
 
 from __future__ import annotations
 
@@ -64,14 +61,10 @@ def ratio(
 
 
 def mean(values: Array, lengths: Array, mean_length: float, population: float, rng: np.random.Generator) -> Array:
-    """The mean of a corpus from documents at equal distances in its order.
+    """The mean of a corpus from documents at equal distances in its order. values, lengths: `[n]`, in that order.
 
-    What a document takes grows with its length, and the corpus's mean length is known: the sample's mean is moved to it
-    along a slope, which is found anew in every draw.
-
-    Args:
-        values, lengths: `[n]`, of the documents drawn, in the order of the corpus.
-    """
+    Documents take more the longer they are, and the corpus's mean length is known: the sample's mean is moved to it
+    along a slope, which is found anew in every draw."""
     groups = max(1, len(values) // _GROUP)
     drawn = weights(len(values), rng, groups, population)
     y, x = drawn @ values / len(values), drawn @ lengths / len(values)

@@ -1,7 +1,4 @@
-"""An estimate from an earlier run: what its committed units took, in place of a sample that is decoded now.
-
-The units are the sample, drawn in the order of the input as far as that run came. It holds for documents like those.
-"""
+"""An estimate from what an earlier run's committed units took: the sample, drawn in the order of the input."""
 
 from __future__ import annotations
 
@@ -21,10 +18,7 @@ from raypd.run.text import counted
 
 
 def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
-    """The corpus of the configuration at the speed of the run `options.run`.
-
-    Raises ConfigError where that is no run, has no committed units, or had several kinds of GPU.
-    """
+    """The corpus at the speed of `options.run`. Raises ConfigError: no run, no committed units, several GPU types."""
     assert options.run is not None
     run = storage.absolute(options.run)
     try:
@@ -70,8 +64,7 @@ def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
 
 
 def _overhead(bills: list[Bill]) -> Overhead | None:
-    """From when a worker's node was billed, or came up for it, until it decoded, on average over workers; unpaid: of a
-    session before there was a node."""
+    """Means over workers, from when a node was billed, or came up for it, until it decoded; unpaid: before any node."""
     startup, unpaid = [], []
     for bill in bills:
         nodes = {node.node: node.began for node in bill.nodes}

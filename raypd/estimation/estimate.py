@@ -1,8 +1,4 @@
-"""`raypd estimate`: what a corpus will take and cost, before it is run.
-
-The speed of a document comes from one of three places: a sample that is decoded here, an earlier run (`earlier`), or
-the user. `machines` has what the corpus takes at that speed.
-"""
+"""`raypd estimate`: what a corpus will take and cost, before it is run, from a sample, an earlier run or the user."""
 
 from __future__ import annotations
 
@@ -37,8 +33,7 @@ _FEW = 30  # documents: the note says that more would be better
 def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
     """Estimates, prints (as_json: estimate.json in place of tables), and writes estimate.json into the run's folder.
 
-    Raises Interrupted at Ctrl-C, what `estimate` raises, and RunError where estimate.json cannot be written.
-    """
+    Raises Interrupted at Ctrl-C, what `estimate` raises, and RunError where estimate.json cannot be written."""
     try:
         result = estimate(config, options, verbose)
     except KeyboardInterrupt:
@@ -54,10 +49,7 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
 
 
 def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool = False) -> Estimate:
-    """Makes the estimate. config: None where throughput, documents and instance types are all given.
-
-    Raises ConfigError, InputError or ModelError before anything is measured, RunError where no sample can be decoded.
-    """
+    """Raises ConfigError, InputError, ModelError, RunError. config: None where speed, documents and types are given."""
     if config is not None:
         storage.configure(config.storage)
     if options.throughput:
@@ -74,7 +66,7 @@ def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool =
 
 
 def _write(result: Estimate, config: RunConfig) -> str | None:
-    """Puts the estimate into the run's folder, for its report; its path, or None where the folder is another run's."""
+    """Puts it into the run's folder, for its report; its path, or None where the folder is another run's."""
     output = output_folder(config)
     path = storage.join(output, layout.ESTIMATE)
     try:
@@ -131,7 +123,6 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
 
 
 def _compare_hosted(config: RunConfig, result: Estimate, total: Array, sample: CorpusSample, profiled: Profile) -> None:
-    """Adds to an estimate what hosted batch services would ask for the same documents."""
     done = _done(sample, profiled)
     tokens = hosted.counter(config)
     counts = [hosted.count(config, cost, tokens) for _, cost in done]
@@ -149,11 +140,9 @@ def _done(sample: CorpusSample, profiled: Profile) -> _Done:
 
 
 def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> MethodSpeed:
-    """The speed over the corpus, with the scatter of documents, units and machine.
+    """The speed over the corpus, with the scatter of documents, units and machine. notes: gets words on failed ones.
 
-    For every method the bootstrap draws the same documents again, as these were measured on the same ones. notes: gets
-    what the user has to know of documents that failed.
-    """
+    The bootstrap draws the same documents for every method, as these were measured on the same ones."""
     done = _done(sample, profiled)
     failed = [cost for _, cost in done if cost.error is not None]
     if failed:
@@ -216,7 +205,7 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
 
 
 def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
-    """From throughputs that were given; the corpus is planned unless its size was given."""
+    """The corpus is planned unless its size was given."""
     main = _speeds(options, "--throughput", config.decoding.method if config is not None else "given")
     baseline = _speeds(options, "--baseline-throughput", "autoregressive")
     if options.documents is not None:

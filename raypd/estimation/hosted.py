@@ -1,8 +1,7 @@
 """What a hosted batch service would ask for the tokens of a sample, to compare with.
 
-Such a service is sent a document's prompt and writes the answer whole: for extraction the JSON with its keys. Assumed:
-tokens as the model's own tokenizer counts them, one request a document, no caching.
-"""
+Such a service writes the answer whole: for extraction the JSON with its keys. Assumed: tokens as the model's own
+tokenizer counts them, one request a document, no caching."""
 
 from __future__ import annotations
 

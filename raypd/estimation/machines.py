@@ -1,8 +1,6 @@
-"""What the corpus takes and costs on each kind of machine.
+"""What the corpus takes and costs on each kind of machine. Quantities: arrays as in `bootstrap`, seconds or USD.
 
-A speed holds for the GPU that it was measured on and for no other: an instance type with another GPU gets no figure.
-Quantities are arrays as in `bootstrap`: seconds of one worker (one GPU, or one worker's cores), USD.
-"""
+A speed holds for the GPU it was measured on; a type with another gets no figure. One worker: one GPU, or its cores."""
 
 from __future__ import annotations
 
@@ -101,13 +99,10 @@ class NodeKind:
 
 
 def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead: Overhead) -> BillEstimate:
-    """What the whole corpus takes on `nodes` nodes: paid from the first node's start to the last worker's end.
+    """The corpus on `nodes` nodes, paid from the first node's start to the last worker's end. seconds: a document's.
 
     The tail: workers that end at chance times within one of the last units leave the others idle for half of it on
-    average. A small corpus has few units: no more workers start than have as many as one overlaps.
-
-    seconds: of one worker, for a document.
-    """
+    average. A small corpus has few units: no more workers start than have as many as one overlaps."""
     workers, unit = nodes * kind.workers, overhead.unit_documents
     last_unit = documents_of_last_unit(documents[0], unit)
     work = documents * seconds
@@ -191,7 +186,6 @@ def _machine(
 
 
 def _not_measured(measured: set[str | None], options: EstimateOptions) -> dict[str, list[str]]:
-    """GPU -> instance types that get no figure."""
     missing: dict[str, list[str]] = {}
     for name, instance in prices.INSTANCES.items():
         listed = instance.gpu and (not options.instances or name in options.instances)

@@ -1,9 +1,8 @@
 """Profiles a configuration on a sample: a decode worker's request queue, engine and meter, without storage.
 
-The sample comes round after round. The window begins when as many documents are answered as the engine has in decoding
-at a time, and ends when whole rounds of the sample are: no start, no drain. The meter that bills a run gives the
-seconds of a prompt's token and of an answer's in it; a document takes its tokens at these rates.
-"""
+The sample comes round after round. The window begins when as many documents are answered as the engine decodes at a
+time, and ends with whole rounds: no start, no drain. The meter that bills a run gives the seconds of a prompt's and of
+an answer's token in it; a document takes its tokens at these rates."""
 
 from __future__ import annotations
 
@@ -64,18 +63,14 @@ class WorkerFacts:
 
 @dataclass
 class Profile:
-    """One configuration on one worker.
-
-    warmup_seconds: what the first documents took above what they take later: each category's instruction was computed,
-    and the engine was not full (as it will not be at a run's end).
-    """
+    """One configuration on one worker."""
 
     method: str
     costs: list[DocumentCost | None]  # of the documents in their order; None where one was not answered in time
     seconds: float  # of the window
     samples: list[tuple[float, float]]  # (seconds at the rates of the whole window, seconds) of parts of it
     load_seconds: float  # 0 when the model was loaded before
-    warmup_seconds: float
+    warmup_seconds: float  # of the first documents: instructions are computed, the engine fills up
     worker: WorkerFacts
     complete: bool  # the limit did not cut the window short
     share: float = 1.0  # of the documents that were to be answered, those that were
@@ -88,10 +83,7 @@ class Profile:
 
 
 class SteppedMeter(Meter):
-    """The meter of a run, which also notes after each step how many documents are answered and what it has metered.
-
-    in_flight_limit: documents that may be in flight; 0: there is no window. together: documents of one prompt.
-    """
+    """A run's meter with readings after each step. in_flight_limit: documents, 0: no window. together: per prompt."""
 
     def __init__(self, method: str, in_flight_limit: int, together: int, **options: Any) -> None:
         super().__init__(method=method, **options)
@@ -160,10 +152,7 @@ class Profiler:
         return self._done
 
     def profile(self, config: RunConfig, documents: Sequence[Document], limit: float = math.inf) -> Profile:
-        """Profiles one configuration. limit: seconds after which it ends in any case.
-
-        Raises UserError where the configuration cannot be run, EngineBroken where its engine fails.
-        """
+        """Profiles a configuration, for `limit` seconds at most. Raises UserError: it cannot be run, EngineBroken."""
         began = time.perf_counter()
         self._done = (0, 0)
         vllm = config.engine.kind == "vllm"
@@ -208,12 +197,9 @@ class Profiler:
         in_flight_limit: int,
         limit: float,
     ) -> tuple[SteppedMeter, UnitState, Mapping[str, Mapping[str, float]], tuple[int, int]]:
-        """Answers documents round after round until the window has ended and each was answered once.
+        """Answers round after round until the window has ended and each was answered once.
 
-        in_flight_limit: documents; 0: each is answered once, and there is no window.
-
-        Returns the tokens by row and the window as well.
-        """
+        in_flight_limit: documents; 0: each is answered once, no window. Also returns tokens by row, and the window."""
         ends = time.monotonic() + limit
         # Twice what is in flight behind the window keeps the engine full to its end.
         rounds = itertools.islice(
@@ -251,8 +237,7 @@ class Profiler:
 
 
 def _copy(config: RunConfig, document: Document, index: int, number: int) -> Document:
-    """A document once more. vLLM would not compute a text again that it has read: a later copy gets its number in
-    front, as no two documents of a corpus are the same."""
+    """A document once more; a later copy gets its number in front, as vLLM computes no text twice."""
     fields = document.fields
     column = next(iter(config.text_columns() or config.wanted_columns().values()), "")
     if config.engine.kind == "vllm" and number and isinstance(fields.get(column), str):
@@ -272,7 +257,7 @@ def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:
 def _costs(
     unit: UnitState, tokens: Mapping[str, Mapping[str, float]], rates: Array, count: int
 ) -> list[DocumentCost | None]:
-    """What each document of the sample took, on average over its rounds. tokens: by row."""
+    """What each document took, on average over its rounds. tokens: by row."""
     answered = sorted(unit.answered)
 
     def cost(number: int) -> DocumentCost | None:
@@ -304,8 +289,6 @@ def _processor() -> str:
 
 
 class RemoteProfiler(OneWorker):
-    """A `Profiler` in the place of a decode worker."""
-
     def __init__(self, config: RunConfig, verbose: bool) -> None:
         super().__init__(config, verbose, lambda share: (Profiler, (share.threads, config.model.has_weights)))
 

@@ -1,9 +1,7 @@
 """A sample of the corpus that stands for it: documents at equal distances, by category and by length.
 
-Units at equal distances along the plan are scanned, or all of a small corpus, and of each document its category and its
-bytes are noted. In the order of these the few documents that are decoded are drawn, at equal distances again: of every
-category in proportion, short and long.
-"""
+Units at equal distances along the plan are scanned for each document's category and bytes. In the order of these the
+documents to decode are drawn, at equal distances again: of every category in proportion, short and long."""
 
 from __future__ import annotations
 
@@ -31,11 +29,11 @@ _UNREADABLE = "(cannot be read)"
 
 @dataclass(frozen=True, order=True)
 class ScannedDocument:
-    """Where a document stands, and what orders it. length: bytes of its text; unit: place in Scan.units."""
+    """Where a document stands, and what orders it."""
 
     category: str
-    length: int
-    unit: int
+    length: int  # bytes of its text
+    unit: int  # place in Scan.units
     row: int
 
 
@@ -70,10 +68,7 @@ class CorpusSample:
 
 
 def draw(config: RunConfig, size: int, category: str | None = None) -> CorpusSample:
-    """Plans the corpus and draws `size` documents of it. category: that they are to be of; None: any.
-
-    Raises InputError where the corpus cannot be planned, or nothing that was scanned can be read or is of the category.
-    """
+    """Draws documents of the corpus, or of a category. Raises InputError: no plan, or no such document is readable."""
     corpus = scan(config)
     readable = sorted(member for member in corpus.scanned if member.category != _UNREADABLE)
     if category is not None:
@@ -95,10 +90,7 @@ def draw(config: RunConfig, size: int, category: str | None = None) -> CorpusSam
 
 
 def scan(config: RunConfig) -> Scan:
-    """Plans the corpus and reads units at equal distances along the plan; those that cannot be read are left out.
-
-    Raises InputError where the corpus cannot be planned, or none of the units can be read.
-    """
+    """Reads units at equal distances along the plan. Raises InputError: it cannot be planned, or none can be read."""
     plan = planner.plan(config)
     places = _places(plan.units, max(1.0, plan.documents / max(plan.units, 1)))
     chosen: list[Unit] = []

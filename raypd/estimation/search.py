@@ -1,10 +1,8 @@
 """The search of `raypd tune`: one setting at a time, each from the best so far. It knows no worker and no time.
 
-First the reference, then the configuration as it is, the settings of each method, those of the engine on the best
-method, vLLM where it is installed, types of weights, and the best two again. Best is the fastest among those that agree
-well enough with the reference; while none does, the one that agrees most. Where the reference has too few values to
-judge that, only the settings of the engine are tried, which change no answers.
-"""
+The reference, the configuration as it is, settings of each method, of the engine on the best one, vLLM, types of
+weights, the best two again. Best is the fastest that agrees well enough with the reference, or else the one that agrees
+most. Where the reference has too few values to judge, only the engine's settings are tried: they change no answers."""
 
 from __future__ import annotations
 
@@ -145,7 +143,6 @@ class Search:
         return agreement.of == 0 or (agreement.left_out > 0 and (agreement.left_out > agreement.of or not enough))
 
     def _method(self, base: Changes) -> None:
-        """The settings that only one method has, from `base`."""
         first = self._try(base)
         method = self.method_of(base)
         if method == "hyper_parallel":

@@ -1,9 +1,7 @@
 """`raypd schema suggest`: attributes that documents have, found by asking a model about a sample of them.
 
-The model lists what every document states, a line `attribute: value` each, which counts only if its value stands in the
-document. Names that are one but for case and punctuation are merged and counted over documents; what many have is
-proposed, with a type that its values show.
-"""
+A line `attribute: value` counts only if its value stands in the document. Names alike but for case and punctuation are
+merged; what many documents have is proposed, with a type that its values show."""
 
 from __future__ import annotations
 
@@ -49,8 +47,6 @@ _EXAMPLE = (
 
 @dataclass
 class _NamedAttribute:
-    """What was named as one attribute."""
-
     names: Counter[str] = field(default_factory=Counter)  # spellings
     values: list[str] = field(default_factory=list)  # of every document that has it
 
@@ -146,15 +142,10 @@ class Suggestion:
 
 
 def suggest(source: str, category: str | None, size: int, overrides: list[str]) -> tuple[Suggestion, str]:
-    """Asks the model about `size` documents of a data file; also what the suggestion was made of, in words.
+    """Asks the model about `size` documents; also what the suggestion was made of, in words.
 
-    Args:
-        category: of the documents; where they name none, what they are called. None: all that there are.
-        overrides: `key=value` of a configuration: input, model, engine, decoding.
-
-    Raises:
-        ConfigError, InputError, ModelError: before the model is asked; RunError: nothing came of it.
-    """
+    category: of the documents (None: all), or what they are called where they name none. Raises ConfigError,
+    InputError, ModelError before the model is asked; RunError: nothing came of it."""
     name = category or _UNNAMED
     tree = {
         "input": {"path": source, "id_column": None, "category": name},
@@ -207,5 +198,4 @@ def _is_name(name: str) -> bool:
 
 
 def _flow(tree: dict[str, object]) -> str:
-    """A mapping as YAML on one line."""
     return dump(tree, flow=True, width=10**9).rstrip("\n")

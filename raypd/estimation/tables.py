@@ -59,7 +59,6 @@ def prices(estimate: Estimate) -> Cells:
 
 
 def _per_1000(usd: float) -> str:
-    """The price of 1,000 documents, in which a tenth of a cent counts."""
     return f"{usd:.3f}" if usd >= 0.01 else f"{usd:.2g}"
 
 

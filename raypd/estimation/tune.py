@@ -1,8 +1,6 @@
 """`raypd tune`: measures settings on a sample and writes the cheapest configuration that still answers alike.
 
-The order of things tried is in `search`. Every measurement is a line of a file beside the new configuration, and a
-measurement that stands there is not made again: Ctrl-C loses at most the one that is being made.
-"""
+Every measurement is a line of a file beside the new configuration, and is not made again: Ctrl-C loses at most one."""
 
 from __future__ import annotations
 
@@ -76,12 +74,9 @@ def tune(
     verbose: bool = False,
     say: Callable[[str], None] = print,
 ) -> TuneResult:
-    """Measures and searches, from the configuration as it is.
+    """Measures and searches, from the configuration as it is. measurements: the file from which the search goes on.
 
-    measurements: the file of what was measured, from which the same search goes on. say: shows the user each of them.
-
-    Raises ConfigError, InputError or ModelError before anything is measured, RunError where nothing could be.
-    """
+    Raises ConfigError, InputError or ModelError before anything is measured, RunError where nothing could be."""
     storage.configure(config.storage)
     check_model(config)
     documents = sampling.draw(config, options.sample).documents
@@ -120,7 +115,6 @@ def _kind(config: RunConfig, facts: WorkerFacts, instance: str | None) -> NodeKi
 
 
 def _seconds(options: TuneOptions, kind: NodeKind) -> float:
-    """How long it may measure."""
     seconds = math.inf if options.minutes is None else 60 * options.minutes
     if options.budget_usd is not None:
         if not kind.usd_per_hour:

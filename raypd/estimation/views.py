@@ -111,7 +111,6 @@ def _reference(search: Search) -> str:
 
 
 def _not_judged(search: Search) -> str:
-    """Why the floor could not be judged, and what to do."""
     floor, there = search.floor, search.reference.agreement.of
     if math.isinf(floor.needed):
         reason = f"no sample can show that {floor.share:.0%} of values agree; lower --agreement"

@@ -1,10 +1,8 @@
 """What is new or changed in tonight's input, document by document, against the index of the last good night.
 
-The index has a row for every document of the input: its id, a hash of what is read of it, its unit and place, and the
-object that holds its answer. A unit that was there last night is not read again; the documents of all others are, and
-one whose id and hash the index knows keeps its answer. All of it is SQL on disk, so memory does not grow with the
-corpus.
-"""
+The index has each document's id, hash of what is read of it, unit, place, and object of its answer. Units of last night
+are not read again; of all others, a document whose id and hash it knows keeps its answer. All is SQL on disk, so memory
+does not grow with the corpus."""
 
 import hashlib
 import json
@@ -78,16 +76,13 @@ def load_index(scratch: Scratch, root: str, files: Iterable[str]) -> None:
 
 @dataclass
 class Input:
-    """What tonight's input is. units: that can be read. digest: of all. hidden: digest of the names of what is damaged.
+    """What tonight's input is."""
 
-    apart: ids of units of several objects, of which one cannot be read: each object is a unit of its own.
-    """
-
-    digest: str
-    units: int = 0
-    apart: set[str] = field(default_factory=set)
+    digest: str  # of all of it
+    units: int = 0  # that can be read
+    apart: set[str] = field(default_factory=set)  # ids of units of which one object is unreadable: a unit an object
     damaged: Unreadable = field(default_factory=Unreadable)
-    hidden: str = ""
+    hidden: str = ""  # digest of the names of what is damaged
 
 
 def placed(plan: Iterable[Unit], config: RunConfig, apart: Container[str]) -> Iterator[tuple[int, Unit]]:
@@ -102,10 +97,9 @@ def placed(plan: Iterable[Unit], config: RunConfig, apart: Container[str]) -> It
 def unreadable(
     plan: Plan, config: RunConfig, take: Callable[[int, Unit], None], apart: set[str], threads: int
 ) -> Iterator[tuple[Unit, str]]:
-    """Reads all units of a plan, those of several objects by object where one cannot be read; yields what, and why.
+    """Reads all units of a plan, by object where one of several cannot be read; yields what, and why.
 
-    take: reads a unit, with its ordinal, in a thread; raises InputError. apart: gets the ids of units read by object.
-    """
+    take: reads a unit, by ordinal, in a thread; raises InputError. apart: gets the ids of units read by object."""
 
     def attempt(item: tuple[int, Unit]) -> list[tuple[Unit, str]]:
         ordinal, unit = item
@@ -163,13 +157,12 @@ def units_are_the_same(scratch: Scratch) -> bool:
 def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     """Makes `placed`: every document of tonight, whether it is the winner of its id, and where its answer is.
 
-    Of several documents with one id the last of the input wins, by the names of objects and then by place (units do
-    not come in this order: small objects share one). Every document of the input wins over one that it does not have
-    anymore. Documents of an object that cannot be read tonight stay: a damaged upload does not empty the table.
+    Of several documents with one id the last of the input wins, by the names of objects, then by place (small objects
+    share units, so these are in another order), and all win over what the input does not have anymore. Documents of an
+    object that cannot be read tonight stay: a damaged upload does not empty the table.
 
-    Needs `old`, `planned`, `read` and `damaged`. usable: SQL over `o`, a document of `old`: whether its answer can
-    stand. keep: documents that the input does not have anymore stay.
-    """
+    Needs `old`, `planned`, `read`, `damaged`. usable: SQL over `o`, a document of `old`: its answer can stand. keep:
+    documents that the input does not have anymore stay."""
     scratch.run(f"""
         CREATE TABLE placed AS
         WITH entries AS (
@@ -199,10 +192,7 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
 
 
 def counts(scratch: Scratch) -> dict[str, Any]:
-    """Documents of the table: all, new, changed, removed, unchanged; shadowed: hidden by a later one of their id.
-
-    stale: those that stay though their object cannot be read tonight.
-    """
+    """Documents: all, new, changed, removed, unchanged; shadowed: hidden by a later one; stale: object unreadable."""
     return scratch.row("""
         SELECT count(*) FILTER (winner) AS documents,
             count(*) FILTER (winner AND file IS NULL AND w.id IS NULL) AS new,
@@ -215,10 +205,7 @@ def counts(scratch: Scratch) -> dict[str, Any]:
 
 
 def to_extract(scratch: Scratch, condition: str = "file IS NULL") -> Iterator[tuple[int, list[int]]]:
-    """(ordinal of a unit, positions of its documents) of what is to be extracted, in the order of the plan.
-
-    condition: SQL over `placed`.
-    """
+    """(ordinal of a unit, positions) of what is to be extracted, in the plan's order. condition: SQL over `placed`."""
     pending = scratch.rows(
         f"SELECT ordinal, position FROM placed WHERE winner AND live AND {condition} ORDER BY ordinal, position"
     )

@@ -1,8 +1,4 @@
-"""The nightly table as a Delta table: a log of which objects each night shows, beside the objects themselves.
-
-raypd's own list decides. A commit makes the Delta table show what the list of a night has; where it does so already
-there is none. So what a night that was cut off has not committed, the next command does.
-"""
+"""The nightly table as a Delta table, which follows raypd's own list: a log of which objects each night shows."""
 
 from __future__ import annotations
 
@@ -39,11 +35,7 @@ def check_installed() -> None:
 
 
 def register(root: str, night: str, objects: Iterable[str]) -> None:
-    """Makes the Delta table show exactly these objects of a night, in one commit; makes none where it does so already.
-
-    Raises:
-        RunError: it could not be committed; the Delta table shows what it did.
-    """
+    """Makes the Delta table show exactly these objects, in at most one commit. Raises RunError: it stays as it was."""
     from deltalake.exceptions import DeltaError
 
     try:
@@ -127,7 +119,6 @@ def _words(error: Exception) -> str:
 
 
 def _place(path: str) -> str:
-    """An object's path below the root; it stays where the root is moved."""
     return f"{layout.NIGHTS}/{path.rpartition(f'/{layout.NIGHTS}/')[2]}"
 
 

@@ -1,8 +1,4 @@
-"""Every night the same command: answers for what is new or changed in the input, and a table of all of it.
-
-Where everything stands is in `raypd.run.layout`. state.json is written last, on condition that it is still the one that
-was read.
-"""
+"""Answers for what is new or changed in the input, night by night. state.json is written last, if it is as was read."""
 
 from __future__ import annotations
 
@@ -33,10 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Night:
-    """What a night brought. Counts are documents; failed: of the table, with tonight's among them.
-
-    damaged: objects of the input that cannot be read; stale: documents that the table has of these from before.
-    """
+    """What a night brought. Counts are documents."""
 
     name: str
     root: str
@@ -46,11 +39,11 @@ class Night:
     removed: int = 0
     unchanged: int = 0
     shadowed: int = 0
-    failed: int = 0
+    failed: int = 0  # of the table, tonight's among them
     extracted: int = 0
     added_attributes: str = ""
-    stale: int = 0
-    damaged: Unreadable = field(default_factory=Unreadable)
+    stale: int = 0  # of damaged objects, kept from before
+    damaged: Unreadable = field(default_factory=Unreadable)  # objects of the input that cannot be read
     nothing_new: bool = False
 
     def describe(self) -> str:
@@ -89,14 +82,9 @@ def run_night(
 ) -> Night:
     """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
 
-    full: extracts everything anew. retry_errors: extracts also what failed before. verbose, build: as in
-    `driver.run_extract`.
-
-    Raises:
-        RunError: another session that is alive is at it; or, after all that can be done is done, objects cannot be read
-            and input.on_damaged is fail.
-        UserError: what `driver.run_extract` raises.
-    """
+    full: extracts all anew. retry_errors: also what failed. verbose, build: as in `driver.run_extract`, and its errors
+    are raised. RunError also where a session that is alive is at it, or, after all else is done, where objects cannot
+    be read and input.on_damaged is fail."""
     storage.configure(config.storage)
     if config.nightly.delta:
         delta.check_installed()

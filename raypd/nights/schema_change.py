@@ -11,14 +11,10 @@ from raypd.tasks.columns import record_of, value_in
 
 @dataclass
 class Change:
-    """From an old mapping of categories to a new one.
+    """From an old mapping of categories to a new one."""
 
-    added: category -> its attributes that must be extracted for documents that have the others. anew: categories whose
-    documents must be extracted whole, because nothing of what they have is of use.
-    """
-
-    added: dict[str, list[Attribute]] = field(default_factory=dict)
-    anew: set[str] = field(default_factory=set)
+    added: dict[str, list[Attribute]] = field(default_factory=dict)  # to extract for documents that have the others
+    anew: set[str] = field(default_factory=set)  # categories to extract whole, as nothing is of use
 
     def describe(self) -> str:
         """In words, for the user."""
@@ -38,11 +34,10 @@ def answers_base(config: RunConfig) -> str:
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Category]) -> Change:
-    """old: the categories of the last good night, as its record has them (JSON).
+    """old: the categories of the last good night, as JSON.
 
-    An attribute whose description, type or values are others is another attribute; so are all attributes of a category
-    whose description is another, as every prompt carries it. Their order does not matter.
-    """
+    Another description, type or values make another attribute, another description of a category all of its attributes,
+    as every prompt carries it; order does not matter."""
     before = {name: Category.model_validate(tree) for name, tree in old.items()}
     change = Change(anew=set(before) - set(new))
     for name, category in new.items():
@@ -69,11 +64,9 @@ def only_added(config: RunConfig, change: Change) -> RunConfig:
 
 
 def join(old: dict[str, Any], added: dict[str, Any] | None, config: RunConfig) -> dict[str, Any]:
-    """One row of old and added values, in the order of the schema and with nothing that is not in it (anymore).
+    """A row of old and added values, in the schema's order and with nothing else; of unknown categories as it is.
 
-    A row whose category the schema does not have stays as it is. Where the added attributes failed, the row keeps its
-    old values and says so: it is an error row, and not empty.
-    """
+    Where the added attributes failed, it keeps its old values and says so: it is an error row, and not empty."""
     assert isinstance(config.task, ExtractionConfig)
     category = config.task.categories.get(old["category"])
     if category is None:

@@ -1,9 +1,7 @@
 """The table of a night: objects that have every document of tonight exactly once, and the list of them.
 
-An object of an earlier night stays as it is while all of its documents do. Where a document changed, moved, went or got
-attributes, the object of its unit is written again from the rows that are there. Objects are never overwritten; what
-readers follow is the list.
-"""
+An object stays while all of its documents do; else its unit's is written again from the rows there are. Objects are
+never overwritten; what readers follow is the list."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -49,11 +47,10 @@ def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[
 
 
 def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
-    """Makes `final` (where every document's row is to come from) and `homes` (what object each unit has in the table).
+    """Makes `final` (where each document's row is to come from) and `homes` (what object each unit has in the table).
 
-    Needs `placed`, `old`, `answered` and `added`. folder: of tonight's objects, below the root. everything_again: no
-    old object can stay (the schema is another). Raises RunError when a document of the input has no row.
-    """
+    Needs `placed`, `old`, `answered`, `added`. folder: of tonight's objects, below the root. everything_again: no old
+    object can stay (another schema). Raises RunError when a document of the input has no row."""
     scratch.run("""
         CREATE TABLE final AS
         SELECT

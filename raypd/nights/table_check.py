@@ -15,11 +15,8 @@ from raypd.verify.verification import INPUT, OUTPUT, Verification, add_documents
 def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification:
     """Compares the table of the last good night with the input: each id once, from the last document that has it.
 
-    Ids of the table that the input does not have are foreign, unless nightly.removed is keep or they are of an object
-    that cannot be read now. Changes nothing.
-
-    config: of the last night; its section `input` says where the input lies now.
-    """
+    Changes nothing. Ids that the input lacks are foreign, unless nightly.removed is keep or they are of an object that
+    cannot be read now. config: of the last night; its section `input` says where the input lies now."""
     result = Verification(root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
     files = objects(root)
     result.objects = len(files)

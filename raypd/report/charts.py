@@ -1,9 +1,7 @@
 """The charts of the page, drawn by matplotlib as inline SVG, each in a wide and a narrow form.
 
-Static SVG, because it needs no script, prints sharp, and weighs 5 to 30 KB where an interactive library would put
-megabytes into every page. Two forms, because text that is scaled with a picture cannot be read on a phone: CSS shows
-the one that fits.
-"""
+Static SVG needs no script, prints sharp, and weighs 5 to 30 KB where an interactive library puts megabytes into a page.
+Scaled text cannot be read on a phone, hence two forms: CSS shows the one that fits."""
 
 from __future__ import annotations
 
@@ -65,15 +63,12 @@ _STYLE: Any = {
 
 @dataclass
 class Table:
-    """Rows of text under heads; the first column is the name of the row, the others are figures unless `text_columns`.
-
-    The page makes cells harmless and cuts long ones.
-    """
+    """Rows of text under heads. The page makes cells harmless and cuts long ones."""
 
     heads: list[str]
     rows: list[list[str]]
     note: str = ""
-    text_columns: tuple[int, ...] = (0,)
+    text_columns: tuple[int, ...] = (0,)  # all others are figures; the first is the name of the row
 
 
 @dataclass
@@ -93,8 +88,7 @@ class Chart:
     ) -> None:
         """Draws both forms; `draw` gets the axes and the width in pixels.
 
-        name: unique on the page. title, summary: what a screen reader says. size: of the wide form.
-        """
+        name: unique on the page. title, summary: what a screen reader says. size: of the wide form."""
         for form, pixels in (("wide", size[0]), ("narrow", NARROW)):
             with rc_context(_STYLE):
                 layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.04)
@@ -104,10 +98,7 @@ class Chart:
 
 
 class RunningTime:
-    """Unix seconds to seconds of running time: it stands between two sessions.
-
-    total: of all sessions. borders: where one session follows on another.
-    """
+    """Unix seconds to seconds of running time (`total`), which stands still between sessions (at `borders`)."""
 
     def __init__(self, sessions: Sequence[ReportSession]) -> None:
         self._unix: list[float] = []
@@ -210,10 +201,7 @@ def money(bill: RunBill | None, clock: RunningTime) -> Chart:
 
 
 def speeds(run: RunReport, clock: RunningTime) -> tuple[np.ndarray, np.ndarray]:
-    """Edges of equal spans of running time, and the documents/s in each.
-
-    The documents of each unit are spread over the time in which it was worked on.
-    """
+    """Edges of equal spans of running time, and documents/s in each: a unit's are spread over its time of work."""
     units = run.units.read
     edges = np.linspace(0, clock.total, min(_BINS, max(12, len(units) // 2)) + 1)
     began = clock.at([u.began for u in units])

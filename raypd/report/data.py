@@ -1,7 +1,4 @@
-"""A run's folder as a report shows it: what was asked, what is committed, how its sessions went, what it cost.
-
-What is missing is None or empty, and the page says so: nothing here makes figures up.
-"""
+"""A run's folder as a report shows it. What is missing is None or empty, and the page says so: no figure is made up."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ _FAILURES = 20
 
 @dataclass
 class ReportSession:
-    """A session, what it committed and cost. ended: the last that is known of it. how: also running and killed."""
+    """A session, what it committed and cost."""
 
     id: str
     began: float
-    ended: float
-    how: str
+    ended: float  # the last that is known of it
+    how: str  # also running and killed
     units: int = 0
     documents: int = 0
     usd: float | None = None
@@ -44,11 +41,7 @@ class ReportSession:
 
 
 class RunFiles:
-    """What the page and `raypd status` both read: of a run, or of nights with their table.
-
-    Raises:
-        RunError: a file of it is torn; OSError: storage does not answer.
-    """
+    """What the page and `raypd status` both read, of a run or of nights. Raises RunError: a file is torn; OSError."""
 
     def __init__(self, root: str) -> None:
         self.root, self.now = root, time.time()
@@ -67,10 +60,7 @@ class RunFiles:
     def sessions(
         self, units: Sequence[CommittedUnit], scale: float = 1.0, runs: Sequence[str] | None = None
     ) -> list[ReportSession]:
-        """Oldest first, with what each committed and cost.
-
-        units: as far as they are known, each for `scale` of them. runs: None: all.
-        """
+        """Oldest first, each with its units, as far as known, times `scale`, and its cost. runs: None: all."""
         bills = {bill.session: bill for bill in self.bill.all} if self.bill else {}
         by_session: dict[str, list[CommittedUnit]] = {}
         for unit in units:
@@ -103,31 +93,25 @@ class RunFiles:
 
 @dataclass
 class RunReport:
-    """Everything a report shows.
-
-    state: complete, running, interrupted, failed, killed, empty; estimated: only the estimate of a run is there;
-    trained: it is no run but a training. table: of a nightly folder, whose units, sessions and bill are those of all
-    its nights. unreadable: units of the input that cannot be read. forecast: None where no estimate was made, or where
-    it is damaged: then its file is in `torn`. failures: (unit, the last line of why its worker died).
-    """
+    """Everything a report shows; of nights, units, sessions and bill are those of all nights."""
 
     root: str
     fingerprint: str
     config: dict[str, Any]
-    state: str
+    state: str  # complete, running, interrupted, failed, killed, empty; estimated or trained: no run
     versions: dict[str, str] = field(default_factory=dict)
     units_planned: int | None = None
     sessions: list[ReportSession] = field(default_factory=list)
     units: Units = field(default_factory=Units)
     bill: RunBill | None = None
     sample: AnswerSample = field(default_factory=AnswerSample)
-    failures: list[tuple[str, str]] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)  # unit, last line of why its worker died
     read_at: float = field(default_factory=time.time)
-    forecast: Estimate | None = None
+    forecast: Estimate | None = None  # None: none was made, or it is in `torn`
     training: TrainingRecord | None = None
     torn: list[str] = field(default_factory=list)  # files beside the bill that cannot be read
-    table: NightState | None = None
-    unreadable: int = 0
+    table: NightState | None = None  # of a nightly folder
+    unreadable: int = 0  # units of the input
 
     @property
     def fake(self) -> bool:
@@ -152,10 +136,8 @@ def is_fake(config: dict[str, Any]) -> bool:
 def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
     """Reads the run at `root`. overrides: `storage.KEY=VALUE` says how S3 is reached.
 
-    Raises:
-        ConfigError: there is neither a run nor an estimate, or its run.json cannot be read.
-        RunError: another file of it is torn, or storage does not answer.
-    """
+    Raises ConfigError: neither a run nor an estimate, or no readable run.json; RunError: a torn file, or storage is
+    away."""
     try:
         try:
             record = load_record(root, overrides)

@@ -26,11 +26,11 @@ _PART_NAMES = {
 
 @dataclass
 class RunBill:
-    """The bills of a run's sessions, oldest first, and of its retries; torn: files that cannot be read."""
+    """The bills of a run's sessions, oldest first, and of its retries."""
 
     sessions: list[Bill]
     retries: list[Bill] = field(default_factory=list)
-    torn: list[str] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)  # files that cannot be read
 
     def __post_init__(self) -> None:
         self.all = [*self.sessions, *self.retries]

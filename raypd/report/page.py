@@ -1,8 +1,7 @@
 """The report page: one HTML file that loads nothing, runs on a phone and on paper, and trusts no text of a document.
 
-Every text goes through Jinja's escaping; the page's Content-Security-Policy allows the one style sheet and the one
-script that are in it, by their hashes, and nothing else, so that what should slip through still could not run.
-"""
+Every text goes through Jinja's escaping; the Content-Security-Policy allows the page's own style sheet and script, by
+their hashes, and nothing else, so that what should slip through still could not run."""
 
 from __future__ import annotations
 
@@ -86,7 +85,6 @@ def _policy(style: str, script: str) -> str:
 
 
 def _content(run: RunReport) -> dict[str, Any]:
-    """What the templates show beside the report itself."""
     if run.training is not None:
         return {"kind": "raypd train", "losses": charts.losses(run.training)}
     content: dict[str, Any] = {"about": comparison.about, "interval": comparison.interval, "tables": tables}

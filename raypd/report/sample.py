@@ -1,8 +1,4 @@
-"""A sample of the answers: documents to look at, how sure the model was, and why documents failed.
-
-Units are chosen evenly over the run, the same at every call, and rows evenly within each. Units with failures are read
-beside them, for the errors alone.
-"""
+"""A sample of the answers, the same at every call: documents, the model's sureness, and why documents failed."""
 
 from __future__ import annotations
 
@@ -40,11 +36,11 @@ Row = dict[str, Any]  # of a unit's object
 
 @dataclass
 class Entry:
-    """One answer of a document. `confidence` is 0 to 1, None where the model gave none."""
+    """One answer of a document."""
 
     name: str
     value: str | None
-    confidence: float | None
+    confidence: float | None  # 0 to 1, None where the model gave none
     status: str
     span: tuple[int, int] | None = None  # characters of the document's text where it stands
 
@@ -113,7 +109,6 @@ class AnswerSample:
     retried: int = 0  # rows that took more than one attempt
 
     def add(self, row: Row) -> None:
-        """Counts a row's answers."""
         self.rows += 1
         self.retried += (row.get("attempts") or 1) > 1
         if row["status"] != "ok":
@@ -206,7 +201,6 @@ def document_of(rows: list[Row]) -> SampleDocument:
 
 
 def _entries(row: Row) -> list[Entry]:
-    """The answers of a row; without a value what was decoded."""
     entries = []
     for answer in row_values(row):
         shown = answer.value if answer.value is not None else answer.raw

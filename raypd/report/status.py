@@ -1,8 +1,4 @@
-"""How a run stands, from its folder alone and so from any machine: one look, or one every few seconds.
-
-Cheap on purpose: a look lists the units and reads the newest session and the bills; of the units themselves it reads
-some footers, and none twice.
-"""
+"""How a run stands, from its folder alone and so from any machine. Cheap: it reads some footers, and none twice."""
 
 from __future__ import annotations
 
@@ -29,12 +25,12 @@ _RATE_SECONDS = 600.0  # the speed of now is that of the last ten minutes
 
 @dataclass
 class WorkerState:
-    """A worker: what it does now (startup, busy, idle, ended) and the share of its time that it was busy."""
+    """A worker."""
 
     worker: str
     node: str
-    state: str
-    busy: float
+    state: str  # now: startup, busy, idle, ended
+    busy: float  # share of its time
 
 
 @dataclass
@@ -130,7 +126,6 @@ class Watch:
             self._errors.pop(item.path, None)
 
     def _last_errors(self, units: Sequence[CommittedUnit]) -> list[str]:
-        """Why the documents failed that failed last, of the units whose summaries are known."""
         failed = sorted((u for u in units if u.failed), key=lambda u: -u.committed_at)[:_ERROR_UNITS]
         for unit in failed:
             if unit.path not in self._errors:
@@ -141,10 +136,7 @@ class Watch:
 
 
 def _documents(count: int, units: Sequence[CommittedUnit], manifest: Manifest | None) -> tuple[int, int, bool]:
-    """(documents, failed, whether they were counted): of the units' own summaries, or of the manifest over them all.
-
-    count: of all units.
-    """
+    """(documents, failed, whether they were counted): of the units' summaries, or the manifest. count: of all units."""
     if len(units) < count and manifest is not None and manifest.units == count:
         return manifest.documents, manifest.failed, True
     scale = count / len(units) if units else 0.0
@@ -153,10 +145,7 @@ def _documents(count: int, units: Sequence[CommittedUnit], manifest: Manifest | 
 
 
 def _planned(plan: PlanTotals | None, units: int, documents: int, exact: bool) -> tuple[int | None, bool]:
-    """(documents of the whole run, whether they were counted).
-
-    Where lines were cut by bytes nobody knows before the end how many there are: units are of about as many bytes.
-    """
+    """(documents of the run, whether counted). Units cut by bytes are taken to hold about as many documents each."""
     if plan is None or not plan.documents:
         return None, False
     if plan.exact or not units:

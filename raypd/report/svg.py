@@ -1,9 +1,7 @@
 """A matplotlib figure as a small inline SVG that takes its colours and its font from the page.
 
-matplotlib writes colours and fonts into every element. Here colours become class names (`f-busy`, `s-grid`), so that
-the page's CSS paints them in the light, in the dark and on paper, and inline styles go, so that the page's
-Content-Security-Policy can forbid them.
-"""
+Colours become class names (`f-busy`, `s-grid`), so that the page's CSS paints them in the light, in the dark and on
+paper, and inline styles go, so that the Content-Security-Policy can forbid them."""
 
 from __future__ import annotations
 
@@ -23,10 +21,9 @@ _LONG = re.compile(r"(-?\d+\.\d)\d+")  # more than a tenth of a pixel
 
 
 def inline(figure: Figure, name: str, title: str, description: str) -> str:
-    """The figure as an <svg> element whose size is its viewBox; one unit of it is one CSS pixel at full width.
+    """The figure as an <svg> element whose size is its viewBox; one unit is one CSS pixel at full width.
 
-    name: unique on the page, with letters, digits and dashes. title, description: what a screen reader says.
-    """
+    name: unique on the page, of letters, digits and dashes. title, description: what a screen reader says."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # glyphs that matplotlib's own font lacks: the page's fonts draw the text

@@ -24,10 +24,7 @@ _COLORS = {"complete": "green", "running": "cyan", "busy": "green", "idle": "yel
 
 
 def show(watch: Watch, *, again: float | None = None, as_json: bool = False, console: Console | None = None) -> None:
-    """Prints how a run stands. again: seconds between two looks, until the run has ended or Ctrl-C; None: one look.
-
-    Raises RunError when storage does not answer at the first look; a later look that fails is a note.
-    """
+    """Prints how a run stands. again: seconds between looks, None: one. Raises RunError where the first look fails."""
     console = console or Console(highlight=False, markup=False)
     try:
         status = watch.look()

@@ -1,7 +1,4 @@
-"""The texts of the documents that the page shows, with the values marked where they stand (`raypd report --texts`).
-
-They are read from the run's input, so the page then holds what the input holds.
-"""
+"""`raypd report --texts`: documents' texts from the run's input, values marked; the page then holds what that holds."""
 
 from __future__ import annotations
 
@@ -24,11 +21,9 @@ _CHARACTERS = 4000  # of a text
 
 
 def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
-    """Gives documents of the sample their texts. overrides: key=value of what has moved since the run (`input.path`).
+    """Gives the sample its texts. overrides: key=value of what has moved since the run (`input.path`).
 
-    Raises:
-        ConfigError: the run has no documents of text, or is not one run; InputError: its input cannot be read.
-    """
+    Raises ConfigError: the run has no documents of text, or is not one run; InputError: its input cannot be read."""
     config = load_run(run.root, list(overrides))
     if not isinstance(config.task, ExtractionConfig) or run.table is not None:
         raise ConfigError(f"{run.root}: --texts is for one run of extraction")

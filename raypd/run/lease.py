@@ -1,9 +1,7 @@
 """Who works on a run: one session at a time, which shows that it is alive by a heartbeat.
 
-<output>/lease.json names the session that holds the run. The holder replaces it every few seconds by a conditional
-write; whoever else wants the run watches whether it changes, by its own clock that only goes forward, and takes over
-when it does not. No two clocks are ever compared, and of several that take over one wins.
-"""
+The holder replaces lease.json every few seconds by a conditional write. Others watch by their own monotonic clock
+whether it changes, and take over when it does not: no two clocks are compared, and one of several takers wins."""
 
 from __future__ import annotations
 
@@ -26,11 +24,7 @@ STALE_SECONDS = 45.0  # without a beat: the holder is dead
 
 
 class RunLease:
-    """One run of the command on an output folder, from the moment at which it holds the folder.
-
-    say: takes lines for the user while another session's heartbeat is looked for. Raises RunError when another session
-    that is alive holds it; OSError when it cannot be written.
-    """
+    """Holds an output folder once it is made. Raises RunError when another session that is alive holds it, OSError."""
 
     def __init__(self, output: str, say: Callable[[str], None] = lambda line: None) -> None:
         self.began = time.time()
@@ -142,11 +136,7 @@ class RunLease:
 
 @contextlib.contextmanager
 def held(output: str, say: Callable[[str], None]) -> Iterator[RunLease]:
-    """Holds a folder for the length of a block, which ends complete or failed. say: as of `RunLease`.
-
-    Raises:
-        RunError: another session that is alive holds it.
-    """
+    """Holds a folder for a block, which ends complete or failed. Raises RunError when a living session holds it."""
     storage.make_folder(output)
     lease, how = RunLease(output, say), "failed"
     try:
@@ -167,7 +157,7 @@ def _machine() -> str | None:
 
 
 def _started(pid: int) -> str | None:
-    """When a process was started, in ticks since boot; None where there is no such process."""
+    """Ticks since boot at the process's start; None where there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -22,13 +22,7 @@ def is_nightly(output: str) -> bool:
 
 
 def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
-    """A run's run.json, or the state.json of nightly runs; from here on this process reaches S3 as the run did.
-
-    overrides: key=value; those of section `storage` replace how the run reached S3.
-
-    Raises:
-        ConfigError: it cannot be read; NoRun: there is none.
-    """
+    """run.json, or the state.json of nights; S3 is then reached as it or overrides say. Raises ConfigError, NoRun."""
     pairs = [o.removeprefix("storage.").split("=", 1) for o in overrides if o.startswith("storage.") and "=" in o]
     keys = {key: value_of(value) for key, value in pairs}
     path = storage.join(output, layout.RUN)
@@ -55,11 +49,7 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
 
 
 def load_run(output: str, overrides: list[str]) -> RunConfig:
-    """The configuration of a run, from its run.json. overrides: key=value of what has moved since.
-
-    Raises:
-        ConfigError: there is no run, or what its answers depend on is not what it was.
-    """
+    """A run's configuration. Raises ConfigError: there is no run, or what its answers depend on is not what it was."""
     record = load_record(output, overrides)
     tree = record.config
     if isinstance(tree.get("task"), dict):

@@ -33,11 +33,7 @@ def _iso(seconds: float) -> str:
 
 
 def claim(config: RunConfig, output: str) -> None:
-    """Makes the output folder this run's, or checks that it is.
-
-    Raises:
-        ConfigError: the folder belongs to another configuration, or cannot be written.
-    """
+    """Makes the folder this run's, or checks that it is. Raises ConfigError: it is another's, or cannot be written."""
     record = RunRecord(config.fingerprint(), recorded(config), _iso(time.time()), versions())
     check(config, output)
     try:
@@ -48,7 +44,7 @@ def claim(config: RunConfig, output: str) -> None:
 
 
 def _refusal(error: OSError, message: str) -> Exception:
-    """What to raise for an error of the output folder: a ConfigError, except where the store does not answer."""
+    """A ConfigError, except where the store does not answer."""
     if isinstance(error, storage.Unavailable):
         return error
     return ConfigError(f"output.path: {error}" if isinstance(error, storage.StorageError) else message)
@@ -66,11 +62,7 @@ def recorded(config: RunConfig) -> dict[str, Any]:
 
 
 def check(config: RunConfig, output: str) -> None:
-    """Checks whether a run may have its output folder; writes nothing.
-
-    Raises:
-        ConfigError: the folder belongs to another configuration, or cannot be read.
-    """
+    """Whether a run may have its folder; writes nothing. Raises ConfigError: it is another's, or cannot be read."""
     path = storage.join(output, layout.RUN)
     try:
         if storage.exists(output) and not storage.is_folder(output):
@@ -94,10 +86,7 @@ def check(config: RunConfig, output: str) -> None:
 
 
 def differences(old: dict[str, Any], config: RunConfig) -> list[str]:
-    """Dotted keys that count in the fingerprint and that the recorded configuration `old` has otherwise.
-
-    Empty where a file that prompts come from has another text, or the record is of a raypd that answers otherwise.
-    """
+    """Dotted keys of the fingerprint that `old` has otherwise; none where only a prompt file or raypd itself differ."""
     idle = config.idle_keys()
     with contextlib.suppress(ValueError):  # of a version with other keys: it is compared as it stands
         was = RunConfig.model_validate(old)

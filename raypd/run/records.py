@@ -1,8 +1,4 @@
-"""The files in the folder of a run as types, the same for writing and for showing them.
-
-The fields of a record are the keys of its JSON. Files of other versions of raypd are read too: keys that a record does
-not have are passed over, and where a key is missing its default stands. Times are unix seconds, money is USD.
-"""
+"""The files in a run's folder as types: fields are the JSON's keys, also of other versions. Unix seconds, USD."""
 
 from __future__ import annotations
 
@@ -32,11 +28,7 @@ def to_json(record: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[_R], tree: Any, file: str) -> _R:
-    """The record that parsed JSON was made from; `file`: where that is from, for the message.
-
-    Raises:
-        RecordError: a value has another type, or a key without a default is missing.
-    """
+    """The record of parsed JSON. Raises RecordError at a wrong type or missing key; `file` is for its message."""
     try:
         record: _R = _adapter(kind).validate_python(tree)  # type: ignore[arg-type]  # a type is hashable
     except ValidationError as error:
@@ -47,11 +39,7 @@ def from_json(kind: type[_R], tree: Any, file: str) -> _R:
 
 
 def read(kind: type[_R], path: str) -> _R:
-    """The record in a file.
-
-    Raises:
-        RecordError: the file holds no such record; OSError: it cannot be read.
-    """
+    """The record in a file. Raises RecordError where it holds no such record, OSError where it cannot be read."""
     try:
         tree = json.loads(storage.read(path))
     except ValueError as error:
@@ -60,12 +48,12 @@ def read(kind: type[_R], path: str) -> _R:
 
 
 def write(path: str, record: Any, indent: int | None = 2) -> None:
-    """Writes the file of a record, as `encoded` makes it, in one piece. Raises OSError."""
+    """In one piece. Raises OSError."""
     storage.put(path, encoded(record, indent))
 
 
 def encoded(record: Any, indent: int | None = 2) -> bytes:
-    """The file of a record, a dataclass. Raises ValueError at a number that JSON does not have (NaN, infinite)."""
+    """The file of a record (a dataclass). Raises ValueError at NaN or an infinite number, which JSON does not have."""
     text = json.dumps(to_json(record), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
     return (text + "\n").encode()
 
@@ -82,43 +70,34 @@ class RunRecord:
 
 @dataclass
 class PlanTotals:
-    """plan/plan.json.
-
-    documents: of the units that can be read, counted where `exact`, else partly estimated. bytes: stored ones.
-    damaged: units that cannot be read (each is one object), and their bytes. listing: digest of the objects' names,
-    sizes and versions. alone: how many objects share no unit because one of their unit could not be read. cut: the
-    keys of the configuration that decide how objects are cut.
-    """
+    """plan/plan.json."""
 
     id: str
     units: int = 0
-    documents: int = 0
-    bytes: int = 0
+    documents: int = 0  # of the units that can be read; counted where `exact`, else partly estimated
+    bytes: int = 0  # as stored
     exact: bool = True
     objects: int = 0
-    damaged: int = 0
+    damaged: int = 0  # units that cannot be read, one object each
     damaged_bytes: int = 0
     chunks: int = 0
-    listing: str = ""
-    alone: int = 0
-    cut: dict[str, Any] = field(default_factory=dict)
+    listing: str = ""  # digest of the objects' names, sizes and versions
+    alone: int = 0  # objects that share no unit, because one of their unit could not be read
+    cut: dict[str, Any] = field(default_factory=dict)  # keys of the configuration that decide how objects are cut
 
 
 @dataclass
 class Lease:
-    """lease.json: the session that holds a run, or held it last, and its process.
-
-    since: ISO 8601. beat: grows while it is alive. started: ticks since boot. machine: its boot and process space.
-    """
+    """lease.json: the session that holds a run, or held it last, and its process."""
 
     session: str = ""
-    since: str = ""
-    beat: int = 0
+    since: str = ""  # ISO 8601
+    beat: int = 0  # grows while it is alive
     ended: bool = False
     host: str = ""
     pid: int = 0
-    started: str | None = None
-    machine: str | None = None
+    started: str | None = None  # the process, in ticks since boot
+    machine: str | None = None  # its boot and process space
 
 
 @dataclass
@@ -158,19 +137,15 @@ class UnitSummary:
 
 @dataclass(frozen=True)
 class UnitResult:
-    """What a worker reports to the driver of a unit.
+    """What a worker reports to the driver of a unit."""
 
-    ok, failed: documents. error: why it was not done, and then retry: whether it may be at another time. fatal: no
-    worker can. handed_back: because the scheduler asked for it. unreadable: it is the input's fault alone.
-    """
-
-    ok: int = 0
-    failed: int = 0
-    error: str | None = None
-    retry: bool = False
-    fatal: bool = False
-    handed_back: bool = False
-    unreadable: bool = False
+    ok: int = 0  # documents
+    failed: int = 0  # documents
+    error: str | None = None  # why it was not done
+    retry: bool = False  # it may be at another time
+    fatal: bool = False  # no worker can do it
+    handed_back: bool = False  # because the scheduler asked for it
+    unreadable: bool = False  # it is the input's fault alone
 
     @property
     def done(self) -> bool:
@@ -179,7 +154,7 @@ class UnitResult:
 
 @dataclass
 class Seconds:
-    """What a worker did with its time, in seconds; prefill and decode together are its busy time."""
+    """A worker's time, in seconds; prefill and decode together are its busy time."""
 
     startup: float = 0.0
     prefill: float = 0.0
@@ -204,45 +179,37 @@ class Seconds:
 
 @dataclass
 class NodeTime:
-    """One machine in a session.
-
-    began, ended: when it was there; on a bill, began is when the session began to pay for it, and `came` when it was
-    there. ended None: it still is. slots: workers that fit on it. seconds, usd: on a bill, what is paid.
-    """
+    """One machine in a session."""
 
     node: str
-    began: float
+    began: float  # on a bill: when the session began to pay for it
     head: bool = False
     instance_type: str | None = None
     market: str = "local"
     region: str | None = None
     usd_per_hour: float = 0.0
     price_source: str = ""
-    ended: float | None = None
+    ended: float | None = None  # None: it still is there
     gpus: float = 0.0
-    slots: int = 0
-    seconds: float = 0.0
-    usd: float = 0.0
-    came: float | None = None
+    slots: int = 0  # workers that fit on it
+    seconds: float = 0.0  # paid
+    usd: float = 0.0  # paid
+    came: float | None = None  # on a bill: when it was there
 
 
 @dataclass
 class WorkerTime:
-    """All that a worker process did since it began, as it reports it to the ledger and as it stands on the bill.
-
-    heard: when it last reported. sequence: the number of that report. open: busy (prefill, decode) seconds of units
-    that are not committed. ended: on a bill, when it ended as far as is known; None while it works.
-    """
+    """All that a worker process did since it began, as reported to the ledger and as on the bill."""
 
     worker: str
     node: str
     began: float
-    heard: float = 0.0
-    ended: float | None = None
+    heard: float = 0.0  # when it last reported
+    ended: float | None = None  # on a bill, as far as is known; None while it works
     pid: int = 0
-    sequence: int = -1
+    sequence: int = -1  # number of the last report
     seconds: Seconds = field(default_factory=Seconds)
-    open: dict[str, tuple[float, float]] = field(default_factory=dict)
+    open: dict[str, tuple[float, float]] = field(default_factory=dict)  # unit not committed: busy (prefill, decode) s
     spans: Spans = field(default_factory=list)
     categories: dict[str, Counts] = field(default_factory=dict)  # of committed units
     method: str = ""
@@ -253,13 +220,13 @@ class WorkerTime:
 
     @property
     def state(self) -> str:
-        """What it does: startup, busy, idle, lost or ended."""
+        """startup, busy, idle, lost or ended."""
         if self.ended is not None:
             return "ended"
         return self.spans[-1][2] if self.spans else "startup"
 
     def lived(self, until: float = 0.0) -> float:
-        """Seconds from its begin to its end, or `until` where it works."""
+        """Seconds to its end, or to `until` where it works."""
         return max((until if self.ended is None else self.ended) - self.began, 1e-9)
 
     def spent(self, kind: str) -> float:
@@ -278,31 +245,26 @@ class Energy:
 
 @dataclass
 class Bill:
-    """ledger/<session>.json: the bill of a session as it stands at `until`.
-
-    parts, seconds: money and slot-seconds by what they went to (`billing.bill.PARTS`). categories, methods: the whole
-    bill in proportion to the busy seconds behind them. series: [time, usd, documents, failed, decode tokens]. shares:
-    from when on how many runs were on the cluster. final: it has ended.
-    """
+    """ledger/<session>.json: the bill of a session as it stands at `until`."""
 
     session: str
     began: float
     usd: float
     until: float = 0.0
-    final: bool = False
+    final: bool = False  # it has ended
     currency: str = "USD"
     budget_usd: float | None = None
     deadline: str | None = None
     nodes: list[NodeTime] = field(default_factory=list)
-    parts: dict[str, float] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    categories: dict[str, Counts] = field(default_factory=dict)
-    methods: dict[str, Counts] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)  # USD by `billing.bill.PARTS`
+    seconds: dict[str, float] = field(default_factory=dict)  # slot-seconds by the same
+    categories: dict[str, Counts] = field(default_factory=dict)  # the bill, in proportion to busy seconds
+    methods: dict[str, Counts] = field(default_factory=dict)  # the same
     workers: list[WorkerTime] = field(default_factory=list)
-    series: list[list[float]] = field(default_factory=list)
+    series: list[list[float]] = field(default_factory=list)  # time, usd, documents, failed, decode tokens
     energy: Energy = field(default_factory=Energy)
     totals: dict[str, int] = field(default_factory=dict)  # documents, ok, failed, tokens by kind
-    shares: list[tuple[float, int]] = field(default_factory=list)
+    shares: list[tuple[float, int]] = field(default_factory=list)  # (from when on, runs on the cluster)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -311,7 +273,7 @@ class Bill:
 
 @dataclass
 class RunCost:
-    """The bills of all sessions of a run together, as its manifest holds them. prices: where they are from."""
+    """The bills of all sessions of a run together, as its manifest holds them."""
 
     usd: float
     usd_per_1000_documents: float | None = None
@@ -321,7 +283,7 @@ class RunCost:
     documents: int = 0
     kwh: float | None = None
     co2e_kg: float | None = None
-    prices: list[str] = field(default_factory=list)
+    prices: list[str] = field(default_factory=list)  # where they are from
     notes: list[str] = field(default_factory=list)
 
 
@@ -340,56 +302,48 @@ class SessionTotals:
 
 @dataclass
 class UnreadableUnit:
-    """A file of the input of which units cannot be read: their bytes, why the first cannot, and how many they are."""
+    """A file of the input of which units cannot be read."""
 
     source: str
-    bytes: int
-    error: str
+    bytes: int  # of these units
+    error: str  # why the first cannot
     units: int = 1
 
 
 @dataclass
 class Manifest:
-    """manifest.json: a run's totals.
-
-    fake: `model: fake` made the answers up. truncated: documents that were cut to fit the model's context.
-    units_unreadable: because of the input; `unreadable` has the first hundred. documents_per_second: over the time of
-    all sessions. cost: None where no ledger ran.
-    """
+    """manifest.json: a run's totals."""
 
     fingerprint: str = ""
-    fake: bool = False
+    fake: bool = False  # `model: fake` made the answers up
     documents: int = 0
     ok: int = 0
     failed: int = 0
-    truncated: int = 0
+    truncated: int = 0  # documents that were cut to fit the model's context
     units: int = 0
     units_planned: int = 0
-    units_unreadable: int = 0
+    units_unreadable: int = 0  # because of the input
     prefill_tokens: int = 0
     shared_tokens: int = 0
     decode_tokens: int = 0
     seconds: float = 0.0
-    documents_per_second: float = 0.0
+    documents_per_second: float = 0.0  # over the time of all sessions
     started: str | None = None
     ended: str | None = None
     sessions: list[SessionTotals] = field(default_factory=list)
-    unreadable: list[UnreadableUnit] = field(default_factory=list)
+    unreadable: list[UnreadableUnit] = field(default_factory=list)  # the first hundred
     versions: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     output: str = ""
-    cost: RunCost | None = None
+    cost: RunCost | None = None  # None where no ledger ran
 
 
 @dataclass(frozen=True)
 class NightStart:
-    """night.json: what a night began with; a start that finds the same goes on with it.
+    """night.json: what a night began with; a start that finds the same goes on with it."""
 
-    digest: of the input. after: the last good night.
-    """
-
-    digest: str
-    after: str | None
+    digest: str  # of the input
+    after: str | None  # the last good night
     fingerprint: str
     full: bool
     retry_errors: bool
@@ -397,22 +351,18 @@ class NightStart:
 
 @dataclass
 class NightState:
-    """state.json: the last good night.
-
-    documents, failed: of the table; objects: how many it has. base: the fingerprint without the categories. hidden:
-    digest of the objects that could not be read, "" where all could. index: its files, below the nightly root.
-    """
+    """state.json: the last good night."""
 
     night: str
     fingerprint: str
-    base: str
-    documents: int
-    failed: int
-    objects: int
-    index: list[str]
+    base: str  # the fingerprint without the categories
+    documents: int  # of the table
+    failed: int  # of the table
+    objects: int  # of the table
+    index: list[str]  # its files, below the nightly root
     config: dict[str, Any]
     hash_column: str | None = None
-    hidden: str = ""
+    hidden: str = ""  # digest of the objects that could not be read; "" where all could
     ended: str | None = None  # ISO 8601
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -442,18 +392,15 @@ class Figure:
 
 @dataclass(kw_only=True)
 class SpeedEstimate:
-    """A decoding method on one worker. gpu: that it holds for, None for a CPU. source: where it is from, in words.
-
-    times_autoregressive: against autoregressive decoding on the same GPU; None where that was not measured.
-    """
+    """A decoding method on one worker."""
 
     method: str
-    gpu: str | None = None
-    source: str
+    gpu: str | None = None  # that it holds for; None for a CPU
+    source: str  # in words
     documents_per_second: Figure
     seconds_per_document: Figure | None = None
     tokens_per_document: dict[str, Figure] = field(default_factory=dict)
-    times_autoregressive: Figure | None = None
+    times_autoregressive: Figure | None = None  # on the same GPU; None: not measured
 
     @property
     def name(self) -> str:
@@ -462,18 +409,18 @@ class SpeedEstimate:
 
 @dataclass
 class BillEstimate:
-    """The whole corpus on `nodes` nodes. gpu_hours: of all workers while they decode; parts: USD, together usd."""
+    """The whole corpus on `nodes` nodes."""
 
     nodes: int
     hours: Figure
-    gpu_hours: Figure
+    gpu_hours: Figure  # of all workers while they decode
     usd: Figure
-    parts: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)  # USD; they add up to `usd`
 
 
 @dataclass(kw_only=True)
 class MachineEstimate:
-    """One kind of node. usd_per_1000: of decoding; saved_usd: against autoregressive decoding, over the corpus."""
+    """One kind of node."""
 
     name: str
     instance_type: str | None = None
@@ -482,9 +429,9 @@ class MachineEstimate:
     market: str
     usd_per_hour: float
     price_source: str
-    usd_per_1000: Figure
+    usd_per_1000: Figure  # of decoding
     baseline_usd_per_1000: Figure | None = None
-    saved_usd: Figure | None = None
+    saved_usd: Figure | None = None  # against autoregressive decoding, over the corpus
     bills: list[BillEstimate]
 
     @property
@@ -494,42 +441,35 @@ class MachineEstimate:
 
 @dataclass(kw_only=True)
 class HostedEstimate:
-    """What a hosted batch service would ask for the same tokens, at its list price of a date.
-
-    input, output: USD per million tokens. source: of the price. usd: of the whole corpus.
-    """
+    """What a hosted batch service would ask for the same tokens, at its list price of a date."""
 
     model: str
-    input: float
-    output: float
+    input: float  # USD per million tokens
+    output: float  # USD per million tokens
     date: str
-    source: str
+    source: str  # of the price
     usd_per_1000: Figure
-    usd: Figure
+    usd: Figure  # of the whole corpus
 
 
 @dataclass(kw_only=True)
 class Estimate:
-    """What estimate.json holds: the speed of one worker, and what the corpus takes on each kind of machine.
-
-    fingerprint, model, task: of the configuration. not_measured: GPU -> instance types. sample: how it was measured.
-    hosted_tokens: input and output of a document, as `hosted` takes them.
-    """
+    """estimate.json: the speed of one worker, and what the corpus takes on each kind of machine."""
 
     documents: Figure
     speeds: list[SpeedEstimate]
     baseline: list[SpeedEstimate]
     machines: list[MachineEstimate]
-    not_measured: dict[str, list[str]]
+    not_measured: dict[str, list[str]]  # GPU -> instance types
     notes: list[str]
     startup_seconds: float | None = None
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    fingerprint: str | None = None
+    fingerprint: str | None = None  # of the configuration
     model: str | None = None
     task: str | None = None
-    sample: dict[str, Any] | None = None
+    sample: dict[str, Any] | None = None  # how it was measured
     hosted: list[HostedEstimate] = field(default_factory=list)
-    hosted_tokens: dict[str, Figure] = field(default_factory=dict)
+    hosted_tokens: dict[str, Figure] = field(default_factory=dict)  # input and output of a document
 
     def __post_init__(self) -> None:
         datetime.fromisoformat(self.created)  # a file with another text in its place is damaged

@@ -1,12 +1,9 @@
 """What becomes of a unit whose worker process dies: it is bisected until the document that kills is found.
 
-The first attempt decodes a unit as a whole. After a death it is alone in its worker and goes in groups, with a
-checkpoint on storage before each: the rows of the group. Those of the last checkpoint are the suspects of the next
-death, and are divided again. A document that was decoded alone when its process died is quarantined: it becomes an
-error row, and the rest of the unit is done. So a unit of 256 documents costs three deaths a culprit.
-
-Deaths are counted on storage by the worker that goes on with a unit, so that they outlive worker and driver.
-"""
+The first attempt decodes a unit whole. After a death it is alone in its worker and goes in groups, with a checkpoint on
+storage (the group's rows) before each: those are the suspects of the next death, and are divided again. A document that
+was alone when its process died becomes an error row, so 256 documents cost three deaths a culprit. Deaths are counted
+on storage by the worker that goes on with a unit, so that they outlive worker and driver."""
 
 from __future__ import annotations
 
@@ -26,18 +23,13 @@ _MOST_BLIND = 5  # deaths before the first checkpoint: there is nothing to divid
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt at a unit.
+    """An attempt at a unit."""
 
-    number: of the attempts that counted, from 1. deaths: worker processes that died of it. blind: of these, those
-    that left no checkpoint though they should. suspects: rows of the checkpoint at the last death; None: not known.
-    quarantined: row -> how many of the deaths it explains.
-    """
-
-    number: int = 1
-    deaths: int = 0
-    blind: int = 0
-    suspects: tuple[int, ...] | None = None
-    quarantined: dict[int, int] = field(default_factory=dict)
+    number: int = 1  # of the attempts that counted
+    deaths: int = 0  # worker processes that died of it
+    blind: int = 0  # of these, those that left no checkpoint though they should
+    suspects: tuple[int, ...] | None = None  # rows of the checkpoint at the last death; None: not known
+    quarantined: dict[int, int] = field(default_factory=dict)  # row -> how many of the deaths it explains
 
     @property
     def bisecting(self) -> bool:
@@ -57,10 +49,7 @@ class Attempt:
         return [*groups, unsuspected] if unsuspected else groups
 
     def after_death(self, checkpoint: Sequence[int]) -> Attempt | None:
-        """The next attempt once the worker process died; None when the unit is given up.
-
-        checkpoint: the rows of the last one, none where this attempt left none.
-        """
+        """The next attempt; None: the unit is given up. checkpoint: the rows of the last one, none without one."""
         rows = tuple(checkpoint) if self.bisecting else ()
         deaths = self.deaths + 1
         blind = self.blind + (self.bisecting and not rows)
@@ -80,16 +69,13 @@ class Attempt:
 
 @dataclass
 class AttemptRecord:
-    """failures/<unit>.attempts.json: the latest attempt, and the process that is at it ("": none is).
-
-    group: rows that it decodes, where it bisects.
-    """
+    """failures/<unit>.attempts.json: the latest attempt, and the process that is at it."""
 
     attempt: Attempt
     session: str
     node: str
-    process: str
-    group: tuple[int, ...] = ()
+    process: str  # "": none is
+    group: tuple[int, ...] = ()  # rows that it decodes, where it bisects
 
 
 class UnitLog:
@@ -100,10 +86,9 @@ class UnitLog:
         self._is_alive = is_alive
 
     def next(self, unit: str) -> tuple[Attempt | None, bool]:
-        """The attempt that is to be made (None: the unit is given up), and whether the process of the last one died.
+        """The next attempt (None: the unit is given up), and whether the last one's process died. Raises OSError.
 
-        A process that ended with its node or with its session blames no document. Raises OSError.
-        """
+        A process that ended with its node or with its session blames no document."""
         path = attempts_path(self.output, unit)
         if not storage.exists(path):  # as for nearly every unit: an answer without a body, which nothing can cut
             return Attempt(), False

@@ -88,10 +88,7 @@ def when(seconds: float | None) -> str:
 
 
 def clean(value: object, limit: int = 0) -> str:
-    """Foreign text with control and direction characters made visible, cut after `limit` characters (0: never).
-
-    Escaping for HTML is the template's work.
-    """
+    """Foreign text, control and direction characters made visible, cut after `limit` (0: never); no HTML escaping."""
     text = str(value)
     if limit and len(text) > limit:
         text = f"{text[:limit]}… ({count(len(text))} characters)"

@@ -11,41 +11,37 @@ Curve = list[tuple[int, float | None, float | None]]  # (step, loss of the lates
 
 @dataclass
 class TrainingData:
-    """What was trained on. tokens, targets: of one epoch, an instruction counted once a pass. skipped: how often
-    something was left out, by its reason. digest: of the documents and their labels."""
+    """What was trained on."""
 
     documents: int
     validation_documents: int
-    tokens: int
-    targets: int
-    skipped: dict[str, int]
-    digest: str
+    tokens: int  # of one epoch, an instruction counted once a pass
+    targets: int  # of one epoch
+    skipped: dict[str, int]  # reason -> how often something was left out
+    digest: str  # of the documents and their labels
 
 
 @dataclass
 class TrainingAttempt:
-    """One learning rate. curve: None where a loss was not measured.
-
-    tokens: that went through the model; validation_loss: the lowest, of the weights that were kept.
-    """
+    """One learning rate."""
 
     learning_rate: float
-    validation_loss: float
+    validation_loss: float  # the lowest, of the weights that were kept
     steps: int
-    tokens: int
-    curve: Curve
+    tokens: int  # that went through the model
+    curve: Curve  # None where a loss was not measured
 
 
 @dataclass
 class TrainingRecord:
-    """weights: their folder: adapter, heads or model. seconds, usd: of all sessions so far."""
+    """What a training did."""
 
     method: str
     data: TrainingData
     attempts: list[TrainingAttempt]
-    weights: str
-    seconds: float
-    usd: float
+    weights: str  # folder of the adapter, heads or model
+    seconds: float  # of all sessions so far
+    usd: float  # of all sessions so far
     config: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     ended: float = field(default_factory=time.time)
@@ -75,17 +71,16 @@ class TrainingRecord:
 
 @dataclass
 class TrainingProgress:
-    """What a callback is told after a step. loss: of the latest steps. done, tokens: steps of this session, and what
-    went through the model in `seconds`. measured: loss and validation loss, where this step has measured them."""
+    """What a callback is told after a step."""
 
     step: int
     steps: int
-    loss: float | None
+    loss: float | None  # of the latest steps
     validation_loss: float | None
-    done: int
-    tokens: int
+    done: int  # steps of this session
+    tokens: int  # that went through the model in `seconds`
     seconds: float
-    measured: tuple[float | None, float | None] = (None, None)
+    measured: tuple[float | None, float | None] = (None, None)  # losses, where this step measured them
 
     def describe(self) -> str:
         """In words, for the user."""

@@ -1,8 +1,4 @@
-"""A unit of work: documents that are read, answered and committed together, under an id that every run gives them.
-
-The id is a pure function of what is read (names, versions and ranges of objects) and of the configuration's
-fingerprint; a unit whose id is committed is never done again.
-"""
+"""A unit of work, committed as one and once: its id is a pure function of what is read and of the fingerprint."""
 
 from __future__ import annotations
 
@@ -16,29 +12,21 @@ _SUBSET_DIGITS = 12
 
 @dataclass(frozen=True)
 class Part:
-    """A range of one object; the object is `path`, known to the user as `name`.
-
-    start, end: bytes for uncompressed JSONL (the lines whose first byte lies in the range) and for CSV (of the text),
-    rows for all else.
-    stamp: what the listing has of the object; a later session compares it.
-    expected: documents in it: their number where `exact`, else an estimate from the object's first lines.
-    bytes: what the range takes of the object as it is stored.
-    line: of CSV: the one on which the range begins, from 1.
-    """
+    """A range of one object."""
 
     path: str
-    name: str
+    name: str  # as the user knows `path`
     version: str
-    stamp: str
+    stamp: str  # what the listing has of the object; a later session compares it
     size: int
     format: str
     compression: str | None
-    start: int = 0
+    start: int = 0  # bytes in uncompressed JSONL (lines that begin there) and in a CSV's text, else rows
     end: int = 0
-    expected: int = 0
+    expected: int = 0  # documents: counted where `exact`, else estimated from the object's first lines
     exact: bool = True
-    bytes: int = 0
-    line: int = 1
+    bytes: int = 0  # that the range takes of the object as stored
+    line: int = 1  # of CSV: on which the range begins, from 1
 
     @property
     def rows(self) -> int | None:
@@ -48,16 +36,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Unit:
-    """One part, or several that are small objects each.
-
-    damaged: why the object cannot be read; such a unit stands in the plan so that it is listed, and is never worked on.
-    only: which of its documents are wanted, by their number in it (from 0, in order); None: all.
-    """
+    """One part, or several that are small objects each."""
 
     id: str
     parts: tuple[Part, ...]
-    damaged: str | None = None
-    only: tuple[int, ...] | None = None
+    damaged: str | None = None  # why the object cannot be read: the plan lists such a unit, nobody works on it
+    only: tuple[int, ...] | None = None  # numbers of the wanted documents in it (from 0, in order); None: all
 
     @property
     def rows(self) -> int | None:
@@ -102,7 +86,7 @@ class Unit:
 
 
 def make_unit(parts: Sequence[Part], fingerprint: str, damaged: str | None = None) -> Unit:
-    """The unit of some parts, in the order of the input, under its id. damaged: why its object cannot be read."""
+    """The unit of some parts, in the order of the input. damaged: why its object cannot be read."""
     first = parts[0]
     keys = [fingerprint] + ["\0".join([p.name, p.version, str(p.start), str(p.end)]) for p in parts]
     digest = hashlib.sha256("\0\0".join(keys).encode()).hexdigest()[:16]

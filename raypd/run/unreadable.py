@@ -44,10 +44,7 @@ class Unreadable:
         return "".join(f"  {line}\n" for line in lines)
 
     def advice(self, begun: Collection[str]) -> str:
-        """What can be done, in sentences.
-
-        begun: the sources of which units are committed. Put right, such a file is another, and would be refused.
-        """
+        """What can be done, in sentences. begun: sources of committed units, which would be refused once put right."""
         partly = [entry for entry in self.entries if entry.source in begun]
         changed = [entry.source for entry in partly if SINCE_PLANNED in entry.error]
         damaged = [entry.source for entry in partly if SINCE_PLANNED not in entry.error]

@@ -26,11 +26,11 @@ _MOST_REASONS = 10_000  # kinds that are counted apart
 
 @dataclass
 class Reason:
-    """Dead letters whose reasons are the same but for numbers and places. `can_change`: whether a retry may help."""
+    """Dead letters whose reasons are the same but for numbers and places."""
 
     reason: str
     documents: int = 0
-    can_change: bool = True
+    can_change: bool = True  # whether a retry may help
     examples: list[dict[str, object]] = field(default_factory=list)
 
 
@@ -53,10 +53,7 @@ class Summary:
 
 
 def letters(output: str) -> Iterator[pa.Table]:
-    """The error rows of a run or of a nightly table, with the columns of SCHEMA; one table a unit that has any.
-
-    Of units without failures the footer alone is read. Raises RunError at an object that is damaged.
-    """
+    """The error rows, with SCHEMA's columns, a table a unit that has any; of others only footers. Raises RunError."""
     if is_nightly(output):  # the objects of the table, which have no summaries
         for path in objects(output):
             rows = _failed(read_object(path, COLUMNS))
@@ -115,10 +112,7 @@ def _failed_units(output: str) -> list[FailedUnit]:
 
 
 def of_input(source: str, reason: str | None) -> bool:
-    """Whether a document failed because of how it stands in the input, which no second attempt changes.
-
-    Such reasons begin with the place, as reading writes them: `name:13: what is wrong`, `name, row 13: ...`.
-    """
+    """Whether the input is at fault, which no retry changes: such reasons begin with the place: `name:13: ...`."""
     return _place(source).match(reason or "") is not None
 
 

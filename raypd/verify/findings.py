@@ -138,11 +138,7 @@ def _for_spreadsheets(table: pa.Table) -> pa.Table:
 
 
 def write_letters(output: str, path: str) -> int:
-    """Writes all dead letters of a run into a local file, whole or not at all; how many there are.
-
-    Raises:
-        ConfigError: the suffix is not of _FORMATS, or the file cannot be written.
-    """
+    """Writes all dead letters into a local file, whole or not; how many. Raises ConfigError: bad suffix, no writing."""
     written = _FORMATS.get(Path(path).suffix.lower())
     if written is None or storage.is_remote(path):
         raise ConfigError(f"--output {path}: give a local file that ends in {', '.join(_FORMATS)}")

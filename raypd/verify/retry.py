@@ -1,11 +1,9 @@
 """--retry-errors: a second chance for the failed documents of a run, whose new rows take the place of the old ones.
 
-A retry is a small run of its own in <run>/retries/<number>/: its units are the failed documents of the run's units, and
-workers answer and commit them as ever, so it survives what a run survives. Then every object that had failures is
-replaced, whole and by a conditional write, with one in which the new rows stand where the error rows stood. A reader
-sees the one or the other, so every document exactly once at each instant; an object that was done says so in its
-summary, so that a retry that was cut off goes on where it was.
-"""
+A retry is a small run in <run>/retries/<number>/ over the failed documents, and survives what a run survives. Then
+every object that had failures is replaced, whole and by a conditional write, with one that has the new rows: a reader
+sees every document exactly once at each instant. An object that was done says so in its summary, so that a retry that
+was cut off goes on where it was."""
 
 from __future__ import annotations
 
@@ -41,18 +39,14 @@ _ATTEMPTS = 10  # at replacing an object that others change, too
 
 @dataclass
 class Retried:
-    """What a retry brought. Counts are documents.
-
-    left_out: failures of the input itself, which were not tried. waiting: units of the run that were never committed;
-    a plain run does them.
-    """
+    """What a retry brought. Counts are documents."""
 
     number: int
     tried: int = 0
     ok: int = 0
     failed: int = 0
-    left_out: int = 0
-    waiting: int = 0
+    left_out: int = 0  # failures of the input itself: not tried
+    waiting: int = 0  # units that were never committed; a plain run does them
 
     def describe(self) -> str:
         """In words, for the user."""
@@ -73,15 +67,10 @@ class Retried:
 def retry_errors(
     config: RunConfig, *, everything: bool = False, verbose: bool = False, build: Build | None = None
 ) -> Retried:
-    """Tries the failed documents of a run again; the same call goes on where one that was cut off ended.
+    """Tries failed documents again; the same call goes on where one was cut off. everything: also the input's own.
 
-    everything: also those that the input itself makes fail. verbose, build: as in `driver.run_extract`.
-
-    Raises:
-        ConfigError: there is no run, or the record of a retry that was cut off is damaged.
-        RunError: another session retries, or a unit of the run is gone.
-        UserError: what `driver.run_extract` raises.
-    """
+    verbose, build: as in `driver.run_extract`, and its errors are raised; ConfigError: no run, or a damaged record of a
+    retry; RunError: another session retries, or a unit of the run is gone."""
     storage.configure(config.storage)
     output = layout.output_folder(config)
     if not storage.exists(storage.join(output, layout.RUN)):
@@ -124,10 +113,9 @@ def _folder(output: str, number: int) -> str:
 
 
 def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retried:
-    """Stores the plan of a new retry, if there is something to try, and then retry.json, which makes it count.
+    """Stores a new retry's plan, if there is something to try, and then retry.json, which makes it count.
 
-    Its number is above that of every retry whose rows are in the run's objects already, even of one that has no record.
-    """
+    Its number is above that of every retry whose rows are in the run's objects, even of one without a record."""
     result = Retried(number)
     committed = dict(commit.objects(output))
 
@@ -205,10 +193,7 @@ def _merge(path: str, folder: str, unit: Unit, number: int) -> UnitSummary:
 
 
 def merged(old: pa.Table, fresh: pa.Table) -> pa.Table:
-    """The old rows of a unit, with a document's fresh ones in place of its old ones unless more of them are errors.
-
-    attempts of such a document: those of old and fresh together.
-    """
+    """A unit's old rows, a document's fresh ones in place of its old unless more are errors; attempts are added up."""
     again = by_document(fresh.to_pylist())
     rows: list[dict[str, Any]] = []
     for place, was in by_document(old.to_pylist()).items():

@@ -1,8 +1,4 @@
-"""Tables on the local disk that are too long for memory: filled by threads, then queried with SQL.
-
-DuckDB does the work. Its memory is bounded, and what does not fit goes into a temporary folder that is deleted with
-the object. Nothing here knows runs or documents.
-"""
+"""Tables too long for memory, filled by threads, then queried with SQL: DuckDB, in a temporary folder."""
 
 import tempfile
 import threading
@@ -19,10 +15,7 @@ _BUFFERED_ROWS = 100_000
 
 
 class Scratch(ExitStack):
-    """Named tables: `create`, `add` rows from any thread, then query. To be used in a `with`.
-
-    The folder lies in TMPDIR; a hundred million documents need some gigabytes there.
-    """
+    """Named tables, in TMPDIR (some gigabytes a hundred million documents): `create`, `add` from any thread, query."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +32,6 @@ class Scratch(ExitStack):
         self._connection.execute("SET enable_progress_bar = false")
 
     def create(self, name: str, schema: pa.Schema) -> None:
-        """Makes an empty table."""
         self._buffers[name] = [schema.empty_table()]
         self._connection.from_arrow(schema.empty_table()).create(name)
 
@@ -60,7 +52,6 @@ class Scratch(ExitStack):
                     del buffer[1:]
 
     def run(self, sql: str) -> None:
-        """Runs a statement that has no result."""
         self._flush()
         self._connection.execute(sql)
 

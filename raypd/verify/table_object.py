@@ -14,12 +14,7 @@ def objects(root: str) -> list[str]:
 
 
 def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
-    """The rows of an object. columns: None: all.
-
-    Raises:
-        Damaged: the object is damaged or gone.
-        storage.Unavailable: its store is out of reach.
-    """
+    """An object's rows. columns: None: all. Raises Damaged (also: gone), storage.Unavailable: its store is away."""
     try:
         with storage.open_file(path) as file:
             return pq.ParquetFile(file, page_checksum_verification=True).read(columns)

@@ -1,8 +1,4 @@
-"""The proof that a finished run has lost and doubled nothing: its input is read again and compared with its output.
-
-The documents of all units, read by the rules of the run, and the rows of all objects become two tables on disk, which
-SQL compares, so that memory does not grow with the corpus.
-"""
+"""The proof that a run lost and doubled nothing: input and output become tables on disk, which SQL compares."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -55,16 +51,7 @@ class Finding:
 
 @dataclass
 class Verification:
-    """What was found of a run, or of a nightly table.
-
-    missing: documents of the input without a row. doubled: documents with rows from two objects, or with more rows in
-    one than the task writes. foreign: rows whose document is not in the input (anymore). damaged: objects of the
-    output that cannot be read whole. unreadable: input that cannot be read now and so cannot be compared.
-    repeated_ids: ids that several documents of the input share (their source and row differ: none is doubled).
-    damaged_input: objects that the plan lists as unreadable, which the configuration may allow (input.on_damaged skip).
-    temporary: files that dead writers left; the next run removes them. passed_over: files that raypd does not read.
-    delta: what the Delta table of nightly runs shows otherwise than the list of their objects.
-    """
+    """What was found of a run, or of a nightly table."""
 
     run: str
     fingerprint: str
@@ -74,17 +61,17 @@ class Verification:
     found: int = 0
     ok: int = 0
     failed: int = 0
-    missing: Finding = field(default_factory=Finding)
-    doubled: Finding = field(default_factory=Finding)
-    foreign: Finding = field(default_factory=Finding)
-    damaged: Finding = field(default_factory=Finding)
-    unreadable: Finding = field(default_factory=Finding)
-    repeated_ids: Finding = field(default_factory=Finding)
-    damaged_input: Finding = field(default_factory=Finding)
-    damaged_allowed: bool = False
-    temporary: list[str] = field(default_factory=list)
-    passed_over: str = ""
-    delta: str = ""
+    missing: Finding = field(default_factory=Finding)  # documents of the input without a row
+    doubled: Finding = field(default_factory=Finding)  # documents with rows from two objects, or too many in one
+    foreign: Finding = field(default_factory=Finding)  # rows whose document is not in the input (anymore)
+    damaged: Finding = field(default_factory=Finding)  # objects of the output that cannot be read whole
+    unreadable: Finding = field(default_factory=Finding)  # input that cannot be read now, so not compared
+    repeated_ids: Finding = field(default_factory=Finding)  # shared by documents of the input; none is doubled
+    damaged_input: Finding = field(default_factory=Finding)  # objects that the plan lists as unreadable
+    damaged_allowed: bool = False  # by input.on_damaged: skip
+    temporary: list[str] = field(default_factory=list)  # files that dead writers left; the next run removes them
+    passed_over: str = ""  # files that raypd does not read
+    delta: str = ""  # how the Delta table differs from the list of objects
 
     @property
     def passed(self) -> bool:
@@ -107,10 +94,7 @@ class Verification:
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
     """Compares a run's output with its input. Changes nothing. config: its section `input` says where that lies now.
 
-    Raises:
-        InputError: the input cannot be planned at all.
-        RunError: storage is out of reach; what cannot be looked at now is not called damaged or missing.
-    """
+    Raises InputError: the input cannot be planned; RunError: storage is out of reach, so nothing is called missing."""
     result = Verification(output, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
     committed: dict[str, str] = {}  # unit -> path
     for unit_id, path in writer.objects(output):
