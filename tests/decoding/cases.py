@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -105,16 +105,11 @@ def run_all(engine: Engine, cases: dict[str, Case], atol: float) -> None:
 # ------------------------------------------------------------------------------------ autoregressive, slots, questions
 
 
-def eleventh(tokens) -> bool:
-    return tokens[-1] % 11 == 0
+def every(n: int) -> Callable[[Sequence[int]], bool]:
+    return lambda tokens: tokens[-1] % n == 0
 
 
-def twenty_third(tokens) -> bool:
-    return tokens[-1] % 23 == 0
-
-
-def seventh(tokens) -> bool:
-    return tokens[-1] % 7 == 0
+seventh, eleventh, twenty_third = every(7), every(11), every(23)
 
 
 def _autoregressive(stock: PreTrainedModel) -> Case:
@@ -147,9 +142,7 @@ class EverySeventh:
 
 def slotted(rng: random.Random, documents: int, shared: bool) -> SlottedPrompt:
     """A prompt of `documents` stacked documents with ragged skeletons."""
-    tokens = list(INSTRUCTION)
-    for _ in range(documents):
-        tokens += tokens_of(rng, 2, 14)
+    tokens = [*INSTRUCTION, *(token for _ in range(documents) for token in tokens_of(rng, 2, 14))]
     slots = []
     for _ in range(documents):
         for _ in range(rng.randint(1, 4)):
@@ -164,16 +157,15 @@ def _stacked(stacks: tuple[int, ...], isolate_values: bool) -> Callable[[PreTrai
     rng = random.Random(3)
     prompts = [slotted(rng, documents, shared=bool(i % 2)) for i, documents in enumerate(stacks)]
 
-    def values(stock: PreTrainedModel, prompt: SlottedPrompt) -> list:
-        def allowed(n: int, tokens: list[int]) -> AllowedTokens | None:
-            return prompt.slots[n].grammar.allowed(tokens[-1] if tokens else 0, 9)
-
-        ends = [slot.end for slot in prompt.slots]
-        closed = lambda n, tokens: seventh(tokens)  # noqa: E731
-        return reference.hyper_parallel(stock, prompt.tokens, ends, 6, isolate_values, allowed, closed)
-
     def case(stock: PreTrainedModel) -> Case:
-        expected = [values(stock, prompt) for prompt in prompts]
+        def values(prompt: SlottedPrompt) -> list:
+            def allowed(n: int, tokens: list[int]) -> AllowedTokens | None:
+                return prompt.slots[n].grammar.allowed(tokens[-1] if tokens else 0, 9)
+
+            ends, closed = [slot.end for slot in prompt.slots], lambda n, tokens: seventh(tokens)
+            return reference.hyper_parallel(stock, prompt.tokens, ends, 6, isolate_values, allowed, closed)
+
+        expected = [values(prompt) for prompt in prompts]
         return Case(lambda: [hyper_parallel(p, 6, isolate_values) for p in prompts], compared(expected, seventh))
 
     return case
@@ -192,8 +184,7 @@ def _guided(stock: PreTrainedModel) -> Case:
         for slot in prompt.slots:
             text += prompt.tokens[begin : slot.end + 1]
             begin = slot.end + 1
-            limit = slot.grammar.allowed
-            allowed = lambda tokens, limit=limit: limit(tokens[-1] if tokens else 0, 9)  # noqa: E731
+            allowed = lambda tokens, slot=slot: slot.grammar.allowed(tokens[-1] if tokens else 0, 9)  # noqa: E731
             value = reference.autoregressive(stock, text, 6, seventh, allowed)
             tokens = [token for token, _, _ in value]
             text += [*tokens[:-1], *rest(slot, Value(tokens))]
@@ -219,13 +210,16 @@ def _intra_prompt(stock: PreTrainedModel) -> Case:
     rng = random.Random(4)
     trees = [tree_of(rng, 1 + n % 4, [] if n == 2 else INSTRUCTION) for n in range(4)]
 
-    def alone(tree: PromptTree) -> Iterator[list]:
-        for context in tree.contexts:
-            for question in context.questions:
-                tokens = [*tree.instruction, *context.tokens, *question.tokens]
-                yield reference.autoregressive(stock, tokens, 7, seventh, question.allowed_token_ids)
-
-    expected = [list(alone(tree)) for tree in trees]
+    expected = [
+        [
+            reference.autoregressive(
+                stock, [*tree.instruction, *context.tokens, *q.tokens], 7, seventh, q.allowed_token_ids
+            )
+            for context in tree.contexts
+            for q in context.questions
+        ]
+        for tree in trees
+    ]
     return Case(lambda: [intra_prompt(tree, 7) for tree in trees], compared(expected, seventh))
 
 
@@ -322,9 +316,11 @@ def forks(token: int, position: int, predicted: int) -> int:
     draw = (predicted * 31 + position * 17 + token * 7) % 19
     if draw < 3 and token != CHILD:
         return FORK
-    if draw == 3 or (draw < 7 and position > 70):
-        return EOS
-    return predicted if predicted not in (FORK, CHILD, EOS) else 40 + draw
+    return _goes_on(predicted, draw, draw == 3 or (draw < 7 and position > 70))
+
+
+def _goes_on(predicted: int, draw: int, ends: bool) -> int:
+    return EOS if ends else predicted if predicted not in (FORK, CHILD, EOS) else 40 + draw
 
 
 def few_forks(token: int, position: int, predicted: int) -> int:
@@ -332,9 +328,7 @@ def few_forks(token: int, position: int, predicted: int) -> int:
     draw = (predicted * 31 + position * 17 + token * 7) % 23
     if draw < 4 and token != CHILD and position < 46:
         return FORK
-    if draw > 20 or (draw > 15 and position > 55):
-        return EOS
-    return predicted if predicted not in (FORK, CHILD, EOS) else 40 + draw
+    return _goes_on(predicted, draw, draw > 20 or (draw > 15 and position > 55))
 
 
 def threads_of(prompt, root: Paragraph) -> list[tuple[list[int], list[float], int]]:
@@ -387,9 +381,8 @@ def _apar(stock: PreTrainedModel) -> Case:
                 longest = max(len(path) for path, _, _ in threads_of(prompt.tokens, answer.root))
                 assert answer.cost.steps == longest - len(prompt.tokens)
         assert sum(answer.threads for answer in answers) > 6
-        assert any(p.first_child and p.first_child.first_child for a in answers for p in restore(a.root)), (
-            "nested forks"
-        )
+        nested = (p.first_child and p.first_child.first_child for a in answers for p in restore(a.root))
+        assert any(nested), "nested forks"
 
     def programs() -> list[Program[Any]]:
         pairs = zip(prompts, limits, strict=True)
@@ -401,14 +394,16 @@ def _apar(stock: PreTrainedModel) -> Case:
 MOST = 400  # more than any tree of `few_forks` has: where it cuts, threads are cut in another order
 
 
+def plainly(stock: PreTrainedModel, prompt: Prompt) -> tuple[AparAnswer, list[tuple[list[int], int]]]:
+    """What `apar` decodes under `few_forks`, and its threads as texts of `Knowing`."""
+    answer = reference.Replay(stock).run(steered(apar(prompt, MOST, FORK, CHILD, ENDS), few_forks))
+    return answer, [(path, begin) for path, _, begin in threads_of(prompt.tokens, answer.root)]
+
+
 def _apar_medusa(stock: PreTrainedModel) -> Case:
     """The threads of `apar`, in fewer passes."""
     prompts = prompts_of(21, 3)
-    plain = [reference.Replay(stock).run(steered(apar(p, MOST, FORK, CHILD, ENDS), few_forks)) for p in prompts]
-    texts = [
-        [(path, begin) for path, _, begin in threads_of(p.tokens, answer.root)]
-        for p, answer in zip(prompts, plain, strict=True)
-    ]
+    plain, texts = zip(*(plainly(stock, prompt) for prompt in prompts), strict=True)
 
     def check(answers: list[Any], atol: float) -> None:
         for prompt, answer, want in zip(prompts, answers, plain, strict=True):
@@ -500,9 +495,8 @@ def _skeleton_of_thought(stock: PreTrainedModel) -> Case:
         assert [answer.outline for answer in answers] == [[*OUTLINE, EOS], OUTLINE[:-2]]
         assert [[(p.number, p.heading) for p in answer.points] for answer in answers] == [POINTS, POINTS[:2]]
         for answer in answers:
-            assert (
-                answer.steps == answer.longest_path == len(answer.outline) + max(len(p.tokens) for p in answer.points)
-            )
+            longest = len(answer.outline) + max(len(p.tokens) for p in answer.points)
+            assert answer.steps == answer.longest_path == longest
         assert (answers[0].cut is None) == all(point.stopped for point in answers[0].points)
         assert answers[1].cut is not None
 
