@@ -60,24 +60,6 @@ def test_a_pass_is_what_each_of_its_spans_is_alone(
         torch.testing.assert_close(attended[span.a : span.b], wanted.transpose(0, 1))
 
 
-def test_only_text_that_is_read_in_order_is_causal() -> None:
-    def span(**lines: object) -> Span:
-        made = span_of(0, 3, 0, 8, 0)
-        for name, values in lines.items():
-            made.keys[["positions", "segments", "steps"].index(name)] = values
-        made.queries = made.keys[:, 5:]
-        return made
-
-    assert span().causal
-    assert span(steps=[0, 0, 0, 0, 0, 1, 1, 1]).causal
-    assert not span(positions=[0, 1, 2, 3, 7, 4, 5, 6]).causal
-    assert not span(segments=[0, 0, -1, 0, 0, 0, 0, 0]).causal
-    assert not span(steps=[0, 0, 2, 0, 0, 1, 1, 1]).causal  # a slot that was free was filled later
-    among = span()
-    among.queries = among.keys[:, 2:5]
-    assert not among.causal
-
-
 def test_what_a_kernel_reads_is_the_rule() -> None:
     """Sets of segments and first positions of windows, for random tokens, against `visible` and `in_window`."""
     rng = np.random.default_rng(7)
