@@ -21,9 +21,8 @@ class Script:
     """
 
     def __init__(self, main: str, *children: str, words: tuple[str, ...] = ()) -> None:
-        self.main, self.children = main, children
+        self.main, self.children, self.words = main, children, words
         self.texts = [*BYTES, *(word.encode() for word in words)]
-        self.words = words
         self.rows: list[tuple[int, int, int]] = []  # token, position, segment
         self.reach = {(0, 0): 2}
         self.born: list[int] = []  # segments of children, in order
@@ -65,9 +64,8 @@ class Script:
         parts: dict[int, str] = {}
         for k in sorted(self.visible(q), key=lambda k: self.rows[k][2]):
             token, _, s = self.rows[k]
-            parts[s] = parts.get(s, "") + (
-                self.texts[token].decode("latin-1") if token < len(self.texts) else chr(token)
-            )
+            text = self.texts[token].decode("latin-1") if token < len(self.texts) else chr(token)
+            parts[s] = parts.get(s, "") + text
         self.seen.append("".join(parts.values()))
         if segment not in self.born and parts[segment].startswith("<async>"):
             self.born.append(segment)
