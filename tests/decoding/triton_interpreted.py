@@ -37,15 +37,15 @@ def test_other_precisions(dtype, atol):
         compare(triton_kernel.attend, sdpa.attend, seed, CPU, dtype, atol, dim=16, value_dim=16)
 
 
-@pytest.mark.parametrize(
-    ("method", "kind"),
-    [
-        ("hyper_parallel", "qwen3"),
-        ("intra_prompt", "gemma2"),
-        pytest.param("apar", "llama", marks=pytest.mark.slow),
-        pytest.param("space", "mistral", marks=pytest.mark.slow),
-    ],
-)
+def slow(*pairs):
+    return [pytest.param(*one, marks=pytest.mark.slow) for one in pairs]
+
+
+OTHERS = slow(("apar", "llama"), ("space", "mistral"))
+OTHERS_BY_GRAPHS = slow(("intra_prompt", "gemma2"), ("apar", "qwen2"), ("pasta", "mistral"), ("space", "qwen3"))
+
+
+@pytest.mark.parametrize(("method", "kind"), [("hyper_parallel", "qwen3"), ("intra_prompt", "gemma2"), *OTHERS])
 def test_a_method_decodes_what_the_unmodified_model_says(method, kind):
     model, stock = (in_float64(one) for one in pair(kind))
     case, sizes = CASES[method](stock), {"max_num_seqs": 3, "max_num_batched_tokens": 60}
@@ -101,16 +101,7 @@ class OnDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    ("method", "kind"),
-    [
-        ("hyper_parallel", "llama"),
-        pytest.param("intra_prompt", "gemma2", marks=pytest.mark.slow),
-        pytest.param("apar", "qwen2", marks=pytest.mark.slow),
-        pytest.param("pasta", "mistral", marks=pytest.mark.slow),
-        pytest.param("space", "qwen3", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("method", "kind"), [("hyper_parallel", "llama"), *OTHERS_BY_GRAPHS])
 def test_a_method_decodes_the_same_by_graphs(method, kind, monkeypatch):
     model, stock = (in_float64(one) for one in pair(kind, sliding_window=4096))
     case, replays = CASES[method](stock), Replays(monkeypatch)
