@@ -23,10 +23,9 @@ from tests.training.data import generation_tree
 
 ANSWER = "Two fit. Porto is small and very cheap. Vienna has more museums than one week. Both are near."
 MARKS = {"Porto is small and very cheap.": "Porto", "Vienna has more museums than one week.": "Vienna"}
-TAGGED = ANSWER
+TAGGED = ANSWER.replace(" Both", "<sync/> Both")
 for block, topic in MARKS.items():
     TAGGED = TAGGED.replace(block, f'<async topic="{topic}">{block}</async>')
-TAGGED = TAGGED.replace(" Both", "<sync/> Both")
 
 
 def test_pieces_in_the_order_of_the_text():
@@ -81,7 +80,6 @@ def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):
     data, train, validation = prepare(config, tiny_tokenizer(), 4096)
     assert data.skipped == {"responses that the teacher changed": 1}
     examples = [example for group in [*train, *validation] for example in group]
-    assert len(examples) == 3
     want = TAGGED
     for topic, length in (("Porto", 40), ("Vienna", 50)):
         want = want.replace(f'<async topic="{topic}">', f'<promise topic="{topic}" tokens="{length}"/>')
@@ -90,8 +88,8 @@ def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):
 
 
 def test_a_run_over_something_else_is_one_message(tmp_path):
+    config = config_of(tmp_path, annotations=str(tmp_path / "nothing"))
     with pytest.raises(InputError, match="marks no response"):
-        prepare(config_of(tmp_path, annotations=str(tmp_path / "nothing")), tiny_tokenizer(), 4096)
-    config = config_of(tmp_path, annotations="x")
+        prepare(config, tiny_tokenizer(), 4096)
     with pytest.raises(ConfigError, match=r"is for decoding.method pasta"):
         check(with_keys(config, decoding={"method": "apar"}))
