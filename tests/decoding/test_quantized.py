@@ -8,9 +8,9 @@ import torch
 from raypd.decoding import native
 from raypd.decoding.engine import Engine
 from raypd.decoding.llama import pack
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.quantized import Fp8Linear, Int8Linear, quantize
-from tests.decoding.drivers import logits_of, never
+from tests.decoding.drivers import logits_of, never, prompts_of
 from tests.tiny import tiny_model
 
 needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
@@ -65,5 +65,5 @@ def test_a_quantized_model_decodes(kind: str, quantization: str, layer: type, le
             model = pack(model)
             assert abs((logits_of(model, ids[0]) - before).norm() / before.norm() - error) < 0.3 * error
             assert [type(module) for module in model.modules()].count(Int8Linear) == 2 * 4
-    answers = Engine(model).run(autoregressive(Prompt(list(range(5 + n, 40 + 3 * n))), 12, never) for n in range(5))
+    answers = Engine(model).run(autoregressive(prompt, 12, never) for prompt in prompts_of(3, 5))  # some share a prefix
     assert [len(answer.tokens) for answer in answers] == [12] * 5
