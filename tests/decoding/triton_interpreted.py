@@ -56,11 +56,6 @@ def test_a_method_decodes_what_the_unmodified_model_says(method, kind):
     assert tokens_in(answers) == tokens_in(same)
 
 
-def test_random_programs_equal_the_rule_written_out():
-    model, stock = (one.double() for one in pair("mistral", sliding_window=6))
-    check(range(4), Engine(model, max_num_seqs=3, max_num_batched_tokens=40, attention="triton"), True, stock)
-
-
 class Replays:
     """CUDA graphs as far as a CPU has them: the same forward pass again, over the same tensors. A capture is checked to
     do nothing that waits for a GPU or copies to it, a replay to find the cache where it was."""
@@ -94,10 +89,9 @@ class Replays:
 class OnDevice(TorchDispatchMode):
     """Refuses operations that a CUDA graph cannot hold."""
 
-    REFUSED = ("item", "lift_fresh", "nonzero", "masked_select", "is_nonzero", "equal")
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func._schema.name.removeprefix("aten::") not in self.REFUSED, func
+        refused = ("item", "lift_fresh", "nonzero", "masked_select", "is_nonzero", "equal")
+        assert func._schema.name.removeprefix("aten::") not in refused, func
         return func(*args, **(kwargs or {}))
 
 
@@ -149,6 +143,5 @@ def test_where_a_capture_fails_passes_go_on_without(monkeypatch, caplog):
 
 def tokens_in(answer) -> list:
     """The tokens of an answer, whatever its parts are."""
-    if isinstance(answer, list):
-        return [tokens_in(part) for part in answer]
-    return [tokens_in(part) for part in answer.points] if hasattr(answer, "points") else list(answer.tokens)
+    parts = answer if isinstance(answer, list) else getattr(answer, "points", None)
+    return list(answer.tokens) if parts is None else [tokens_in(part) for part in parts]
