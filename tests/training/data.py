@@ -12,9 +12,11 @@ import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.program import Program
+from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
+from raypd.models.load import LoadedModel
 from raypd.training.example import Example
 from tests.runs import config_tree, extraction
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, tiny_tokenizer
 
 COLORS, BRANDS = ["red", "blue", "green", "black"], ["Acme", "Zeta", "Orla"]
 
@@ -31,7 +33,7 @@ def write_corpus(path: Path, count: int, seed: int = 0) -> Path:
     return path
 
 
-def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, Any]:
+def tree(corpus: Path, output: Path, model: str, /, **sections: Any) -> dict[str, Any]:
     """A configuration's tree; `sections` add to it."""
     colors = {"name": "Color", "type": "enum", "values": COLORS}
     template = output.parent / "template.j2"
@@ -46,13 +48,22 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
     return config_tree({**task, "template": str(template)}, corpus, output, **sections)
 
 
-def generation_tree(method: str, training: dict[str, Any] | None = None, **decoding: Any) -> dict[str, Any]:
+def generation_tree(method: str, training: Any = None, path: Any = "in.jsonl", **decoding: Any) -> dict[str, Any]:
     """A configuration's tree for documents with `turns` and `responses`."""
-    return config_tree(
-        {"kind": "generation", "prompt_column": "turns"},
-        decoding={"method": method, **decoding},
-        training={"labels_column": "responses", **(training or {})},
-    )
+    sections = {
+        "input": {"text_columns": ["turns"], "category_column": None},
+        "decoding": {"method": method, **decoding},
+        "training": {"labels_column": "responses", **(training or {})},
+    }
+    return config_tree({"kind": "generation", "prompt_column": "turns"}, path, **sections)
+
+
+def loaded_tiny(model: Any, method: str = "") -> LoadedModel:
+    """A tiny model with the control tokens of a method."""
+    tokenizer = tiny_tokenizer()
+    if method in CONTROL_TOKENS and method != "pasta":
+        add_control_tokens(model, tokenizer, method)
+    return LoadedModel(model, tokenizer, "tiny", torch.float32, torch.device("cpu"), 4096)
 
 
 def dense_logits(model: Any, example: Example) -> torch.Tensor:

@@ -62,9 +62,8 @@ def test_what_cannot_be_used_is_left_out_with_its_reason(tagged, reason):
 def config_of(tmp_path, **training):
     conversations = [{"id": str(i), "turns": ["Which?"], "responses": [f"{ANSWER} {i}"]} for i in range(4)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, conversations)))
-    tree = generation_tree("pasta", {"validation_share": 0.5, "seed": 1, "max_skipped_share": 0.3} | training)
-    tree["input"] = {"path": str(tmp_path / "in.jsonl"), "text_columns": ["turns"], "category_column": None}
-    return make_config(tree)
+    training = {"validation_share": 0.5, "seed": 1, "max_skipped_share": 0.3} | training
+    return make_config(generation_tree("pasta", training, tmp_path / "in.jsonl"))
 
 
 def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):

@@ -27,13 +27,8 @@ from raypd.training.structure import Promise, Sync, outline, promises
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, generation_tree, recorded
 
-LIST = """Sleep well.
-
-1. Routine: go to bed at the same time.
-2. Light: keep the room dark.
-3. Calm: read a book.
-
-Good night."""
+POINTS = "1. Routine: go to bed at the same time.\n2. Light: keep the room dark.\n3. Calm: read a book."
+LIST = f"Sleep well.\n\n{POINTS}\n\nGood night."
 
 
 def make(method, training=None, **decoding):
@@ -107,8 +102,7 @@ def test_a_validation_has_the_same_masks_each_time(tmp_path, mask_groups):
     (mask,) = add_control_tokens(tiny_model("llama"), tokenizer, "space")
     rows = [{"id": str(i), "turns": ["x"], "responses": [f"{i} abcdefghijkl"]} for i in range(9)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    tree = generation_tree("space", {"mask_groups": mask_groups, "validation": str(path)}, mask_tokens=3)
-    tree["input"] = {"path": str(path), "text_columns": ["turns"], "category_column": None}
+    tree = generation_tree("space", {"mask_groups": mask_groups, "validation": str(path)}, path, mask_tokens=3)
     _, _, validation = prepare(RunConfig.model_validate(tree), tokenizer, 4096)
     assert any(mask in pack(group)["input_ids"] for group in validation)
     first, again = (torch.cat([pack(group)["position_ids"][0] for group in validation]) for _ in range(2))

@@ -12,7 +12,7 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.medusa import MedusaHeads, cartesian_tree
 from raypd.errors import ModelError
 from raypd.models.control_tokens import add_control_tokens
-from raypd.models.load import LoadedModel, load_model
+from raypd.models.load import load_model
 from raypd.models.medusa_heads import save_heads
 from raypd.tasks import build_task
 from raypd.tasks.base import Document
@@ -22,16 +22,12 @@ from raypd.training.trainer import make_trainer
 from raypd.training.weights import _check_attention, load_for_training, make_trainable
 from tests.runs import answer, with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
-from tests.training.data import generation_tree
+from tests.training.data import generation_tree, loaded_tiny
 
-LIST = """Do:
-
-1. Rise: at seven every single day.
-2. Walk: for half an hour or so.
-3. Read: a good old paper book.
-
-Bye."""
+POINTS = "1. Rise: at seven every single day.\n2. Walk: for half an hour or so.\n3. Read: a good old paper book."
+LIST = f"Do:\n\n{POINTS}\n\nBye."
 ANSWERS = {"How?": LIST, "Who?": "It was me, nobody else.", "Then?": "A. B.\n\nOne. " + LIST[:9]}
+TARGETS = [Document(i, str(i), {"turns": [q], "responses": [a]}) for i, (q, a) in enumerate(ANSWERS.items())]
 
 
 def conversation(method, model, training, quantization="none", **decoding):
@@ -41,46 +37,32 @@ def conversation(method, model, training, quantization="none", **decoding):
     return RunConfig.model_validate(tree)
 
 
-def documents():
-    return [Document(i, str(i), {"turns": [q], "responses": [a]}) for i, (q, a) in enumerate(ANSWERS.items())]
-
-
 def trainer_of(loaded, config, tmp_path, rate, repeat=1):
     """A trainer of the answers above, each a pass of its own."""
-    make = GenerationExamples(config, loaded.tokenizer, 4096)
-    passes = list(batches(list(make(documents())), 1, 9999, 0))
+    passes = list(batches(list(GenerationExamples(config, loaded.tokenizer, 4096)(TARGETS)), 1, 9999, 0))
     return make_trainer(loaded, config, repeat * passes, passes, tmp_path, rate, lambda _: None)
 
 
-def loaded_tiny(method):
-    """A tiny model with the control tokens of a method."""
-    tokenizer, model = tiny_tokenizer(), tiny_model("llama")
-    if method in ("apar", "space"):
-        add_control_tokens(model, tokenizer, method)
-    return LoadedModel(model, tokenizer, "tiny", torch.float32, torch.device("cpu"), 4096)
+def ready(training, method="autoregressive", dtype="float32", **decoding):
+    """A tiny model with the control tokens of a method, ready to be trained for it, and its configuration."""
+    loaded = loaded_tiny(tiny_model("llama"), method)
+    config = conversation(method, "tiny", {"weights": "full", **training}, **decoding)
+    config = with_keys(config, model={"dtype": dtype})
+    make_trainable(loaded, config)
+    return loaded, config
 
 
 def trained(method, tmp_path, epochs, rate=2e-3, **decoding):
     """What was decoded for every prompt, as rows."""
-    loaded = loaded_tiny(method)
-    config = conversation(method, "tiny", {"weights": "full", "epochs": epochs}, **decoding)
-    make_trainable(loaded, config)
+    loaded, config = ready({"epochs": epochs}, method, **decoding)
     trainer_of(loaded, config, tmp_path, rate, 8).train()
     return decoded(config, loaded.model, loaded.tokenizer)
 
 
 def decoded(config, model, tokenizer):
     """The answers to the documents, as rows."""
-    records, _ = answer(build_task(config, tokenizer, 4096, model), documents(), Engine(model.eval()))
+    records, _ = answer(build_task(config, tokenizer, 4096, model), TARGETS, Engine(model.eval()))
     return [record.columns for record in sorted(records, key=lambda record: record.index)]
-
-
-def ready(training, dtype="float32"):
-    """A tiny model, ready to be trained for `autoregressive`, and its configuration."""
-    config = conversation("autoregressive", "tiny", {"weights": "full", **training})
-    loaded, config = loaded_tiny("autoregressive"), with_keys(config, model={"dtype": dtype})
-    make_trainable(loaded, config)
-    return loaded, config
 
 
 def logged(trainer, name):
@@ -90,7 +72,7 @@ def logged(trainer, name):
 def test_all_weights_in_float32_with_products_in_bfloat16(tmp_path):
     losses = {}
     for dtype in ("float32", "bfloat16"):
-        loaded, config = ready({"epochs": 2}, dtype)
+        loaded, config = ready({"epochs": 2}, dtype=dtype)
         trainer = trainer_of(loaded, config, tmp_path / dtype, 2e-3, 8)
         trainer.train()
         assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
@@ -116,7 +98,6 @@ def test_every_target_of_a_step_counts_alike_in_whichever_pass_it_is(tmp_path):
 
 
 def test_a_training_that_gets_no_better_ends(tmp_path):
-    """After `patience` evaluations without a lower loss."""
     loaded, config = ready({"epochs": 10, "evaluations": 10, "patience": 2, "schedule": "constant", "warmup": 0})
     trainer = trainer_of(loaded, config, tmp_path, 1e-30, 2)  # at this rate no weight changes
     trainer.train()
@@ -149,10 +130,8 @@ def test_space_accepts_what_it_drafts(tmp_path):
 def test_heads_guess_what_their_model_writes(tmp_path, method):
     """On a frozen model that writes the answers, heads learn to draft them: more than 1.8 tokens a pass."""
     text_method = {"medusa": "autoregressive", "apar_medusa": "apar"}[method]
-    loaded = loaded_tiny(text_method)
+    loaded, config = ready({"epochs": 16}, text_method)
     model, tokenizer = loaded.model, loaded.tokenizer
-    config = conversation(text_method, "tiny", {"weights": "full", "epochs": 16})
-    make_trainable(loaded, config)
     trainer_of(loaded, config, tmp_path / "model", 2e-3, 8).train()
     before = [parameter.clone() for parameter in model.parameters()]
     save_heads(MedusaHeads.for_model(model, 2, 1, tree=cartesian_tree(1, 1)), tmp_path / "untrained")

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError
 from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
-from raypd.models.load import LoadedModel
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from raypd.training import preference
@@ -28,7 +27,7 @@ from tests.decoding.drivers import drive
 from tests.decoding.pasta_script import EOS, Script, promise
 from tests.runs import config_tree, read_all, run_config, with_keys
 from tests.tiny import _Wide, in_float64, tiny_model, tiny_tokenizer
-from tests.training.data import allowed, dense_logits, recorded
+from tests.training.data import allowed, dense_logits, loaded_tiny, recorded
 
 PARTS = f"{promise('a')}{promise('b', 10)}, and<sync/> so on"
 SAMPLES = {  # what the main thread and its children write
@@ -247,7 +246,6 @@ def test_a_sample_comes_back_as_it_was_fed(tmp_path, script, tags):
     ],
 )
 def test_what_does_not_come_back_is_left_out(tmp_path, script):
-    """Though it scores highest, and has as many tokens as its text."""
     corpus = Corpus(tmp_path, tags=True)
     corpus.decoded("baseline", "autoregressive", [("x" * 39,)])
     corpus.decoded("other", "pasta", [script, *list(SAMPLES.values())[1:]])
@@ -273,7 +271,7 @@ def test_tokens_that_are_not_those_of_the_text_are_left_out(corpus):
 def trainer_of(corpus, tmp_path, model, rate=1e-3, **keys):
     training = {"evaluations": 1, "accumulate": 4, **keys.pop("training", {})}
     config = corpus.config(preference=keys, **training)
-    loaded = LoadedModel(model, tiny_tokenizer(), "tiny", torch.float32, torch.device("cpu"), 4096)
+    loaded = loaded_tiny(model)
     make_trainable(loaded, config)
     _, train, validation = prepare(config, loaded.tokenizer, 4096)
     return make_trainer(loaded, config, train, validation, tmp_path / "trainer", rate, lambda _: None), train
