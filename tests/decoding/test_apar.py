@@ -70,7 +70,6 @@ def test_by_hand():
 
 @pytest.mark.parametrize("max_threads", [1, 2, 3])
 def test_a_child_beyond_the_threads_waits_and_nothing_of_it_is_lost(max_threads):
-    """Five points, each forked: whatever may run at the same time, the text and the tree are those of all at once."""
     F, C, E = FORK, CHILD, EOS
     said, spine = {}, ()
     for n in range(5):
@@ -87,7 +86,6 @@ def test_a_child_beyond_the_threads_waits_and_nothing_of_it_is_lost(max_threads)
 
 
 def test_children_that_never_began_are_no_end():
-    """The main thread ends with the last token; its child had none: the answer was cut, and says so."""
     said = {(): 10, (10,): FORK, (10, FORK): EOS}
     answer, _ = scripted(apar(Prompt([7, 8]), 4, FORK, CHILD, ENDS, max_threads=1), said, [7, 8])
     assert [p.tokens for p in restore(answer.root)] == [[10, FORK], [], [EOS]]

@@ -70,7 +70,6 @@ def test_most_tokens_and_stops_cut_inside_an_accepted_run(method):
 
 @pytest.mark.parametrize("drafts", ["masks", "heads before training", "random heads"])
 def test_drafts_of_the_models_own_are_the_same_in_the_engine_and_in_replay(drafts):
-    """Not only what is verified: the same drafts pass."""
     model, stock = pair("llama", vocab_size=8)
     heads = MedusaHeads.for_model(model, count=3, layers=2)
     tree = cartesian_tree(3, 2, 2) if drafts == "random heads" else None

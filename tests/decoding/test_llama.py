@@ -80,7 +80,6 @@ def test_a_layer_gives_what_it_gave(rows: int, bias: bool, kind: type) -> None:
 @needs_bfloat16
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_a_model_answers_as_before_and_its_embedding_is_left_alone(kind: str) -> None:
-    """Heads of 16 and another family: their linear layers alone are packed."""
     model, ids = tiny_model(kind).bfloat16(), torch.arange(5, 60)
     packed = copy.deepcopy(model)
     for _ in range(2):  # what is packed stays as it is

@@ -67,7 +67,6 @@ def test_sampled_answers_do_not_change_when_passes_fail_now_and_then() -> None:
 
 
 def test_no_row_sees_another_when_passes_fail() -> None:
-    """Random programs that drop and move tokens, against a replay of each alone."""
     failed = []
     for seed in range(6):
         engine = Engine(tiny_model("llama").double(), max_num_seqs=4, max_num_batched_tokens=64)
@@ -78,7 +77,6 @@ def test_no_row_sees_another_when_passes_fail() -> None:
 
 
 def test_at_the_floor_one_program_fails_and_the_others_do_not() -> None:
-    """One program's keys alone are too much for the device, however small the step."""
     rng = random.Random(3)
     engine = Engine(tiny_model("llama"), max_num_seqs=4)
     small, large = [Prompt(tokens_of(rng, 20, 40)) for _ in range(4)], Prompt(tokens_of(rng, 300, 300))
@@ -105,7 +103,6 @@ def test_a_shared_prefix_that_does_not_fit_fails_whoever_waits_for_it() -> None:
 
 
 def test_a_device_without_any_memory_ends_the_engine() -> None:
-    """Program after program would fail, and it is not their fault."""
     engine = Engine(tiny_model("llama"), max_num_seqs=8)
     device(engine, lambda tokens: True)
     for number in range(20):
@@ -163,7 +160,6 @@ def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_cache_in_main_memory_leaves_the_rest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many long prompts at once, and room for few of them: they wait for each other, and answer as ever."""
     rng = random.Random(5)
     prompts = [Prompt(tokens_of(rng, 700, 900)) for _ in range(12)]
     free = Engine(tiny_model("llama"), max_num_seqs=12)

@@ -174,7 +174,6 @@ def test_runaway_child_is_closed_and_joined():
 
 
 def test_a_child_that_outlives_the_tokens_cuts_the_answer():
-    """The main thread has ended; of its two children one has not when the tokens are used up."""
     main, children = f"{promise('a')}{promise('b')}m", ("one</async>", "is longer</async>")
     whole = run(main, *children, words=TAGS)
     assert (whole.text, whole.cut) == ("oneis longerm", None)
@@ -294,7 +293,6 @@ def test_random_tokens_never_break_it(seed, words, most, options):
 @settings(max_examples=100, deadline=None)
 @given(main=MARKUP, cut=st.lists(st.sampled_from(FRAGMENTS), max_size=5, unique=True))
 def test_how_a_text_is_cut_into_tokens_changes_nothing(main, cut):
-    """The lexer's pieces of a text do not depend on where its tokens end, and hold every character once."""
     found = []
     for parts in ([main], re.split("(" + "|".join(map(re.escape, cut)) + ")", main) if cut else list(main)):
         warnings: list[str] = []

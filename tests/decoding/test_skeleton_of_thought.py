@@ -20,7 +20,6 @@ def scripted_steps(program, *steps):
 
 
 def test_by_hand():
-    """Positions, and what leaves the cache when."""
     expands = lambda point: [90 + point.number] * point.number  # noqa: E731
     program = skeleton_of_thought(Prompt([5, 6]), 50, expands, decode, ENDS)
     outline = [*b"1. a\n2. b", EOS]

@@ -114,7 +114,6 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
 
 @pytest.mark.slow
 def test_vllm_s_server_answers_as_the_engine_does(tmp_path):
-    """The same weights behind a server and in the engine, both in float32, write the same texts."""
     python = os.environ.get("RAYPD_VLLM_PYTHON")
     if not python:
         pytest.skip("needs vLLM: RAYPD_VLLM_PYTHON=/its/environment/bin/python (docs/benchmark.md)")

@@ -46,7 +46,6 @@ def test_tokens_are_added_and_the_rest_stays(base, tmp_path, dtype):
 
 @pytest.mark.parametrize(("options", "count", "layers"), [([], 2, 2), (["--heads", 3, "--layers", 1], 3, 1)])
 def test_heads_are_those_of_apars_table_6_or_what_is_asked_for(base, tmp_path, options, count, layers):
-    """tests/decoding/test_drafting.py decodes with heads as they are before training."""
     output = run("add-heads", base, tmp_path / "heads", *options).output
     assert f"{count} Medusa heads x {layers} layers" in output
     config = json.loads((tmp_path / "heads/config.json").read_text())

@@ -26,7 +26,6 @@ def sentencepiece() -> PreTrainedTokenizerFast:
 
 
 def test_texts_and_bytes() -> None:
-    """Special tokens have none; of half a character the bytes are known."""
     words = [" ", "a", " a", " the", "the", "  ", "é"]
     for tokenizer, first, behind in ((tiny_tokenizer(), 3, []), (sentencepiece(), 0, words)):
         ascii, halves = [chr(byte) for byte in range(first, 128)], ["\ufffd"] * 128

@@ -62,7 +62,6 @@ def test_targets_are_the_values_up_to_what_ends_them(make):
     st.sampled_from(["none", "documents", "values"]),
 )  # fmt: skip
 def test_training_sees_what_decoding_sees(tmp_path_factory, targets, isolate):
-    """What the engine's passes show each token, recorded while it decodes the gold answers, is the training mask."""
     tmp, decoding = tmp_path_factory.mktemp("seen"), {"isolate": isolate, "stacked_documents": 2}
     config = RunConfig.model_validate(tree(tmp / "none", tmp / "out", "none", decoding=decoding))
     make = ExtractionExamples(config, tiny_tokenizer(), 4096)

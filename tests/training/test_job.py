@@ -132,7 +132,6 @@ def test_two_workers_do_what_one_does(tmp_path, base, sharding):
 
 @pytest.mark.slow
 def test_checkpoints_and_weights_on_s3(tmp_path, base, bucket, s3_server):
-    """Cut off, the same command goes on from the checkpoint in the bucket."""
     sections = {"output": {"path": f"{bucket}/trained"}, "storage": {"endpoint_url": s3_server.url}}
     config = short(tmp_path, base, "out", **sections)
     name = bucket.removeprefix("s3://")

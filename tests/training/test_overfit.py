@@ -128,7 +128,6 @@ def test_space_accepts_what_it_drafts(tmp_path):
 
 @pytest.mark.parametrize("method", ["medusa", "apar_medusa"])
 def test_heads_guess_what_their_model_writes(tmp_path, method):
-    """On a frozen model that writes the answers, heads learn to draft them: more than 1.8 tokens a pass."""
     text_method = {"medusa": "autoregressive", "apar_medusa": "apar"}[method]
     loaded, config = ready({"epochs": 16}, text_method)
     model, tokenizer = loaded.model, loaded.tokenizer

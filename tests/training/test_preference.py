@@ -186,7 +186,6 @@ def test_a_score_is_speedup_and_what_the_judge_says(corpus):
 
 
 def test_best_and_worst_make_a_pair(corpus):
-    """The short answer is the fastest; a judge who matters more than speed turns the order around."""
     judged = corpus.judged_by(lambda _, sample, order: (order, OTHER[order], "tie")[sample])
     pairs, make = pairs_of(corpus, quality_weight=0, **judged)
     assert pairs == [(SAMPLES["short"][0], SAMPLES["plain"][0])] * 4
@@ -257,7 +256,6 @@ def test_what_does_not_come_back_is_left_out(tmp_path, script):
 
 
 def test_tokens_that_are_not_those_of_the_text_are_left_out(corpus):
-    """As many more tokens were decoded as the text has: it was written in other tokens."""
     config, documents, _ = labelled(corpus)
     for document in documents:
         for row in document.fields["target"][:2]:
@@ -388,7 +386,6 @@ def test_bad_input_is_one_message(corpus, tmp_path):
 
 
 def test_runs_are_found_from_the_yaml(tmp_path):
-    """Relative paths are relative to the file, as training.labels is."""
     runs = {"samples": "runs/s", "baseline": "s3://b/runs", "judged": "/x/judged"}
     (tmp_path / "a.yaml").write_text(json.dumps(config_tree("generation", training={"preference": runs})))
     preferences = load_config(tmp_path / "a.yaml").training.preference.model_dump()
