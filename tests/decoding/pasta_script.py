@@ -17,7 +17,7 @@ class Script:
     """A model that writes given texts: `main`, and for the n-th promise the n-th of `children`.
 
     It looks at what a token may see alone, by the feeds' own reach. `words` are tokens beyond the single bytes; the
-    longest that fits is written. A text that ends in "..." goes on with dots for ever.
+    longest that fits is written. A text that ends in "..." goes on with dots for ever; \\udcff stands for the byte ff.
     """
 
     def __init__(self, main: str, *children: str, words: tuple[str, ...] = ()) -> None:
@@ -77,7 +77,7 @@ class Script:
         return self.say(self.main, own[len(PROMPT) :])
 
     def say(self, script: str, written: str) -> int:
-        rest = script.encode().decode("latin-1")[len(written) :]
+        rest = script.encode(errors="surrogateescape").decode("latin-1")[len(written) :]
         if rest.startswith("..."[: len(rest)]) and script.endswith("..."):
             return ord(".")
         if not rest:
