@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -102,19 +102,11 @@ def run_all(engine: Engine, cases: dict[str, Case], atol: float) -> None:
         cases[name].check(list(islice(answers, len(members))), atol)
 
 
-# ------------------------------------------------------------------------------------ autoregressive, slots, questions
+def every(n: int) -> Callable[[Sequence[int]], bool]:
+    return lambda tokens: tokens[-1] % n == 0
 
 
-def eleventh(tokens) -> bool:
-    return tokens[-1] % 11 == 0
-
-
-def twenty_third(tokens) -> bool:
-    return tokens[-1] % 23 == 0
-
-
-def seventh(tokens) -> bool:
-    return tokens[-1] % 7 == 0
+seventh, eleventh, twenty_third = every(7), every(11), every(23)
 
 
 def _autoregressive(stock: PreTrainedModel) -> Case:
@@ -147,9 +139,7 @@ class EverySeventh:
 
 def slotted(rng: random.Random, documents: int, shared: bool) -> SlottedPrompt:
     """A prompt of `documents` stacked documents with ragged skeletons."""
-    tokens = list(INSTRUCTION)
-    for _ in range(documents):
-        tokens += tokens_of(rng, 2, 14)
+    tokens = [*INSTRUCTION, *(token for _ in range(documents) for token in tokens_of(rng, 2, 14))]
     slots = []
     for _ in range(documents):
         for _ in range(rng.randint(1, 4)):
@@ -164,16 +154,15 @@ def _stacked(stacks: tuple[int, ...], isolate_values: bool) -> Callable[[PreTrai
     rng = random.Random(3)
     prompts = [slotted(rng, documents, shared=bool(i % 2)) for i, documents in enumerate(stacks)]
 
-    def values(stock: PreTrainedModel, prompt: SlottedPrompt) -> list:
-        def allowed(n: int, tokens: list[int]) -> AllowedTokens | None:
-            return prompt.slots[n].grammar.allowed(tokens[-1] if tokens else 0, 9)
-
-        ends = [slot.end for slot in prompt.slots]
-        closed = lambda n, tokens: seventh(tokens)  # noqa: E731
-        return reference.hyper_parallel(stock, prompt.tokens, ends, 6, isolate_values, allowed, closed)
-
     def case(stock: PreTrainedModel) -> Case:
-        expected = [values(stock, prompt) for prompt in prompts]
+        def values(prompt: SlottedPrompt) -> list:
+            def allowed(n: int, tokens: list[int]) -> AllowedTokens | None:
+                return prompt.slots[n].grammar.allowed(tokens[-1] if tokens else 0, 9)
+
+            ends, closed = [slot.end for slot in prompt.slots], lambda n, tokens: seventh(tokens)
+            return reference.hyper_parallel(stock, prompt.tokens, ends, 6, isolate_values, allowed, closed)
+
+        expected = [values(prompt) for prompt in prompts]
         return Case(lambda: [hyper_parallel(p, 6, isolate_values) for p in prompts], compared(expected, seventh))
 
     return case
@@ -192,8 +181,7 @@ def _guided(stock: PreTrainedModel) -> Case:
         for slot in prompt.slots:
             text += prompt.tokens[begin : slot.end + 1]
             begin = slot.end + 1
-            limit = slot.grammar.allowed
-            allowed = lambda tokens, limit=limit: limit(tokens[-1] if tokens else 0, 9)  # noqa: E731
+            allowed = lambda tokens, slot=slot: slot.grammar.allowed(tokens[-1] if tokens else 0, 9)  # noqa: E731
             value = reference.autoregressive(stock, text, 6, seventh, allowed)
             tokens = [token for token, _, _ in value]
             text += [*tokens[:-1], *rest(slot, Value(tokens))]
@@ -219,17 +207,12 @@ def _intra_prompt(stock: PreTrainedModel) -> Case:
     rng = random.Random(4)
     trees = [tree_of(rng, 1 + n % 4, [] if n == 2 else INSTRUCTION) for n in range(4)]
 
-    def alone(tree: PromptTree) -> Iterator[list]:
-        for context in tree.contexts:
-            for question in context.questions:
-                tokens = [*tree.instruction, *context.tokens, *question.tokens]
-                yield reference.autoregressive(stock, tokens, 7, seventh, question.allowed_token_ids)
+    def alone(tree: PromptTree, context: Context, asked: Question) -> list:
+        tokens = [*tree.instruction, *context.tokens, *asked.tokens]
+        return reference.autoregressive(stock, tokens, 7, seventh, asked.allowed_token_ids)
 
-    expected = [list(alone(tree)) for tree in trees]
+    expected = [[alone(tree, c, asked) for c in tree.contexts for asked in c.questions] for tree in trees]
     return Case(lambda: [intra_prompt(tree, 7) for tree in trees], compared(expected, seventh))
-
-
-# ------------------------------------------------------------------------------------------------------- drafted texts
 
 
 def drafting(program, prompt, text, k, right, seed=0):
@@ -256,11 +239,8 @@ class Knowing(MedusaHeads):
         width = stock.get_output_embeddings().weight.shape
         super().__init__(3, 1, width[1], width[0])
         self.right, self.rng = right, random.Random(seed)
-        states, self.behind = [], []  # what is said behind each state, from there on
-        for tokens, begin in texts:
-            states.append(reference.plain_output(stock, tokens)[1][begin - 1 :])
-            self.behind += [tokens[place:] for place in range(begin, len(tokens) + 1)]
-        self.states = torch.cat(states)
+        self.states = torch.cat([reference.plain_output(stock, tokens)[1][begin - 1 :] for tokens, begin in texts])
+        self.behind = [tokens[at:] for tokens, begin in texts for at in range(begin, len(tokens) + 1)]  # a state's text
 
     def draft(self, hidden, tree):
         return [self.guess_one(state, tree) for state in hidden]
@@ -294,10 +274,8 @@ def _drafted(program: Callable[..., Program[Any]]) -> Callable[[PreTrainedModel]
             assert sum(answer.accepted for answer in answers) > 5
             assert max(answer.average_accepted_tokens for answer in answers) > 1.3
 
-        def programs() -> list[Program[Any]]:
-            return [program(stock, p, text, i) for i, (p, text) in enumerate(zip(prompts, texts, strict=True))]
-
-        return Case(programs, check)
+        pairs = list(enumerate(zip(prompts, texts, strict=True)))
+        return Case(lambda: [program(stock, prompt, text, number) for number, (prompt, text) in pairs], check)
 
     return case
 
@@ -314,17 +292,16 @@ def _medusa(stock, prompt, text, number):
     return medusa(prompt, 14, heads, TREES[number % 3], twenty_third)
 
 
-# ------------------------------------------------------------------------------------------------------------- threads
-
-
 def forks(token: int, position: int, predicted: int) -> int:
     """What a trained model would do now and then, as a function of what the model sees last: forks and ends."""
     draw = (predicted * 31 + position * 17 + token * 7) % 19
     if draw < 3 and token != CHILD:
         return FORK
-    if draw == 3 or (draw < 7 and position > 70):
-        return EOS
-    return predicted if predicted not in (FORK, CHILD, EOS) else 40 + draw
+    return _goes_on(predicted, draw, draw == 3 or (draw < 7 and position > 70))
+
+
+def _goes_on(predicted: int, draw: int, ends: bool) -> int:
+    return EOS if ends else predicted if predicted not in (FORK, CHILD, EOS) else 40 + draw
 
 
 def few_forks(token: int, position: int, predicted: int) -> int:
@@ -332,9 +309,7 @@ def few_forks(token: int, position: int, predicted: int) -> int:
     draw = (predicted * 31 + position * 17 + token * 7) % 23
     if draw < 4 and token != CHILD and position < 46:
         return FORK
-    if draw > 20 or (draw > 15 and position > 55):
-        return EOS
-    return predicted if predicted not in (FORK, CHILD, EOS) else 40 + draw
+    return _goes_on(predicted, draw, draw > 20 or (draw > 15 and position > 55))
 
 
 def threads_of(prompt, root: Paragraph) -> list[tuple[list[int], list[float], int]]:
@@ -368,9 +343,8 @@ def check_threads(stock, prompt: Prompt, answer: AparAnswer, rule, atol: float) 
         assert (paragraph.first_child is None) == (paragraph.next_sibling is None)
         assert paragraph.first_child is None or paragraph.tokens[-1] == FORK
     assert answer.tokens == [t for p in paragraphs for t in p.tokens if t not in (FORK, CHILD, EOS)]
-    assert answer.threads == len(found)
     unstarted = sum(p.first_child is not None and not p.first_child.tokens for p in paragraphs)
-    assert answer.unstarted_threads == unstarted
+    assert (answer.threads, answer.unstarted_threads) == (len(found), unstarted)
     ended = all(path[-1] == EOS for path, _, _ in found)
     assert (answer.cut is None) == (ended and not unstarted)
     assert answer.cost.attended_tokens == pytest.approx(sum(seen) / len(seen))
@@ -387,48 +361,42 @@ def _apar(stock: PreTrainedModel) -> Case:
                 longest = max(len(path) for path, _, _ in threads_of(prompt.tokens, answer.root))
                 assert answer.cost.steps == longest - len(prompt.tokens)
         assert sum(answer.threads for answer in answers) > 6
-        assert any(p.first_child and p.first_child.first_child for a in answers for p in restore(a.root)), (
-            "nested forks"
-        )
+        nested = (p.first_child and p.first_child.first_child for a in answers for p in restore(a.root))
+        assert any(nested), "nested forks"
 
-    def programs() -> list[Program[Any]]:
-        pairs = zip(prompts, limits, strict=True)
-        return [steered(apar(p, 40, FORK, CHILD, ENDS, limit), forks) for p, limit in pairs]
-
-    return Case(programs, check)
+    pairs = list(zip(prompts, limits, strict=True))
+    return Case(lambda: [steered(apar(p, 40, FORK, CHILD, ENDS, limit), forks) for p, limit in pairs], check)
 
 
 MOST = 400  # more than any tree of `few_forks` has: where it cuts, threads are cut in another order
 
 
+def plainly(stock: PreTrainedModel, prompt: Prompt) -> tuple[AparAnswer, list[tuple[list[int], int]]]:
+    """What `apar` decodes under `few_forks`, and its threads as texts of `Knowing`."""
+    answer = reference.Replay(stock).run(steered(apar(prompt, MOST, FORK, CHILD, ENDS), few_forks))
+    return answer, [(path, begin) for path, _, begin in threads_of(prompt.tokens, answer.root)]
+
+
 def _apar_medusa(stock: PreTrainedModel) -> Case:
     """The threads of `apar`, in fewer passes."""
     prompts = prompts_of(21, 3)
-    plain = [reference.Replay(stock).run(steered(apar(p, MOST, FORK, CHILD, ENDS), few_forks)) for p in prompts]
-    texts = [
-        [(path, begin) for path, _, begin in threads_of(p.tokens, answer.root)]
-        for p, answer in zip(prompts, plain, strict=True)
-    ]
+    plain, texts = zip(*(plainly(stock, prompt) for prompt in prompts), strict=True)
 
     def check(answers: list[Any], atol: float) -> None:
         for prompt, answer, want in zip(prompts, answers, plain, strict=True):
             check_threads(stock, prompt, answer, few_forks, atol)
             assert [p.tokens for p in restore(answer.root)] == [p.tokens for p in restore(want.root)]
-            assert answer.cut is None
-            assert answer.flattened == want.flattened
+            assert (answer.cut, answer.flattened) == (None, want.flattened)
             assert answer.cost.steps <= want.cost.steps
         assert sum(answer.cost.steps for answer in answers) < 0.8 * sum(want.cost.steps for want in plain)
         assert sum(answer.accepted for answer in answers) > 10
         assert sum(answer.threads for answer in answers) > 4
 
-    def programs() -> list[Program[Any]]:
-        heads = [Knowing(stock, known, 0.75, number) for number, known in enumerate(texts)]
-        return [
-            steered(apar_medusa(prompt, MOST, FORK, CHILD, ENDS, heads[i], TREES[i % 3]), few_forks)
-            for i, prompt in enumerate(prompts)
-        ]
+    def program(number: int) -> Program[Any]:
+        heads = Knowing(stock, texts[number], 0.75, number)
+        return steered(apar_medusa(prompts[number], MOST, FORK, CHILD, ENDS, heads, TREES[number]), few_forks)
 
-    return Case(programs, check)
+    return Case(lambda: [program(number) for number in range(3)], check)
 
 
 def _pasta(stock: PreTrainedModel) -> Case:
@@ -443,12 +411,11 @@ def _pasta(stock: PreTrainedModel) -> Case:
         assert sum(len(answer.threads) for answer in answers) > 8
         assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), "a wait for a child"
 
-    def programs() -> list[Program[Any]]:
-        texts, encode = pasta_reference.TEXTS, pasta_reference.encode
-        made = [pasta(prompt, most, texts, encode, ENDS, max_async_tokens=most_async) for prompt in prompts]
-        return [steered(program, pasta_reference.steer) for program in made]
+    def program(prompt: Prompt) -> Program[Any]:
+        made = pasta(prompt, most, pasta_reference.TEXTS, pasta_reference.encode, ENDS, max_async_tokens=most_async)
+        return steered(made, pasta_reference.steer)
 
-    return Case(programs, check)
+    return Case(lambda: [program(prompt) for prompt in prompts], check)
 
 
 OUTLINE = list(b"1. Sleep\n2) Eat well \nno point\n 10. Move")
@@ -460,8 +427,7 @@ def decode(tokens) -> str:
 
 
 def expand(point) -> list[int]:
-    request = POINT_REQUEST.format(index=point.number)[:21]
-    return list(f"{request}{point.number}. {point.heading}".encode())
+    return list(f"{POINT_REQUEST.format(index=point.number)[:21]}{point.number}. {point.heading}".encode())
 
 
 def outlined(program, outline=(*OUTLINE, EOS), ending=True):
@@ -477,22 +443,18 @@ def outlined(program, outline=(*OUTLINE, EOS), ending=True):
     return changed(program, write)
 
 
-def points_alone(stock, prompt: Prompt, outline, points, most) -> list[list]:
-    """Every point in a prompt of its own behind the outline."""
-    found = []
-    for point in points:
-        alone = reference.autoregressive(stock, [*prompt.tokens, *outline, *expand(point)], most, seventh)
-        found.append([(EOS if token % 7 == 0 else token, p, gap) for token, p, gap in alone])
-    return found
-
-
 def _skeleton_of_thought(stock: PreTrainedModel) -> Case:
     """The first outline comes to its end, the second is cut within its third line ("10. Mo" is no point)."""
     prompts, cuts = prompts_of(4, 2), [len(OUTLINE) + 1, len(OUTLINE) - 2]
-    points = [[OutlinePoint(*point) for point in POINTS[:count]] for count in (3, 2)]
-    expected = [
-        points_alone(stock, prompt, OUTLINE[:cut], of, 6) for prompt, cut, of in zip(prompts, cuts, points, strict=True)
-    ]
+    pairs = list(zip(prompts, cuts, strict=True))
+
+    def alone(prompt: Prompt, cut: int, point: tuple[int, str]) -> list:
+        """A point in a prompt of its own behind the outline."""
+        text = [*prompt.tokens, *OUTLINE[:cut], *expand(OutlinePoint(*point))]
+        found = reference.autoregressive(stock, text, 6, seventh)
+        return [(EOS if token % 7 == 0 else token, p, gap) for token, p, gap in found]
+
+    expected = [[alone(*pairs[n], point) for point in POINTS[: 3 - n]] for n in (0, 1)]
     same = compared(expected, lambda tokens: tokens[-1] == EOS)
 
     def check(answers: list[Any], atol: float) -> None:
@@ -500,20 +462,16 @@ def _skeleton_of_thought(stock: PreTrainedModel) -> Case:
         assert [answer.outline for answer in answers] == [[*OUTLINE, EOS], OUTLINE[:-2]]
         assert [[(p.number, p.heading) for p in answer.points] for answer in answers] == [POINTS, POINTS[:2]]
         for answer in answers:
-            assert (
-                answer.steps == answer.longest_path == len(answer.outline) + max(len(p.tokens) for p in answer.points)
-            )
+            longest = len(answer.outline) + max(len(p.tokens) for p in answer.points)
+            assert answer.steps == answer.longest_path == longest
         assert (answers[0].cut is None) == all(point.stopped for point in answers[0].points)
         assert answers[1].cut is not None
 
-    def programs() -> list[Program[Any]]:
-        made = [
-            skeleton_of_thought(p, 120, expand, decode, ENDS, max_outline_tokens=cut, max_point_tokens=6)
-            for p, cut in zip(prompts, cuts, strict=True)
-        ]
-        return [outlined(program, [*OUTLINE, EOS][:cut]) for program, cut in zip(made, cuts, strict=True)]
+    def program(prompt: Prompt, cut: int) -> Program[Any]:
+        most = {"max_outline_tokens": cut, "max_point_tokens": 6}
+        return outlined(skeleton_of_thought(prompt, 120, expand, decode, ENDS, **most), [*OUTLINE, EOS][:cut])
 
-    return Case(programs, check)
+    return Case(lambda: [program(*pair) for pair in pairs], check)
 
 
 CASES: dict[str, Callable[[PreTrainedModel], Case]] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import torch
+
 from raypd.decoding.sampling import probabilities
 from tests.decoding import reference
 
@@ -31,6 +33,13 @@ def chi_square(counts, chances, runs):
     if small:
         cells.append((sum(c for c, _ in small), sum(e for _, e in small)))
     return sum((c - e) ** 2 / e for c, e in cells if e > 0), len(cells) - 1
+
+
+def check_logprobs(stock, prompt, answer):
+    """Sampled tokens have the log-probabilities of the stock model."""
+    logprobs = reference.plain_output(stock, [*prompt, *answer.tokens])[0].log_softmax(-1)[len(prompt) - 1 : -1]
+    chosen = logprobs[range(len(answer.tokens)), answer.tokens]
+    torch.testing.assert_close(torch.tensor(answer.logprobs), chosen, atol=1e-3, rtol=0)
 
 
 def check_distribution(answers, chances, least_freedom):

@@ -70,8 +70,7 @@ def compare(
 ) -> None:
     """Both attention functions on the same random pass, with the same numbers in the cache.
 
-    Args:
-        sizes: `kv_heads`, `repeat`, `dim`, `value_dim` in place of random ones, and `most` keys of a span.
+    sizes: `kv_heads`, `repeat`, `dim`, `value_dim` in place of random ones, and `most` keys of a span.
     """
     rng = random.Random(seed)
     step = random_pass(rng, device, sizes.get("most", 40))
@@ -82,10 +81,8 @@ def compare(
 
     kv_heads, repeat = sizes.get("kv_heads", rng.choice([1, 2])), sizes.get("repeat", rng.choice([1, 2, 3, 7]))
     dim = sizes.get("dim", rng.choice([16, 24]))
-    value_dim = sizes.get("value_dim", rng.choice([dim, 8]))
-    tokens = len(step.slots)
-    step.cache.keys[0] = numbers(step.cache.allocator.slots, kv_heads, dim)
-    step.cache.values[0] = numbers(step.cache.allocator.slots, kv_heads, value_dim)
+    value_dim, tokens, slots = sizes.get("value_dim", rng.choice([dim, 8])), len(step.slots), step.cache.allocator.slots
+    step.cache.keys[0], step.cache.values[0] = (numbers(slots, kv_heads, size) for size in (dim, value_dim))
     new = [numbers(tokens, kv_heads * repeat, dim)]
     new += [numbers(kv_heads, tokens, size).transpose(0, 1) for size in (dim, value_dim)]
     for window in (None, rng.randint(1, 12), 10_000):

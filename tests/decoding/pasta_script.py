@@ -17,13 +17,12 @@ class Script:
     """A model that writes given texts: `main`, and for the n-th promise the n-th of `children`.
 
     It looks at what a token may see alone, by the feeds' own reach. `words` are tokens beyond the single bytes; the
-    longest that fits is written. A text that ends in "..." goes on with dots for ever.
+    longest that fits is written. A text that ends in "..." goes on with dots for ever; \\udcff stands for the byte ff.
     """
 
     def __init__(self, main: str, *children: str, words: tuple[str, ...] = ()) -> None:
-        self.main, self.children = main, children
+        self.main, self.children, self.words = main, children, words
         self.texts = [*BYTES, *(word.encode() for word in words)]
-        self.words = words
         self.rows: list[tuple[int, int, int]] = []  # token, position, segment
         self.reach = {(0, 0): 2}
         self.born: list[int] = []  # segments of children, in order
@@ -65,9 +64,8 @@ class Script:
         parts: dict[int, str] = {}
         for k in sorted(self.visible(q), key=lambda k: self.rows[k][2]):
             token, _, s = self.rows[k]
-            parts[s] = parts.get(s, "") + (
-                self.texts[token].decode("latin-1") if token < len(self.texts) else chr(token)
-            )
+            text = self.texts[token].decode("latin-1") if token < len(self.texts) else chr(token)
+            parts[s] = parts.get(s, "") + text
         self.seen.append("".join(parts.values()))
         if segment not in self.born and parts[segment].startswith("<async>"):
             self.born.append(segment)
@@ -79,7 +77,7 @@ class Script:
         return self.say(self.main, own[len(PROMPT) :])
 
     def say(self, script: str, written: str) -> int:
-        rest = script.encode().decode("latin-1")[len(written) :]
+        rest = script.encode(errors="surrogateescape").decode("latin-1")[len(written) :]
         if rest.startswith("..."[: len(rest)]) and script.endswith("..."):
             return ord(".")
         if not rest:

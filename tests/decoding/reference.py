@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import AllowedTokens
 
 
@@ -31,13 +32,9 @@ def dense_output(
         local = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~(mask & near), low)[None, None]
         kinds = getattr(model.config, "layer_types", None)
         masks = {"full_attention": masks, "sliding_attention": local} if kinds else local
-    output = model(
-        input_ids=torch.tensor([list(tokens)]),
-        position_ids=torch.tensor([list(positions)]),
-        attention_mask=masks,
-        use_cache=False,
-        output_hidden_states=True,
-    )
+    ids, at = torch.tensor([list(tokens)]), torch.tensor([list(positions)])
+    how = {"attention_mask": masks, "use_cache": False, "output_hidden_states": True}
+    output = model(input_ids=ids, position_ids=at, **how)
     return output.logits[0], output.hidden_states[-1][0]
 
 
@@ -104,12 +101,11 @@ def hyper_parallel(
     text = [(token, position, -1, 0) for token, position in zip(prompt, positions, strict=True)]
     asked = [(n, end) for n, end in enumerate(ends)]
     for step in range(1, k_max + 1):
-        mask = torch.tensor(
-            [
-                [kp <= qp and kt <= qt and (ks == -1 or not isolate_values or ks == qs) for _, kp, ks, kt in text]
-                for _, qp, qs, qt in text
-            ]
-        )
+        rows = [
+            [kp <= qp and kt <= qt and (ks == -1 or not isolate_values or ks == qs) for _, kp, ks, kt in text]
+            for _, qp, qs, qt in text
+        ]
+        mask = torch.tensor(rows)
         logits = dense_output(model, [t[0] for t in text], [t[1] for t in text], mask)[0]
         live = []
         for n, index in asked:
@@ -134,17 +130,11 @@ class Replay:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.tokens: list[int] = []
-        self.positions: list[int] = []
-        self.segments: list[int] = []
-        self.seen: list[set[int]] = []
-        self.alive: list[bool] = []
+        self.tokens, self.positions, self.segments, self.seen, self.alive = [], [], [], [], []
         self.reach: dict[tuple[int, int], int] = {(0, 0): 2}
 
     def run(self, program):  # type: ignore[no-untyped-def]
         """The program's answer."""
-        from raypd.decoding.program import Predictions
-
         feed = next(program)
         try:
             while True:
@@ -172,15 +162,12 @@ class Replay:
                 places = [first + index for index in feed.sample_at]
                 limits = feed.allowed_token_ids or [None] * len(places)
                 picked = [greedy(logits[place], ids_of(limit)) for place, limit in zip(places, limits, strict=True)]
-                tokens, logprobs = [token for token, _, _ in picked], [logprob for _, logprob, _ in picked]
+                tokens, logprobs, _ = (list(values) for values in zip(*picked, strict=True))
                 rows = [logits[place] for place in places] if feed.want_logits else None
-                states = [hidden[place] for place in places]
-                feed = program.send(Predictions(tokens, logprobs, rows, states))
+                feed = program.send(Predictions(tokens, logprobs, rows, [hidden[place] for place in places]))
         except StopIteration as end:
             return end.value
 
     def _sees(self, q: int, k: int) -> bool:
-        if not self.alive[k]:
-            return False
-        kind = self.reach.get((self.segments[q], self.segments[k]), 0)
+        kind = self.reach.get((self.segments[q], self.segments[k]), 0) if self.alive[k] else 0
         return kind == 1 or (kind == 2 and self.positions[k] <= self.positions[q])

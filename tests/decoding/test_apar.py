@@ -11,19 +11,7 @@ from raypd.decoding.methods.apar import Paragraph, apar, restore
 from raypd.decoding.methods.apar_medusa import apar_medusa
 from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.visibility import visible
-from tests.decoding.cases import (
-    CHILD,
-    ENDS,
-    EOS,
-    FORK,
-    MOST,
-    TREES,
-    Knowing,
-    check_threads,
-    few_forks,
-    pair,
-    threads_of,
-)
+from tests.decoding.cases import CHILD, ENDS, EOS, FORK, MOST, TREES, Knowing, check_threads, few_forks, pair, plainly
 from tests.decoding.drivers import changed, drive, prompts_of, steered
 from tests.decoding.reference import Replay
 from tests.tiny import in_float64
@@ -34,13 +22,11 @@ def scripted(program, said: dict[tuple[int, ...], int], prompt: list[int]):
     rows, alive, reach = [], set(), {(0, 0): 2}
 
     def answer(feed) -> list[int]:
-        nonlocal alive
-        alive -= set(feed.drop)
+        alive.difference_update(feed.drop)
         reach.update(feed.reach)
-        first = len(rows)
+        first, tokens = len(rows), []
         rows.extend(zip(feed.tokens, feed.positions, feed.segments or [0] * len(feed.tokens), strict=True))
-        alive |= set(range(first, len(rows)))
-        tokens = []
+        alive.update(range(first, len(rows)))
         for index in feed.sample_at:
             _, position, segment = rows[first + index]
             kinds = {i: reach.get((segment, rows[i][2]), 0) for i in alive}
@@ -73,33 +59,17 @@ def test_by_hand():
     # row indices: prompt 0-2, 10:3, F:4, 20:5, C:6, F:7, 11:8, 30:9, C:10, 21:11
     assert [sorted(f.drop) for f in feeds] == [[], [], [], [], [], [6, 8], [9], []]
     # the cache grows to 9, gives up the first child (2), takes 2, gives up the paragraph 30, takes 1, 1
-    assert answer.cost.max_cached_tokens == 10
-    assert answer.cost.steps == 8
-    assert answer.cost.attended_tokens == pytest.approx((3 + 4 + 5 + 6 + 6 + 7 + 7 + 8 + 8 + 9 + 10) / 11)
-    # flattened: 6 tokens and an end behind 3 of prompt
-    assert answer.flattened.steps == 7
-    assert answer.flattened.max_cached_tokens == 9
-    assert answer.flattened.attended_tokens == pytest.approx((3 + 4 + 5 + 6 + 7 + 8 + 9) / 7)
-
-
-def test_a_nested_child_outlives_its_parent_thread():
-    """What the grandchild sees stays; it is released with the grandchild, and all threads end."""
-    F, C, E = FORK, CHILD, EOS
-    said = {
-        (): F, (F,): 20, (F, 20): 21, (F, 20, 21): 22, (F, 20, 21, 22): 23, (F, 20, 21, 22, 23): 24,
-        (F, 20, 21, 22, 23, 24): 25, (F, 20, 21, 22, 23, 24, 25): E,
-        (F, C): F, (F, C, F): E,  # forks and ends at once
-        (F, C, F, C): 31, (F, C, F, C, 31): E,
-    }  # fmt: skip
-    answer, feeds = scripted(apar(Prompt([7, 8]), 50, F, C, ENDS), said, [7, 8])
-    assert [p.tokens for p in restore(answer.root)] == [[F], [C, F], [C, 31, E], [E], [20, 21, 22, 23, 24, 25, E]]
-    # rows: 7 8 F:2 | 20:3 C:4 | 21:5 F:6 | 22:7 C:8 | 23:9 31:10 | then the whole branch goes
-    assert [sorted(f.drop) for f in feeds if f.drop] == [[4, 6, 8, 10]]
+    seen = [3, 4, 5, 6, 6, 7, 7, 8, 8, 9, 10]
+    for cost, steps, cached, attended in (
+        (answer.cost, 8, 10, sum(seen) / 11),
+        (answer.flattened, 7, 9, sum(range(3, 10)) / 7),  # 6 tokens and an end behind 3 of prompt
+    ):
+        assert (cost.steps, cost.max_cached_tokens) == (steps, cached)
+        assert cost.attended_tokens == pytest.approx(attended)
 
 
 @pytest.mark.parametrize("max_threads", [1, 2, 3])
 def test_a_child_beyond_the_threads_waits_and_nothing_of_it_is_lost(max_threads):
-    """Five points, each forked: whatever may run at the same time, the text and the tree are those of all at once."""
     F, C, E = FORK, CHILD, EOS
     said, spine = {}, ()
     for n in range(5):
@@ -116,7 +86,6 @@ def test_a_child_beyond_the_threads_waits_and_nothing_of_it_is_lost(max_threads)
 
 
 def test_children_that_never_began_are_no_end():
-    """The main thread ends with the last token; its child had none: the answer was cut, and says so."""
     said = {(): 10, (10,): FORK, (10, FORK): EOS}
     answer, _ = scripted(apar(Prompt([7, 8]), 4, FORK, CHILD, ENDS, max_threads=1), said, [7, 8])
     assert [p.tokens for p in restore(answer.root)] == [[10, FORK], [], [EOS]]
@@ -131,8 +100,7 @@ def test_budget_is_kept_and_positions_stay_within_it(most):
     (answer,) = Engine(pair("llama")[0]).run([changed(program, lambda feed, _: seen.extend(feed.positions))])
     assert sum(len(p.tokens) for p in restore(answer.root)) == most
     assert max(seen, default=0) < 3 + most
-    assert answer.cut is not None
-    assert bool(answer.cost.steps) == bool(most)
+    assert (answer.cut is not None, bool(answer.cost.steps)) == (True, bool(most))
 
 
 def test_a_fork_that_ends_a_prompt_is_acted_on():
@@ -143,8 +111,7 @@ def test_a_fork_that_ends_a_prompt_is_acted_on():
 
 
 def test_restore_of_a_long_chain():
-    root = Paragraph([0])
-    last = root
+    root = last = Paragraph([0])
     for i in range(1, 5000):
         last.next_sibling = Paragraph([i])
         last = last.next_sibling
@@ -152,28 +119,20 @@ def test_restore_of_a_long_chain():
     assert len(repr(root)) < 100
 
 
-# ------------------------------------------------------------------------------------------------------ APAR and Medusa
-
-
 def test_with_medusa_every_budget_is_kept():
     """Never more tokens, all of them those of the threads; the same in the engine and in Replay."""
     model, stock = (in_float64(one) for one in pair("llama"))
     prompt = prompts_of(23, 1)[0]
-    plain = Replay(stock).run(steered(apar(prompt, MOST, FORK, CHILD, ENDS), few_forks))
-    texts = [(path, begin) for path, _, begin in threads_of(prompt.tokens, plain.root)]
+    texts = plainly(stock, prompt)[1]
     assert len(texts) > 2
     for most in (1, 2, 3, 7, 12, 20):
-        programs = [
-            steered(
-                apar_medusa(prompt, most, FORK, CHILD, ENDS, Knowing(stock, texts, 0.9, most), TREES[most % 3]),
-                few_forks,
-            )
-            for _ in range(2)
-        ]
-        (answer,) = Engine(model, max_num_batched_tokens=30).run(programs[:1])
+        heads = (Knowing(stock, texts, 0.9, most) for _ in range(2))
+        drafted = (apar_medusa(prompt, most, FORK, CHILD, ENDS, one, TREES[most % 3]) for one in heads)
+        program, other = (steered(one, few_forks) for one in drafted)
+        (answer,) = Engine(model, max_num_batched_tokens=30).run([program])
         assert sum(len(paragraph.tokens) for paragraph in restore(answer.root)) == most
         check_threads(stock, prompt, answer, few_forks, 1e-9)
-        replayed = Replay(stock).run(programs[1])
+        replayed = Replay(stock).run(other)
         assert [p.tokens for p in restore(answer.root)] == [p.tokens for p in restore(replayed.root)]
         assert (answer.cost, answer.accepted) == (replayed.cost, replayed.accepted)
 
@@ -183,11 +142,10 @@ def test_what_no_thread_has_on_its_path_leaves_the_cache(drafted):
     """And the answer counts what is left there. A thread that drafts takes over segments of one that ended."""
     model, stock = pair("llama")
     prompt = prompts_of(23, 1)[0]
-    plain = Replay(stock).run(steered(apar(prompt, MOST, FORK, CHILD, ENDS), few_forks))
+    plain, texts = plainly(stock, prompt)
     assert plain.cut is None
     program = apar(prompt, MOST, FORK, CHILD, ENDS)
     if drafted:
-        texts = [(path, begin) for path, _, begin in threads_of(prompt.tokens, plain.root)]
         program = apar_medusa(prompt, MOST, FORK, CHILD, ENDS, Knowing(stock, texts, 0.6), TREES[1])
     engine = Engine(model)
     engine.submit(steered(program, few_forks))

@@ -38,9 +38,8 @@ def test_a_pass_is_what_each_of_its_spans_is_alone(
     own = max(start + length for _, start, length in regions)
     cache = KVCache(own + prefix, None, torch.device("cpu"))
     cache.keys[0], cache.values[0] = torch.randn(2, own + prefix, KV_HEADS, DIM, dtype=torch.float64)
-    spans: list[Span] = []
-    for size, start, length in regions:
-        spans.append(span_of(sum(span.size for span in spans), size, start, length, prefix))
+    begins = np.cumsum([0, *(size for size, _, _ in regions)]).tolist()
+    spans = [span_of(a, *region, prefix) for a, region in zip(begins, regions, strict=False)]
     tokens = spans[-1].b
     query = torch.randn(tokens, KV_HEADS * REPEAT, DIM, dtype=torch.float64)
     new = torch.randn(2, tokens, KV_HEADS, DIM, dtype=torch.float64)
@@ -50,9 +49,8 @@ def test_a_pass_is_what_each_of_its_spans_is_alone(
 
     for span in spans:
         here = [*range(own, own + prefix), *range(span.start, span.start + span.length)]
-        keys, values = (
-            store[here].transpose(0, 1).repeat_interleave(REPEAT, 0) for store in (cache.keys[0], cache.values[0])
-        )
+        stores = (cache.keys[0], cache.values[0])
+        keys, values = (store[here].transpose(0, 1).repeat_interleave(REPEAT, 0) for store in stores)
         scores = query[span.a : span.b].transpose(0, 1) @ keys.transpose(1, 2) * DIM**-0.5
         scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
         unseen = torch.ones(span.size, len(here), dtype=torch.bool).triu(len(here) - span.size + 1)
@@ -61,21 +59,13 @@ def test_a_pass_is_what_each_of_its_spans_is_alone(
 
 
 def test_only_text_that_is_read_in_order_is_causal() -> None:
-    def span(**lines: object) -> Span:
-        made = span_of(0, 3, 0, 8, 0)
-        for name, values in lines.items():
-            made.keys[["positions", "segments", "steps"].index(name)] = values
-        made.queries = made.keys[:, 5:]
-        return made
-
-    assert span().causal
-    assert span(steps=[0, 0, 0, 0, 0, 1, 1, 1]).causal
-    assert not span(positions=[0, 1, 2, 3, 7, 4, 5, 6]).causal
-    assert not span(segments=[0, 0, -1, 0, 0, 0, 0, 0]).causal
-    assert not span(steps=[0, 0, 2, 0, 0, 1, 1, 1]).causal  # a slot that was free was filled later
-    among = span()
-    among.queries = among.keys[:, 2:5]
-    assert not among.causal
+    in_order, asks = [0, 0, 0, 0, 0, 1, 1, 1], [([0] * 8, 5, True), ([0] * 8, 2, False)]
+    refilled = [0, 0, 2, 0, 0, 1, 1, 1]  # a slot that was free was filled later
+    for steps, asked, causal in (*asks, (in_order, 5, True), (refilled, 5, False)):
+        span = span_of(0, 3, 0, 8, 0)
+        span.keys[2] = steps
+        span.queries = span.keys[:, asked : asked + 3]
+        assert span.causal == causal
 
 
 def test_what_a_kernel_reads_is_the_rule() -> None:

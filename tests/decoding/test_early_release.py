@@ -4,7 +4,6 @@ to no more. `pytest -s` prints the figures of docs/methods.md."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -21,36 +20,20 @@ from tests.decoding.cases import CHILD, ENDS, EOS, FORK, pair
 from tests.decoding.drivers import INSTRUCTION, steered, tokens_of
 
 
-@dataclass
-class Used:
-    """most_slots: most of the cache that was ever taken; attended_keys: keys that queries were multiplied with."""
-
-    most_slots: int = 0
-    attended_keys: int = 0
-
-
-def decode(model, programs, monkeypatch) -> tuple[list, Used]:
-    """The programs' answers, all of them four at a time, and what that took."""
-    used = Used()
+def decode(model, programs, monkeypatch) -> tuple[list, tuple[int, int]]:
+    """The programs' answers, four at a time; the most of the cache that was ever taken, and the keys that queries were
+    multiplied with."""
+    slots, attended, real = [], [], engines.Step
 
     def step(cache, groups, *rest):
-        used.attended_keys += sum(
-            (span.b - span.a) * (group.length + span.length) for group in groups for span in group.spans
-        )
+        slots.append(cache.allocator.slots - cache.allocator.available)
+        attended.extend((span.b - span.a) * (group.length + span.length) for group in groups for span in group.spans)
         return real(cache, groups, *rest)
 
-    real = engines.Step
-    monkeypatch.setattr(engines, "Step", step)
-    engine, answers = Engine(model, max_num_seqs=4), {}
-    for number, program in enumerate(programs):
-        engine.submit(program, tag=number)
-    while engine.pending:
-        for done in engine.step():
-            assert done.error is None
-            answers[done.tag] = done.answer
-        used.most_slots = max(used.most_slots, engine.cache.allocator.slots - engine.cache.allocator.available)
-    monkeypatch.setattr(engines, "Step", real)
-    return [answers[number] for number in sorted(answers)], used
+    with monkeypatch.context() as patch:
+        patch.setattr(engines, "Step", step)
+        answers = Engine(model, max_num_seqs=4).run(programs)
+    return answers, (max(slots), sum(attended))
 
 
 def list_of(points: int, start: int):
@@ -77,9 +60,8 @@ def test_a_batch_of_lists_takes_less_than_its_flattened_texts(monkeypatch):
     prompts = [Prompt([*INSTRUCTION, *tokens_of(rng, 5, 60), 7]) for _ in range(12)]
 
     def forked():
-        for n, prompt in enumerate(prompts):
-            rule = list_of(3 + n % 4, len(prompt.tokens))
-            yield steered(apar(prompt, 4000, FORK, CHILD, ENDS), rule)
+        rules = [list_of(3 + n % 4, len(prompt.tokens)) for n, prompt in enumerate(prompts)]
+        return [steered(apar(p, 4000, FORK, CHILD, ENDS), rule) for p, rule in zip(prompts, rules, strict=True)]
 
     answers, released = decode(model, forked(), monkeypatch)
     assert all(answer.cut is None and answer.threads == 4 + n % 4 for n, answer in enumerate(answers))
@@ -89,17 +71,13 @@ def test_a_batch_of_lists_takes_less_than_its_flattened_texts(monkeypatch):
     assert [answer.tokens for answer in again] == [answer.tokens for answer in answers]
     flat = (autoregressive(p, len(a.tokens), lambda t: False) for p, a in zip(prompts, answers, strict=True))
     _, flattened = decode(model, flat, monkeypatch)
-    print(f"\nforked, given back: {released}\nforked, kept: {kept}\nflattened: {flattened}")
-    assert released.most_slots < kept.most_slots
-    assert released.attended_keys < kept.attended_keys
-    assert released.most_slots < flattened.most_slots
-    assert released.attended_keys < flattened.attended_keys
+    print(f"\n(slots, keys) forked, given back: {released}\nforked, kept: {kept}\nflattened: {flattened}")
+    assert all(less < more for others in (kept, flattened) for less, more in zip(released, others, strict=True))
 
 
 def shrinking(rng: random.Random):
     """A program that fills the cache, drops most of it in pieces, and asks what is seen of the rest after each."""
-    tokens = tokens_of(rng, 260, 300)
-    heard = []
+    tokens, heard = tokens_of(rng, 260, 300), []
     predictions = yield Feed(tokens, range(len(tokens)), sample_at=[len(tokens) - 1])
     alive, total, at = list(range(len(tokens))), len(tokens), len(tokens)
     while len(alive) > 20:
@@ -130,8 +108,7 @@ def test_rows_that_close_up_see_the_same_and_hold_no_more_than_they_need(seed):
             waiting = row.size - row.cached
             sizes += [len(row.owner)] if len(row.owner) else []
             assert len(row.owner) <= (512 if row.steps < 2 else LEAST_REGION + 4 * (len(live) + waiting))
-    assert max(sizes) == 512
-    assert min(sizes) == LEAST_REGION
+    assert (min(sizes), max(sizes)) == (LEAST_REGION, 512)
     assert engine.cache.allocator.available == engine.cache.allocator.slots
     for n, answer in answers.items():
         expected = reference.Replay(stock).run(shrinking(random.Random(10 * seed + n)))

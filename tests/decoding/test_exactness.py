@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import autoregressive
-from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.methods.space import space
 from raypd.decoding.sampling import Sampling
-from tests.decoding import reference
-from tests.decoding.cases import CASES, FAMILIES, MASK, Case, pair, run_all, slotted
+from tests.decoding.cases import CASES, FAMILIES, MASK, Case, pair, run_all
+from tests.decoding.distribution import check_logprobs
 from tests.decoding.drivers import never, prompts_of
 from tests.decoding.reference import Replay
 from tests.tiny import in_float64
@@ -57,7 +55,7 @@ def test_float64_is_exact_in_the_engine_and_in_an_independent_interpreter_of_fee
 
 
 def figures(answer) -> dict:
-    """What an answer counts: passes, accepted and rejected drafts, tokens in the cache."""
+    """Passes, accepted and rejected drafts, tokens in the cache."""
     counted = dataclasses.asdict(answer) if dataclasses.is_dataclass(answer) else {}
     return {name: value for name, value in counted.items() if isinstance(value, int) or name == "cost"}
 
@@ -92,35 +90,15 @@ def test_all_methods_at_once(batch, budget, cache_tokens, monkeypatch):
 
 @pytest.mark.parametrize("method", ["autoregressive", "space"])
 def test_a_sampled_text_depends_on_its_seed_alone_and_has_the_models_log_probabilities(method):
-    warm, prompts = Sampling(temperature=0.8, top_k=40, top_p=0.95), prompts_of(8, 6)
-    model, stock = pair("llama")
+    (model, stock), warm, prompts = pair("llama"), Sampling(0.8, 40, 0.95), prompts_of(8, 6)
 
     def answers(batch, seed):
-        def program(prompt, number):
-            if method == "space":
-                return space(prompt, 10, 2, MASK, warm, seed + number)
-            return autoregressive(prompt, 10, never)
-
-        engine = Engine(model, max_num_seqs=batch, max_num_batched_tokens=31)
-        return engine.run((program(p, n) for n, p in enumerate(prompts)), sampling=warm, seed=seed)
+        spaced = [space(prompt, 10, 2, MASK, warm, seed + number) for number, prompt in enumerate(prompts)]
+        programs = spaced if method == "space" else [autoregressive(prompt, 10, never) for prompt in prompts]
+        return Engine(model, max_num_seqs=batch, max_num_batched_tokens=31).run(programs, sampling=warm, seed=seed)
 
     alone, together = answers(1, 0), answers(6, 0)
     assert [answer.tokens for answer in alone] == [answer.tokens for answer in together]
     assert [answer.tokens for answer in alone] != [answer.tokens for answer in answers(6, 99)]
     for prompt, answer in zip(prompts, together, strict=True):
-        text = [*prompt.tokens, *answer.tokens]
-        logprobs = reference.plain_output(stock, text)[0].log_softmax(-1)[len(prompt.tokens) - 1 : -1]
-        chosen = logprobs[range(len(answer.tokens)), answer.tokens]
-        torch.testing.assert_close(torch.tensor(answer.logprobs), chosen, atol=1e-3, rtol=0)
-
-
-def test_bfloat16_runs_and_mostly_agrees():
-    """Not exact by nature (see the docs); this guards against a path that only breaks in bfloat16."""
-    rng = random.Random(9)
-    prompts = [slotted(rng, 1, True) for _ in range(6)]
-    full, half = (
-        Engine(pair("llama")[0].to(dtype), max_num_seqs=6).run(hyper_parallel(p, 6) for p in prompts)
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-    firsts = [(a.tokens[0], b.tokens[0]) for x, y in zip(full, half, strict=True) for a, b in zip(x, y, strict=True)]
-    assert sum(a == b for a, b in firsts) > 0.7 * len(firsts)
+        check_logprobs(stock, prompt.tokens, answer)

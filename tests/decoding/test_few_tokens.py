@@ -33,13 +33,8 @@ def asking(seed: int, steps: int = 4) -> Program[list[Predictions]]:
         sample_at = sorted(rng.sample(range(count), rng.randint(1, count)))
         allowed = [_allowed(rng, size) for size in rng.choices((1, 3, MOST, MOST + 1, None), k=len(sample_at))]
         tokens = [rng.randrange(3, VOCABULARY) for _ in range(count)]
-        predictions = yield Feed(
-            tokens,
-            range(at, at + count),
-            sample_at=sample_at,
-            allowed_token_ids=allowed,
-            want_logits=rng.random() < 0.1,
-        )
+        asks = {"sample_at": sample_at, "allowed_token_ids": allowed, "want_logits": rng.random() < 0.1}
+        predictions = yield Feed(tokens, range(at, at + count), **asks)
         for token, one in zip(predictions.tokens, allowed, strict=True):
             assert one is None or token in one.ids
         at += count
@@ -86,9 +81,7 @@ def test_few_are_picked_as_from_all(kind: str, tied: bool, temperature: float) -
     assert sum(rows) > 100
 
 
-@pytest.mark.skipif(
-    native.refusal() is not None or not is_possible(), reason="this processor has no AVX-512 BF16, or no C compiler"
-)
+@pytest.mark.skipif(native.refusal() is not None or not is_possible(), reason="no AVX-512 BF16, or no C compiler")
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_in_bfloat16_they_are_the_same_bits(temperature: float, monkeypatch) -> None:
     monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
@@ -98,8 +91,7 @@ def test_in_bfloat16_they_are_the_same_bits(temperature: float, monkeypatch) -> 
 
 
 def test_rows_are_kept_until_they_are_too_many(monkeypatch) -> None:
-    made = []
-    narrowed = few_tokens.narrowed
+    made, narrowed = [], few_tokens.narrowed
     monkeypatch.setattr(few_tokens, "narrowed", lambda head, ids: made.append(ids.tolist()) or narrowed(head, ids))
     engine = Engine(tiny_model("llama"))
 
@@ -114,9 +106,8 @@ def test_rows_are_kept_until_they_are_too_many(monkeypatch) -> None:
 
 def test_values_of_a_type_ask_for_few() -> None:
     vocabulary = Vocabulary([chr(n) for n in range(VOCABULARY)])
-    slots = [
-        Slot(end, Grammar(OneOf(texts), vocabulary)) for end, texts in ((4, ["true", "false"]), (8, ['"a"', '"b"']))
-    ]
+    choices = {4: ["true", "false"], 8: ['"a"', '"b"']}
+    slots = [Slot(end, Grammar(OneOf(texts), vocabulary)) for end, texts in choices.items()]
     one, other, rows = engines(tiny_model("llama"))
     found, same = (e.run([hyper_parallel(SlottedPrompt(range(40, 49), slots), 6)])[0] for e in (one, other))
     assert [value.completion for value in found] == [value.completion for value in same]
@@ -130,5 +121,4 @@ def test_other_models_compute_all_logits() -> None:
     model = tiny_model("llama")
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(VOCABULARY))
     few = Engine(model).few
-    assert few is not None
-    assert not few.takes(AllowedTokens(np.arange(3)))
+    assert few.takes(AllowedTokens(np.arange(3))) is False

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, header, intra_prompt
-from raypd.decoding.program import Predictions
 from raypd.decoding.visibility import grown, one_segment, visible
 from tests.decoding.cases import pair, seventh, tree_of
 from tests.decoding.drivers import INSTRUCTION
@@ -48,25 +46,6 @@ def test_mask_is_that_of_equations_6_to_9(seed, contexts):
     segments = np.array(head.segments)
     seen = visible(grown(one_segment(), head.reach), segments, position, segments, position)
     assert (seen == (causal & same_context & same_question)).all()
-
-
-def test_steps_positions_and_segments():
-    """Driven by hand: answers stand behind their question, and finished ones stop feeding."""
-    rule = {"stops": lambda tokens: tokens[-1] == 0}
-    prompt = PromptTree([1], [Context([2, 2], [Question([3], **rule), Question([4, 4], **rule)])])
-    program = intra_prompt(prompt, 3)
-    feed = next(program)
-    assert (list(feed.sample_at), feed.shared, feed.allowed_token_ids) == ([3, 5], 1, [None, None])
-    feed = program.send(Predictions([7, 8], [-1.0, -2.0]))
-    assert (feed.tokens, feed.positions, feed.segments) == ([7, 8], [4, 5], [2, 3])
-    feed = program.send(Predictions([0, 8], [-1.0, -2.0]))
-    assert (feed.tokens, feed.positions, feed.segments) == ([8], [6], [3])
-    with pytest.raises(StopIteration) as end:
-        program.send(Predictions([9], [-3.0]))
-    assert end.value.value == [
-        Continuation([7, 0], [-1.0, -1.0], True),
-        Continuation([8, 8, 9], [-2.0, -2.0, -3.0], False),
-    ]
 
 
 def test_nothing_to_answer_and_nothing_to_ask():

@@ -24,6 +24,10 @@ needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the mac
 PACKED = [pytest.param(PackedLinear, marks=needs_bfloat16), pytest.param(PanelLinear, marks=needs_native)]
 
 
+def panels(linear: torch.nn.Linear, *gated: bool, kind: type = PanelLinear) -> torch.nn.Module:
+    return kind(linear.weight.detach(), None if linear.bias is None else linear.bias.detach(), *gated)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("kind", "extra"),
@@ -31,8 +35,10 @@ PACKED = [pytest.param(PackedLinear, marks=needs_bfloat16), pytest.param(PanelLi
         ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
         ("mistral", {"sliding_window": 7}),
-        ("qwen2", {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}),
-        ("qwen3", {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}),
+        *(
+            (kind, {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1})
+            for kind in ("qwen2", "qwen3")
+        ),
         ("gemma2", {}),
     ],
 )
@@ -47,8 +53,7 @@ def test_a_text_has_the_logits_of_transformers(kind, extra, dtype) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
 def test_the_last_mlp_is_for_the_tokens_whose_predictions_are_wanted(kind: str) -> None:
-    model, prompts = tiny_model(kind), prompts_of(3, 20, 40)
-    fed: list[list[int]] = [[], []]
+    model, prompts, fed = tiny_model(kind), prompts_of(3, 20, 40), ([], [])
     for layer, sizes in zip((model.model.layers[0], model.model.layers[-1]), fed, strict=True):
         layer.mlp.down_proj.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
     Engine(model, max_num_batched_tokens=30).run(autoregressive(prompt, 4, never) for prompt in prompts)
@@ -63,7 +68,7 @@ def test_the_last_mlp_is_for_the_tokens_whose_predictions_are_wanted(kind: str) 
 def test_a_layer_gives_what_it_gave(rows: int, bias: bool, kind: type) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 200, bias=bias, dtype=torch.bfloat16)
-    packed = kind(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+    packed = panels(linear, kind=kind)
     exact = copy.deepcopy(linear).double()
     for x in (torch.randn(1, rows, 96), torch.randn(1, 96, rows).transpose(1, 2)):
         found = packed(x.bfloat16())
@@ -75,7 +80,6 @@ def test_a_layer_gives_what_it_gave(rows: int, bias: bool, kind: type) -> None:
 @needs_bfloat16
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_a_model_answers_as_before_and_its_embedding_is_left_alone(kind: str) -> None:
-    """Heads of 16 and another family: their linear layers alone are packed."""
     model, ids = tiny_model(kind).bfloat16(), torch.arange(5, 60)
     packed = copy.deepcopy(model)
     for _ in range(2):  # what is packed stays as it is
@@ -86,10 +90,6 @@ def test_a_model_answers_as_before_and_its_embedding_is_left_alone(kind: str) ->
     exact = logits_of(tiny_model(kind).double(), ids)
     error, before = ((logits_of(one, ids) - exact).norm() / exact.norm() for one in (packed, model))
     assert error < 1.1 * before < 0.1
-
-
-def panels(linear: torch.nn.Linear, gated: bool = False) -> PanelLinear:
-    return PanelLinear(linear.weight.detach(), None if linear.bias is None else linear.bias.detach(), gated)
 
 
 @needs_native
@@ -111,8 +111,7 @@ def test_a_layer_adds_the_residual_and_rounds_once(bias: bool, outputs: int) -> 
 @torch.inference_mode()
 def test_a_token_has_the_same_bits_in_every_pass(threads: int) -> None:
     torch.manual_seed(0)
-    layer = panels(torch.nn.Linear(576, 416, dtype=torch.bfloat16))
-    x = torch.randn(901, 576).bfloat16()
+    layer, x = panels(torch.nn.Linear(576, 416, dtype=torch.bfloat16)), torch.randn(901, 576).bfloat16()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -129,8 +128,7 @@ def test_a_token_has_the_same_bits_in_every_pass(threads: int) -> None:
 def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind, monkeypatch) -> None:
     monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
     model, stock = pair(kind, head_dim=32)
-    model = pack(model.bfloat16())
-    case, found = CASES[method](stock), set()
+    model, case, found = pack(model.bfloat16()), CASES[method](stock), set()
     for at_once, tokens in ((1, 2048), (64, 2048), (3, 60), (5, 200)):
         engine = Engine(model, max_num_seqs=at_once, max_num_batched_tokens=tokens)
         found.add(repr(engine.run(case.programs())))  # tokens and log-probabilities
@@ -151,19 +149,22 @@ def test_some_outputs_are_those_of_the_layer(rows: int, kind: type) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-2, rtol=2**-7)
 
 
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
 @needs_native
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
 def test_a_gated_layer_is_nearer_to_float64_than_torch(bias: bool) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 2 * 112, bias=bias, dtype=torch.bfloat16)
-    layer = panels(linear, gated=True)
+    layer = panels(linear, True)
     assert torch.equal(layer.weight, linear.weight)
     x = torch.randn(2, 35, 96).bfloat16() * 8
-    gate, up = copy.deepcopy(linear).double()(x.double()).chunk(2, -1)
-    exact = torch.nn.functional.silu(gate) * up
-    gate, up = linear(x).chunk(2, -1)
-    found, before = layer(x).double(), (torch.nn.functional.silu(gate) * up).double()
+    exact = swiglu(copy.deepcopy(linear).double()(x.double()))
+    found, before = layer(x).double(), swiglu(linear(x)).double()
     assert (found - exact).norm() < 0.7 * (before - exact).norm()
     torch.testing.assert_close(found, exact, atol=1e-5, rtol=2**-8)
 
@@ -185,9 +186,7 @@ def test_swiglu_is_nearer_to_float64_than_torch() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 35, 2 * 1536).bfloat16() * 8
     x[0, 0, :5] = torch.tensor([0.0, -300.0, 300.0, -3e38, 88.0])
-    gate, up = x.chunk(2, -1)
-    exact = torch.nn.functional.silu(gate.double()) * up.double()
-    found, before = native.swiglu(x).double(), (torch.nn.functional.silu(gate) * up).double()
+    exact, found, before = swiglu(x.double()), native.swiglu(x).double(), swiglu(x).double()
     assert (found - exact).norm() < (before - exact).norm()
     torch.testing.assert_close(found, exact, atol=1e-30, rtol=2**-8)
 
@@ -195,21 +194,15 @@ def test_swiglu_is_nearer_to_float64_than_torch() -> None:
 @needs_native
 @pytest.mark.parametrize(
     ("kind", "extra"),
-    [
-        ("llama", {}),
-        ("llama", {"attention_bias": True}),
-        ("qwen2", {}),
-        ("qwen3", {"num_key_value_heads": 4}),
-        ("mistral", {"sliding_window": 7, "num_key_value_heads": 1}),
-    ],
-)
+    [("llama", {}), ("llama", {"attention_bias": True}), ("qwen2", {}), ("qwen3", {"num_key_value_heads": 4}),
+     ("mistral", {"sliding_window": 7, "num_key_value_heads": 1})],
+)  # fmt: skip
 def test_layers_in_fewer_steps_are_as_near_to_float64(kind, extra, monkeypatch) -> None:
     monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
     model, ids = tiny_model(kind, head_dim=64, **extra).bfloat16(), torch.arange(5, 65)
     exact = logits_of(copy.deepcopy(model).double(), ids)
     before = (logits_of(model, ids) - exact).abs()
     packed = pack(model)
-    assert isinstance(packed, Llama)
     assert {type(layer) for layer in packed.layers} == {NativeLayer}
     assert not any(type(module) is torch.nn.Linear for module in (*model.modules(), *packed.modules()))
     error = (logits_of(packed, ids) - exact).abs()

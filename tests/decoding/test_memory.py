@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,7 @@ from tests.tiny import tiny_model
 
 def device(engine: Engine, fails: Callable[[int], bool], plain: bool = False) -> list[int]:
     """Lets passes fail by their number of tokens, after all layers have written to the cache; the sizes that failed."""
-    failed: list[int] = []
-    tokens = [0]
+    failed, tokens = [], [0]
 
     def begins(module, inputs) -> None:
         tokens[0] = len(inputs[0])
@@ -42,35 +42,31 @@ def device(engine: Engine, fails: Callable[[int], bool], plain: bool = False) ->
     return failed
 
 
+def said(engine: Engine, prompts: list[Prompt], most: int, **how: Any) -> list[list[int]]:
+    return [answer.tokens for answer in engine.run((autoregressive(p, most, never) for p in prompts), **how)]
+
+
 def test_every_method_answers_as_on_a_device_with_room() -> None:
     cases = {name: case(pair("qwen3")[1]) for name, case in CASES.items()}
     for plain in (False, True):
         engine = Engine(pair("qwen3")[0], max_num_seqs=16)
         failed = device(engine, lambda tokens: tokens > 40, plain)
         run_all(engine, cases, 1e-3)
-        assert len(failed) > 1
-        assert failed[0] > 80
-        assert engine.budget.tokens <= 40
+        assert (len(failed) > 1, failed[0] > 80, engine.budget.tokens <= 40) == (True, True, True)
 
 
 def test_sampled_answers_do_not_change_when_passes_fail_now_and_then() -> None:
     rng = random.Random(1)
     prompts = [Prompt(INSTRUCTION + tokens_of(rng, 3, 30), shared=len(INSTRUCTION)) for _ in range(8)]
-    warm = Sampling(1.0, 0, 1.0)
-
-    def run(engine: Engine):
-        return engine.run((autoregressive(p, 20, never) for p in prompts), sampling=warm, seed=5)
-
-    expected = [answer.tokens for answer in run(Engine(tiny_model("llama").double(), max_num_seqs=5))]
-    engine = Engine(tiny_model("llama").double(), max_num_seqs=5)
+    engines = [Engine(tiny_model("llama").double(), max_num_seqs=5) for _ in range(2)]
     unlucky = random.Random(2)
-    failed = device(engine, lambda tokens: tokens > LEAST_TOKENS and unlucky.random() < 0.5)
-    assert [answer.tokens for answer in run(engine)] == expected
+    failed = device(engines[1], lambda tokens: tokens > LEAST_TOKENS and unlucky.random() < 0.5)
+    same, expected = (said(engine, prompts, 20, sampling=Sampling(1.0, 0, 1.0), seed=5) for engine in engines)
+    assert same == expected
     assert failed
 
 
 def test_no_row_sees_another_when_passes_fail() -> None:
-    """Random programs that drop and move tokens, against a replay of each alone."""
     failed = []
     for seed in range(6):
         engine = Engine(tiny_model("llama").double(), max_num_seqs=4, max_num_batched_tokens=64)
@@ -81,40 +77,32 @@ def test_no_row_sees_another_when_passes_fail() -> None:
 
 
 def test_at_the_floor_one_program_fails_and_the_others_do_not() -> None:
-    """One program's keys alone are too much for the device, however small the step."""
     rng = random.Random(3)
     engine = Engine(tiny_model("llama"), max_num_seqs=4)
-    small = [Prompt(tokens_of(rng, 20, 40)) for _ in range(4)]
-    large = Prompt(tokens_of(rng, 300, 300))
-    expected = [
-        a.tokens for a in Engine(tiny_model("llama"), max_num_seqs=4).run(autoregressive(p, 8, never) for p in small)
-    ]
+    small, large = [Prompt(tokens_of(rng, 20, 40)) for _ in range(4)], Prompt(tokens_of(rng, 300, 300))
+    expected = said(Engine(tiny_model("llama"), max_num_seqs=4), small, 8)
     device(engine, lambda tokens: any(row.size > 200 and row.high > 16 for row in engine.scheduler.sequences))
     for number, prompt in enumerate([small[0], large, *small[1:]]):
         engine.submit(autoregressive(prompt, 8, never), tag=number)
     done = finished(engine)
-    assert isinstance(done[1].error, ProgramError)
+    assert type(done[1].error) is ProgramError
     assert "out of memory, and no step is smaller" in str(done[1].error)
     assert [done[n].answer.tokens for n in (0, 2, 3, 4)] == expected
 
 
 def test_a_shared_prefix_that_does_not_fit_fails_whoever_waits_for_it() -> None:
-    rng = random.Random(3)
-    prefix = tokens_of(rng, 200, 200)
+    prefix = tokens_of(random.Random(3), 200, 200)
     engine = Engine(tiny_model("llama"), max_num_seqs=8)
     device(engine, lambda tokens: any(row.size > 150 and row.cached < 190 for row in engine.scheduler.sequences))
     for number in range(3):
         engine.submit(autoregressive(Prompt([*prefix, 5 + number], shared=200), 4, never), tag=f"waits {number}")
     engine.submit(autoregressive(Prompt([5, 6, 7]), 4, never), tag="other")
-    done = {tag: ended.error for tag, ended in finished(engine).items()}
-    assert done.pop("other") is None
-    assert all(isinstance(error, ProgramError) for error in done.values())
-    assert len(done) == 3
+    errors = {tag: type(ended.error) for tag, ended in finished(engine).items()}
+    assert errors == {"other": type(None), **{f"waits {number}": ProgramError for number in range(3)}}
     assert not engine.scheduler.prefixes
 
 
 def test_a_device_without_any_memory_ends_the_engine() -> None:
-    """Program after program would fail, and it is not their fault."""
     engine = Engine(tiny_model("llama"), max_num_seqs=8)
     device(engine, lambda tokens: True)
     for number in range(20):
@@ -140,15 +128,12 @@ def test_another_error_is_not_taken_for_it() -> None:
 
 def test_the_budget_comes_back() -> None:
     budget = TokenBudget(1000)
-    assert budget.too_much(900)
-    assert budget.tokens == 450
+    assert (budget.too_much(900), budget.tokens) == (True, 450)
     for _ in range(10_000):
         budget.fitted()
     assert budget.tokens == 1000
-    assert budget.too_much(40)
-    assert budget.tokens == 20
-    assert budget.too_much(20)
-    assert budget.tokens == LEAST_TOKENS
+    for failed, left in ((40, 20), (20, LEAST_TOKENS)):
+        assert (budget.too_much(failed), budget.tokens) == (True, left)
     assert not budget.too_much(LEAST_TOKENS)
 
 
@@ -157,8 +142,7 @@ def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     for layer in range(3):
         cache.write(layer, torch.tensor([1]), torch.ones(1, 2, 4), torch.ones(1, 2, 4))
     cache.alloc(64)
-    grown = []
-    zeros = torch.Tensor.new_zeros
+    grown, zeros = [], torch.Tensor.new_zeros
 
     def new_zeros(self, *shape):
         if len(grown) == 2:
@@ -175,28 +159,16 @@ def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     assert cache.alloc(64) == 0
 
 
-def machine(folder: Path, total: int, free: int) -> None:
-    (folder / "meminfo").write_text(f"MemTotal: {total >> 10} kB\nMemFree: 0 kB\nMemAvailable: {free >> 10} kB\n")
-
-
 def test_a_cache_in_main_memory_leaves_the_rest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many long prompts at once, and room for few of them: they wait for each other, and answer as ever."""
     rng = random.Random(5)
     prompts = [Prompt(tokens_of(rng, 700, 900)) for _ in range(12)]
-
-    def run(engine: Engine) -> list[list[int]]:
-        return [answer.tokens for answer in engine.run(autoregressive(p, 3, never) for p in prompts)]
-
     free = Engine(tiny_model("llama"), max_num_seqs=12)
-    expected = run(free)
-    slots = free.cache.allocator.slots
-    slot = 2 * len(free.cache.keys) * free.cache.keys[0][0].nbytes
-    most = slots - 2048
+    expected = said(free, prompts, 3)
+    slot, most = 2 * len(free.cache.keys) * free.cache.keys[0][0].nbytes, free.cache.allocator.slots - 2048
     engine = Engine(tiny_model("llama"), max_num_seqs=12)
     monkeypatch.setattr(memory, "_of_machine", lambda: (0, slot * (most - engine.cache.allocator.slots)))
-    assert run(engine) == expected
+    assert said(engine, prompts, 3) == expected
     assert 4096 < engine.cache.allocator.slots <= most
-
     engine, most = Engine(tiny_model("llama")), 0
     long = [Prompt(tokens_of(rng, 4000, 4000)) for _ in range(2)]
     engine.submit(autoregressive(long[0], 200, never), tag="long")
@@ -210,16 +182,16 @@ def test_what_is_free_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(memory, "_MACHINE", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "_CONTAINER", tmp_path)
     assert memory.has_main_memory(2**50)  # nothing tells how much there is
-    machine(tmp_path, 64 << 30, 40 << 30)
-    assert memory.has_main_memory(33 << 30)
-    assert not memory.has_main_memory(34 << 30)  # a tenth of all of it is spared
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory.has_main_memory(33 << 30)
-    (tmp_path / "memory.max").write_text(f"{10 << 30}\n")
-    (tmp_path / "memory.current").write_text(f"{8 << 30}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {3 << 30}\n")
-    assert memory.has_main_memory(4 << 30)
-    assert not memory.has_main_memory(5 << 30)
+    machine = f"MemTotal: {64 << 20} kB\nMemFree: 0 kB\nMemAvailable: {40 << 20} kB\n"
+    used = {"memory.current": f"{8 << 30}\n", "memory.stat": f"anon 5\ninactive_file {3 << 30}\n"}
+    for files, most in (  # a tenth of all of it is spared
+        ({"meminfo": machine}, 33),
+        ({"memory.max": "max\n"}, 33),
+        ({"memory.max": f"{10 << 30}\n", **used}, 4),
+    ):
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        assert [memory.has_main_memory(most + more << 30) for more in (0, 1)] == [True, False]
 
 
 def test_a_cache_grows_by_what_is_wanted_where_it_cannot_double(monkeypatch: pytest.MonkeyPatch) -> None:

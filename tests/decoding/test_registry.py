@@ -33,11 +33,9 @@ def test_keys_are_those_of_the_configuration(name):
 
 
 def test_the_default_of_a_task_is_the_first_that_does_it():
-    assert {kind: methods[0] for kind, methods in METHODS.items()} == {
-        "extraction": "hyper_parallel",
-        "question_answering": "intra_prompt",
-        "generation": "autoregressive",
-    }
+    defaults = ("hyper_parallel", "intra_prompt", "autoregressive")
+    kinds = ("extraction", "question_answering", "generation")
+    assert {kind: methods[0] for kind, methods in METHODS.items()} == dict(zip(kinds, defaults, strict=True))
 
 
 def test_a_method_is_a_file_and_an_entry():
@@ -47,5 +45,4 @@ def test_a_method_is_a_file_and_an_entry():
     row = json.loads(said.stdout)
     counters = {"prompt_tokens": 19, "repeated": 3}
     assert (row["tokens"], json.loads(row["counters"]), row["finish_reason"]) == (6, counters, "length")
-    assert len(row["text"]) >= 2
     assert row["text"][0] == row["text"][1]

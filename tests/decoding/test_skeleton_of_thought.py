@@ -20,7 +20,6 @@ def scripted_steps(program, *steps):
 
 
 def test_by_hand():
-    """Positions, and what leaves the cache when."""
     expands = lambda point: [90 + point.number] * point.number  # noqa: E731
     program = skeleton_of_thought(Prompt([5, 6]), 50, expands, decode, ENDS)
     outline = [*b"1. a\n2. b", EOS]
@@ -30,49 +29,38 @@ def test_by_hand():
     assert [list(f.positions) for f in points] == [[11, 11, 12], [12, 13], [14], [15]]
     assert [list(f.segments) for f in points] == [[1, 2, 2], [1, 2], [2], [2]]
     assert [list(f.drop) for f in points] == [[], [], [11, 14], []]
-    assert answer.text == "1. a A\n2. b BCD"
-    assert answer.cut is None
-    assert answer.content_tokens == 9 + 1 + 3
+    assert (answer.text, answer.cut, answer.content_tokens) == ("1. a A\n2. b BCD", None, 9 + 1 + 3)
 
 
 @pytest.mark.parametrize(("most", "begun"), [(8, []), (9, [1]), (10, [1, 1]), (13, [3, 2])])
 def test_budget_is_kept(most, begun):
     """An outline of 8 tokens; then the earlier points have what is left."""
     outline = [*b"1.a\n2.b", EOS]
-    model, _ = pair("llama")
     steered = outlined(skeleton_of_thought(Prompt([5, 6]), most, expand, decode, ENDS), outline, ending=False)
-    answer = Engine(model).run([steered])[0]
+    answer = Engine(pair("llama")[0]).run([steered])[0]
     assert len(answer.outline) + sum(len(p.tokens) for p in answer.points) == most
     assert [len(p.tokens) for p in answer.points if p.tokens] == begun
     assert answer.cut is not None
 
 
-def test_an_outline_without_points_is_the_answer():
-    answer, _ = scripted_steps(skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS), [ord("x")], [EOS])
-    assert (answer.text, answer.points, answer.cut is None) == ("x", [], True)
-    answer, _ = scripted_steps(skeleton_of_thought(Prompt([5]), 4, expand, decode, ENDS), *([c] for c in b"1. a"))
-    assert (answer.text, answer.points, answer.cut is None) == ("1. a", [], False)
-
-
 def test_points():
-    assert [(p.number, p.heading) for p in points_of("Outline:\n1. a b\n 2)c\n3.\nx 4. d\n1234. e")] == [
-        (1, "a b"),
-        (2, "c"),
-    ]
+    points = points_of("Outline:\n1. a b\n 2)c\n3.\nx 4. d\n1234. e")
+    assert [(p.number, p.heading) for p in points] == [(1, "a b"), (2, "c")]
 
 
-def test_where_an_answer_was_cut():
-    """At the end of the first point that was; at the end of all where points are missing."""
-    outline = [*([c] for c in b"1. a\n2. b"), [EOS]]
-    one, other = ord("x"), ord("y")
-    options = {"max_point_tokens": 2}
-    answer, _ = scripted_steps(
-        skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS), *outline, [one, other], [EOS, EOS]
-    )
-    assert (answer.text, answer.cut) == ("1. a x\n2. b y", None)
-    program = skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS, **options)
-    answer, _ = scripted_steps(program, *outline, [one, other], [one, EOS])
-    assert answer.text[: answer.cut] == "1. a xx"
-    program = skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS, max_points=1)
-    answer, _ = scripted_steps(program, *outline, [one], [EOS])
-    assert (answer.text, answer.cut) == ("1. a x", 6)
+OUTLINE = [*([c] for c in b"1. a\n2. b"), [EOS]]
+
+
+@pytest.mark.parametrize(
+    ("steps", "most", "options", "text", "cut", "points"),
+    [  # cut at the end of the first point that was; at the end of all where points are missing
+        ([[ord("x")], [EOS]], 50, {}, "x", None, 0),
+        ([[c] for c in b"1. a"], 4, {}, "1. a", 4, 0),
+        ([*OUTLINE, [*b"xy"], [EOS, EOS]], 50, {}, "1. a x\n2. b y", None, 2),
+        ([*OUTLINE, [*b"xy"], [ord("x"), EOS]], 50, {"max_point_tokens": 2}, "1. a xx\n2. b y", 7, 2),
+        ([*OUTLINE, [ord("x")], [EOS]], 50, {"max_points": 1}, "1. a x", 6, 1),
+    ],
+)
+def test_where_an_answer_was_cut(steps, most, options, text, cut, points):
+    answer, _ = scripted_steps(skeleton_of_thought(Prompt([5]), most, expand, decode, ENDS, **options), *steps)
+    assert (answer.text, answer.cut, len(answer.points)) == (text, cut, points)

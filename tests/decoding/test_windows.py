@@ -47,13 +47,10 @@ def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
     for _ in range(16):
         tokens += tokens_of(rng, 1, 2)
         slots.append(Slot(len(tokens) - 1, EverySeventh()))
-    assert len(INSTRUCTION) < len(tokens) - WINDOW < slots[-1].end < 30 * len(slots), (
-        "the window cuts, a gap exceeds it"
-    )
+    assert len(INSTRUCTION) < len(tokens) - WINDOW < slots[-1].end < 30 * len(slots), "the window cuts, a gap is more"
     prompt = SlottedPrompt(tokens, slots, shared=shared)
-    for values in Engine(model, max_num_batched_tokens=31).run(
-        hyper_parallel(prompt, 30, isolate_values=True) for _ in range(2)
-    ):
+    programs = (hyper_parallel(prompt, 30, isolate_values=True) for _ in range(2))
+    for values in Engine(model, max_num_batched_tokens=31).run(programs):
         for slot, value in zip(slots, values, strict=True):
             agree(alone(stock, tokens[: slot.end + 1], 30), value.tokens, value.logprobs)
 
@@ -62,9 +59,8 @@ def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
 def test_without_gaps_the_window_is_the_models_own(kind):
     model, stock = pair(kind, sliding_window=WINDOW, num_hidden_layers=4)
     prompts = [Prompt(INSTRUCTION + tokens_of(random.Random(n), 1, 30), shared=23 if n % 2 else 0) for n in range(4)]
-    answers = Engine(model, max_num_seqs=3, max_num_batched_tokens=19).run(
-        autoregressive(prompt, 30, seventh) for prompt in prompts
-    )
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=19)
+    answers = engine.run(autoregressive(prompt, 30, seventh) for prompt in prompts)
     for prompt, answer in zip(prompts, answers, strict=True):
         agree(alone(stock, list(prompt.tokens), 30), answer.tokens, answer.logprobs)
 

@@ -32,10 +32,8 @@ def check(folders, method, model="plain", **decoding):
 
 
 def test_what_fits_passes(folders):
-    for method in ("autoregressive", "pasta", "skeleton_of_thought"):
-        check(folders, method)
-    for method in ("apar", "space"):
-        check(folders, method, "control")
+    for method in ("autoregressive", "pasta", "skeleton_of_thought", "apar", "space"):
+        check(folders, method, "control" if method in ("apar", "space") else "plain")
     check(folders, "space", mask_tokens=0)
     check(folders, "medusa", heads=str(folders / "heads"))
     check(folders, "speculative", draft_model=str(folders / "plain"))
@@ -48,22 +46,15 @@ def test_what_fits_passes(folders):
         ("space", {}, r"no control token \[Mask\].*raypd model add-tokens .* --for space"),
         ("medusa", {"heads": "nowhere"}, "decoding.heads nowhere: no Medusa heads there"),
         ("medusa", {"heads": "plain"}, "no Medusa heads there: config.json is that of something else"),
-        (
-            "medusa",
-            {"heads": "heads", "model": "control"},
-            r"hidden size 64 and vocabulary 256; .*control' has 64 and 259",
-        ),
+        ("medusa", {"heads": "heads", "model": "control"}, r"hidden size 64 and vocabulary 256; .*' has 64 and 259"),
         ("speculative", {"draft_model": "nowhere/"}, "no folder"),
         ("speculative", {"draft_model": "control"}, "vocabulary of 259 tokens .* one of 256"),
     ],
 )
 def test_what_is_missing_is_named(folders, method, decoding, words):
-    model = decoding.get("model", "plain")
-    places = {
-        key: str(folders / name) if (folders / name).exists() else name
-        for key, name in decoding.items()
-        if key != "model"
-    }
+    names = {"model": "plain", **decoding}
+    model = names.pop("model")
+    places = {key: str(folders / name) if (folders / name).exists() else name for key, name in names.items()}
     with pytest.raises(ModelError, match=words):
         check(folders, method, model, **places)
 
@@ -77,11 +68,23 @@ def test_drafts_of_no_set_length_need_scikit_learn(folders, monkeypatch):
         check(folders, "speculative", **draft)
 
 
-def test_the_command_refuses_before_it_starts_anything(folders, tmp_path):
-    (tmp_path / "in.jsonl").write_text('{"id": 1, "prompt": "Hi"}\n')
-    words = ["generate", str(tmp_path / "in.jsonl"), "-m", "apar", "--model", str(folders / "plain")]
-    with pytest.raises(ModelError, match="add-tokens"):
-        CliRunner().invoke(app, [*words, "-o", str(tmp_path / "out")], catch_exceptions=False)
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch):
+    monkeypatch.setattr(ray_session, "connect", lambda *_: pytest.fail("Ray was started"))
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "reason"),
+    [
+        (["-m", "apar"], ModelError, "add-tokens"),
+        (["output.partition={status: x}"], ConfigError, "output.partition: 'status' is a column of the output"),
+    ],
+)
+def test_the_command_refuses_before_it_starts_anything(folders, tmp_path, more, error, reason):
+    (tmp_path / "in.jsonl").write_text('{"id": "1", "prompt": "Hi"}\n')
+    words = ["generate", str(tmp_path / "in.jsonl"), "--model", str(folders / "plain"), "-o", str(tmp_path / "out")]
+    with pytest.raises(error, match=reason):
+        CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
     assert not (tmp_path / "out").exists()
 
 
@@ -97,24 +100,14 @@ LONG = {"attributes": [{"name": "Fit", "type": "enum", "values": [f"{'very ' * 9
     ],
 )
 @pytest.mark.parametrize("command", ["extract", "estimate", "train"])
-def test_answers_that_cannot_fit_are_refused_before_ray(folders, tmp_path, monkeypatch, command, category, words):
+def test_answers_that_cannot_fit_are_refused_before_ray(folders, tmp_path, command, category, words):
     (tmp_path / "in.jsonl").write_text('{"id": "1", "category": "shoes", "title": "Acme", "target": {}}\n')
     places = (tmp_path / "in.jsonl", tmp_path / "out")
     sections = {"input": {"text_columns": ["title"]}, "model": {"name": str(folders / "plain"), "device": "cpu"}}
     sections["decoding"] = {"method": "hyper_parallel"}
     tree = config_tree({"categories": {"shoes": category}}, *places, **sections)
     (tmp_path / "run.yaml").write_text(json.dumps(tree))
-    monkeypatch.setattr(ray_session, "connect", lambda *_: pytest.fail("Ray was started"))
     with pytest.raises(ConfigError, match=words) as caught:  # exit code 2
         CliRunner().invoke(app, [command, str(tmp_path / "run.yaml")], catch_exceptions=False)
     assert "resumes" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_partition_that_hides_a_column_is_refused_before_ray_starts(folders, tmp_path, monkeypatch):
-    (tmp_path / "in.jsonl").write_text('{"id": "1", "prompt": "Hi"}\n')
-    monkeypatch.setattr(ray_session, "connect", lambda *_: pytest.fail("Ray was started"))
-    words = ["generate", str(tmp_path / "in.jsonl"), "--model", str(folders / "plain"), "-o", str(tmp_path / "out")]
-    with pytest.raises(ConfigError, match=r"output.partition: 'status' is a column of the output"):
-        CliRunner().invoke(app, [*words, "output.partition={status: x}"], catch_exceptions=False)
     assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,9 +28,6 @@ def tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
     return load_model(ModelConfig(device="cpu", dtype="float32"))
-
-
-# ------------------------------------------------------------------------------------------------------------- cache
 
 
 def fake_conversion(source: Path, target: Path) -> None:
@@ -70,8 +68,7 @@ def test_a_damaged_cache_is_made_anew(cache: Path, damage: str) -> None:
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
     weights = folder / "model.safetensors"
     if damage == "one_bit":
-        stat = weights.stat()
-        data = bytearray(weights.read_bytes())
+        stat, data = weights.stat(), bytearray(weights.read_bytes())
         data[5000] ^= 1
         weights.write_bytes(data)
         os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # size and time say nothing
@@ -95,14 +92,13 @@ def test_a_damaged_cache_is_made_anew(cache: Path, damage: str) -> None:
 
 
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("RAYPD_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert embedded.cache_folder() == tmp_path / ".cache" / "raypd"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert embedded.cache_folder() == tmp_path / "xdg" / "raypd"
-    monkeypatch.setenv("RAYPD_CACHE", str(tmp_path / "own"))
-    assert embedded.cache_folder() == tmp_path / "own"
+    for name in ("RAYPD_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value, folder in (
+        ("HOME", "", ".cache/raypd"), ("XDG_CACHE_HOME", "xdg", "xdg/raypd"), ("RAYPD_CACHE", "own", "own"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, str(tmp_path / value))
+        assert embedded.cache_folder() == tmp_path / folder
 
 
 def test_a_cache_that_cannot_be_written(cache: Path) -> None:
@@ -117,12 +113,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         check_model_config(ModelConfig(device="cpu"))
 
 
-# ------------------------------------------------------------------------------------------------- the model itself
-
-
 def test_the_manifest_is_true_and_the_package_was_not_imported(tokenizer: PreTrainedTokenizerBase) -> None:
-    import sys
-
     folder = embedded.embedded_model()
     manifest = json.loads((folder / embedded.MANIFEST).read_text())
     assert embedded._sha256(embedded.find_gguf()) == manifest["source_sha256"]
@@ -142,8 +133,8 @@ def test_the_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     ):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer) == 49152
-    special = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token
-    assert special == ("<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>")
+    special = [getattr(tokenizer, f"{name}_token") for name in ("bos", "eos", "pad", "unk")]
+    assert special == ["<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>"]
     assert (tokenizer.eos_token_id, tokenizer.model_max_length) == (2, 8192)
     # Each digit is a token, and is split off before anything else is.
     for text, tokens in (
@@ -159,11 +150,9 @@ def test_the_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def test_it_answers(loaded: LoadedModel) -> None:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = loaded.tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    how = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+    prompt = loaded.tokenizer.apply_chat_template(messages, **how)
     answer = loaded.model.generate(**prompt, max_new_tokens=16, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert loaded.tokenizer.decode(answer, skip_special_tokens=True).strip() == "The capital of France is Paris."
-    assert loaded.context_length == 8192
-    assert loaded.model.config.tie_word_embeddings
+    assert (loaded.context_length, loaded.model.config.tie_word_embeddings) == (8192, True)
     assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float32}

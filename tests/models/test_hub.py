@@ -72,18 +72,15 @@ def test_a_model_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_model(ModelConfig(name="owner/tiny", revision="v1", dtype="float32", device="cpu"))
     assert torch.equal(loaded.model(tokens).logits, expected)
     assert loaded.name == "owner/tiny"
-
     assert "no revision 'nope' on the Hub" in refused(name="owner/tiny", revision="nope")
     assert "is no model on the Hub" in refused(name="owner/absent")
     assert "accept its terms" in refused(name="owner/gated")
     assert "no adapter_config.json" in refused(name="owner/tiny", adapter="owner/tiny")
-
     # Offline, what is in the cache still loads.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     load_model(ModelConfig(name="owner/tiny", revision="v1", dtype="float32", device="cpu"))
     message = refused(name="owner/absent")
-    assert "HF_HUB_OFFLINE is set" in message
-    assert "hf download owner/absent" in message
+    assert all(words in message for words in ("HF_HUB_OFFLINE is set", "hf download owner/absent"))
     assert "at revision 'v2'" in refused(name="owner/tiny", revision="v2")
 
 
@@ -91,8 +88,7 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     point_client(monkeypatch, "http://127.0.0.1:9", tmp_path)  # nobody listens there
     monkeypatch.setattr(time, "sleep", lambda _: None)  # between the client's tries
     message = refused(name="owner/tiny")
-    assert "'owner/tiny': is not in the Hub's cache" in message
-    assert "cannot be reached" in message
-    assert str(tmp_path) in message
+    words = ("'owner/tiny': is not in the Hub's cache", "cannot be reached", str(tmp_path))
+    assert [part for part in words if part not in message] == []
     message = refused(name=str(save_tiny(tmp_path / "base")), adapter="owner/adapter")
     assert "'owner/adapter': is not in the Hub's cache" in message

@@ -39,25 +39,19 @@ def test_tokens_are_added_and_the_rest_stays(base, tmp_path, dtype):
     before, after = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
     assert before.keys() == after.keys()
     for key, weight in before.items():
-        if "embed" not in key and "lm_head" not in key:
-            assert torch.equal(weight, after[key])
+        assert torch.equal(weight[:256], after[key][:256])  # all but the rows of the new tokens
         assert after[key].dtype == weight.dtype == dtype
     assert [path.name for path in out.parent.iterdir()] == ["apar"]
 
 
 @pytest.mark.parametrize(("options", "count", "layers"), [([], 2, 2), (["--heads", 3, "--layers", 1], 3, 1)])
 def test_heads_are_those_of_apars_table_6_or_what_is_asked_for(base, tmp_path, options, count, layers):
-    """tests/decoding/test_drafting.py decodes with heads as they are before training."""
     output = run("add-heads", base, tmp_path / "heads", *options).output
     assert f"{count} Medusa heads x {layers} layers" in output
     config = json.loads((tmp_path / "heads/config.json").read_text())
     assert (config["heads"], config["layers"], config["hidden_size"], config["vocabulary"]) == (count, layers, 64, 300)
-    shapes = {f"blocks.{layer}.linear.weight": [64, 64] for layer in range(layers)}
-    shapes |= {f"blocks.{layer}.linear.bias": [64] for layer in range(layers)} | {"out.weight": [300, 64]}
     weights = load_file(tmp_path / "heads/model.safetensors")
-    assert {name: list(weight.shape) for name, weight in weights.items()} == {
-        f"heads.{head}.{name}": shape for head in range(count) for name, shape in shapes.items()
-    }
+    assert (len(weights), list(weights["heads.0.out.weight"].shape)) == (count * (2 * layers + 1), [300, 64])
     heads = load_heads(tmp_path / "heads", load_model(ModelConfig(name=str(base))).model)
     assert (heads.count, heads.layers) == (count, layers)
 
@@ -77,8 +71,7 @@ def test_heads_that_are_not_what_their_config_says_are_refused(base, tmp_path, k
     run("add-heads", base, tmp_path / "heads")
     file = tmp_path / "heads/config.json"
     original = json.loads(file.read_text())
-    config = {**original, key: value}
-    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    file.write_text(json.dumps({k: v for k, v in {**original, key: value}.items() if v is not None}))
     for look in (read_sizes, load_heads):  # before a run starts, and where the weights are loaded
         with pytest.raises(ModelError, match=f"decoding.heads {tmp_path}/heads: .*{words}"):
             look(tmp_path / "heads")
@@ -89,10 +82,11 @@ def test_heads_that_are_not_what_their_config_says_are_refused(base, tmp_path, k
 
 
 def test_what_cannot_be_done_is_said_and_leaves_nothing(base, tmp_path):
-    with pytest.raises(ModelError, match="--for medusa: has no control tokens; choose from apar, pasta, space, "):
-        run("add-tokens", base, tmp_path / "x", "--for", "medusa")
-    with pytest.raises(ModelError, match="exists already"):
-        run("add-tokens", base, base, "--for", "apar")
-    with pytest.raises(ModelError, match="no folder"):
-        run("add-tokens", tmp_path / "nowhere", tmp_path / "x", "--for", "apar")
+    for words, model, out, method in (
+        ("--for medusa: has no control tokens; choose from apar, pasta, space, ", base, tmp_path / "x", "medusa"),
+        ("exists already", base, base, "apar"),
+        ("no folder", tmp_path / "nowhere", tmp_path / "x", "apar"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            run("add-tokens", model, out, "--for", method)
     assert [path.name for path in tmp_path.iterdir()] == ["base"]

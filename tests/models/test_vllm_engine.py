@@ -20,6 +20,7 @@ from raypd.decoding.sampling import GREEDY, AllowedTokens, Sampling
 from raypd.errors import ConfigError, ModelError
 from raypd.models.vllm_engine import VLLMEngine
 from raypd.tasks.automata import record_pattern
+from tests.decoding.drivers import finished
 from tests.runs import config_tree, extraction
 
 EXTRACTION = config_tree(extraction(c=["Brand"]))
@@ -50,16 +51,10 @@ class Replay:
         outputs = []
         for number, tokens in list(self.left.items()):
             token = tokens.popleft()
-            completion = SimpleNamespace(
-                token_ids=[token],
-                logprobs=[{token: SimpleNamespace(logprob=-0.5)}],
-                finish_reason=None if tokens else "length",
-            )
-            outputs.append(
-                SimpleNamespace(
-                    request_id=number, outputs=[completion], finished=not tokens, num_cached_tokens=self.cached
-                )
-            )
+            reason, logprobs = None if tokens else "length", [{token: SimpleNamespace(logprob=-0.5)}]
+            completion = SimpleNamespace(token_ids=[token], logprobs=logprobs, finish_reason=reason)
+            outputs.append(SimpleNamespace(request_id=number, outputs=[completion], finished=not tokens,
+                                           num_cached_tokens=self.cached))  # fmt: skip
             if not tokens:
                 del self.left[number]
         return outputs
@@ -69,27 +64,16 @@ class Replay:
 def engine(monkeypatch):
     """An engine over a Replay, as `engine(**of_the_replay)`; SamplingParams are what they were made with."""
 
-    def module(name, **members):
-        stub = ModuleType(name)
-        stub.__dict__.update(members)
-        monkeypatch.setitem(sys.modules, name, stub)
-        return stub
-
     def begin(**how):
-        replay = Replay(**how)
-        module("vllm")
-        module("vllm.engine")
-        module("vllm.engine.arg_utils", EngineArgs=SimpleNamespace)
-        module("vllm.v1")
-        module("vllm.v1.engine")
-        module("vllm.v1.engine.llm_engine", LLMEngine=SimpleNamespace(from_engine_args=lambda arguments: replay))
-        kinds = SimpleNamespace(DELTA="delta")
-        module(
-            "vllm.sampling_params",
-            RequestOutputKind=kinds,
-            SamplingParams=SimpleNamespace,
-            StructuredOutputsParams=SimpleNamespace,
-        )
+        replay, params = Replay(**how), {"RequestOutputKind": SimpleNamespace(DELTA="delta")}
+        params |= dict.fromkeys(("SamplingParams", "StructuredOutputsParams"), SimpleNamespace)
+        made = {"LLMEngine": SimpleNamespace(from_engine_args=lambda arguments: replay)}
+        modules = {"engine.arg_utils": {"EngineArgs": SimpleNamespace}, "v1.engine.llm_engine": made}
+        modules |= {"sampling_params": params, "": {}, "engine": {}, "v1": {}, "v1.engine": {}}
+        for name, members in modules.items():
+            name = f"vllm.{name}".rstrip(".")
+            monkeypatch.setitem(sys.modules, name, stub := ModuleType(name))
+            vars(stub).update(members)
         for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL"):
             monkeypatch.setenv(name, "0")
         monkeypatch.setattr("raypd.models.vllm_engine.check_vllm", lambda *_: None)
@@ -99,29 +83,17 @@ def engine(monkeypatch):
 
 
 def submit(engine, tokens, stop, limit=20, sampling=GREEDY, **how):
-    engine.submit(
-        autoregressive(Prompt(tokens), limit, lambda answer: answer[-1] == stop, **how),
-        tag=stop,
-        sampling=sampling,
-        seed=7,
-    )
-
-
-def ended(engine):
-    done = {}
-    while engine.pending:
-        done |= {finished.tag: finished for finished in engine.step()}
-    return done
+    program = autoregressive(Prompt(tokens), limit, lambda answer: answer[-1] == stop, **how)
+    engine.submit(program, tag=stop, sampling=sampling, seed=7)
 
 
 def test_programs_end_where_they_want_to_and_their_requests_are_aborted(engine):
     vllm, replay = engine(cached=2)
     submit(vllm, [5, 6, 7, 8, 9], stop=8)
     submit(vllm, [1, 2, 3, 4], stop=3)
-    done = ended(vllm)
+    done = finished(vllm)
     assert [done[8].answer.tokens, done[3].answer.tokens] == [[6, 7, 8], [2, 3]]
-    assert done[8].answer.logprobs == [-0.5] * 3
-    assert done[8].answer.stopped
+    assert (done[8].answer.logprobs, done[8].answer.stopped) == ([-0.5] * 3, True)
     assert replay.aborted == ["1", "0"]
     assert (done[8].counts.prefill_tokens, done[8].counts.shared_tokens, done[8].counts.decode_tokens) == (3, 2, 2)
     assert vllm.sequences == []
@@ -131,7 +103,7 @@ def test_an_answer_that_vllm_cuts_is_an_error_and_one_that_the_program_cuts_is_n
     vllm, replay = engine(limit=2)
     submit(vllm, [5, 6, 7, 8], stop=8)
     submit(vllm, [1, 2, 3, 4], stop=4, limit=2)
-    done = ended(vllm)
+    done = finished(vllm)
     assert str(done[8].error) == "vLLM ended the answer after 2 tokens (length)"
     assert done[4].answer.tokens == [2, 3]
     assert replay.aborted == []  # both were over
@@ -142,7 +114,7 @@ def test_what_vllm_refuses_spoils_that_request_alone(engine):
     with pytest.raises(ValueError, match="longer than the context"):
         submit(vllm, [1] * 120, stop=2)
     submit(vllm, [1, 2, 3], stop=3)
-    assert ended(vllm)[3].answer.tokens == [2, 3]
+    assert finished(vllm)[3].answer.tokens == [2, 3]
 
 
 def test_a_program_that_fails_ends_with_its_error(engine):
@@ -172,15 +144,13 @@ def test_sampling_and_patterns_reach_vllm(engine):
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        (
-            ["engine.kind=vllm", "decoding.method=hyper_parallel"],
-            "does not decode hyper_parallel: set decoding.method to autoregressive or guided",
-        ),
+        (["engine.kind=vllm", "decoding.method=hyper_parallel"],
+         "does not decode hyper_parallel: set decoding.method to autoregressive or guided"),
         ([*VLLM, "model.quantization=nf4"], "model.quantization must be left at none"),
         ([*VLLM, "engine.cache_tokens=4096"], "engine.cache_tokens must be left at null"),
         ([*VLLM, "model=fake"], "needs weights"),
     ],
-)
+)  # fmt: skip
 def test_what_vllm_does_not_do_is_refused(keys, why):
     with pytest.raises(ConfigError, match=re.escape(why)):
         make_config(EXTRACTION, keys)
@@ -192,52 +162,30 @@ def test_without_vllm_the_extra_is_named():
         VLLMEngine(make_config(EXTRACTION, VLLM), None)
 
 
-ATTRIBUTES = [
-    Attribute(name="Model (EU)"),
-    Attribute(name="Fit", type="enum", values=["on-ear", "a.b"]),
-    Attribute(name="Weight", type="number"),
-    Attribute(name="Count", type="integer", required=True),
-    Attribute(name="Wireless", type="boolean"),
-    Attribute(name="Colors", many=True, max_items=2),
-    Attribute(name="Since", type="date"),
-    Attribute(name="SKU", type="pattern", pattern="^[A-Z]{2}-[0-9]+$"),
+FIELDS = [  # with a value of the type and one of another
+    (Attribute(name="Model (EU)"), 'X "1"\\é', 1),
+    (Attribute(name="Fit", type="enum", values=["on-ear", "a.b"]), "a.b", "acb"),
+    (Attribute(name="Weight", type="number"), -1.5, "1"),
+    (Attribute(name="Count", type="integer", required=True), 3, None),
+    (Attribute(name="Wireless", type="boolean"), True, "true"),
+    (Attribute(name="Colors", many=True, max_items=2), ["red", "blue"], ["a", "b", "c"]),
+    (Attribute(name="Since", type="date"), "2024-02-29", "2024-02-30"),
+    (Attribute(name="SKU", type="pattern", pattern="^[A-Z]{2}-[0-9]+$"), "AB-12", "AB"),
 ]
-GOOD = {
-    "Model (EU)": 'X "1"\\é',
-    "Fit": "a.b",
-    "Weight": -1.5,
-    "Count": 3,
-    "Wireless": True,
-    "Colors": ["red", "blue"],
-    "Since": "2024-02-29",
-    "SKU": "AB-12",
-}
-BAD = {
-    "Model (EU)": 1,
-    "Fit": "acb",
-    "Weight": "1",
-    "Count": None,
-    "Wireless": "true",
-    "Colors": ["a", "b", "c"],
-    "Since": "2024-02-30",
-    "SKU": "AB",
-}
 
 
 def written(record):
-    return (
-        ",\n".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
-        + "\n}"
-    )
+    lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
+    return ",\n".join(lines) + "\n}"
 
 
 def test_the_pattern_of_a_record_is_that_of_its_types():
-    pattern = record_pattern(ATTRIBUTES)
-    assert re.fullmatch(pattern, written(GOOD))
-    nothing = dict.fromkeys(GOOD) | {"Count": 0, "Colors": []}
-    assert re.fullmatch(pattern, written(nothing))
-    for name, value in BAD.items():
-        assert not re.fullmatch(pattern, written({**GOOD, name: value})), name
+    pattern = record_pattern([attribute for attribute, _, _ in FIELDS])
+    good = {attribute.name: value for attribute, value, _ in FIELDS}
+    for record in (good, dict.fromkeys(good) | {"Count": 0, "Colors": []}):
+        assert re.fullmatch(pattern, written(record))
+    for attribute, _, bad in FIELDS:
+        assert not re.fullmatch(pattern, written({**good, attribute.name: bad})), attribute.name
 
 
 TITLES = [

@@ -26,11 +26,8 @@ def sentencepiece() -> PreTrainedTokenizerFast:
 
 
 def test_texts_and_bytes() -> None:
-    """Special tokens have none; of half a character the bytes are known."""
-    for tokenizer, first, behind in (
-        (tiny_tokenizer(), 3, []),
-        (sentencepiece(), 0, [" ", "a", " a", " the", "the", "  ", "é"]),
-    ):
+    words = [" ", "a", " a", " the", "the", "  ", "é"]
+    for tokenizer, first, behind in ((tiny_tokenizer(), 3, []), (sentencepiece(), 0, words)):
         ascii, halves = [chr(byte) for byte in range(first, 128)], ["\ufffd"] * 128
         assert token_texts(tokenizer) == ["", "", "", *ascii, *halves, *behind]
         pieces = [bytes([byte]) for byte in range(first, 256)]
@@ -51,12 +48,9 @@ def test_the_embedded_model() -> None:
     start = time.process_time()
     texts = token_texts(tokenizer)
     assert time.process_time() - start < 20  # 0.3 s here; a search of every token in every other takes minutes
-    assert len(texts) == len(tokenizer)
-    assert all(texts[id] == "" for id in tokenizer.all_special_ids)
-    for text in ["a", " the", '"', '",', "\n", "  ", "5", "\t", "}"]:
-        (id,) = tokenizer.encode(text)
-        assert texts[id] == text
-    ids = tokenizer.encode('{"name": "some plain text, 12 of it"}\n')
-    assert "".join(texts[id] for id in ids) == tokenizer.decode(ids)
+    assert (len(texts), {texts[id] for id in tokenizer.all_special_ids}) == (len(tokenizer), {""})
+    for text in ["a", " the", '"', '",', "\n", "  ", "5", "\t", "}", '{"name": "some plain text, 12 of it"}\n']:
+        ids = tokenizer.encode(text)
+        assert ("".join(texts[id] for id in ids), len(ids) == 1 or len(text) > 4) == (text, True)
     pieces, text = token_bytes(tokenizer), "日本 ñ 🎉 plain, 1\n"
     assert b"".join(pieces[id] for id in tokenizer.encode(text)) == text.encode()

@@ -12,59 +12,58 @@ import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.program import Program
+from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
+from raypd.models.load import LoadedModel
 from raypd.training.example import Example
 from tests.runs import config_tree, extraction
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, tiny_tokenizer
 
 COLORS, BRANDS = ["red", "blue", "green", "black"], ["Acme", "Zeta", "Orla"]
 
 
 def write_corpus(path: Path, count: int, seed: int = 0) -> Path:
     """Listings with labels; a third of the values is null."""
-    draw = random.Random(seed)
-    with open(path, "w") as file:
-        for number in range(count):
-            target: dict[str, Any] = {
-                "Brand": draw.choice(BRANDS),
-                "Color": draw.choice([*COLORS, None, None]),
-                "Size": draw.choice([7, 12, 40, None]),
-            }
-            words = [str(value) for value in target.values() if value is not None]
-            file.write(json.dumps({"id": str(number), "category": "shoes", "title": " ".join(words), "target": target}))
-            file.write("\n")
+    draw, kinds = random.Random(seed), {"Brand": BRANDS, "Color": [*COLORS, None, None], "Size": [7, 12, 40, None]}
+    lines = []
+    for number in range(count):
+        target: dict[str, Any] = {name: draw.choice(values) for name, values in kinds.items()}
+        title = " ".join(str(value) for value in target.values() if value is not None)
+        lines.append(json.dumps({"id": str(number), "category": "shoes", "title": title, "target": target}) + "\n")
+    path.write_text("".join(lines))
     return path
 
 
-def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, Any]:
+def tree(corpus: Path, output: Path, model: str, /, **sections: Any) -> dict[str, Any]:
     """A configuration's tree; `sections` add to it."""
-    attributes = [
-        {"name": "Brand"},
-        {"name": "Color", "type": "enum", "values": COLORS},
-        {"name": "Size", "type": "number"},
-    ]
-    config = config_tree(
-        {**extraction(shoes=attributes), "template": str(output.parent / "template.j2")},
-        corpus,
-        output,
-        input={"text_columns": ["title"]},
-        model={"name": model, "device": "cpu", "dtype": "float32"},
-        decoding={"method": "hyper_parallel", "max_value_tokens": 12},
-    )
-    (output.parent / "template.j2").write_text(
-        "{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ products }}"
-    )
-    for name, keys in sections.items():
-        config[name] = {**config.get(name, {}), **keys}
-    return config
+    colors = {"name": "Color", "type": "enum", "values": COLORS}
+    template = output.parent / "template.j2"
+    template.write_text("{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ products }}")
+    defaults: dict[str, Any] = {
+        "input": {"text_columns": ["title"]},
+        "model": {"name": model, "device": "cpu", "dtype": "float32"},
+        "decoding": {"method": "hyper_parallel", "max_value_tokens": 12},
+    }
+    sections = defaults | {name: {**defaults.get(name, {}), **keys} for name, keys in sections.items()}
+    task = extraction(shoes=["Brand", colors, {"name": "Size", "type": "number"}])
+    return config_tree({**task, "template": str(template)}, corpus, output, **sections)
 
 
-def generation_tree(method: str, training: dict[str, Any] | None = None, **decoding: Any) -> dict[str, Any]:
+def generation_tree(method: str, training: Any = None, path: Any = "in.jsonl", **decoding: Any) -> dict[str, Any]:
     """A configuration's tree for documents with `turns` and `responses`."""
-    return config_tree(
-        {"kind": "generation", "prompt_column": "turns"},
-        decoding={"method": method, **decoding},
-        training={"labels_column": "responses", **(training or {})},
-    )
+    sections = {
+        "input": {"text_columns": ["turns"], "category_column": None},
+        "decoding": {"method": method, **decoding},
+        "training": {"labels_column": "responses", **(training or {})},
+    }
+    return config_tree({"kind": "generation", "prompt_column": "turns"}, path, **sections)
+
+
+def loaded_tiny(model: Any, method: str = "") -> LoadedModel:
+    """A tiny model with the control tokens of a method."""
+    tokenizer = tiny_tokenizer()
+    if method in CONTROL_TOKENS and method != "pasta":
+        add_control_tokens(model, tokenizer, method)
+    return LoadedModel(model, tokenizer, "tiny", torch.float32, torch.device("cpu"), 4096)
 
 
 def dense_logits(model: Any, example: Example) -> torch.Tensor:
@@ -88,16 +87,15 @@ def allowed(example: Example) -> dict[Any, Any]:
 def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[Any, Any]:
     """The same of an engine whose model answers with the example's targets."""
     gold = {(int(example.positions[i]), int(example.segments[i])): token for i, token in example.targets.items()}
-    model = tiny_model("llama", vocab_size=size)
-    engine = Engine(model)
+    engine = Engine(tiny_model("llama", vocab_size=size))
     engine.few = None  # all tokens are answered by the model's logits
     keys_by_query: dict[Any, Any] = {}
     forward = engine.model.forward
 
     def teach(ids: Any, positions: Any, step: Any, *others: Any, **named: Any) -> Any:
         logits, hidden = forward(ids, positions, step, *others, **named)
-        (span,) = [span for group in step.groups for span in group.spans]
         (group,) = step.groups
+        (span,) = group.spans
         prefix = {(p, 0) for p in range(group.length)}
         keys = list(zip(*span.keys[:2].tolist(), strict=True))
         queries = list(zip(*span.queries[:2].tolist(), strict=True))

@@ -23,10 +23,9 @@ from tests.training.data import generation_tree
 
 ANSWER = "Two fit. Porto is small and very cheap. Vienna has more museums than one week. Both are near."
 MARKS = {"Porto is small and very cheap.": "Porto", "Vienna has more museums than one week.": "Vienna"}
-TAGGED = ANSWER
+TAGGED = ANSWER.replace(" Both", "<sync/> Both")
 for block, topic in MARKS.items():
     TAGGED = TAGGED.replace(block, f'<async topic="{topic}">{block}</async>')
-TAGGED = TAGGED.replace(" Both", "<sync/> Both")
 
 
 def test_pieces_in_the_order_of_the_text():
@@ -63,9 +62,8 @@ def test_what_cannot_be_used_is_left_out_with_its_reason(tagged, reason):
 def config_of(tmp_path, **training):
     conversations = [{"id": str(i), "turns": ["Which?"], "responses": [f"{ANSWER} {i}"]} for i in range(4)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, conversations)))
-    tree = generation_tree("pasta", {"validation_share": 0.5, "seed": 1, "max_skipped_share": 0.3} | training)
-    tree["input"] = {"path": str(tmp_path / "in.jsonl"), "text_columns": ["turns"], "category_column": None}
-    return make_config(tree)
+    training = {"validation_share": 0.5, "seed": 1, "max_skipped_share": 0.3} | training
+    return make_config(generation_tree("pasta", training, tmp_path / "in.jsonl"))
 
 
 def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):
@@ -81,7 +79,6 @@ def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):
     data, train, validation = prepare(config, tiny_tokenizer(), 4096)
     assert data.skipped == {"responses that the teacher changed": 1}
     examples = [example for group in [*train, *validation] for example in group]
-    assert len(examples) == 3
     want = TAGGED
     for topic, length in (("Porto", 40), ("Vienna", 50)):
         want = want.replace(f'<async topic="{topic}">', f'<promise topic="{topic}" tokens="{length}"/>')
@@ -90,8 +87,8 @@ def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):
 
 
 def test_a_run_over_something_else_is_one_message(tmp_path):
+    config = config_of(tmp_path, annotations=str(tmp_path / "nothing"))
     with pytest.raises(InputError, match="marks no response"):
-        prepare(config_of(tmp_path, annotations=str(tmp_path / "nothing")), tiny_tokenizer(), 4096)
-    config = config_of(tmp_path, annotations="x")
+        prepare(config, tiny_tokenizer(), 4096)
     with pytest.raises(ConfigError, match=r"is for decoding.method pasta"):
         check(with_keys(config, decoding={"method": "apar"}))

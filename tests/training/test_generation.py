@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from raypd.config import RunConfig
 from raypd.decoding.methods.apar import apar
 from raypd.decoding.methods.pasta import pasta
-from raypd.decoding.methods.registry import CHILD, FORK, MASK
+from raypd.decoding.methods.registry import FORK, MASK
 from raypd.decoding.text import Prompt
 from raypd.models.control_tokens import add_control_tokens
 from raypd.tasks.base import Document
@@ -27,13 +27,8 @@ from raypd.training.structure import Promise, Sync, outline, promises
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, generation_tree, recorded
 
-LIST = """Sleep well.
-
-1. Routine: go to bed at the same time.
-2. Light: keep the room dark.
-3. Calm: read a book.
-
-Good night."""
+POINTS = "1. Routine: go to bed at the same time.\n2. Light: keep the room dark.\n3. Calm: read a book."
+LIST = f"Sleep well.\n\n{POINTS}\n\nGood night."
 
 
 def make(method, training=None, **decoding):
@@ -49,35 +44,30 @@ def document(*pairs, **fields):
 
 
 def test_every_answer_is_an_example_behind_the_turns_before_it():
-    first, second = make("autoregressive")([document(("a?", "b."), ("c?", "d."))])
-    decode = tiny_tokenizer().decode
-    assert decode(list(first.targets.values())) == "b.<|im_end|>"
-    assert decode(list(second.targets.values())) == "d.<|im_end|>"
-    assert decode(second.tokens) == "user\na?<|im_end|>\nassistant\nb.<|im_end|>\nuser\nc?<|im_end|>\nassistant\nd."
+    examples, decode = list(make("autoregressive")([document(("a?", "b."), ("c?", "d."))])), tiny_tokenizer().decode
+    assert [decode(list(one.targets.values())) for one in examples] == ["b.<|im_end|>", "d.<|im_end|>"]
+    assert (
+        decode(examples[1].tokens) == "user\na?<|im_end|>\nassistant\nb.<|im_end|>\nuser\nc?<|im_end|>\nassistant\nd."
+    )
 
 
 def test_space_masks_k_tokens_cuts_behind_them_and_keeps_the_label_one_past_the_last():
     """Equations 2 and 3 by hand; half of the examples are as they were."""
     examples = make("space", mask_tokens=3)
-    mask = examples.tokenizer.get_vocab()[MASK]
-    answer = [*b"abcdefghij", EOS]
-    masked = 0
-    places = set()
+    mask, answer = examples.tokenizer.get_vocab()[MASK], [*b"abcdefghij", EOS]
+    places = []
     for example in [e.drawn() for e in 200 * list(examples([document(("x", "abcdefghij"))]))]:
         fed = example.tokens.tolist()
         prompt = min(example.targets) + 1
         targets = [example.targets[i] for i in range(prompt - 1, len(fed))]
         assert targets == answer[: len(targets)]
         if mask in fed:
-            masked += 1
-            m = fed.index(mask) - prompt
-            places.add(m)
-            assert fed[prompt:] == [*answer[:m], mask, mask, mask]
-            assert len(targets) == m + 3 + 1
+            places.append(m := fed.index(mask) - prompt)
+            assert (fed[prompt:], len(targets)) == ([*answer[:m], mask, mask, mask], m + 3 + 1)
         else:
             assert fed[prompt:] == answer[:-1]
-    assert 70 < masked < 130
-    assert places == set(range(8))  # 0 .. N - k
+    assert 70 < len(places) < 130
+    assert set(places) == set(range(8))  # 0 .. N - k
 
 
 def test_masks_at_several_places_see_and_predict_what_each_would_alone():
@@ -93,8 +83,7 @@ def test_masks_at_several_places_see_and_predict_what_each_would_alone():
         visible = example.visibility()
         assert (visible[:n, :n] == text.visibility()).all()
         assert not visible[:n, n:].any()
-        for group in range(4):
-            place = n + 3 * group
+        for place in range(n, n + 12, 3):
             m = int(example.positions[place])
             starts.add(m - prompt)
             for j in range(3):  # equation 3: masks behind the first m tokens, and nothing else
@@ -113,8 +102,7 @@ def test_a_validation_has_the_same_masks_each_time(tmp_path, mask_groups):
     (mask,) = add_control_tokens(tiny_model("llama"), tokenizer, "space")
     rows = [{"id": str(i), "turns": ["x"], "responses": [f"{i} abcdefghijkl"]} for i in range(9)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    tree = generation_tree("space", {"mask_groups": mask_groups, "validation": str(path)}, mask_tokens=3)
-    tree["input"] = {"path": str(path), "text_columns": ["turns"], "category_column": None}
+    tree = generation_tree("space", {"mask_groups": mask_groups, "validation": str(path)}, path, mask_tokens=3)
     _, _, validation = prepare(RunConfig.model_validate(tree), tokenizer, 4096)
     assert any(mask in pack(group)["input_ids"] for group in validation)
     first, again = (torch.cat([pack(group)["position_ids"][0] for group in validation]) for _ in range(2))
@@ -125,33 +113,23 @@ def test_apar_lays_out_roots_and_details():
     """Root [Fork] next root ...; the label at [Fork] is the sibling's first token, at [Child] the detail's first."""
     examples = make("apar")
     (example,) = examples([document(("How?", LIST))])
-    vocabulary = examples.tokenizer.get_vocab()
-    fork, child = vocabulary[FORK], vocabulary[CHILD]
-    tokens = example.tokens.tolist()
-    assert tokens.count(fork) == tokens.count(child) == 3
-    assert child not in example.targets.values()
-    assert list(example.targets.values()).count(EOS) == 4  # of every thread
-    following = [chr(example.targets[i]) for i, token in enumerate(tokens) if token == fork]
-    assert following == ["2", "3", "\n"]
-    details = [chr(example.targets[i]) for i, token in enumerate(tokens) if token == child]
-    assert details == [" ", " ", " "]
-    program = apar(Prompt(tokens[: min(example.targets) + 1]), 10**6, fork, child, frozenset([EOS]))
-    assert recorded(program, example, size=260) == allowed(example)
+    (fork, child), tokens, targets = examples.control, example.tokens.tolist(), list(example.targets.values())
+    assert (targets.count(child), targets.count(EOS)) == (0, 4)  # an end of every thread
+    following = {
+        mark: [chr(example.targets[i]) for i, token in enumerate(tokens) if token == mark] for mark in (fork, child)
+    }
+    assert following == {fork: ["2", "3", "\n"], child: [" ", " ", " "]}
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.text("ab", max_size=4), st.text("cd", min_size=1, max_size=5)), max_size=4), st.text("e"))
 def test_apar_training_sees_what_decoding_sees(items, behind):
     examples = make("apar")
-    fork, child = examples.control
-
-    def program():
-        return apar(Prompt([5, 6, 7]), 10**6, fork, child, frozenset([EOS]), max_threads=10**6)
-
-    example, answer = trace(program(), OutlineTeacher(examples._paragraphs([*items, (behind, "")])))
+    programs = [apar(Prompt([5, 6, 7]), 10**6, *examples.control, frozenset([EOS]), 10**6) for _ in range(2)]
+    example, answer = trace(programs[0], OutlineTeacher(examples._paragraphs([*items, (behind, "")])))
     assert answer.cut is None
     assert tiny_tokenizer().decode(answer.tokens) == "".join(root + detail for root, detail in items) + behind
-    assert recorded(program(), example, size=260) == allowed(example)
+    assert recorded(programs[1], example, size=260) == allowed(example)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +173,7 @@ def test_bad_input_is_counted_with_its_reason():
 def test_apar_takes_as_many_plain_answers_as_structured_ones():
     examples = make("apar")
     chosen = list(examples([document(("a", LIST)), *[document(("a", f"plain {i}")) for i in range(5)]]))
-    assert len(chosen) == 2
-    assert examples.skipped["unstructured answers beyond the 1:1 of APAR"] == 4
+    assert (len(chosen), dict(examples.skipped)) == (2, {"unstructured answers beyond the 1:1 of APAR": 4})
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
@@ -208,12 +185,7 @@ def test_pasta_waits_for_its_promises_only_where_text_follows(end):
 def test_pasta_promises_blocks_and_joins_them(monkeypatch):
     """<async> is never a target, </async> is; behind the last block the main thread waits for all."""
     answers = []
-
-    def keep(program, teacher):
-        answers.append(trace(program, teacher))
-        return answers[-1]
-
-    monkeypatch.setattr(generation, "trace", keep)
+    monkeypatch.setattr(generation, "trace", lambda *given: answers.append(trace(*given)) or answers[-1])
     (example,) = make("pasta")([document(("How?", LONG))])
     ((_, joined),) = answers
     assert joined.text == LONG
@@ -223,8 +195,7 @@ def test_pasta_promises_blocks_and_joins_them(monkeypatch):
         promise = f'<promise topic="{topic}" tokens="{length}"/>'
         marked = marked.replace(block, f"{promise}<async>{block}</async>" + "<sync/>" * (topic == "Calm"))
     assert joined.raw == marked
-    opening = len("<async>") * 3
-    assert len(example.targets) == joined.tokens == len(marked) - opening + 1
+    assert len(example.targets) == joined.tokens == len(marked) - 3 * len("<async>") + 1
     assert [thread.promised for thread in joined.threads[1:]] == [40, 50, 40]
 
 
@@ -232,7 +203,6 @@ def test_markup_of_another_kind_is_text_of_an_answer():
     examples = make("pasta")
     (example,) = examples([document(("How?", "Write <b>bold</b>,"))])
     assert tiny_tokenizer().decode(list(example.targets.values())[:-1]) == "Write <b>bold</b>,"
-    assert not examples.skipped
     assert not list(examples([document(("How?", "Write <sync> here."))]))  # the interpreter would take it for its own
     assert list(examples.skipped) == ["answers whose text reads as tags of PASTA-LANG"]
 

@@ -7,6 +7,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow.dataset as ds
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -27,17 +28,10 @@ def base(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("base"), hidden_size=64))
 
 
-def answers(config):
-    import pyarrow.dataset as ds
-
-    table = ds.dataset(config.output.path + "/units").to_table()
-    return {row["id"]: json.loads(row["record"]) for row in table.to_pylist()}
-
-
 def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 24)
-    training = {"weights": "full", "learning_rates": [3e-3], "epochs": 40, "validation": str(corpus), "batch_size": 24,
-                "evaluations": 2}  # fmt: skip
+    training = {"weights": "full", "learning_rates": [3e-3], "epochs": 40, "batch_size": 24, "evaluations": 2}
+    training["validation"] = str(corpus)
     config = make_config(tree(corpus, tmp_path / "trained", base, training=training))
     lines = []
     done = run_training(config, say=lines.append)
@@ -47,9 +41,9 @@ def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     decoded = make_config(tree(corpus, tmp_path / "run", model, decoding={"isolate": "documents"}))
     run_extract(decoded)
     want = {row["id"]: row["target"] for row in map(json.loads, corpus.read_text().splitlines())}
-    got = answers(decoded)
-    right = sum(got[key] == target for key, target in want.items())
-    assert right >= 22, (got, want)
+    rows = ds.dataset(decoded.output.path + "/units").to_table().to_pylist()
+    got = {row["id"]: json.loads(row["record"]) for row in rows}
+    assert sum(got[key] == target for key, target in want.items()) >= 22, (got, want)
     with pytest.raises(ModelError, match="max_value_tokens 12"):
         run_extract(make_config(tree(corpus, tmp_path / "other", model, decoding={"max_value_tokens": 20})))
 
@@ -70,27 +64,32 @@ def weights(config):
     return load_file(Path(config.output.path, "adapter", "adapter_model.safetensors"))
 
 
+def cut_off(config, files):
+    """Begins a training, which is interrupted once one of its files is a checkpoint that counts."""
+
+    def interrupt(line):
+        if any(name.endswith("checkpoint_manager_snapshot.json") for name in files()):
+            _thread.interrupt_main()
+
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        run_training(config, say=interrupt)
+
+
+def step_of(line):
+    return int(line.split("step ")[1].split(" ")[0])
+
+
 @pytest.mark.slow
 def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
     uncut, cut = short(tmp_path, base, "whole"), short(tmp_path, base, "cut")
     run_training(uncut, say=lambda _: None)
+    folder = Path(cut.output.path)
+    cut_off(cut, lambda: map(str, folder.rglob("checkpoints/**/*")))
+    assert not (folder / "adapter").exists()
     lines = []
-
-    def interrupt(line):
-        lines.append(line)
-        if any((Path(cut.output.path) / "checkpoints").rglob("checkpoint_manager_snapshot.json")):
-            _thread.interrupt_main()
-
-    with pytest.raises(Interrupted, match="the same command goes on"):
-        run_training(cut, say=interrupt)
-    assert not Path(cut.output.path, "adapter").exists()
     done = run_training(cut, say=lines.append)
-    assert done.best.steps == 24
-    assert int(lines[-1].split("step ")[1].split(" ")[0]) == 24
-    expected, resumed = weights(uncut), weights(cut)
-    assert expected.keys() == resumed.keys()
-    for name in expected:
-        torch.testing.assert_close(expected[name], resumed[name], rtol=0, atol=0)
+    assert (done.best.steps, step_of(lines[-1])) == (24, 24)
+    torch.testing.assert_close(weights(uncut), weights(cut), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("key", ["input.path", "training.validation"])
@@ -109,8 +108,7 @@ def test_the_lowest_validation_loss_wins(tmp_path, base):
     config = short(tmp_path, base, "out", training=training)
     done = run_training(config, say=lambda _: None)
     worse, better = done.attempts
-    assert done.best is better
-    assert worse.validation_loss > better.validation_loss
+    assert (done.best is better, worse.validation_loss > better.validation_loss) == (True, True)
     losses = [loss for *_, loss in better.curve if loss is not None]
     assert len(losses) == SHORT["evaluations"]  # each where it was measured, and nowhere else
     assert losses[-1] < losses[0]
@@ -134,7 +132,6 @@ def test_two_workers_do_what_one_does(tmp_path, base, sharding):
 
 @pytest.mark.slow
 def test_checkpoints_and_weights_on_s3(tmp_path, base, bucket, s3_server):
-    """Cut off, the same command goes on from the checkpoint in the bucket."""
     sections = {"output": {"path": f"{bucket}/trained"}, "storage": {"endpoint_url": s3_server.url}}
     config = short(tmp_path, base, "out", **sections)
     name = bucket.removeprefix("s3://")
@@ -144,16 +141,8 @@ def test_checkpoints_and_weights_on_s3(tmp_path, base, bucket, s3_server):
         objects = s3_server.client().list_objects_v2(Bucket=name, Prefix="trained/").get("Contents", [])
         return {entry["Key"].removeprefix("trained/") for entry in objects}
 
-    def interrupt(line):
-        lines.append(line)
-        if any(key.endswith("checkpoint_manager_snapshot.json") for key in keys()):  # it is there and counts
-            _thread.interrupt_main()
-
-    with pytest.raises(Interrupted):
-        run_training(config, say=interrupt)
-    cut = len(lines)
+    cut_off(config, keys)
     done = run_training(config, say=lines.append)
     assert {"training.json", "adapter/adapter_model.safetensors", "adapter/raypd.json"} <= keys()
     assert done.weights == f"{bucket}/trained/adapter"
-    first = next(line for line in lines[cut:] if "step " in line)
-    assert int(first.split("step ")[1].split(" ")[0]) > 6, lines  # not from the beginning
+    assert step_of(next(line for line in lines if "step " in line)) > 6, lines  # not from the beginning

@@ -12,7 +12,7 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.medusa import MedusaHeads, cartesian_tree
 from raypd.errors import ModelError
 from raypd.models.control_tokens import add_control_tokens
-from raypd.models.load import LoadedModel, load_model
+from raypd.models.load import load_model
 from raypd.models.medusa_heads import save_heads
 from raypd.tasks import build_task
 from raypd.tasks.base import Document
@@ -22,16 +22,12 @@ from raypd.training.trainer import make_trainer
 from raypd.training.weights import _check_attention, load_for_training, make_trainable
 from tests.runs import answer, with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
-from tests.training.data import generation_tree
+from tests.training.data import generation_tree, loaded_tiny
 
-LIST = """Do:
-
-1. Rise: at seven every single day.
-2. Walk: for half an hour or so.
-3. Read: a good old paper book.
-
-Bye."""
+POINTS = "1. Rise: at seven every single day.\n2. Walk: for half an hour or so.\n3. Read: a good old paper book."
+LIST = f"Do:\n\n{POINTS}\n\nBye."
 ANSWERS = {"How?": LIST, "Who?": "It was me, nobody else.", "Then?": "A. B.\n\nOne. " + LIST[:9]}
+TARGETS = [Document(i, str(i), {"turns": [q], "responses": [a]}) for i, (q, a) in enumerate(ANSWERS.items())]
 
 
 def conversation(method, model, training, quantization="none", **decoding):
@@ -41,63 +37,46 @@ def conversation(method, model, training, quantization="none", **decoding):
     return RunConfig.model_validate(tree)
 
 
-def documents():
-    return [Document(i, str(i), {"turns": [q], "responses": [a]}) for i, (q, a) in enumerate(ANSWERS.items())]
-
-
 def trainer_of(loaded, config, tmp_path, rate, repeat=1):
     """A trainer of the answers above, each a pass of its own."""
-    make = GenerationExamples(config, loaded.tokenizer, 4096)
-    passes = list(batches(list(make(documents())), 1, 9999, 0))
+    passes = list(batches(list(GenerationExamples(config, loaded.tokenizer, 4096)(TARGETS)), 1, 9999, 0))
     return make_trainer(loaded, config, repeat * passes, passes, tmp_path, rate, lambda _: None)
 
 
-def loaded_tiny(method):
-    """A tiny model with the control tokens of a method."""
-    tokenizer, model = tiny_tokenizer(), tiny_model("llama")
-    if method in ("apar", "space"):
-        add_control_tokens(model, tokenizer, method)
-    return LoadedModel(model, tokenizer, "tiny", torch.float32, torch.device("cpu"), 4096)
+def ready(training, method="autoregressive", dtype="float32", **decoding):
+    """A tiny model with the control tokens of a method, ready to be trained for it, and its configuration."""
+    loaded = loaded_tiny(tiny_model("llama"), method)
+    config = conversation(method, "tiny", {"weights": "full", **training}, **decoding)
+    config = with_keys(config, model={"dtype": dtype})
+    make_trainable(loaded, config)
+    return loaded, config
 
 
 def trained(method, tmp_path, epochs, rate=2e-3, **decoding):
     """What was decoded for every prompt, as rows."""
-    loaded = loaded_tiny(method)
-    config = conversation(method, "tiny", {"weights": "full", "epochs": epochs}, **decoding)
-    make_trainable(loaded, config)
+    loaded, config = ready({"epochs": epochs}, method, **decoding)
     trainer_of(loaded, config, tmp_path, rate, 8).train()
     return decoded(config, loaded.model, loaded.tokenizer)
 
 
 def decoded(config, model, tokenizer):
     """The answers to the documents, as rows."""
-    task = build_task(config, tokenizer, 4096, model)
-    records, _ = answer(task, documents(), Engine(model.eval()))
+    records, _ = answer(build_task(config, tokenizer, 4096, model), TARGETS, Engine(model.eval()))
     return [record.columns for record in sorted(records, key=lambda record: record.index)]
 
 
-def test_autoregressive_writes_what_it_learned(tmp_path):
-    rows = trained("autoregressive", tmp_path, 5)
-    assert [row["text"] for row in rows] == list(ANSWERS.values())
-
-
-def ready(training, dtype="float32"):
-    """A tiny model, ready to be trained for `autoregressive`, and its configuration."""
-    config = conversation("autoregressive", "tiny", {"weights": "full", **training})
-    config = with_keys(config, model={"dtype": dtype})
-    loaded = loaded_tiny("autoregressive")
-    make_trainable(loaded, config)
-    return loaded, config
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 def test_all_weights_in_float32_with_products_in_bfloat16(tmp_path):
     losses = {}
     for dtype in ("float32", "bfloat16"):
-        loaded, config = ready({"epochs": 2}, dtype)
+        loaded, config = ready({"epochs": 2}, dtype=dtype)
         trainer = trainer_of(loaded, config, tmp_path / dtype, 2e-3, 8)
         trainer.train()
         assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
-        losses[dtype] = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry][-1]
+        losses[dtype] = logged(trainer, "eval_loss")[-1]
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
     assert losses["bfloat16"] != losses["float32"]
 
@@ -109,59 +88,49 @@ def test_every_target_of_a_step_counts_alike_in_whichever_pass_it_is(tmp_path):
     alone = [trainer.evaluate([group])["eval_loss"] for group in passes]  # the mean over the targets of a pass
     counts = [len(example.targets) for (example,) in passes]
     want = sum(loss * count for loss, count in zip(alone, counts, strict=True)) / sum(counts)
-    together = list(batches([example for (example,) in passes], 100, 9999, 0))  # they share no instruction
-    assert len(together) == 1
-    for validation in (passes, together):
+    (together,) = batches([example for (example,) in passes], 100, 9999, 0)  # they share no instruction
+    for validation in (passes, [together]):
         assert trainer.evaluate(validation)["eval_loss"] == pytest.approx(want, rel=1e-4)
     trainer.train()
-    (loss_of_step,) = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    (loss_of_step,) = logged(trainer, "loss")
     assert loss_of_step == pytest.approx(want, rel=1e-4)
     assert loss_of_step != pytest.approx(sum(alone) / 3, rel=1e-4)
 
 
 def test_a_training_that_gets_no_better_ends(tmp_path):
-    """After `patience` evaluations without a lower loss."""
     loaded, config = ready({"epochs": 10, "evaluations": 10, "patience": 2, "schedule": "constant", "warmup": 0})
     trainer = trainer_of(loaded, config, tmp_path, 1e-30, 2)  # at this rate no weight changes
     trainer.train()
-    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert len(losses) == 3
+    assert len(logged(trainer, "eval_loss")) == 3
     assert trainer.state.global_step < trainer.state.max_steps / 2
 
 
 def test_apar_forks_where_the_data_forks(tmp_path):
     rows = trained("apar", tmp_path, 16)
-    assert rows[0]["text"] == LIST
-    counters = json.loads(rows[0]["counters"])
-    assert counters["threads"] == 4
-    assert counters["longest_path"] < 0.6 * len(LIST)
-    assert [json.loads(row["counters"])["threads"] for row in rows[1:]] == [1, 1] or rows[2]["text"] == ANSWERS["Then?"]
+    first, *others = (json.loads(row["counters"]) for row in rows)
+    assert (rows[0]["text"], first["threads"]) == (LIST, 4)
+    assert first["longest_path"] < 0.6 * len(LIST)
+    assert [counters["threads"] for counters in others] == [1, 1] or rows[2]["text"] == ANSWERS["Then?"]
 
 
 def test_pasta_keeps_its_promises(tmp_path):
-    rows = trained("pasta", tmp_path, 16, max_new_tokens=500)
-    assert rows[0]["text"] == LIST
-    assert rows[0]["raw"].count("<promise ") == rows[0]["raw"].count("</async>") == 3
-    assert rows[0]["warnings"] == []
-    assert json.loads(rows[0]["counters"])["longest_path"] < 0.9 * rows[0]["tokens"]
+    row = trained("pasta", tmp_path, 16, max_new_tokens=500)[0]
+    assert (row["text"], row["warnings"]) == (LIST, [])
+    assert row["raw"].count("<promise ") == row["raw"].count("</async>") == 3
+    assert json.loads(row["counters"])["longest_path"] < 0.9 * row["tokens"]
 
 
 def test_space_accepts_what_it_drafts(tmp_path):
     rows = trained("space", tmp_path, 40, 4e-3, mask_tokens=3)
     assert [row["text"] for row in rows] == list(ANSWERS.values())
-    for row in rows:
-        counters = json.loads(row["counters"])
-        assert counters["average_accepted_tokens"] > 1.4, counters
+    assert min(json.loads(row["counters"])["average_accepted_tokens"] for row in rows) > 1.4
 
 
 @pytest.mark.parametrize("method", ["medusa", "apar_medusa"])
 def test_heads_guess_what_their_model_writes(tmp_path, method):
-    """On a frozen model that writes the answers, heads learn to draft them: more than 1.8 tokens a pass."""
     text_method = {"medusa": "autoregressive", "apar_medusa": "apar"}[method]
-    loaded = loaded_tiny(text_method)
+    loaded, config = ready({"epochs": 16}, text_method)
     model, tokenizer = loaded.model, loaded.tokenizer
-    config = conversation(text_method, "tiny", {"weights": "full", "epochs": 16})
-    make_trainable(loaded, config)
     trainer_of(loaded, config, tmp_path / "model", 2e-3, 8).train()
     before = [parameter.clone() for parameter in model.parameters()]
     save_heads(MedusaHeads.for_model(model, 2, 1, tree=cartesian_tree(1, 1)), tmp_path / "untrained")
@@ -170,7 +139,8 @@ def test_heads_guess_what_their_model_writes(tmp_path, method):
     trainer_of(loaded, config, tmp_path / "heads", 1e-2, 4).train()
     assert all(torch.equal(old, parameter) for old, parameter in zip(before, model.parameters(), strict=True))
     save_heads(loaded.model.heads, tmp_path / "trained")
-    alone = decoded(conversation(text_method, "tiny", {}), model, tokenizer)
+    alone, learned = decoded(conversation(text_method, "tiny", {}), model, tokenizer), 3 - (method == "apar_medusa")
+    assert [row["text"] for row in alone[:learned]] == list(ANSWERS.values())[:learned]
     accepted = {}
     for name in ("untrained", "trained"):
         rows = decoded(conversation(method, "tiny", {}, heads=str(tmp_path / name)), model, tokenizer)
@@ -196,8 +166,8 @@ def test_an_adapter_is_all_that_was_trained(tmp_path, quantization):
     loaded = load_for_training(config)
     trainer_of(loaded, config, tmp_path / "out", 1e-2).train()
     loaded.model.save_pretrained(tmp_path / "adapter")
-    decoded = load_model(config.model.model_copy(update={"adapter": str(tmp_path / "adapter")})).model
-    untrained = load_model(config.model).model
+    settings = ({"adapter": str(tmp_path / "adapter")}, {})
+    decoded, untrained = (load_model(config.model.model_copy(update=keys)).model for keys in settings)
     ids = torch.tensor([[5, fork, 9, 8]])
     loaded.model.eval().set_attn_implementation("sdpa")
     for module in (*decoded.modules(), *untrained.modules()):

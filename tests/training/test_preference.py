@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError
 from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
-from raypd.models.load import LoadedModel
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from raypd.training import preference
@@ -28,24 +27,12 @@ from tests.decoding.drivers import drive
 from tests.decoding.pasta_script import EOS, Script, promise
 from tests.runs import config_tree, read_all, run_config, with_keys
 from tests.tiny import _Wide, in_float64, tiny_model, tiny_tokenizer
-from tests.training.data import allowed, dense_logits, recorded
+from tests.training.data import allowed, dense_logits, loaded_tiny, recorded
 
 PARTS = f"{promise('a')}{promise('b', 10)}, and<sync/> so on"
-SAMPLES = {  # what the main thread and its children write
-    "parts": (PARTS, "first part</async>", "second</async>"),
-    "plain": ("all of it, one token after the other, which takes its time and then some more of it.",),
-    "short": ("no.",),
-}
-
-
-class Bytes(Script):
-    """A Script that may write bytes that are no text: \\udcff stands for ff."""
-
-    def say(self, script, written):
-        if not any("\ud800" <= char <= "\udfff" for char in script):
-            return super().say(script, written)
-        remaining = script.encode("utf-8", "surrogateescape")[len(written) :]
-        return remaining[0] if remaining else EOS
+PLAIN = "all of it, one token after the other, which takes its time and then some more of it."
+SAMPLES = [(PARTS, "first part</async>", "second</async>"), (PLAIN,), ("no.",)]  # of the main thread and its children
+OTHER = {"first": "second", "second": "first"}
 
 
 class Corpus:
@@ -62,27 +49,32 @@ class Corpus:
 
     def config(self, method="pasta", samples=3, decoding=None, preference=None, path=None, task=None,
                dtype="float32", **training):  # fmt: skip
-        runs = {name: str(self.folder / name) for name in ("samples", "baseline", "judged")}
-        chosen = None if preference is None else {**runs, **preference}
-        return run_config(
-            {"kind": "generation", "chat_template": False, "samples": samples, **(task or {})},
-            path or self.path,
-            self.folder / "out",
-            input={"text_columns": ["prompt"], "category_column": None},
-            model={"name": "tiny", "device": "cpu", "dtype": dtype},
-            decoding={"method": method, "max_new_tokens": 300, "sampling": {"temperature": 1}, **(decoding or {})},
-            training={"preference": chosen, "weights": "full", "validation": str(self.path), **training},
-        )
+        """preference: its keys; of a run the name of its folder."""
+        runs = {name: name for name in ("samples", "baseline", "judged")}
+        keys = {**runs, **(preference or {})}
+        chosen = {name: str(self.folder / key) if name in runs else key for name, key in keys.items()}
+        sections = {
+            "input": {"text_columns": ["prompt"], "category_column": None},
+            "model": {"name": "tiny", "device": "cpu", "dtype": dtype},
+            "decoding": {"method": method, "max_new_tokens": 300, "sampling": {"temperature": 1}, **(decoding or {})},
+            "training": {
+                "preference": None if preference is None else chosen,
+                "weights": "full",
+                "validation": str(self.path),
+                **training,
+            },
+        }
+        task = {"kind": "generation", "chat_template": False, "samples": samples, **(task or {})}
+        return run_config(task, path or self.path, self.folder / "out", **sections)
 
     def decoded(self, name, method, scripts, **decoding):
         """A run in which the n-th sample of every prompt is what the n-th script writes."""
-        config = self.config(method, len(scripts), decoding)
+        config, records = self.config(method, len(scripts), decoding), []
         documents = read_all(config)
-        requests = list(build_task(config, self.tokenizer, 4096).plan(documents))
-        records = []
+        requests = build_task(config, self.tokenizer, 4096).plan(documents)
         for request, script in zip(requests, itertools.cycle(scripts)):
             tokens = iter([*script[0].encode(errors="ignore"), EOS])
-            model = Bytes(*script, words=self.words).answer
+            model = Script(*script, words=self.words).answer
             answer, _ = drive(request.program, model if method == "pasta" else lambda _, tokens=tokens: [next(tokens)])
             records += request.finish(answer)
         return committed(self.folder / name, config, documents, records)
@@ -91,13 +83,12 @@ class Corpus:
         """A run over the judge's file; verdict(prompt, sample, where it stands) is what the judge says."""
         rows = [json.loads(line) for line in self.printed(samples).splitlines()]
         documents = [Document(n, row["id"], source="c.jsonl", place=n) for n, row in enumerate(rows)]
-        prompts = {document.place: document.id for document in read_all(self.config())}
-        records = []
+        prompts, records = {document.place: document.id for document in read_all(self.config())}, []
         for n, row in enumerate(rows):
             _, place, sample, _, order = json.loads(row["id"])
-            text = verdict(prompts[place], sample, order)
-            answer = {"sample": 0, "turn": 0, "text": text, "tokens": 1, "finish_reason": "stop"}
-            records.append(Record(n, answer) if text is not None else Record(n, error="failed"))
+            answer = {"sample": 0, "turn": 0, "text": verdict(prompts[place], sample, order), "tokens": 1}
+            failed = answer["text"] is None
+            records.append(Record(n, error="failed") if failed else Record(n, answer | {"finish_reason": "stop"}))
         return committed(self.folder / name, self.config("autoregressive", 1), documents, records)
 
     def printed(self, samples="samples", baseline="baseline", code=0):
@@ -108,17 +99,13 @@ class Corpus:
         return result.stdout if code == 0 else result.output
 
 
-def other(order):
-    return "second" if order == "first" else "first"
-
-
 @pytest.fixture
 def corpus(tmp_path):
     """Samples that are whole, fast and slow, a baseline of 40 tokens, and a judge of parts."""
     runs = Corpus(tmp_path)
-    runs.decoded("samples", "pasta", list(SAMPLES.values()))
+    runs.decoded("samples", "pasta", SAMPLES)
     runs.decoded("baseline", "autoregressive", [("x" * 39,)])
-    runs.judge(lambda _, sample, order: f"It is better.\n{(order, other(order), 'Tie')[sample]}")
+    runs.judge(lambda _, sample, order: f"It is better.\n{(order, OTHER[order], 'Tie')[sample]}")
     return runs
 
 
@@ -127,12 +114,6 @@ def labelled(corpus, **keys):
     config = corpus.config(preference=keys)
     documents = read_all(config)
     return config, documents, preference.label(documents, config)
-
-
-def scored(corpus, **keys):
-    """{prompt: scores of its samples}, and what was left out."""
-    _, documents, skipped = labelled(corpus, **keys)
-    return {d.id: [row["score"] for row in d.fields["target"]] for d in documents}, skipped
 
 
 def pairs_of(corpus, **keys):
@@ -150,14 +131,12 @@ def written(example):
 
 
 def test_the_judge_sees_every_sample_on_both_sides(corpus):
-    rows = [json.loads(line) for line in corpus.printed().splitlines()]
+    rows, joined = [json.loads(line) for line in corpus.printed().splitlines()], "first partsecond, and so on"
     assert len(rows) == 4 * 3 * 2
-    joined = "first partsecond, and so on"
     for row, order in zip(rows[:2], ("first", "second"), strict=True):
         assert json.loads(row["id"])[2::2] == [0, order]
         assert "<request>\nQ1\n</request>" in row["prompt"]
-        texts = {order: joined, other(order): "x" * 39}
-        for name, text in texts.items():
+        for name, text in ((order, joined), (OTHER[order], "x" * 39)):
             assert f"<{name}>\n{text}\n</{name}>" in row["prompt"]
 
 
@@ -165,24 +144,22 @@ def test_a_score_is_speedup_and_what_the_judge_says(corpus):
     """Speedup by hand: 40 tokens of the baseline over the longest path; the sum of both orders, times lambda."""
     verdicts = {
         ("Q1", 0): lambda order: f"Because.\n\n**{order.title()}**",  # wins twice
-        ("Q1", 1): lambda order: f"I say\n{other(order)}\n",  # loses twice
+        ("Q1", 1): lambda order: f"I say\n{OTHER[order]}\n",  # loses twice
         ("Q1", 2): lambda order: "first",  # whatever stands there
         ("Q2", 0): lambda order: f"{order}" if order == "first" else "tie",
         ("Q2", 1): lambda order: "The first or the second",
         ("Q2", 2): lambda order: "second\nHard to say.",
         ("Q3", 1): lambda order: None,
     }
-    corpus.judge(lambda prompt, sample, order: verdicts.get((prompt, sample), lambda _: "tie")(order), "other judge")
-    scores, skipped = scored(corpus, judged=str(corpus.folder / "other judge"), quality_weight=2)
+    corpus.judge(lambda prompt, sample, order: verdicts.get((prompt, sample), lambda _: "tie")(order), "other")
+    _, documents, skipped = labelled(corpus, quality_weight=2, judged="other")
     # the main thread waits at its <sync/> for the child of the second promise, or that of the first
     first, second = promise("a"), promise("b", 10)
     child = max(len(first + "first part</async>"), len(first + second + "second</async>"),
                 len(first + second + ", and<sync/>"))  # fmt: skip
-    fast, slow, short = 40 / (child + len(" so on") + 1), 40 / (len(SAMPLES["plain"][0]) + 1), 40 / 4
-    assert scores["Q1"] == pytest.approx([fast + 4, slow - 4, short])
-    assert scores["Q2"] == pytest.approx([fast + 2, slow, short])
-    assert scores["Q3"] == pytest.approx([fast, short])
-    assert scores["Q4"] == pytest.approx([fast, slow, short])
+    fast, slow, short = 40 / (child + len(" so on") + 1), 40 / (len(PLAIN) + 1), 40 / 4
+    want = [[fast + 4, slow - 4, short], [fast + 2, slow, short], [fast, short], [fast, slow, short]]
+    assert [[row["score"] for row in d.fields["target"]] for d in documents] == list(map(pytest.approx, want))
     assert dict(skipped) == {
         "verdicts that say none of first, second and tie: taken as a tie": 4,
         "samples that the judge did not answer in both orders": 1,
@@ -190,35 +167,26 @@ def test_a_score_is_speedup_and_what_the_judge_says(corpus):
 
 
 def test_best_and_worst_make_a_pair(corpus):
-    """The short answer is the fastest; a judge who matters more than speed turns the order around."""
-    ranking = {0: 2, 1: -2, 2: 0}
-    corpus.judge(lambda _, sample, order: {2: order, -2: other(order), 0: "tie"}[ranking[sample]], "other judge")
-    judged = {"judged": str(corpus.folder / "other judge")}
-    pairs, make = pairs_of(corpus, quality_weight=0, **judged)
-    parts = PARTS.replace("<sync/>", "") + "<sync/>"
-    assert {best for best, _ in pairs} == {SAMPLES["short"][0]}
-    assert {worst for _, worst in pairs} == {SAMPLES["plain"][0]}
-    assert len(pairs) == 4
-    pairs, make = pairs_of(corpus, quality_weight=8, **judged)
-    for best, worst in pairs:
-        assert sorted(best) == sorted(parts + "first part</async>second</async>")
-        assert worst == SAMPLES["plain"][0]
+    corpus.judge(lambda _, sample, order: (order, OTHER[order], "tie")[sample], "other")
+    assert pairs_of(corpus, quality_weight=0, judged="other")[0] == [("no.", PLAIN)] * 4
+    pairs, make = pairs_of(corpus, quality_weight=8, judged="other")
+    best = sorted(PARTS + "first part</async>second</async>")
+    assert [(sorted(found), worst) for found, worst in pairs] == [(best, PLAIN)] * 4
     assert not make.skipped
 
 
 def test_prompts_whose_samples_score_alike_make_none(corpus):
     corpus.decoded("alike", "pasta", [("one",), ("two",), ("six",)])
     corpus.judge(lambda prompt, sample, order: order if (prompt, sample) == ("Q2", 1) else "tie", "other", "alike")
-    pairs, make = pairs_of(corpus, samples=str(corpus.folder / "alike"), judged=str(corpus.folder / "other"))
-    assert pairs == [("two", "one")] or pairs == [("two", "six")]
+    pairs, make = pairs_of(corpus, samples="alike", judged="other")
+    assert pairs in ([("two", "one")], [("two", "six")])
     ((reason, count),) = make.skipped.items()
-    assert (count, make.lost) == (3, 0)
-    assert "score alike" in reason
+    assert (count, make.lost, "score alike" in reason) == (3, 0, True)
 
 
 THREE = f"x{promise('a', 30)}{promise('b')}<sync/>y{promise('c')}<sync/>z"
 CASES = [
-    SAMPLES["parts"],
+    SAMPLES[0],
     ("a <b>bold</b> < text, no promise <sync/> here",),
     (THREE, "1</async>", "2 <sync/> 2</async>", "3</async>"),
     (f"{promise('é', 999)} ü <promise topic='q'> w", "ä</async>", "of no number</async>"),
@@ -233,22 +201,19 @@ def test_a_sample_comes_back_as_it_was_fed(tmp_path, script, tags):
     corpus = Corpus(tmp_path, ["Q1"], tags)
     corpus.decoded("samples", "pasta", [script, ("no",)])
     corpus.decoded("baseline", "autoregressive", [("x" * 99,)])
-    corpus.judge(lambda _, sample, order: order if sample == 0 else other(order))
+    corpus.judge(lambda _, sample, order: order if sample == 0 else OTHER[order])
     config, (document,), _ = labelled(corpus, quality_weight=1000)
-    make = PairExamples(config, corpus.tokenizer, 4096)
-    example, worst = make([document])
-    assert not make.skipped
-    (request,) = build_task(corpus.config(samples=1), corpus.tokenizer, 4096).plan([document])
+    example, worst = PairExamples(config, corpus.tokenizer, 4096)([document])
+    task, answers = build_task(corpus.config(samples=1), corpus.tokenizer, 4096), []
     model = Script(*script, words=corpus.words)
-    answers = []
+    (request,), (again,) = task.plan([document]), task.plan([document])
     _, feeds = drive(request.program, lambda feed: answers.append(model.answer(feed)) or answers[-1])
     for name in ("tokens", "positions", "segments"):
         assert getattr(example, name).tolist() == [value for feed in feeds for value in getattr(feed, name)]
-    assert list(example.targets.values()) == [token for tokens in answers for token in tokens]
-    assert example.shared == worst.shared == len("<s>Q1") - len("<s>") + 1 - 1 == 2
+    assert list(example.targets.values()) == list(itertools.chain(*answers))
+    assert example.shared == worst.shared == 2
     assert np.array_equal(example.tokens[:2], worst.tokens[:2])
-    (request,) = build_task(corpus.config(samples=1), corpus.tokenizer, 4096).plan([document])
-    assert recorded(request.program, example, 260) == allowed(example)
+    assert recorded(again.program, example, 260) == allowed(example)
 
 
 @pytest.mark.parametrize(
@@ -260,33 +225,29 @@ def test_a_sample_comes_back_as_it_was_fed(tmp_path, script, tags):
     ],
 )
 def test_what_does_not_come_back_is_left_out(tmp_path, script):
-    """Though it scores highest, and has as many tokens as its text."""
     corpus = Corpus(tmp_path, tags=True)
     corpus.decoded("baseline", "autoregressive", [("x" * 39,)])
-    corpus.decoded("other", "pasta", [script, *list(SAMPLES.values())[1:]])
-    corpus.judge(lambda _, sample, order: order if sample == 0 else "tie", "other judge", "other")
-    runs = {name: str(corpus.folder / f"other{end}") for name, end in (("samples", ""), ("judged", " judge"))}
-    pairs, make = pairs_of(corpus, quality_weight=8, **runs)
-    assert pairs == [(SAMPLES["short"][0], SAMPLES["plain"][0])] * 4
+    corpus.decoded("samples", "pasta", [script, *SAMPLES[1:]])
+    corpus.judge(lambda _, sample, order: order if sample == 0 else "tie")
+    pairs, make = pairs_of(corpus, quality_weight=8)
+    assert pairs == [("no.", PLAIN)] * 4
     assert dict(make.skipped) == {"samples whose text does not come back token by token": 4}
 
 
 def test_tokens_that_are_not_those_of_the_text_are_left_out(corpus):
-    """As many more tokens were decoded as the text has: it was written in other tokens."""
     config, documents, _ = labelled(corpus)
     for document in documents:
         for row in document.fields["target"][:2]:
             row["tokens"] += 1
     make = PairExamples(config, tiny_tokenizer(), 4096)
-    assert list(make(documents)) == []
+    assert (list(make(documents)), make.lost) == ([], 4)
     assert make.skipped["samples whose text does not come back token by token"] == 8
-    assert make.skipped["prompts with less than two samples that come back"] == make.lost == 4
+    assert make.skipped["prompts with less than two samples that come back"] == 4
 
 
 def trainer_of(corpus, tmp_path, model, rate=1e-3, **keys):
     training = {"evaluations": 1, "accumulate": 4, **keys.pop("training", {})}
-    config = corpus.config(preference=keys, **training)
-    loaded = LoadedModel(model, tiny_tokenizer(), "tiny", torch.float32, torch.device("cpu"), 4096)
+    config, loaded = corpus.config(preference=keys, **training), loaded_tiny(model)
     make_trainable(loaded, config)
     _, train, validation = prepare(config, loaded.tokenizer, 4096)
     return make_trainer(loaded, config, train, validation, tmp_path / "trainer", rate, lambda _: None), train
@@ -301,26 +262,24 @@ def direct(model, example):
 def test_the_loss_is_bonbons(corpus, tmp_path):
     """Value and gradients in float64, of a pair whose worst answer has threads, or whose best has."""
     keys = {"quality_weight": 8, "alpha": 0.3, "beta": 0.2}
-    trainer, train = trainer_of(corpus, tmp_path, in_float64(tiny_model("llama")), **keys)
-    initial = in_float64(tiny_model("llama", seed=3))
+    model, reference, initial = (in_float64(tiny_model("llama", seed)) for seed in (0, 0, 3))
+    trainer, train = trainer_of(corpus, tmp_path, model, **keys)
     assert [len(set(example.segments)) for example in train[0]] == [6, 1]  # the best has threads
     for pair in (train[0], train[0][::-1]):
         for example in pair:
             with torch.no_grad():
                 example.initial = float(direct(initial, example).float())
-        reference = in_float64(tiny_model("llama"))
+        for one in (reference, trainer.model):
+            one.zero_grad()
         best, worst = (direct(reference, example) for example in pair)
-        was = pair[0].initial - pair[1].initial
-        want = -0.3 * best + 0.7 * (best - worst - was - 5) ** 2
+        want = -0.3 * best + 0.7 * (best - worst - (pair[0].initial - pair[1].initial) - 5) ** 2
         want.backward()
-        trainer.model.zero_grad()
         with _Wide():
             loss = trainer.compute_loss(trainer.model, pack(pair))
             loss.backward()
         torch.testing.assert_close(loss, want, rtol=1e-5, atol=0)
-        parameters = dict(trainer.model.named_parameters())
-        for name, parameter in reference.named_parameters():
-            torch.testing.assert_close(parameters[name].grad, parameter.grad, rtol=1e-5, atol=1e-4, msg=name)
+        ours, theirs = ({name: p.grad for name, p in m.named_parameters()} for m in (trainer.model, reference))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
 
 
 def test_a_round_moves_the_model_from_worst_to_best(corpus, tmp_path):
@@ -328,19 +287,15 @@ def test_a_round_moves_the_model_from_worst_to_best(corpus, tmp_path):
     before, model = tiny_model("llama"), tiny_model("llama")
     training = {"epochs": 40, "schedule": "linear"}
     trainer, train = trainer_of(corpus, tmp_path, model, 2e-4, quality_weight=8, beta=0.1, training=training, alpha=0.0)
-    for pair in train:
-        for example in pair:
-            assert example.initial == pytest.approx(direct(before.double(), example).item(), rel=1e-4)
+    for example in itertools.chain(*train):
+        assert example.initial == pytest.approx(direct(before.double(), example).item(), rel=1e-4)
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(10**2, rel=1e-3)  # the mean over a step's four pairs
     model.set_attn_implementation("sdpa")
 
-    @torch.no_grad()
-    def ratio(of, pair):
-        best, worst = (float(direct(of.double(), example)) for example in pair)
-        return best - worst
-
-    rises = [ratio(model, pair) - ratio(before, pair) for pair in train]
+    with torch.no_grad():
+        logs = [[[direct(of.double(), one) for one in pair] for of in (model, before)] for pair in train]
+    rises = [float(best - worst - was[0] + was[1]) for (best, worst), was in logs]
     assert rises == pytest.approx([10] * 4, abs=4)
 
 
@@ -355,9 +310,8 @@ def test_the_model_before_computes_as_a_step_does(corpus, tmp_path):
 
 def test_a_round_goes_on_to_the_same_weights(corpus, tmp_path):
     """From a checkpoint, of a model that is loaded anew: the model before the round is still the one compared with."""
-    states = []
+    states, training = [], {"epochs": 4, "evaluations": 4, "schedule": "constant"}
     for name in ("whole", "on"):
-        training = {"epochs": 4, "evaluations": 4, "schedule": "constant"}
         trainer, _ = trainer_of(corpus, tmp_path / name, tiny_model("llama"), training=training)
         checkpoint = tmp_path / "whole" / "trainer" / "checkpoint-3"
         trainer.train(resume_from_checkpoint=str(checkpoint) if name == "on" else None)
@@ -368,11 +322,11 @@ def test_a_round_goes_on_to_the_same_weights(corpus, tmp_path):
 
 
 def test_bad_input_is_one_message(corpus, tmp_path):
-    none, baseline = {"samples": str(corpus.folder / "none")}, str(corpus.folder / "baseline")
+    none = "training.preference.samples: .*none: no run here .* give the output.path of a run"
     for keys, words in (
-        ({"preference": none}, "training.preference.samples: .*none: no run here .* give the output.path of a run"),
-        ({"preference": {"samples": baseline}}, "samples: .*give one with decoding.method pasta"),
-        ({"preference": {"baseline": str(corpus.folder / "samples")}}, "baseline: .*decoding.method autoregressive"),
+        ({"preference": {"samples": "none"}}, none),
+        ({"preference": {"samples": "baseline"}}, "samples: .*give one with decoding.method pasta"),
+        ({"preference": {"baseline": "samples"}}, "baseline: .*decoding.method autoregressive"),
         ({"preference": {}, "decoding": {"max_async_tokens": 9}}, "samples: .*max_async_tokens 256, and here it is 9"),
         ({"preference": {}, "task": {"system": "Be brief"}}, "samples: .*task.system None, and here it is 'Be brief'"),
         ({"preference": {}, "labels": "x"}, "training.labels and training.preference are both set"),
@@ -387,30 +341,25 @@ def test_bad_input_is_one_message(corpus, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     elsewhere = Corpus(tmp_path / "elsewhere", ["A longer prompt"])
     elsewhere.path = elsewhere.path.rename(elsewhere.folder / "others.jsonl")
-    config = corpus.config(preference={}, path=elsewhere.path, validation=str(elsewhere.path))
-    with pytest.raises(InputError, match=r"no prompt of input.path has a sample of .*give runs over the same input"):
-        prepare(config, tiny_tokenizer(), 4096)
-    with pytest.raises(ConfigError, match=r"'Q1' is no comparison; give the judge's run over the file of"):
-        prepare(corpus.config(preference={"judged": baseline}), tiny_tokenizer(), 4096)
+    others = {"path": elsewhere.path, "validation": str(elsewhere.path)}
     corpus.decoded("alike", "pasta", [("one",), ("two",), ("six",)])
-    runs = {"samples": str(corpus.folder / "alike")}
-    with pytest.raises(InputError, match="12 x samples that the judge did not answer"):  # but those of another round
-        prepare(corpus.config(preference=runs), tiny_tokenizer(), 4096)
     corpus.judge(lambda *_: "tie", "all alike", "alike")
-    config = corpus.config(preference={**runs, "judged": str(corpus.folder / "all alike")})
-    with pytest.raises(InputError, match="no document that can be used\n  8 x prompts whose samples all score alike"):
-        prepare(config, tiny_tokenizer(), 4096)
-    for run, compared, words in (
-        ("none", "baseline", "none: no run here"),
-        ("samples", "none", "none: no run here"),
-        ("baseline", "baseline", "give one with decoding.method pasta"),
+    alike = "no document that can be used\n  8 x prompts whose samples all score alike"
+    for runs, keys, error, words in (
+        ({}, others, InputError, "no prompt of input.path has a sample of .*give runs over the same input"),
+        ({"judged": "baseline"}, {}, ConfigError, "'Q1' is no comparison; give the judge's run over the file of"),
+        ({"samples": "alike"}, {}, InputError, "12 x samples that the judge did not answer"),  # but those of others
+        ({"samples": "alike", "judged": "all alike"}, {}, InputError, alike),
     ):
-        (line,) = corpus.printed(run, compared, 1).splitlines()
-        assert words in line
+        with pytest.raises(error, match=words):
+            prepare(corpus.config(preference=runs, **keys), tiny_tokenizer(), 4096)
+    words = [": no run here", ": no run here", "give one with decoding.method pasta"]
+    for *runs, word in zip(("none", "samples", "baseline"), ("baseline", "none", "baseline"), words, strict=True):
+        (line,) = corpus.printed(*runs, 1).splitlines()
+        assert word in line
 
 
 def test_runs_are_found_from_the_yaml(tmp_path):
-    """Relative paths are relative to the file, as training.labels is."""
     runs = {"samples": "runs/s", "baseline": "s3://b/runs", "judged": "/x/judged"}
     (tmp_path / "a.yaml").write_text(json.dumps(config_tree("generation", training={"preference": runs})))
     preferences = load_config(tmp_path / "a.yaml").training.preference.model_dump()
