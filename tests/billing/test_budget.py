@@ -35,8 +35,7 @@ def test_the_message_at_the_end_says_how_to_go_on() -> None:
     line = budget.reached(20.0, 19.5, 1500, 5000)
     assert "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents done for $19.50 ($13.00 per 1,000)" in line
     assert "takes about $45.50" in line
-    wanted = float(re.findall(r"cost\.budget_usd=([\d.]+)", line)[0])
-    assert 19.5 + 45.5 < wanted < 80
+    assert 19.5 + 45.5 < float(re.findall(r"cost\.budget_usd=([\d.]+)", line)[0]) < 80
     assert "raise cost.budget_usd" in budget.reached(0.1, 0.09, 0, 5000)
     assert "about 5,000" in budget.reached(20.0, 19.5, 1500, 5000, exact=False)
     assert "0 of 1 document done" in budget.reached(0.1, 0.09, 0, 1)
@@ -70,8 +69,7 @@ def test_so_many_workers_are_enough_and_few_less_are_not(documents, seconds, rat
     if workers < budget.NEVER:
         assert takes <= (1 + 1e-6) * seconds
         if workers > max(2, running):
-            fewer = int(workers * 0.95) - 1
-            assert budget.need(documents, seconds, rate, startup, running, max(1, fewer))[1] > seconds
+            assert budget.need(documents, seconds, rate, startup, running, max(1, int(workers * 0.95) - 1))[1] > seconds
 
 
 @pytest.fixture
@@ -171,8 +169,7 @@ def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
         assert f"cost.budget_usd ${cap:.2f} is reached" in err
     assert sessions > 1
     check_rows(run)
-    assert len(trees) == sessions
-    assert sum(tree["totals"]["documents"] for tree in trees) == 400
+    assert (len(trees), sum(tree["totals"]["documents"] for tree in trees)) == (sessions, 400)
     assert "cost:   $" in out
 
 

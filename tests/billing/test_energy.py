@@ -25,14 +25,10 @@ def driver(monkeypatch, counts: bool = True) -> list[int]:
             raise NVMLError
         return counters[handle]
 
-    fake = SimpleNamespace(
-        NVMLError=NVMLError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetHandleByUUID=lambda name: {"GPU-b": 1}[name],
-        nvmlDeviceGetTotalEnergyConsumption=total,
-    )
+    fake = SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
+                           nvmlDeviceGetHandleByIndex=lambda index: index,
+                           nvmlDeviceGetHandleByUUID=lambda name: {"GPU-b": 1}[name],
+                           nvmlDeviceGetTotalEnergyConsumption=total)  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     return counters
 

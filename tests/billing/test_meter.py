@@ -71,8 +71,7 @@ def test_a_step_that_runs_is_reported_as_far_as_it_is(meter: Meter, clock: Simpl
             return super().step()
 
     meter.step(Slow(clock, [(1.0, 10, 0)]), {"u": 1})
-    assert reports[0].seconds.busy == pytest.approx(3)
-    assert sum(reports[0].open["u"]) == pytest.approx(3)
+    assert (reports[0].seconds.busy, sum(reports[0].open["u"])) == (pytest.approx(3), pytest.approx(3))
     assert reports[0].spans[-1][2:] == ("busy", "u")
     assert meter.report().seconds.busy == pytest.approx(4)  # not the three twice
     assert sum(meter.report().open["u"]) == pytest.approx(4)
@@ -105,8 +104,7 @@ def test_a_unit_s_seconds_go_to_its_categories_by_tokens(meter: Meter, clock: Si
     meter.commit("u", done, 2, 1)
     meter.lose("u")  # as the worker always does at the end
     report = meter.report()
-    assert (report.ok, report.failed, report.seconds.lost) == (2, 1, 0)
-    assert report.categories["a"]["documents"] == 2
+    assert ((report.ok, report.failed, report.seconds.lost), report.categories["a"]["documents"]) == ((2, 1, 0), 2)
     assert meter.end("w").categories == {}
 
 
@@ -115,6 +113,5 @@ def test_the_picture_of_a_worker_stays_small() -> None:
     for i in range(5000):
         spans = joined(spans, (i, i + 1.0, "busy" if i % 2 else "idle", None))
     assert len(spans) <= 120
-    assert (spans[0][0], spans[-1][1]) == (0, 5000)
-    assert len(coarser(spans)) == -(-len(spans) // 2)
+    assert ((spans[0][0], spans[-1][1]), len(coarser(spans))) == ((0, 5000), -(-len(spans) // 2))
     assert joined([(0, 1, "busy", "u")], (1, 2, "busy", "u")) == [(0, 2, "busy", "u")]

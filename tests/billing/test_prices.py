@@ -78,8 +78,7 @@ def test_spot_without_a_price_is_bounded_by_on_demand() -> None:
 def test_of_two_tables_the_newer_row_wins() -> None:
     key, spot = ("g6e.48xlarge", "us-east-1", "on-demand"), ("g6e.48xlarge", "us-east-1", "spot")
     prices.write_refreshed({key: Price(29.0, "AWS", "2026-01-01"), spot: Price(9.0, "AWS", "2026-01-01")})
-    assert prices.table()[key].usd_per_hour == 30.13118
-    assert prices.table()[spot].usd_per_hour == 9.0
+    assert (prices.table()[key].usd_per_hour, prices.table()[spot].usd_per_hour) == (30.13118, 9.0)
     prices.write_refreshed({key: Price(28.0, "AWS", "2026-12-01")})
     assert prices.table()[key].usd_per_hour == 28.0
     assert prices.table()[spot].usd_per_hour == 9.0  # what was asked before stays
@@ -89,8 +88,7 @@ def test_a_zone_s_spot_price_counts_before_the_region_s() -> None:
     places = {"us-east-1": Price(0.5, "mean"), "us-east-1a": Price(0.4, "zone")}
     known = {("g5.xlarge", place, "spot"): price for place, price in places.items()}
     for zone, source in (("us-east-1a", "zone"), ("us-east-1b", "mean")):
-        found = prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone=zone, rows=known)
-        assert found.source == source
+        assert prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone=zone, rows=known).source == source
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"prices": [1]}', '{"prices": [{"type": "g"}]}'])

@@ -99,17 +99,14 @@ def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_pa
         driver.run_extract(corpus, build=fakes.build)
     for part in ("2 units of the input cannot be read", "m.jsonl.gz: ", "m.parquet: ", "manifest.json", "same command"):
         assert part in str(caught.value)
-    assert getattr(caught.value, "exit_code", 1) == 1
-    assert ids(corpus) == Counter(map(str, range(30)))
+    assert (getattr(caught.value, "exit_code", 1), ids(corpus)) == (1, Counter(map(str, range(30))))
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert (tree["documents"], tree["units_unreadable"]) == (30, 2)
     assert [entry["source"] for entry in tree["unreadable"]] == ["m.jsonl.gz", "m.parquet"]
     assert all(entry["error"] and entry["bytes"] for entry in tree["unreadable"])
-
     skip = with_keys(corpus, input={"on_damaged": "skip"})
     assert skip.fingerprint() == corpus.fingerprint()
     assert driver.run_extract(skip, build=fakes.build).units_unreadable == 2  # and it ends well
-
     (tmp_path / "in/m.jsonl.gz").write_bytes(gzip.compress(LINES))
     (tmp_path / "in/m.parquet").unlink()
     result = driver.run_extract(corpus, build=fakes.build)
@@ -300,22 +297,18 @@ def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
     assert documents[4].fields["title"] == "a\nb"
 
 
-@pytest.mark.parametrize(
-    ("column", "expected"),
-    [
-        (pa.array([7, None]), ["7", "a.parquet:1"]),
-        (pa.array([7.5, 1e300]), ["7.5", "1e+300"]),
-        (pa.array([True, False]), ["True", "False"]),
-        (pa.array([b"k1", b"k2"]), ["k1", "k2"]),
-        (pa.array([1], pa.timestamp("ns")), ["1970-01-01 00:00:00.000000001"]),
-        (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
-        (pa.array([["x"], ["y"]]), ["a.parquet:0", "a.parquet:1"]),
-    ],
-)
+@pytest.mark.parametrize(("column", "expected"), [
+    (pa.array([7, None]), ["7", "a.parquet:1"]),
+    (pa.array([7.5, 1e300]), ["7.5", "1e+300"]),
+    (pa.array([True, False]), ["True", "False"]),
+    (pa.array([b"k1", b"k2"]), ["k1", "k2"]),
+    (pa.array([1], pa.timestamp("ns")), ["1970-01-01 00:00:00.000000001"]),
+    (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
+    (pa.array([["x"], ["y"]]), ["a.parquet:0", "a.parquet:1"]),
+])  # fmt: skip
 def test_ids_that_are_not_strings(tmp_path, config, column, expected) -> None:
     pq.write_table(pa.table({"id": column, "title": ["t"] * len(column)}), tmp_path / "a.parquet")
-    run = config(str(tmp_path / "a.parquet"))
-    assert [d.id for d in read_all(run)] == expected
+    assert [d.id for d in read_all(config(str(tmp_path / "a.parquet")))] == expected
 
 
 def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
@@ -324,5 +317,4 @@ def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
     run = config(str(path))
     run_here(run)
     rows = [row for unit in plan(run) for row in writer.read_rows(run.output.path, unit.id, 100)]
-    assert {row["id"] for row in rows} == {"same"}
-    assert len({(row["source"], row["row"]) for row in rows}) == 25
+    assert ({row["id"] for row in rows}, len({(row["source"], row["row"]) for row in rows})) == ({"same"}, 25)

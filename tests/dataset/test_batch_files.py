@@ -29,18 +29,12 @@ from tests.runs import run_here
 from tests.tiny import save_tiny
 
 URL = "/v1/chat/completions"
-PRODUCT = {
-    "type": "object",
-    "properties": {
-        "brand": {"type": "string"},
-        "size": {"$ref": "#/$defs/size"},
-        "prices": {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 3},
-        "new": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-    },
-    "required": ["brand", "size", "prices", "new"],
-    "additionalProperties": False,
-    "$defs": {"size": {"enum": ["S", "M", 7]}},
-}
+PRODUCT = {"type": "object", "properties": {"brand": {"type": "string"}, "size": {"$ref": "#/$defs/size"},
+                                            "prices": {"type": "array", "items": {"type": "number"}, "minItems": 1,
+                                                       "maxItems": 3},
+                                            "new": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
+           "required": ["brand", "size", "prices", "new"], "additionalProperties": False,
+           "$defs": {"size": {"enum": ["S", "M", 7]}}}  # fmt: skip
 
 
 def held_to(schema: Any) -> dict[str, Any]:
@@ -85,24 +79,15 @@ def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
 
 
 def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, generate: Callable[..., Path]) -> None:
-    turns = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": "c"},
-        {"role": "user", "content": "d"},
-    ]
-    source = write(
-        tmp_path / "batch.jsonl",
-        request("greedy", max_tokens=None, max_completion_tokens=20),
-        request("three", n=3, temperature=1.5, seed=7, max_tokens=5),
-        "",
-        '{"custom_id": "broken"',
-        request("chat", messages=turns, stream=False, user="u", metadata={"a": "b"}, top_p=None),
-        request("schema", response_format=held_to(BOUNDED)),
-        {**request("no id"), "custom_id": None},
-        request("long", "x" * 5000),
-        request("three again", n=3, temperature=1.5, seed=7, max_tokens=5),
-    )
+    turns = [{"role": "developer", "content": "Be brief."},
+             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+             {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]  # fmt: skip
+    source = write(tmp_path / "batch.jsonl", request("greedy", max_tokens=None, max_completion_tokens=20),
+                   request("three", n=3, temperature=1.5, seed=7, max_tokens=5), "", '{"custom_id": "broken"',
+                   request("chat", messages=turns, stream=False, user="u", metadata={"a": "b"}, top_p=None),
+                   request("schema", response_format=held_to(BOUNDED)), {**request("no id"), "custom_id": None},
+                   request("long", "x" * 5000),
+                   request("three again", n=3, temperature=1.5, seed=7, max_tokens=5))  # fmt: skip
     folder = generate(source)
     answers, errors = read(folder / "output.jsonl"), read(folder / "errors.jsonl")
     assert [entry["custom_id"] for entry in answers] == ["greedy", "three", "chat", "three again"]
@@ -120,7 +105,6 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, gene
     assert completions["three"].usage.completion_tokens <= 15
     assert {choice.finish_reason for choice in completions["three"].choices} <= {"stop", "length"}
     assert len({entry["id"] for entry in answers + errors}) == 8
-
     # what an unmodified model writes to the same messages
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
@@ -137,7 +121,6 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, gene
         assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (size, len(written))
         assert completion.usage.total_tokens == size + len(written)
         assert completion.choices[0].finish_reason == ("stop" if written[-1] == 2 else "length")
-
     assert [entry["custom_id"] for entry in errors] == [None, "schema", None, "long"]
     broken, schema, nameless, long = errors
     for line, entry in ((4, broken), (7, nameless)):
@@ -149,12 +132,10 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, gene
     assert broken["error"]["code"] == "invalid_json_line"
     for entry, words, param in ((schema, "minimum would not be held to", "response_format"),
                               (long, "too long", "messages")):  # fmt: skip
-        assert entry["error"] is None
-        assert entry["response"]["status_code"] == 400
+        assert (entry["error"], entry["response"]["status_code"]) == (None, 400)
         fault = TypeAdapter(ErrorObject).validate_python(entry["response"]["body"]["error"], strict=True)
         assert words in fault.message
         assert (fault.type, fault.param) == ("invalid_request_error", param)
-
     # everything is committed: the files come back as they were, whatever became of them
     before = {name: (folder / name).read_bytes() for name in ("output.jsonl", "errors.jsonl")}
     (folder / "output.jsonl").unlink()
@@ -172,12 +153,9 @@ def test_parameters_are_those_of_the_request(tmp_path: Path, generate: Callable[
     text = lines[0]["response"]["body"]["choices"][0]["message"]["content"]
     stop = text[4]
     free = {key: value for key, value in request("free")["body"].items() if key != "temperature"}
-    source = write(
-        tmp_path / "b.jsonl",
-        request("text", max_tokens=12, stop=stop),
-        request("list", max_tokens=12, stop=["nowhere", stop]),
-        {**request("free"), "body": free},
-    )
+    source = write(tmp_path / "b.jsonl", request("text", max_tokens=12, stop=stop),
+                   request("list", max_tokens=12, stop=["nowhere", stop]),
+                   {**request("free"), "body": free})  # fmt: skip
     choices = [entry["response"]["body"]["choices"][0] for entry in read(generate(source, output="b") / "output.jsonl")]
     assert [entry["message"]["content"] for entry in choices[:2]] == [text[: text.index(stop)]] * 2
     assert choices[0]["finish_reason"] == "stop"
@@ -189,10 +167,8 @@ def test_parameters_are_those_of_the_request(tmp_path: Path, generate: Callable[
 def test_an_answer_is_held_to_its_response_format(tmp_path: Path, generate: Callable[..., Path]) -> None:
     """A random model, at temperature 1, writes what an unmodified validator accepts, within the tokens that it may."""
     draws = [request(f"schema {n}", temperature=1, max_tokens=90, response_format=held_to(PRODUCT)) for n in range(4)]
-    objects = [
-        request(f"object {n}", temperature=1, max_tokens=limit, response_format={"type": "json_object"})
-        for n, limit in enumerate((8, 8, 300, 300))
-    ]
+    objects = [request(f"object {n}", temperature=1, max_tokens=limit, response_format={"type": "json_object"})
+               for n, limit in enumerate((8, 8, 300, 300))]  # fmt: skip
     short = request("short", max_tokens=9, response_format=held_to(PRODUCT))
     folder = generate(write(tmp_path / "batch.jsonl", *draws, *objects, short))
     choices = {entry["custom_id"]: entry["response"]["body"]["choices"][0] for entry in read(folder / "output.jsonl")}
@@ -210,7 +186,6 @@ def test_an_answer_is_held_to_its_response_format(tmp_path: Path, generate: Call
     fault = error["response"]["body"]["error"]
     assert (error["custom_id"], fault["param"]) == ("short", "response_format")
     assert re.search(r"its shortest answer takes \d+ tokens, 9 may be written", fault["message"])
-
     plain = generate(
         write(tmp_path / "b.jsonl", draws[0], request("text")), "decoding.method=skeleton_of_thought", output="other"
     )
@@ -218,35 +193,32 @@ def test_an_answer_is_held_to_its_response_format(tmp_path: Path, generate: Call
     assert "skeleton_of_thought cannot hold an answer to it" in error["response"]["body"]["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("line", "param", "words"),
-    [
-        (request("a", url="/v1/embeddings"), "url", "/v1/chat/completions alone is"),
-        (request("a", method="GET"), "method", "expected POST"),
-        (request("a", stream=True), "stream", "stream is not supported"),
-        (request("a", logprobs=True), "logprobs", "not supported"),
-        (request("a", tools=[{"type": "function"}]), "tools", "not supported"),
-        (request("a", response_format={"type": "xml"}), "response_format.type", "'json_object'"),
-        (request("a", response_format={"type": "json_schema"}), "response_format", "needs it, with name and schema"),
-        (request("a", response_format=held_to({"type": "array"})), "response_format", "its type must be object"),
-        (request("a", response_format=held_to(RECURSIVE)), "response_format", "# holds itself"),
-        (request("a", response_format=held_to({"type": "object", "properties": {"a": {"type": "foo"}}})),
-         "response_format", "json_schema.schema: Unsupported type: foo"),
-        (request("a", temprature=1), "temprature", "not supported"),
-        (request("a", frequency_penalty=0.5), "frequency_penalty", "not supported"),
-        (request("a", [{"type": "image_url", "image_url": {"url": "x"}}]), "messages.0", "image_url is not supported"),
-        (request("a", messages=[{"role": "tool", "content": "x", "tool_call_id": "1"}]), "messages.0", "tool_call_id"),
-        (request("a", messages=[{"role": "assistant", "content": "x"}]), "messages", "last turn must be the user's"),
-        (request("a", messages=[]), "messages", "at least 1 item"),
-        (request("a", temperature=3), "temperature", "less than or equal to 2"),
-        (request("a", top_p=0), "top_p", "greater than 0"),
-        (request("a", max_tokens="8"), "max_tokens", "valid integer"),
-        (request("a", max_completion_tokens=4), "max_tokens", "both set"),
-        (request("a", stop=["x", ""]), "stop", "empty"),
-        ({**request("a"), "body": None}, "body", "valid dictionary"),
-        ({**request("a"), "bodies": 1}, "bodies", "unknown key"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "param", "words"), [
+    (request("a", url="/v1/embeddings"), "url", "/v1/chat/completions alone is"),
+    (request("a", method="GET"), "method", "expected POST"),
+    (request("a", stream=True), "stream", "stream is not supported"),
+    (request("a", logprobs=True), "logprobs", "not supported"),
+    (request("a", tools=[{"type": "function"}]), "tools", "not supported"),
+    (request("a", response_format={"type": "xml"}), "response_format.type", "'json_object'"),
+    (request("a", response_format={"type": "json_schema"}), "response_format", "needs it, with name and schema"),
+    (request("a", response_format=held_to({"type": "array"})), "response_format", "its type must be object"),
+    (request("a", response_format=held_to(RECURSIVE)), "response_format", "# holds itself"),
+    (request("a", response_format=held_to({"type": "object", "properties": {"a": {"type": "foo"}}})),
+     "response_format", "json_schema.schema: Unsupported type: foo"),
+    (request("a", temprature=1), "temprature", "not supported"),
+    (request("a", frequency_penalty=0.5), "frequency_penalty", "not supported"),
+    (request("a", [{"type": "image_url", "image_url": {"url": "x"}}]), "messages.0", "image_url is not supported"),
+    (request("a", messages=[{"role": "tool", "content": "x", "tool_call_id": "1"}]), "messages.0", "tool_call_id"),
+    (request("a", messages=[{"role": "assistant", "content": "x"}]), "messages", "last turn must be the user's"),
+    (request("a", messages=[]), "messages", "at least 1 item"),
+    (request("a", temperature=3), "temperature", "less than or equal to 2"),
+    (request("a", top_p=0), "top_p", "greater than 0"),
+    (request("a", max_tokens="8"), "max_tokens", "valid integer"),
+    (request("a", max_completion_tokens=4), "max_tokens", "both set"),
+    (request("a", stop=["x", ""]), "stop", "empty"),
+    ({**request("a"), "body": None}, "body", "valid dictionary"),
+    ({**request("a"), "bodies": 1}, "bodies", "unknown key"),
+])  # fmt: skip
 def test_what_cannot_be_done_is_said(tmp_path: Path, line: dict[str, Any], param: str, words: str) -> None:
     source = write(tmp_path / "batch.jsonl", request("ok"), line | {"custom_id": "b"})
     settings = ["model.fake.load_seconds=0", "model.fake.step_seconds=0", "model.fake.answer_tokens=2"]

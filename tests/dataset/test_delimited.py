@@ -74,7 +74,6 @@ def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(tmp_
     assert {unit.rows for unit in units} == {100, 25}
     offsets = []
     real = local.open_read
-
     monkeypatch.setattr(local, "open_read", lambda *args: offsets.append(args[1]) or real(*args))
     documents = read_unit(units[-1], run)
     assert [d.id for d in documents[:-1]] == [str(i) for i in range(4975, 4999)]
@@ -112,11 +111,8 @@ def test_what_is_wrong_with_a_record_is_its_own_error_with_the_line(tmp_path, co
         "a.csv, line 11: not CSV: ',' expected after '\"' (lines 11 to 13 were read as one record)",
     }
     fine = {id: d.fields for id, d in documents.items() if d.error is None}
-    assert fine == {
-        "1": {"id": "1", "title": "fine", "note": ""},
-        "4": {"id": "4", "title": "two\nlines", "note": ""},
-        "11": {"id": "11", "title": '5" wide', "note": '5" tall'},
-    }
+    assert fine == {"1": {"id": "1", "title": "fine", "note": ""}, "4": {"id": "4", "title": "two\nlines", "note": ""},
+                    "11": {"id": "11", "title": '5" wide', "note": '5" tall'}}  # fmt: skip
     assert len(documents) == 9
 
 
@@ -196,11 +192,9 @@ def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, con
     folder.mkdir(parents=True)
     (tmp_path / "in/country=a%2Fb").mkdir()
     rows = pd.DataFrame({"title": ["x", "y"], "country": ["own", "too"]})
-    write = {
-        "csv": lambda frame, path: frame.to_csv(path, index=False),
-        "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
-        "parquet": lambda frame, path: frame.to_parquet(path),
-    }[suffix]
+    write = {"csv": lambda frame, path: frame.to_csv(path, index=False),
+             "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+             "parquet": lambda frame, path: frame.to_parquet(path)}[suffix]  # fmt: skip
     write(rows[["title"]], folder / f"a.{suffix}")
     write(rows, folder / f"b.{suffix}")
     write(rows[["title"]], tmp_path / f"in/country=a%2Fb/c.{suffix}")

@@ -55,16 +55,14 @@ def test_small_files_share_units_and_large_ones_are_split(run) -> None:
     assert shape(planned) == [["d.jsonl"]] * 3 + [["a.jsonl", "b.jsonl", "c.jsonl"], ["e.jsonl"]]
     assert (planned.units, planned.documents, planned.exact) == (5, 36, True)
     assert planned.bytes == sum(p.stat().st_size for p in Path(run.input.path).iterdir())  # type: ignore[arg-type]
-    documents = [(d.source, d.fields["title"]) for unit in planned for d in read_unit(unit, run)]
-    assert len(set(documents)) == 36
+    assert len({(d.source, d.fields["title"]) for unit in planned for d in read_unit(unit, run)}) == 36
 
 
 def test_the_same_input_is_not_read_again(run, inspected) -> None:
     first = kept(run)
     assert len(inspected) == 5
     again = plan(run, run.output.path)
-    assert len(inspected) == 5
-    assert [u.id for u in again] == [u.id for u in first]
+    assert (len(inspected), [u.id for u in again]) == (5, [u.id for u in first])
     assert (again.units, again.documents, again.bytes, again.exact) == (5, 36, first.bytes, True)
     assert list(plan(run)) == list(again)  # and it is what a fresh one would be
 
@@ -102,20 +100,17 @@ def test_a_touched_or_moved_input_is_the_same(run, tmp_path, config, inspected) 
     shutil.move(tmp_path / "in", tmp_path / "moved")
     inspected.clear()
     planned = plan(config(str(tmp_path / "moved")), run.output.path)
-    assert inspected == []
-    assert sorted(u.id for u in planned) == sorted(u.id for u in first)
+    assert (inspected, sorted(u.id for u in planned)) == ([], sorted(u.id for u in first))
     assert sum(len(read_unit(u, run)) for u in planned) == 36
 
 
 def test_objects_that_were_damaged_are_looked_into_again(run, tmp_path, inspected) -> None:
-    bad = tmp_path / "in/cc.parquet"
-    bad.write_bytes(b"PAR1")
+    (tmp_path / "in/cc.parquet").write_bytes(b"PAR1")
     first = kept(run)
     assert [u.name for u in first.damaged()] == ["cc.parquet"]
     assert (first.units, first.totals.damaged, first.documents) == (5, 1, 36)
     inspected.clear()
-    assert plan(run, run.output.path).totals.damaged == 1
-    assert inspected == ["cc.parquet"]
+    assert (plan(run, run.output.path).totals.damaged, inspected) == (1, ["cc.parquet"])
 
 
 def test_units_that_were_taken_apart_stay_apart(run) -> None:
@@ -124,26 +119,22 @@ def test_units_that_were_taken_apart_stay_apart(run) -> None:
     planned = kept(run)
     assert {u.id for u in singles} < {u.id for u in planned}
     assert all(len(parts) == 1 for parts in shape(planned))
-    assert planned.documents == 36
-    assert list(plan(run, run.output.path)) == list(planned)
+    assert (planned.documents, list(plan(run, run.output.path))) == (36, list(planned))
 
 
 def test_other_sizes_of_units_cut_anew(run, tmp_path, config, inspected) -> None:
     kept(run)
     inspected.clear()
-    assert plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units == 8
-    assert len(inspected) == 5
+    assert (plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units, len(inspected)) == (8, 5)
 
 
 def test_a_plan_that_is_torn_is_made_again_and_a_chunk_that_is_gone_is_named(run, tmp_path) -> None:
-    planned = kept(run)
-    chunk = tmp_path / "out/plan" / planned.totals.id / "000000.parquet"
+    chunk = tmp_path / "out/plan" / kept(run).totals.id / "000000.parquet"
     chunk.write_bytes(chunk.read_bytes()[:50])
     with pytest.raises(RunError, match=r"000000.parquet: a part of the plan cannot be read.*delete"):
         list(plan(run, run.output.path))
     (tmp_path / "out/plan/plan.json").write_text("{")
-    assert stored(run.output.path) is None
-    assert plan(run, run.output.path).units == 5
+    assert (stored(run.output.path), plan(run, run.output.path).units) == (None, 5)
 
 
 def test_a_plan_of_many_chunks_is_read_in_its_order(run, monkeypatch) -> None:

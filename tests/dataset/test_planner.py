@@ -26,8 +26,7 @@ ROWS = [{"id": f"d{i}", "title": f"title {i} ü"} for i in range(25)]
 
 
 def lines(end: str = "\n", last: bool = True) -> bytes:
-    text = end.join(json.dumps(row, ensure_ascii=False) for row in ROWS)
-    return (text + (end if last else "")).encode()
+    return (end.join(json.dumps(row, ensure_ascii=False) for row in ROWS) + (end if last else "")).encode()
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -85,19 +84,16 @@ def test_empty_files_hold_no_units(tmp_path, config) -> None:
     assert [u.name for u in plan(config(str(tmp_path / "in")))] == ["b.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("make", "pattern", "message"),
-    [
-        (None, "*.jsonl", "no file matches"),
-        (None, "a.jsonl", "no such file"),
-        (("b.jsonl", b'{"id":1,"title":"x"}'), "a.jsonl", "did you mean .*b.jsonl"),
-        (("a.txt", b"id,title"), "a.txt", "reads .jsonl"),
-        (("a.txt", b"id,title"), "", "nothing to read in this folder"),
-        (("a.jsonl", b"{\n  'a': 1\n}"), "a.jsonl", "none of the first lines is a JSON object"),
-        (("a.jsonl", b'{"id": 1, "titel": "x"}'), "a.jsonl", "a.jsonl: no column 'title' .* did you mean 'titel'"),
-        (("a.jsonl", b'{"key": 1, "title": "x"}'), "a.jsonl", "no column 'id' .*input.id_column=null"),
-    ],
-)
+@pytest.mark.parametrize(("make", "pattern", "message"), [
+    (None, "*.jsonl", "no file matches"),
+    (None, "a.jsonl", "no such file"),
+    (("b.jsonl", b'{"id":1,"title":"x"}'), "a.jsonl", "did you mean .*b.jsonl"),
+    (("a.txt", b"id,title"), "a.txt", "reads .jsonl"),
+    (("a.txt", b"id,title"), "", "nothing to read in this folder"),
+    (("a.jsonl", b"{\n  'a': 1\n}"), "a.jsonl", "none of the first lines is a JSON object"),
+    (("a.jsonl", b'{"id": 1, "titel": "x"}'), "a.jsonl", "a.jsonl: no column 'title' .* did you mean 'titel'"),
+    (("a.jsonl", b'{"key": 1, "title": "x"}'), "a.jsonl", "no column 'id' .*input.id_column=null"),
+])  # fmt: skip
 def test_what_cannot_be_planned_is_refused(tmp_path, config, make, pattern, message) -> None:
     (tmp_path / "in").mkdir()
     if make is not None:
@@ -138,25 +134,20 @@ def test_the_last_units_are_smaller_and_hold_every_document_once(run: RunConfig)
     cut = len(before) // 8
     assert after[: len(before) - cut] == before[: len(before) - cut]
     pieces = after[len(before) - cut :]
-    count = sum(4 if unit.expected >= 64 else 1 for unit in before[-cut:])
-    assert len(pieces) == count > cut
+    assert len(pieces) == sum(4 if unit.expected >= 64 else 1 for unit in before[-cut:]) > cut
     assert max(unit.expected for unit in pieces) <= 25
     for key in ("documents", "bytes", "exact"):
         assert getattr(planned, key) == getattr(full_units, key), key
     assert planned.exact == ("estimated" not in str(run.input.path))
     assert all(unit.rows in (None, len(read_unit(unit, run))) for unit in planned)
-    assert len({unit.id for unit in planned}) == planned.units
-    assert list(plan(run, run.output.path)) == after
+    assert (len({unit.id for unit in planned}), list(plan(run, run.output.path))) == (planned.units, after)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "pieces"),
-    [
-        ([20] * 5, [2, 1, 1, 1]),
-        ([97, 1, 1, 1], [1, 3]),
-        ([15] * 4, [4]),  # too few documents
-    ],
-)
+@pytest.mark.parametrize(("sizes", "pieces"), [
+    ([20] * 5, [2, 1, 1, 1]),
+    ([97, 1, 1, 1], [1, 3]),
+    ([15] * 4, [4]),  # too few documents
+])  # fmt: skip
 def test_a_unit_of_several_files_is_cut_between_them(tmp_path, config, sizes: list[int], pieces: list[int]) -> None:
     for i in range(7):
         write_jsonl(tmp_path / f"in/a{i}.jsonl", ["a"] * 100)
@@ -182,8 +173,7 @@ def test_units_of_an_earlier_session_stay_as_they_are(tmp_path, config, monkeypa
     write_many(tmp_path / "in/b.jsonl", 800)
     second = plan(run, run.output.path)
     second.keep(run.output.path)
-    assert [unit.expected for unit in second] == [100] * 16 + [100] * 7 + [25] * 4
-    assert list(second)[:16] == first
+    assert ([unit.expected for unit in second], list(second)[:16]) == ([100] * 16 + [100] * 7 + [25] * 4, first)
     write_many(tmp_path / "in/c.jsonl", 100)  # one unit: no eighth of it
     assert list(plan(run, run.output.path))[:27] == list(second)
 

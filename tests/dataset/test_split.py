@@ -15,10 +15,8 @@ from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.dataset.split import cut_rows
 
-LINE = st.one_of(
-    st.sampled_from([b"", b" ", b"\t ", b'{"id": 1}', b"\xff\xfe", b"\x00", b"\r", b"{" * 30, b"x" * 70, BOM]),
-    st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"n")),
-)
+LINE = st.one_of(st.sampled_from([b"", b" ", b"\t ", b'{"id": 1}', b"\xff\xfe", b"\x00", b"\r", b"{" * 30, b"x" * 70,
+                                  BOM]), st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"n")))  # fmt: skip
 END = st.sampled_from([b"\n", b"\r\n", b"\n\n"])
 
 
@@ -34,8 +32,7 @@ def naive(text: bytes) -> list[tuple[int, bytes]]:
     """(offset, line without its end) of every line that is not blank, by splitting the whole."""
     expected, offset = [], 0
     for line in text.split(b"\n"):
-        bare = line.removeprefix(BOM) if offset == 0 else line
-        if bare.strip():
+        if (line.removeprefix(BOM) if offset == 0 else line).strip():
             expected.append((offset, line.rstrip(b"\r")))
         offset += len(line) + 1
     return expected
@@ -118,8 +115,7 @@ def test_a_line_of_30_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path, c
 def test_rows_are_cut_without_gap_and_within_the_limits(groups: list, rows: int, size: int) -> None:
     cut = list(cut_rows(groups, rows, size))
     total = sum(count for count, _ in groups)
-    assert [start for start, _ in cut] == [0, *(end for _, end in cut)][: len(cut)]
-    assert (cut[-1][1] if cut else 0) == total
+    assert ([start for start, _ in cut], cut[-1][1] if cut else 0) == ([0, *(end for _, end in cut)][: len(cut)], total)
     each = [length / count for count, length in groups for _ in range(count)]
     for start, end in cut:
         assert 1 <= end - start <= rows

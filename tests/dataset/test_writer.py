@@ -17,11 +17,8 @@ from raypd.run.records import UnitSummary
 from raypd.tasks.base import Document, Record
 
 COLUMNS = pa.schema([("answer", pa.string()), ("price", pa.float64())])
-DOCUMENTS = [
-    Document(0, "a", source="a.jsonl", place=10),
-    Document(1, "b", source="a.jsonl", place=11),
-    Document(2, "c", error="a.jsonl, byte 12: not JSON", source="a.jsonl", place=12),
-]
+DOCUMENTS = [Document(0, "a", source="a.jsonl", place=10), Document(1, "b", source="a.jsonl", place=11),
+             Document(2, "c", error="a.jsonl, byte 12: not JSON", source="a.jsonl", place=12)]  # fmt: skip
 
 
 def summary(unit: str = "u-1", ok: int = 2) -> UnitSummary:
@@ -43,8 +40,7 @@ def test_rows_stand_in_the_order_of_the_input_and_none_is_missing() -> None:
         ("b", 11, "ok", "B2"),
         ("c", 12, "error", None),
     ]
-    assert rows[3]["error"] == "a.jsonl, byte 12: not JSON"
-    assert writer.count_documents(unit_table) == (2, 1)
+    assert (rows[3]["error"], writer.count_documents(unit_table)) == ("a.jsonl, byte 12: not JSON", (2, 1))
     assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
     assert table([]).schema == unit_table.schema  # errors alone: the same schema
 
@@ -80,8 +76,7 @@ def test_torn_writes_are_no_commits_and_are_cleaned_when_their_writer_is_gone(tm
     for path in (mine, dead, foreign, old):
         path.write_bytes(b"PAR1 torn")
     os.utime(old, (time.time() - 2 * 86400,) * 2)
-    assert writer.committed(str(tmp_path)) == set()
-    assert storage.clean_temporary(str(units)) == 2
+    assert (writer.committed(str(tmp_path)), storage.clean_temporary(str(units))) == (set(), 2)
     assert sorted(p.name for p in units.iterdir()) == sorted([mine.name, foreign.name])
 
 

@@ -128,11 +128,8 @@ def test_the_papers_example() -> None:
     given = {"documents": 500e6, "instances": ["g6e.48xlarge"], "nodes": 8}
     result = estimate(None, EstimateOptions(throughput=["6.28"], baseline_throughput=["0.7684"], **given))
     (row,) = result.machines
-    assert round(row.usd_per_hour, 2) == 30.13
-    assert row.workers == 8
-    assert round(row.usd_per_1000.value, 3) == 0.167
-    assert round(row.baseline_usd_per_1000.value, 3) == 1.362
-    assert round(row.saved_usd.value, -3) == 597_000
+    assert (round(row.usd_per_hour, 2), row.workers, round(row.usd_per_1000.value, 3)) == (30.13, 8, 0.167)
+    assert (round(row.baseline_usd_per_1000.value, 3), round(row.saved_usd.value, -3)) == (1.362, 597_000)
     assert "L40S" not in result.not_measured
     assert records.from_json(Estimate, json.loads(records.encoded(result)), "") == result
 
@@ -140,12 +137,8 @@ def test_the_papers_example() -> None:
 # ---------------------------------------------------------------------------------------------------------- the sample
 
 
-COSTS = {
-    "load_seconds": 1.0,
-    "step_seconds": 0.002,
-    "prefill_tokens_per_second": 20_000,
-    "decode_tokens_per_second": 2000,
-}
+COSTS = {"load_seconds": 1.0, "step_seconds": 0.002, "prefill_tokens_per_second": 20_000,
+         "decode_tokens_per_second": 2000}  # fmt: skip
 
 
 def corpus(tmp_path: Path, count: int = 1000, **keys: object) -> RunConfig:
@@ -157,15 +150,10 @@ def corpus(tmp_path: Path, count: int = 1000, **keys: object) -> RunConfig:
             text = "x" * int(draws.lognormvariate(6.5, 0.9))
             file.write(json.dumps({"id": str(number), "category": name, "title": text}) + "\n")
     names = {"a": 2, "b": 6, "c": 20}
-    tree = config_tree(
-        extraction(**{name: [f"{name}{i}" for i in range(count)] for name, count in names.items()}),
-        tmp_path / "corpus.jsonl",
-        tmp_path / "out",
-        input={"text_columns": ["title"]},
-        model={"name": "fake", "fake": COSTS},
-        cluster={"address": "local", "unit_documents": 25},
-        cost={"prices": {"local": 36.0}},
-    )
+    tree = config_tree(extraction(**{name: [f"{name}{i}" for i in range(count)] for name, count in names.items()}),
+                       tmp_path / "corpus.jsonl", tmp_path / "out", input={"text_columns": ["title"]},
+                       model={"name": "fake", "fake": COSTS}, cluster={"address": "local", "unit_documents": 25},
+                       cost={"prices": {"local": 36.0}})  # fmt: skip
     for key, value in keys.items():
         tree[key] = {**tree.get(key, {}), **value}
     return RunConfig.model_validate(tree)
@@ -229,9 +217,7 @@ def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
         file.write("no json\n" * 100)
     sample = sampling.draw(config, 50)
     assert sample.unreadable == 100
-    measured = _profile([DocumentCost(1.0, 10, 0, 2)] * 50)
-    speed = estimates.speed_of(sample, measured, [])
-    assert speed.seconds[0] == pytest.approx(0.5)
+    assert estimates.speed_of(sample, _profile([DocumentCost(1.0, 10, 0, 2)] * 50), []).seconds[0] == pytest.approx(0.5)
     (tmp_path / "corpus.jsonl").write_text('{"id": 1, "category": "a", "title": ""}\n')
     with pytest.raises(InputError, match="of 1 document looked at none can be read"):
         sampling.draw(config, 50)
@@ -239,8 +225,7 @@ def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
 
 def _profile(costs: list[DocumentCost | None], gpu: str | None = None, memory: float = 0.0, **keys: Any) -> Profile:
     worker = WorkerFacts(gpu or "here", machines.instance_gpu(gpu, memory) if gpu else None)
-    made = Profile("hyper_parallel", costs, 10.0, [(10.0, 10.0)] * 8, 1.0, 1.0, worker, True)
-    return replace(made, **keys)
+    return replace(Profile("hyper_parallel", costs, 10.0, [(10.0, 10.0)] * 8, 1.0, 1.0, worker, True), **keys)
 
 
 def test_the_estimate_is_that_of_the_corpus(tmp_path) -> None:
@@ -332,11 +317,9 @@ def test_the_window_has_every_document_once_and_not_the_start(tmp_path, fake_tim
     assert found.load_seconds == pytest.approx(1.0)
     assert [bool(cost.rows) and cost.error is None for cost in costs] == [True] * 40
     # The engine's own arithmetic: what it slept for these documents, and its fixed time a pass.
-    tokens = sum(c.prefill_tokens / 20_000 + c.decode_tokens / 2000 for c in costs)
-    assert found.seconds > 0.9 * tokens
+    assert found.seconds > 0.9 * sum(c.prefill_tokens / 20_000 + c.decode_tokens / 2000 for c in costs)
     assert sum(c.seconds for c in costs) == pytest.approx(found.seconds, rel=0.2)
-    assert np.sum(found.samples, axis=0) == pytest.approx(found.seconds)
-    assert len(found.samples) == 8
+    assert (np.sum(found.samples, axis=0), len(found.samples)) == (pytest.approx(found.seconds), 8)
     # the instruction was computed at warm-up: the window saw it shared
     assert all(c.shared_tokens > 0 for c in costs)
     short, *_, long = (costs[i].seconds for i in np.argsort([len(d.fields["title"]) for d in documents]))
@@ -353,8 +336,7 @@ def test_a_sample_smaller_than_the_batch_is_repeated_until_it_fills_it(tmp_path,
 def test_documents_of_one_prompt_share_its_tokens(tmp_path, fake_time) -> None:
     decoding = {"isolate": "none", "stacked_documents": 4}
     _, _, costs = profiled(tmp_path, 40, **decoding)
-    assert most_in_flight(corpus(tmp_path, 1, decoding=decoding)) == 256 * 4
-    assert len(costs) == 40
+    assert (most_in_flight(corpus(tmp_path, 1, decoding=decoding)), len(costs)) == (256 * 4, 40)
     assert min(cost.decode_tokens for cost in costs) >= 1
 
 
@@ -412,8 +394,7 @@ def test_start_and_end_are_reckoned_as_a_bill_does(tmp_path, monkeypatch) -> Non
 
 def test_the_start_of_an_earlier_run_is_that_of_its_bills() -> None:
     """A Ray of its own, whose node came after 4 s, and a cluster that was there; both decode 12 s after their begin."""
-    spans = [(1005.0, 1012.0, "startup", None), (1012.0, 1020.0, "busy", "u")]
-    workers = [WorkerTime("w", "n", 1005.0, spans=spans)]
+    workers = [WorkerTime("w", "n", 1005.0, spans=[(1005.0, 1012.0, "startup", None), (1012.0, 1020.0, "busy", "u")])]
     bills = [Bill("s", 1000.0, 1.0, nodes=[NodeTime("n", began)], workers=workers) for began in (1004.0, 1000.0)]
     assert earlier._overhead(bills) == Overhead(startup=10, unpaid=2)
     assert earlier._overhead([Bill("s", 1000.0, 1.0)]) is None
@@ -490,48 +471,41 @@ def test_figures_stand_only_for_the_gpu_that_was_profiled(tmp_path) -> None:
     server, names = on("NVIDIA L40S", 44.4)
     assert {name.partition(".")[0] for name in names} == {"g6e"}
     assert {"L4", "L40S"} & server.not_measured.keys() == {"L4"}
-    bills = server.machines[names.index("g6e.48xlarge")].bills
-    assert [bill.nodes for bill in bills] == [1, 2, 4, 8]
+    assert [bill.nodes for bill in server.machines[names.index("g6e.48xlarge")].bills] == [1, 2, 4, 8]
     assert on("NVIDIA GeForce RTX 4090", 23.5)[1] == ["this machine (NVIDIA GeForce RTX 4090)"]
 
 
-@pytest.mark.parametrize(
-    ("name", "memory", "gpu"),
-    [
-        ("NVIDIA L40S", 44.4, "L40S"),
-        ("NVIDIA L4", 22.0, "L4"),
-        ("NVIDIA A10G", 22.1, "A10G"),
-        ("NVIDIA A100-SXM4-40GB", 39.4, "A100 40GB"),
-        ("NVIDIA A100-SXM4-80GB", 79.3, "A100 80GB"),
-        ("NVIDIA A100 80GB PCIe", 79.3, None),
-        ("NVIDIA H100 80GB HBM3", 79.1, "H100"),
-        ("NVIDIA H200", 139.8, "H200"),
-        ("NVIDIA H100 NVL", 93.0, None),
-        ("NVIDIA L40", 44.4, None),
-    ],
-)
+@pytest.mark.parametrize(("name", "memory", "gpu"), [
+    ("NVIDIA L40S", 44.4, "L40S"),
+    ("NVIDIA L4", 22.0, "L4"),
+    ("NVIDIA A10G", 22.1, "A10G"),
+    ("NVIDIA A100-SXM4-40GB", 39.4, "A100 40GB"),
+    ("NVIDIA A100-SXM4-80GB", 79.3, "A100 80GB"),
+    ("NVIDIA A100 80GB PCIe", 79.3, None),
+    ("NVIDIA H100 80GB HBM3", 79.1, "H100"),
+    ("NVIDIA H200", 139.8, "H200"),
+    ("NVIDIA H100 NVL", 93.0, None),
+    ("NVIDIA L40", 44.4, None),
+])  # fmt: skip
 def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
     assert machines.instance_gpu(name, memory) == gpu
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"throughput": ["L40S=6.28"]}, "--documents"),
-        ({"throughput": ["6.28"], "documents": 5}, "which GPU"),
-        ({"throughput": ["L40=6.28"], "documents": 5}, "no instance type has a L40; choose from A100 40GB"),
-        ({"throughput": ["L40S=fast"], "documents": 5}, "give documents per second"),
-        ({"throughput": ["6"], "documents": 5, "instances": ["g6e.48xl"]}, "did you mean g6e.48xlarge"),
-        ({}, "give a configuration"),
-        ({"throughput": ["L40S=6"], "baseline": True}, "--throughput decodes nothing: .*; --baseline-throughput gives"),
-        ({"run": "runs/a", "baseline": True}, "--from decodes nothing: leave it out"),
-        ({"baseline_throughput": ["L40S=1"]}, "--baseline-throughput goes with --throughput"),
-        (
-            {"throughput": ["L40S=6"], "baseline_throughput": ["1"], "documents": 5},
-            "does --baseline-throughput hold for",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), [
+    ({"throughput": ["L40S=6.28"]}, "--documents"),
+    ({"throughput": ["6.28"], "documents": 5}, "which GPU"),
+    ({"throughput": ["L40=6.28"], "documents": 5}, "no instance type has a L40; choose from A100 40GB"),
+    ({"throughput": ["L40S=fast"], "documents": 5}, "give documents per second"),
+    ({"throughput": ["6"], "documents": 5, "instances": ["g6e.48xl"]}, "did you mean g6e.48xlarge"),
+    ({}, "give a configuration"),
+    ({"throughput": ["L40S=6"], "baseline": True}, "--throughput decodes nothing: .*; --baseline-throughput gives"),
+    ({"run": "runs/a", "baseline": True}, "--from decodes nothing: leave it out"),
+    ({"baseline_throughput": ["L40S=1"]}, "--baseline-throughput goes with --throughput"),
+    (
+        {"throughput": ["L40S=6"], "baseline_throughput": ["1"], "documents": 5},
+        "does --baseline-throughput hold for",
+    ),
+])  # fmt: skip
 def test_mistakes_are_told(given: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         estimate(None, EstimateOptions(**given))

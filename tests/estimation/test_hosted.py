@@ -40,15 +40,10 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measured:
 
     def make(kind: str, method: str, *overrides: str) -> RunConfig:
         task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}]) if kind == "extraction" else kind
-        tree = config_tree(
-            task,
-            tmp_path / "in.jsonl",
-            tmp_path / f"out-{method}",
-            input=TITLES,
-            model={"name": str(model), "dtype": "float32"},
-            decoding={"method": method, "max_value_tokens": 5, "max_new_tokens": 40},
-            engine={"max_num_seqs": 2},
-        )
+        tree = config_tree(task, tmp_path / "in.jsonl", tmp_path / f"out-{method}", input=TITLES,
+                           model={"name": str(model), "dtype": "float32"},
+                           decoding={"method": method, "max_value_tokens": 5, "max_new_tokens": 40},
+                           engine={"max_num_seqs": 2})  # fmt: skip
         return make_config(tree, list(overrides))
 
     stub_profiler(monkeypatch, profile)
@@ -86,8 +81,7 @@ def test_the_price_is_tokens_times_list_price_and_all_is_said(measured: Measured
 def test_answers_that_share_a_prompt_are_asked_for_once(measured: Measured) -> None:
     config = measured("generation", "autoregressive", "task.samples=2", "decoding.sampling.temperature=1")
     rows = [{"sample": n, "tokens": 7, "counters": '{"prompt_tokens": 100}'} for n in (0, 1)]
-    cost = DocumentCost(1.0, 150, 50, 300, rows=rows)
-    assert hosted.count(config, cost, len) == (100, 14)
+    assert hosted.count(config, DocumentCost(1.0, 150, 50, 300, rows=rows), len) == (100, 14)
 
 
 def test_list_prices_have_a_date_and_a_page_and_can_be_replaced() -> None:
@@ -106,8 +100,7 @@ def test_documents_of_which_nothing_was_read_cost_nothing(measured: Measured, tm
     config = measured("extraction", "hyper_parallel")
     with open(tmp_path / "in.jsonl", "a") as file:
         file.write("no json\n" * 4)
-    sample = sampling.draw(config, 4)
-    assert sample.unreadable == 4
+    assert sampling.draw(config, 4).unreadable == 4
     half = estimate(config, EstimateOptions(sample=4)).hosted_tokens["input"].value
     (tmp_path / "in.jsonl").write_text("".join((tmp_path / "in.jsonl").read_text().splitlines(True)[:4]))
     assert half == pytest.approx(estimate(config, EstimateOptions(sample=4)).hosted_tokens["input"].value / 2)

@@ -37,14 +37,9 @@ def folder(tmp_path: Path) -> Path:
 def make(folder: Path, draft: str = "draft") -> RunConfig:
     """Extraction from the documents."""
     own = {"method": "speculative", "draft_model": str(folder / draft), "draft_tokens": 7, "max_new_tokens": 30}
-    return run_config(
-        extraction(c=["a", {"name": "b", "type": "number"}]),
-        folder / "in.jsonl",
-        folder / "out",
-        input={"text_columns": ["title"], "category": "c", "id_column": "id"},
-        model={"name": str(folder / "model"), "dtype": "float32"},
-        decoding=own,
-    )
+    return run_config(extraction(c=["a", {"name": "b", "type": "number"}]), folder / "in.jsonl", folder / "out",
+                      input={"text_columns": ["title"], "category": "c", "id_column": "id"},
+                      model={"name": str(folder / "model"), "dtype": "float32"}, decoding=own)  # fmt: skip
 
 
 def test_a_worker_has_the_two_models_and_the_numbers_of_the_configuration(folder: Path) -> None:
@@ -63,8 +58,7 @@ def test_a_worker_has_the_two_models_and_the_numbers_of_the_configuration(folder
     assert isinstance(engine, AssistedEngine)
     draft = engine.draft_model.generation_config
     assert (draft.num_assistant_tokens, draft.num_assistant_tokens_schedule) == (7, "constant")
-    assert draft.assistant_confidence_threshold == 0
-    assert engine.max_new_tokens == 30
+    assert (draft.assistant_confidence_threshold, engine.max_new_tokens) == (0, 30)
     theirs, ours = (next(model.parameters()) for model in (engine.draft_model, engine.model))
     assert not theirs.equal(ours)
 
@@ -85,8 +79,7 @@ def test_a_measurement_takes_it_and_its_records_are_those_of_autoregressive_deco
         assert one.decode_tokens == other.decode_tokens + 1  # the engine does not feed the last token
         for said, wanted in zip(one.rows, other.rows, strict=True):
             values = [[value | {"confidence": None} for value in row["values"]] for row in (said, wanted)]
-            assert values[0] == values[1]
-            assert said["record"] == wanted["record"]
+            assert (values[0], said["record"]) == (values[1], wanted["record"])
 
 
 @pytest.mark.parametrize(

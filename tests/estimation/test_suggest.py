@@ -87,14 +87,12 @@ def test_one_category_and_a_file_that_is_not_written_over(data: str, listed: Non
     words = ["schema", "suggest", data, "input.text_columns=[title]", "model.name=fake", "--category", "boots"]
     to = tmp_path / "schema.yaml"
     words += ["--output", str(to)]
-    assert CliRunner().invoke(app, words).exception is None
-    assert list(yaml.safe_load(to.read_text())) == ["boots"]
+    assert (CliRunner().invoke(app, words).exception, list(yaml.safe_load(to.read_text()))) == (None, ["boots"])
     to.write_text("mine")
     refused = CliRunner().invoke(app, words).exception
     assert isinstance(refused, ConfigError)
     assert "is there already" in str(refused)
-    assert to.read_text() == "mine"
-    assert CliRunner().invoke(app, [*words, "--force"]).exception is None
+    assert (to.read_text(), CliRunner().invoke(app, [*words, "--force"]).exception) == ("mine", None)
     assert list(yaml.safe_load(to.read_text())) == ["boots"]
     with pytest.raises(InputError, match="no document is of the category 'shoes'; there are boots, tea"):
         suggest.suggest(data, "shoes", 8, ["input.text_columns=[title]", "model.name=fake"])

@@ -47,11 +47,8 @@ def compare(some: Sequence[DocumentCost | None], others: Sequence[DocumentCost |
 
 
 def test_a_cut_value_never_agrees_and_a_cut_reference_is_left_out() -> None:
-    reference = [
-        values(a=("x", "ok"), b=(None, "null"), c=("y", "truncated"), d=("long tex", "ok")),
-        values(a=("1", "ok")),
-        DocumentCost(1.0, 1, 0, 1, error="too long"),
-    ]
+    reference = [values(a=("x", "ok"), b=(None, "null"), c=("y", "truncated"), d=("long tex", "ok")),
+                 values(a=("1", "ok")), DocumentCost(1.0, 1, 0, 1, error="too long")]  # fmt: skip
     other = [
         values(a=("X", "ok"), b=(None, "null"), c=("y", "ok"), d=("long tex", "truncated")),
         None,  # the whole document was not answered
@@ -164,26 +161,22 @@ def agreeing(share: float) -> Rule:
 BY_SHARE = {"floor": Floor(0.9, "share"), "reference_kind": "document"}
 
 
-@pytest.mark.parametrize(
-    ("how", "references", "judged", "method"),
-    [
-        ({"floor": Floor(0.99)}, "autoregressive", True, "autoregressive"),  # which alone reaches it
-        # Free-running answers are broken: guided ones are the reference.
-        ({"rule": agreeing(1.0), "documents": 40, "whole": 12}, "autoregressive guided", True, "hyper_parallel"),
-        ({"rule": agreeing(0.8), "documents": 100, "whole": 12}, "autoregressive guided", True, "guided"),
-        # A good reference is kept however small the sample is: guided decoding would not bring more values.
-        ({"rule": agreeing(1.0), "documents": 10}, "autoregressive", False, "hyper_parallel"),
-        # The user has decided that 12 values will do.
-        ({"rule": agreeing(1.0), "documents": 40, "whole": 12, **BY_SHARE}, "autoregressive", True, "hyper_parallel"),
-        ({"rule": agreeing(1.0), "documents": 40, "reference_kind": "guided"}, "guided", True, "hyper_parallel"),
-        # Text has no keys to give.
-        ({"task": {"kind": "generation"}, "reference_kind": "guided"}, "autoregressive", True, "autoregressive"),
-    ],
-)
+@pytest.mark.parametrize(("how", "references", "judged", "method"), [
+    ({"floor": Floor(0.99)}, "autoregressive", True, "autoregressive"),  # which alone reaches it
+    # Free-running answers are broken: guided ones are the reference.
+    ({"rule": agreeing(1.0), "documents": 40, "whole": 12}, "autoregressive guided", True, "hyper_parallel"),
+    ({"rule": agreeing(0.8), "documents": 100, "whole": 12}, "autoregressive guided", True, "guided"),
+    # A good reference is kept however small the sample is: guided decoding would not bring more values.
+    ({"rule": agreeing(1.0), "documents": 10}, "autoregressive", False, "hyper_parallel"),
+    # The user has decided that 12 values will do.
+    ({"rule": agreeing(1.0), "documents": 40, "whole": 12, **BY_SHARE}, "autoregressive", True, "hyper_parallel"),
+    ({"rule": agreeing(1.0), "documents": 40, "reference_kind": "guided"}, "guided", True, "hyper_parallel"),
+    # Text has no keys to give.
+    ({"task": {"kind": "generation"}, "reference_kind": "guided"}, "autoregressive", True, "autoregressive"),
+])  # fmt: skip
 def test_the_reference_and_what_is_held_to_it(how, references, judged, method) -> None:
     search, best = searched(**how)
-    asked = [search.method_of(trial.changes) for trial in search.trials]
-    assert asked[: len(references.split())] == references.split()
+    assert [search.method_of(trial.changes) for trial in search.trials][: len(references.split())] == references.split()
     assert (search.by_guided, search.judged) == ("guided" in references, judged)
     assert search.method_of(best.changes) == method
     assert search.agrees(best)
@@ -256,14 +249,11 @@ def test_the_median_of_the_best_two_decides() -> None:
 SPECULATIVE = {"method": "speculative", "draft_model": "x"}
 
 
-@pytest.mark.parametrize(
-    ("task", "decoding", "wanted"),
-    [
-        (EXTRACTION, SPECULATIVE, {"decoding.draft_tokens": 5}),
-        ({"kind": "generation"}, SPECULATIVE, {"decoding.draft_tokens": 5}),
-        ({"kind": "question_answering"}, {}, {"decoding.contexts_per_prompt": 32}),
-    ],
-)
+@pytest.mark.parametrize(("task", "decoding", "wanted"), [
+    (EXTRACTION, SPECULATIVE, {"decoding.draft_tokens": 5}),
+    ({"kind": "generation"}, SPECULATIVE, {"decoding.draft_tokens": 5}),
+    ({"kind": "question_answering"}, {}, {"decoding.contexts_per_prompt": 32}),
+])  # fmt: skip
 def test_other_methods_and_tasks_have_their_own_settings(task, decoding, wanted) -> None:
     def rule(s: dict[str, Any]) -> tuple[float, float]:
         own = 3 - abs(s["draft_tokens"] - 5) / 10 if decoding else 2.0 + s["contexts_per_prompt"] / 10
@@ -353,7 +343,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(d) + "\n" for d in documents))
     (tmp_path / "run.yaml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
-
     clock = Clock()
     monkeypatch.setattr(tune, "time", clock)
 
@@ -495,20 +484,17 @@ def test_paths_keep_their_meaning_in_another_folder(command, tmp_path) -> None:
     assert (made.model.name, made.model.dtype) == ("fake", "float32")  # which was a name alone
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "overrides", "options"),
-    [
-        (ConfigError, "never writes over it", [], {"output": "run.yaml"}),
-        (ConfigError, "not from raypd tune", [], {"output": "mine.yaml"}),
-        (ConfigError, "is a folder", [], {"output": "."}),
-        (ConfigError, "does not exist", [], {"output": "no/x.yaml"}),
-        (ConfigError, "did you mean 'max_num_seqs'", ["engine.max_num_sequences=3"], {}),
-        (InputError, "no such file", ["input.path=nowhere.jsonl"], {}),
-        (ConfigError, "from 0 to 1", [], {"agreement": 90}),
-        (ConfigError, "has not the GPU", [], {"instance": "g6e.48xlarge"}),
-        (ConfigError, "g6e.48xl: no such instance type; did you mean g6e.48xlarge", [], {"instance": "g6e.48xl"}),
-    ],
-)
+@pytest.mark.parametrize(("error", "message", "overrides", "options"), [
+    (ConfigError, "never writes over it", [], {"output": "run.yaml"}),
+    (ConfigError, "not from raypd tune", [], {"output": "mine.yaml"}),
+    (ConfigError, "is a folder", [], {"output": "."}),
+    (ConfigError, "does not exist", [], {"output": "no/x.yaml"}),
+    (ConfigError, "did you mean 'max_num_seqs'", ["engine.max_num_sequences=3"], {}),
+    (InputError, "no such file", ["input.path=nowhere.jsonl"], {}),
+    (ConfigError, "from 0 to 1", [], {"agreement": 90}),
+    (ConfigError, "has not the GPU", [], {"instance": "g6e.48xlarge"}),
+    (ConfigError, "g6e.48xl: no such instance type; did you mean g6e.48xlarge", [], {"instance": "g6e.48xl"}),
+])  # fmt: skip
 def test_mistakes_are_reported_before_anything_is_measured(command, error, message, overrides, options) -> None:
     Path("mine.yaml").write_text("a: 1\n")
     with pytest.raises(error, match=message):

@@ -32,8 +32,7 @@ def test_head_takes_no_work_and_starts_what_the_cluster_asks_for_and_nothing_els
     for name in WORKERS:
         node, resources = types[name]["node_config"], types[name]["resources"]
         # A worker type that could do more than the other would win whatever its priority.
-        assert resources == types["gpu-spot"]["resources"]
-        assert (resources["GPU"], resources["CPU"]) == (8, 192)
+        assert (resources, (resources["GPU"], resources["CPU"])) == (types["gpu-spot"]["resources"], (8, 192))
         assert node["InstanceType"] == start["ec2:InstanceType"]
         assert node["IamInstanceProfile"] == {"Name": SETTINGS["RAYPD_WORKER_PROFILE"]}
     markets = {
@@ -83,8 +82,7 @@ def test_rayjob_grows_from_nothing_and_spot_first_and_nodes_know_their_market_ty
     for group in (spot, fallback):
         resources = group["template"]["spec"]["containers"][0]["resources"]
         assert group["replicas"] == group["minReplicas"] == 0
-        assert resources["limits"]["nvidia.com/gpu"] == "8"
-        assert resources["limits"] == resources["requests"]
+        assert (resources["limits"]["nvidia.com/gpu"], resources["limits"]) == ("8", resources["requests"])
     markets = {}
     for name, template in pods(JOB):
         environment = {e["name"]: e["value"] for e in template["spec"]["containers"][0].get("env", [])}
@@ -111,12 +109,9 @@ def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_a
         """EC2's instance metadata service, version 2."""
         if call.method == "PUT":
             return Reply(200, b"a-token") if call.headers["X-aws-ec2-metadata-token-ttl-seconds"] else Reply(400)
-        body = {
-            "instance-life-cycle": b"spot",
-            "placement/availability-zone": b"us-east-1b",
-            "placement/region": b"us-east-1",
-            "instance-type": b"g6e.48xlarge",
-        }.get(call.path.removeprefix("/latest/meta-data/"))
+        body = {"instance-life-cycle": b"spot", "placement/availability-zone": b"us-east-1b",
+                "placement/region": b"us-east-1",
+                "instance-type": b"g6e.48xlarge"}.get(call.path.removeprefix("/latest/meta-data/"))  # fmt: skip
         return Reply(200, body) if body and call.headers["X-aws-ec2-metadata-token"] == "a-token" else Reply(401)
 
     with serving(metadata) as url:
@@ -152,8 +147,7 @@ def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
     ):
         assert line in dockerfile
     for place in ("head", "worker"):
-        command = CLUSTER[f"{place}_start_ray_commands"][-1]
-        assert ". /opt/raypd/infra/docker/node-environment.sh;" in command
+        assert ". /opt/raypd/infra/docker/node-environment.sh;" in CLUSTER[f"{place}_start_ray_commands"][-1]
     assert "-v /tmp/ray:/tmp/ray" in CLUSTER["docker"]["run_options"]  # where Prometheus finds Ray's list of nodes
 
 
@@ -209,8 +203,7 @@ def unit(kind):
 def test_schedule_submits_what_exists():
     from ray.dashboard.modules.job.cli import submit
 
-    line = unit("service")["Service"]["ExecStart"]
-    shell, flag, script = shlex.split(line.replace("$$", "$").replace("%%", "%"))
+    shell, flag, script = shlex.split(unit("service")["Service"]["ExecStart"].replace("$$", "$").replace("%%", "%"))
     assert (shell, flag) == ("/bin/sh", "-c")
     # With programs that only say how they were called.
     script = script.replace("docker exec raypd ", "").replace("exec ray ", "printf '%s\\n' ")
@@ -239,8 +232,7 @@ def check_command(command, name):
     values = dict(o.split("=", 1) for o in overrides)
     assert values["output.path"].startswith("/shared/")
     config = load_config(ROOT / "configs/quickstart/extract.yaml", overrides)
-    assert config.output.path == values["output.path"]
-    assert config.cluster.gpus_per_worker == 1
+    assert (config.output.path, config.cluster.gpus_per_worker) == (values["output.path"], 1)
 
 
 def template():

@@ -98,8 +98,7 @@ def test_what_a_cut_off_night_did_not_commit_the_next_command_does(nights, write
     )
     assert "run the same command again" in result.output
     assert night(nights).nothing_new
-    assert shown(nights) == titles(nights)
-    assert [version for version, _ in versions(nights)] == [0, 1]
+    assert (shown(nights), [version for version, _ in versions(nights)]) == (titles(nights), [0, 1])
     assert CliRunner().invoke(app, ["verify", nights.output.path]).exit_code == 0
 
 
@@ -123,8 +122,7 @@ def test_a_folder_of_nights_gets_a_delta_table_later_and_other_columns_with_full
     night(nights)
     table = DeltaTable(nights.output.path)
     changed["b"] = "fresh"
-    assert shown(nights) == changed
-    assert set(table.to_pyarrow_table()["score"].to_pylist()) == {None, 1.5}
+    assert (shown(nights), set(table.to_pyarrow_table()["score"].to_pylist())) == (changed, {None, 1.5})
     assert shown(nights, version=0) == DOCUMENTS
     night(nights, full=True)
     assert shown(nights) == changed
@@ -165,6 +163,5 @@ def test_on_s3_by_the_settings_of_raypd(nights, write, bucket, s3_server) -> Non
     write("a.jsonl", {**DOCUMENTS, "d7": "other"})
     night(config)
     options = {"storage_options": {"AWS_ENDPOINT_URL": s3_server.url, "AWS_ALLOW_HTTP": "true", **s3.environment()}}
-    assert shown(config, **options) == {**DOCUMENTS, "d7": "other"}
-    assert shown(config, version=0, **options) == DOCUMENTS
+    assert (shown(config, **options), shown(config, version=0, **options)) == ({**DOCUMENTS, "d7": "other"}, DOCUMENTS)
     assert verify_table(config.output.path, config).passed

@@ -134,30 +134,23 @@ def test_only_changed_documents_of_a_rewritten_object_are_extracted(tmp_path, wr
     write(f"a.{suffix}", DOCUMENTS)
     config = run()
     first = night(config)
-    assert (first.new, first.extracted, first.documents) == (25, 25, 25)
-    assert titles(config) == DOCUMENTS
+    assert ((first.new, first.extracted, first.documents), titles(config)) == ((25, 25, 25), DOCUMENTS)
     # Every document is of the first night's units, so no row was copied.
     assert not Path(config.output.path, "nights", first.name, "table").exists()
-
     changed = {**DOCUMENTS, "d7": "other", "new": "fresh"}
     del changed["d3"]
     write(f"a.{suffix}", changed)
     second = night(config)
     assert (second.new, second.changed, second.removed, second.unchanged) == (1, 1, 1, 23)
-    assert extracted(config, second) == ["d7", "new"]
-    assert titles(config) == changed
+    assert (extracted(config, second), titles(config)) == (["d7", "new"], changed)
     if suffix == "parquet":  # where each stands tonight, not where it stood
         assert {id: row["row"] for id, row in rows(config).items()} == {id: i for i, id in enumerate(changed)}
-
     third = night(config)
-    assert (third.nothing_new, third.name) == (True, second.name)
-    assert titles(config) == changed
-
+    assert ((third.nothing_new, third.name), titles(config)) == ((True, second.name), changed)
     (tmp_path / f"in/a.{suffix}").rename(tmp_path / f"in/z.{suffix}")
     config = run(unit_documents=4)  # other units of the same documents cost nothing
     fourth = night(config)
-    assert (fourth.extracted, fourth.unchanged) == (0, 25)
-    assert titles(config) == changed
+    assert ((fourth.extracted, fourth.unchanged), titles(config)) == ((0, 25), changed)
     assert {row["source"] for row in rows(config).values()} == {f"z.{suffix}"}
 
 
@@ -172,9 +165,7 @@ def test_objects_that_did_not_change_are_neither_read_nor_written(write, run, mo
     real = nightly.changes.read_unit
     monkeypatch.setattr(nightly.changes, "read_unit", lambda u, *a: read.append(u.name) or real(u, *a))
     made = night(config)
-    assert set(read) == {"b.jsonl"}
-    assert made.extracted == 1
-    assert len(set(before) & set(files(config))) == 2
+    assert (set(read), made.extracted, len(set(before) & set(files(config)))) == ({"b.jsonl"}, 1, 2)
     assert titles(config)["b2"] == "y"
 
 
@@ -183,8 +174,7 @@ def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_g
     write("2.jsonl", {"x": "newer"})
     config = run()
     first = night(config)
-    assert first.shadowed == 1
-    assert titles(config) == {"x": "newer", "y": "only"}
+    assert (first.shadowed, titles(config)) == (1, {"x": "newer", "y": "only"})
     assert extracted(config, first) == ["x", "y"]  # what nobody sees is not paid for
     write("3.jsonl", {"x": "newest"})
     night(config)
@@ -194,8 +184,7 @@ def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_g
     assert titles(config) == {"x": "newer", "y": "only"}
     assert third.extracted == 0  # its answer was still there
     (tmp_path / "in/2.jsonl").unlink()
-    assert night(config).extracted == 1
-    assert titles(config) == {"x": "old", "y": "only"}
+    assert (night(config).extracted, titles(config)) == (1, {"x": "old", "y": "only"})
 
 
 def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) -> None:
@@ -209,8 +198,7 @@ def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) ->
     assert (older.missing.documents, older.foreign.documents) == (1, 2)
     made = night(keep)
     assert verify_table(keep.output.path, keep).passed
-    assert titles(keep) == {"x": "1", "y": "3", "z": "2"}
-    assert (made.removed, made.extracted) == (0, 1)
+    assert (titles(keep), (made.removed, made.extracted)) == ({"x": "1", "y": "3", "z": "2"}, (0, 1))
     (tmp_path / "in/3.jsonl").unlink()
     write("4.jsonl", {"z": "4"})
     night(keep)
@@ -245,8 +233,7 @@ def test_added_attributes_alone_are_extracted_and_joined(write, run) -> None:
     write("c.jsonl", {"new": "fresh"})
     config = run(attributes="bax")
     made = night(config)
-    assert (made.extracted, made.failed) == (2 + 25, 1)
-    assert made.added_attributes == "c: b"
+    assert ((made.extracted, made.failed), made.added_attributes) == ((2 + 25, 1), "c: b")
     assert extracted(config, made) == ["failed", "new"]  # whole
     added = pq.read_table(next(Path(config.output.path, "nights", made.name, "added/units").iterdir()))
     assert set(json.loads(added["record"][0].as_py())) == {"b"}
@@ -280,8 +267,7 @@ def test_errors_are_tried_again_on_request(write, run) -> None:
     config = run()
     night(config)
     assert night(config).nothing_new
-    made = night(config, retry_errors=True)
-    assert extracted(config, made) == ["x"]
+    assert extracted(config, night(config, retry_errors=True)) == ["x"]
     assert {id: row["status"] for id, row in rows(config).items()} == {"x": "error", "y": "ok"}
     printed = CliRunner().invoke(app, ["errors", config.output.path]).output
     assert "1  it is bad" in printed
@@ -311,20 +297,16 @@ def test_a_night_that_is_cut_off_goes_on_where_it_was(write, run, in_process, la
     if late:
         write("b.jsonl", late)
     made = night(config)
-    assert titles(config) == {**DOCUMENTS, **late}
-    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert (titles(config), {path: path.stat().st_mtime_ns for path in done}) == ({**DOCUMENTS, **late}, done)
     assert ({path.parts[-3] for path in done} == {made.name}) is not bool(late)  # of another input: another night
 
 
-@pytest.mark.parametrize(
-    ("owner", "step"),
-    [
-        (nightly.table, "compose"),
-        (nightly.changes, "write_index"),
-        (nightly.NightRun, "_replace_state"),
-        (nightly.NightRun, "_repair_list"),
-    ],
-)
+@pytest.mark.parametrize(("owner", "step"), [
+    (nightly.table, "compose"),
+    (nightly.changes, "write_index"),
+    (nightly.NightRun, "_replace_state"),
+    (nightly.NightRun, "_repair_list"),
+])  # fmt: skip
 def test_a_crash_while_the_table_is_made_loses_nothing(write, run, monkeypatch, owner, step) -> None:
     write("a.jsonl", DOCUMENTS)
     config = run()
@@ -345,8 +327,7 @@ def test_a_crash_while_the_table_is_made_loses_nothing(write, run, monkeypatch, 
             night(config)
     assert titles(config) == DOCUMENTS  # readers have the night before, whole
     again = night(config)
-    assert titles(config) == changed
-    assert again.nothing_new == (step == "_repair_list")
+    assert (titles(config), again.nothing_new) == (changed, step == "_repair_list")
 
 
 def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(write, run, monkeypatch) -> None:
@@ -416,15 +397,13 @@ def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, w
 
 def test_on_s3(bucket, write, run, connected) -> None:
     made = with_keys(run(f"{bucket}/in"), output={"path": f"{bucket}/root"}, storage={"endpoint_url": connected.url})
-
     for documents, count in ((DOCUMENTS, 25), ({**DOCUMENTS, "d7": "other"}, 1)):
         storage.put(f"{bucket}/in/a.jsonl", write("a.jsonl", documents).read_bytes())
         assert night(made).extracted == count
     listed = storage.read(f"{bucket}/root/current/files.txt").decode().split()
     assert all(file.startswith(f"{bucket}/root/nights/") for file in listed)
     found = {row["id"]: row for file in listed for row in pq.read_table(storage.open_file(file)).to_pylist()}
-    assert len(found) == 25
-    assert json.loads(found["d7"]["record"]) == {"a": "a:other"}
+    assert (len(found), json.loads(found["d7"]["record"])) == (25, {"a": "a:other"})
     assert writer.committed(f"{bucket}/root/nights/{storage.folders(f'{bucket}/root/nights')[0]}")
 
 
@@ -459,7 +438,6 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
     result = verify_table(config.output.path, config)
     assert (result.damaged_input.units, result.missing.documents, result.foreign.documents) == (1, 0, 0)
     assert not result.passed
-
     for _ in range(2):  # it is not passed over because nothing else is new
         with pytest.raises(RunError, match=words + "nothing new since the night"):
             night(config)
@@ -468,18 +446,15 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
     assert (made.nothing_new, made.damaged.units) == (True, 1)
     assert "b.parquet: cannot be read" in made.describe()
     assert verify_table(config.output.path, skip).passed
-
     write("b.parquet", {"b": "3", "c": "1"})
     made = night(config)
     assert extracted(config, made) == ["b"]  # the answer of c was kept
     assert titles(config) == {"a": "2", "new": "2", "b": "3", "c": "1"}
     assert verify_table(config.output.path, config).passed
-
     broken.write_bytes(b"PAR1")
     assert night(skip).stale == 2
     broken.unlink()
-    assert night(skip).removed == 2
-    assert titles(config) == {"a": "2", "new": "2"}
+    assert (night(skip).removed, titles(config)) == (2, {"a": "2", "new": "2"})
 
 
 def test_a_damaged_object_that_was_never_read_is_done_when_it_is_put_right(write, run) -> None:
@@ -492,8 +467,7 @@ def test_a_damaged_object_that_was_never_read_is_done_when_it_is_put_right(write
             night(config)
         assert titles(config) == {"a": "1", "c": "1"}  # which share its unit
     write("b.parquet", {"b": "1"})
-    assert extracted(config, night(config)) == ["b"]
-    assert titles(config) == {"a": "1", "b": "1", "c": "1"}
+    assert (extracted(config, night(config)), titles(config)) == (["b"], {"a": "1", "b": "1", "c": "1"})
 
 
 def test_a_night_that_can_read_nothing_leaves_the_table_alone(write, run, monkeypatch) -> None:
@@ -512,9 +486,7 @@ def test_a_night_that_can_read_nothing_leaves_the_table_alone(write, run, monkey
         patch.setattr(nightly.changes, "read_unit", away)
         with pytest.raises(RunError, match="overloaded"):  # an outage is no damage
             night(config)
-    assert titles(config) == {"a": "1"}
-    assert night(config).extracted == 1
-    assert titles(config) == {"a": "1", "b": "1"}
+    assert (titles(config), night(config).extracted, titles(config)) == ({"a": "1"}, 1, {"a": "1", "b": "1"})
 
 
 def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, run) -> None:

@@ -23,18 +23,14 @@ from raypd.dataset import writer
 from raypd.run.records import Bill, Manifest, NodeTime, RunRecord, Session, UnitSummary, WorkerTime, write
 from raypd.tasks.columns import EXTRACTION
 
-CATEGORIES = {
-    "headphones": ["Brand", "Fit", "Connection", "Noise cancelling", "Battery life in h", "Color"],
-    "running shoes": ["Brand", "Audience", "Surface", "Weight in g", "Waterproof"],
-    "coffee": ["Brand", "Form", "Roast", "Origin", "Net weight in g"],
-    "backpacks": ["Brand", "Volume in l", "Laptop size in inches", "Material"],
-}
+CATEGORIES = {"headphones": ["Brand", "Fit", "Connection", "Noise cancelling", "Battery life in h", "Color"],
+              "running shoes": ["Brand", "Audience", "Surface", "Weight in g", "Waterproof"],
+              "coffee": ["Brand", "Form", "Roast", "Origin", "Net weight in g"],
+              "backpacks": ["Brand", "Volume in l", "Laptop size in inches", "Material"]}  # fmt: skip
 WORDS = ["Auralis", "over-ear", "wireless", "true", "40", "graphite black", "Ethiopia", "nylon", "trail", "750"]
-ERRORS = [
-    "products-{n}.jsonl:{n}: not JSON: Expecting ',' delimiter: line 1 column {n} (char {n})",
-    "the document has {n} tokens; with its answers the model's context of 2048 has room for 1890",
-    "category 'gadget-{n}' is not in task.categories",
-]
+ERRORS = ["products-{n}.jsonl:{n}: not JSON: Expecting ',' delimiter: line 1 column {n} (char {n})",
+          "the document has {n} tokens; with its answers the model's context of 2048 has room for 1890",
+          "category 'gadget-{n}' is not in task.categories"]  # fmt: skip
 START = 1_790_000_000.0
 FINGERPRINT = "0123456789ab"
 VERSIONS = {"raypd": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "ray": "2.60.0"}
@@ -126,16 +122,13 @@ def edit_bill(root: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def _config(plan: Plan) -> dict[str, Any]:
-    return {
-        "input": {"path": "s3://corpus/products/*.parquet", "id_column": "id"},
-        "output": {"path": "s3://corpus/runs/products"},
-        "task": {"kind": "extraction", "categories": {c: {"attributes": a} for c, a in plan.categories.items()}},
-        "model": {"name": plan.model, "dtype": "auto"},
-        "decoding": {"method": "hyper_parallel", "max_value_tokens": 30},
-        "engine": {"max_num_batched_tokens": 2048, "cache_tokens": None},
-        "cluster": {"max_workers": plan.workers, "unit_documents": plan.documents},
-        **plan.config,
-    }
+    return {"input": {"path": "s3://corpus/products/*.parquet", "id_column": "id"},
+            "output": {"path": "s3://corpus/runs/products"},
+            "task": {"kind": "extraction", "categories": {c: {"attributes": a} for c, a in plan.categories.items()}},
+            "model": {"name": plan.model, "dtype": "auto"},
+            "decoding": {"method": "hyper_parallel", "max_value_tokens": 30},
+            "engine": {"max_num_batched_tokens": 2048, "cache_tokens": None},
+            "cluster": {"max_workers": plan.workers, "unit_documents": plan.documents}, **plan.config}  # fmt: skip
 
 
 def _schedule(plan: Plan, draw: random.Random) -> list[_Done]:

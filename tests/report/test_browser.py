@@ -60,9 +60,7 @@ def test_hostile_documents_run_nothing_and_load_nothing(browser, tmp_path):
     while tab.locator("#on").is_visible() and tab.locator("#on").is_enabled():
         tab.click("#on")
     tab.wait_for_load_state("networkidle")
-    assert tab.evaluate(f"window.{hostile.MARK}") is None
-    assert asked == [file.as_uri()]
-    assert errors == []
+    assert (tab.evaluate(f"window.{hostile.MARK}"), asked, errors) == (None, [file.as_uri()], [])
     assert tab.evaluate("document.scrollingElement.scrollWidth") <= PHONE["width"]
     assert (
         tab.evaluate("document.querySelectorAll('article a, article img, article script, iframe, base, link').length")
@@ -81,14 +79,11 @@ def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
 
     with serving(listen) as url:
         evil = "".join(hostile.TEXTS[1:10]).replace("127.0.0.1:9", url.removeprefix("http://"))
-        whole = file.read_text()
-        file.write_text(whole.replace('<div id="documents">', f'{evil}<div id="documents">', 1))
+        file.write_text(file.read_text().replace('<div id="documents">', f'{evil}<div id="documents">', 1))
         tab, _, errors = open_page(browser, file)
         tab.wait_for_load_state("networkidle")
-        assert tab.evaluate(f"window.{hostile.MARK}") is None
-        assert heard == []
-        without = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", file.read_text())
-        file.write_text(without)
+        assert (tab.evaluate(f"window.{hostile.MARK}"), heard) == (None, [])
+        file.write_text(re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", file.read_text()))
         tab, *_ = open_page(browser, file)  # the same without the policy: so this test could fail
         tab.wait_for_function(f"window.{hostile.MARK} !== undefined", timeout=1000 * LONG)
         wait_for(lambda: heard, "nothing was asked for")
@@ -131,8 +126,7 @@ def test_a_table_that_goes_on_has_a_shadow_at_that_side(browser, tmp_path, schem
         dark = [np.median(abs(seen[:, at] - plain).sum(-1)) > 20 for at in (1, -2)]  # lines and letters are few
         return bool(dark[0]), bool(dark[1])
 
-    assert shadows("Machines", 0.0) == (False, True)
-    assert shadows("Machines", 0.5) == (True, True)
+    assert (shadows("Machines", 0.0), shadows("Machines", 0.5)) == ((False, True), (True, True))
     assert shadows("Machines", 1.0) == (True, False)
     tab.set_viewport_size(DESKTOP)
     assert shadows("Machines", 0.0) == (False, False)
@@ -141,8 +135,7 @@ def test_a_table_that_goes_on_has_a_shadow_at_that_side(browser, tmp_path, schem
 def test_search_filter_order_and_paging(browser, tmp_path):
     tab, *_ = open_page(browser, _page(tmp_path, Plan(units=40, documents=25)))
     articles = tab.locator("#documents article")
-    assert articles.count() == 20
-    assert tab.inner_text("#place") == "1 to 20 of 240"
+    assert (articles.count(), tab.inner_text("#place")) == (20, "1 to 20 of 240")
     tab.click("#on")
     assert tab.inner_text("#place") == "21 to 40 of 240"
     tab.select_option("#status", "error")

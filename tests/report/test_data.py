@@ -18,10 +18,8 @@ from tests.report.builder import Plan, build
 
 def test_figures_are_those_of_the_units_and_of_the_sessions_bills(make):
     run = make(units=30, documents=20, sessions=3)
-    assert run.state == "complete"
-    assert (run.units.committed, run.units.total("documents")) == (30, 600)
-    assert run.units.total("ok") + run.units.total("failed") == 600
-    assert run.units.tokens("decode_tokens") == 600 * 24
+    assert (run.state, (run.units.committed, run.units.total("documents"))) == ("complete", (30, 600))
+    assert (run.units.total("ok") + run.units.total("failed"), run.units.tokens("decode_tokens")) == (600, 600 * 24)
     assert [s.how for s in run.sessions] == ["interrupted", "interrupted", "complete"]
     assert sum(s.documents for s in run.sessions) == 600
     assert sum(run.sample.errors.values()) == run.units.total("failed") > 0
@@ -31,8 +29,7 @@ def test_figures_are_those_of_the_units_and_of_the_sessions_bills(make):
     assert bill.usd == pytest.approx(sum(s.usd or 0 for s in run.sessions))
     dollars = [usd for _, usd in bill.series]
     assert dollars == sorted(dollars)  # a later session goes on where the one before ended
-    assert dollars[-1] == pytest.approx(bill.usd)
-    assert bill.cost.documents == 600
+    assert (dollars[-1], bill.cost.documents) == (pytest.approx(bill.usd), 600)
 
 
 def test_retries_are_on_the_bill(tmp_path):
@@ -63,8 +60,7 @@ def test_a_torn_ledger_file_is_named_and_the_others_count(tmp_path):
     whole = json.loads(second.read_text())["usd"]
     first.write_text(first.read_text()[:100])
     bill = data.load(str(root)).bill
-    assert bill.torn == [str(first)]
-    assert bill.usd == pytest.approx(whole)
+    assert (bill.torn, bill.usd) == ([str(first)], pytest.approx(whole))
 
 
 def test_the_last_line_of_a_worker_that_died_is_shown_and_bookkeeping_is_not(tmp_path):
@@ -89,16 +85,14 @@ def test_a_damaged_unit_is_named_and_not_counted_and_those_of_a_partition_are(tm
     moved.rename(root / "units/shop=a" / moved.name)
     broken.write_bytes(broken.read_bytes()[:-100])
     run = data.load(str(root))
-    assert run.units.damaged == [str(broken)]
-    assert run.units.total("documents") == 40
+    assert (run.units.damaged, run.units.total("documents")) == ([str(broken)], 40)
 
 
 def test_very_many_units_are_read_in_part_and_scaled(make, monkeypatch):
     monkeypatch.setattr(units, "READ_UNITS", 10)
     run = make(units=40, documents=10)
     assert not run.units.all_read
-    assert len(run.units.read) == 10
-    assert run.units.total("documents") == 400
+    assert (len(run.units.read), run.units.total("documents")) == (10, 400)
 
 
 @pytest.mark.parametrize(("how", "ago"), [("running", 5), ("killed", 3600), ("interrupted", 5), ("failed", 5)])
@@ -109,12 +103,10 @@ def test_state_of_a_run_that_is_not_finished(make, how, ago):
 
 def test_secrets_do_not_leave():
     engine = {"max_num_batched_tokens": 2048, "cache_tokens": None, "max_value_tokens": 30, "password": None}
-    tree = {
-        "storage": {"secret_access_key": "abc", "access_key_id": "AKIAABCDEFGHIJKLMNOP", "session_token": "t"},
-        "input": {"path": ["https://user:pass@host/a?X-Amz-Signature=deadbeef&x=1", "s3://corpus/a"]},
-        "model": {"name": "m", "token": "hf_abcdefghijklmnopqrstuvwx", "note": "key AKIAABCDEFGHIJKLMNOP"},
-        "engine": engine,
-    }
+    tree = {"storage": {"secret_access_key": "abc", "access_key_id": "AKIAABCDEFGHIJKLMNOP", "session_token": "t"},
+            "input": {"path": ["https://user:pass@host/a?X-Amz-Signature=deadbeef&x=1", "s3://corpus/a"]},
+            "model": {"name": "m", "token": "hf_abcdefghijklmnopqrstuvwx", "note": "key AKIAABCDEFGHIJKLMNOP"},
+            "engine": engine}  # fmt: skip
     shown = redact(tree)
     text = json.dumps(shown)
     for secret in ("abc", "AKIA", "pass@", "deadbeef", "hf_a"):

@@ -46,11 +46,8 @@ def put(
     """Puts an estimate into a run's folder, as `raypd estimate` writes it; other keys replace those of the file."""
 
     def speed(of: str, seconds: Array, took: int, decoded: float) -> MethodSpeed:
-        tokens = {
-            "prefill_tokens": spread(310, 1.03),
-            "shared_tokens": exact(400),
-            "decode_tokens": spread(decoded, 1.05),
-        }
+        tokens = {"prefill_tokens": spread(310, 1.03), "shared_tokens": exact(400),
+                  "decode_tokens": spread(decoded, 1.05)}  # fmt: skip
         source = f"measured on NVIDIA L40S, 64 documents, {took} s"
         return MethodSpeed(of, seconds, source, "L40S", "NVIDIA L40S", tokens)
 
@@ -102,8 +99,7 @@ def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machin
     off = f"{100 * (billed / four['usd']['value'] - 1):+.1f}%"
     assert rows["documents"] == ["1,000", "1,000", "+0.0%", text.NONE]
     assert rows["the whole bill"][:3] == [f"${four['usd']['value']:.2f}", f"${billed:.2f}", off]
-    assert rows["1,000 documents, all costs"] == rows["the whole bill"]
-    assert rows["time"][0] == "6 min 13 s"
+    assert (rows["1,000 documents, all costs"], rows["time"][0]) == (rows["the whole bill"], "6 min 13 s")
     assert f"The bill is ${billed:.2f}: {off[1:]} above the estimate" in said
     assert "outside its 95% interval" in said
     assert "for 4 nodes of g6e.xlarge; the run had 4" in note
@@ -121,8 +117,7 @@ def test_a_run_that_goes_on_or_has_other_documents_is_compared_by_the_document(t
     root = build(tmp_path / "run", Plan(units=40, missing=10, how="interrupted"))
     put(root)
     said, _, rows = compared(root)
-    assert list(rows) == ["documents", "1,000 documents, all costs"]
-    assert rows["documents"][1:3] == ["750", "75% of it"]
+    assert (list(rows), rows["documents"][1:3]) == (["documents", "1,000 documents, all costs"], ["750", "75% of it"])
     assert said.startswith("So far, the bill of 1,000 documents is $")
     # Machines that followed one another are not counted together.
     root = build(tmp_path / "other", Plan(units=40, workers=2, sessions=3))
@@ -134,15 +129,12 @@ def test_a_run_that_goes_on_or_has_other_documents_is_compared_by_the_document(t
     assert "another number of documents" in note
 
 
-@pytest.mark.parametrize(
-    ("keys", "plan", "said"),
-    [
-        ({"fingerprint": "ba9876543210"}, {}, "made for another configuration"),
-        ({"instances": ("g6e.48xlarge",)}, {}, "no figure for the machines that the run had"),
-        ({}, {"ledger": False}, "no bill yet"),
-        ({}, {"usd_per_hour": 0.0}, "had no price"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "plan", "said"), [
+    ({"fingerprint": "ba9876543210"}, {}, "made for another configuration"),
+    ({"instances": ("g6e.48xlarge",)}, {}, "no figure for the machines that the run had"),
+    ({}, {"ledger": False}, "no bill yet"),
+    ({}, {"usd_per_hour": 0.0}, "had no price"),
+])  # fmt: skip
 def test_what_cannot_be_compared_is_said_and_why(no_charts, tmp_path, keys, plan, said):
     root = build(tmp_path / "run", Plan(**{"units": 6, **plan}))
     put(root, **keys)
@@ -193,7 +185,5 @@ def test_hostile_words_run_nothing_and_it_fits(browser, tmp_path, only):
     file.write_text(page.render(data.load(str(root))))
     for size in (PHONE, DESKTOP):
         tab, asked, errors = open_page(browser, file, viewport=size)
-        assert tab.evaluate(f"window.{hostile.MARK}") is None
-        assert asked == [file.as_uri()]
-        assert errors == []
+        assert (tab.evaluate(f"window.{hostile.MARK}"), asked, errors) == (None, [file.as_uri()], [])
         assert tab.evaluate("document.scrollingElement.scrollWidth") <= size["width"]

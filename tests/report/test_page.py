@@ -114,17 +114,14 @@ def test_charts_are_well_formed_named_and_without_a_style_of_their_own(make):
         ]
 
 
-@pytest.mark.parametrize(
-    ("keys", "shown"),
-    [
-        ({"ledger": False}, ["No bill was kept for this run.", "Which worker did what was not kept for this run."]),
-        ({"units": 4, "missing": 4, "how": "interrupted"}, ["No document is committed yet."]),
-        ({"missing": 3, "how": "interrupted"}, ["This run is not finished", "unfinished: interrupted"]),
-        ({"budget_usd": None}, ["no budget was set"]),
-        ({"usd_per_hour": 0.0}, ["no machine of this run has a price"]),
-        ({"model": "fake"}, ["Made-up answers."]),
-    ],
-)
+@pytest.mark.parametrize(("keys", "shown"), [
+    ({"ledger": False}, ["No bill was kept for this run.", "Which worker did what was not kept for this run."]),
+    ({"units": 4, "missing": 4, "how": "interrupted"}, ["No document is committed yet."]),
+    ({"missing": 3, "how": "interrupted"}, ["This run is not finished", "unfinished: interrupted"]),
+    ({"budget_usd": None}, ["no budget was set"]),
+    ({"usd_per_hour": 0.0}, ["no machine of this run has a price"]),
+    ({"model": "fake"}, ["Made-up answers."]),
+])  # fmt: skip
 def test_what_is_missing_is_shown(make, no_charts, keys, shown):
     text = Tags(page.render(make(**{"units": 6, **keys}))).text
     for part in shown:

@@ -32,8 +32,7 @@ def test_a_run_in_the_middle(tmp_path):
     assert (found.documents, found.documents_planned, found.exact) == (500, 1000, True)
     assert found.eta_seconds == pytest.approx(500 / found.documents_per_second)
     bill = data.load(str(root)).bill
-    assert found.usd == bill.usd
-    assert found.usd_at_end == pytest.approx(bill.usd + 4.1 * 2.25 * found.eta_seconds / 3600)
+    assert (found.usd, found.usd_at_end) == (bill.usd, pytest.approx(bill.usd + 4.1 * 2.25 * found.eta_seconds / 3600))
     text = _shown(found)
     assert [line.split()[0] for line in text.splitlines()[2:4]] == ["documents", "units"]  # the bar has its own line
     for part in ("500 of 1,000, 50%", "20 of 40 committed", "documents/s", "of $40.00", "at the end", "last errors"):

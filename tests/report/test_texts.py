@@ -29,13 +29,8 @@ def run(tmp_path: Path, config: Callable[..., RunConfig]) -> RunConfig:
     ((unit, path),) = writer.objects(made.output.path)
     summary, table = writer.read_table(made.output.path, unit)
     found = [[("Acme", 18), ("cme, red", 19)], [("Acme", 0), ("Acme", 11)], []]
-    spans = [
-        [
-            {**value_row(f"a{n}", text, "ok", 0.9), "span": {"begin": at, "end": at + len(text)}, "span_exact": True}
-            for n, (text, at) in enumerate(own)
-        ]
-        for own in found
-    ]
+    spans = [[{**value_row(f"a{n}", text, "ok", 0.9), "span": {"begin": at, "end": at + len(text)}, "span_exact": True}
+              for n, (text, at) in enumerate(own)] for own in found]  # fmt: skip
     assert writer.replace_rows(path, with_values(table, "values", spans), summary, storage.version(path))
     return made
 

@@ -27,8 +27,7 @@ def use(proxy: Proxy, **settings: float) -> None:
 
 def test_the_proxy_fails_as_it_is_told_and_an_end_is_made_of_it(proxy, bucket) -> None:
     storage.put(f"{bucket}/x", b"some bytes")
-    assert storage.read(f"{bucket}/x") == b"some bytes"
-    assert proxy.failed.total() == 0
+    assert (storage.read(f"{bucket}/x"), proxy.failed.total()) == (b"some bytes", 0)
     use(proxy, max_attempts=2)  # nothing is tried for ever
     for kind, reason in (
         ("503", "overloaded"),
@@ -45,8 +44,7 @@ def test_the_proxy_fails_as_it_is_told_and_an_end_is_made_of_it(proxy, bucket) -
 
 def test_a_fifth_of_all_calls_fails_and_every_object_is_there_once(proxy, bucket) -> None:
     proxy.faults = Faults(share=0.2, seed=7)
-    new = [storage.put_new(f"{bucket}/units/{i:03d}", b"%d" % i * 1000) for i in range(45)]
-    assert all(new)
+    assert all(storage.put_new(f"{bucket}/units/{i:03d}", b"%d" % i * 1000) for i in range(45))
     assert not any(storage.put_new(f"{bucket}/units/{i:03d}", b"another") for i in range(45))
     assert [item.name for item in storage.find(f"{bucket}/units")] == [f"{i:03d}" for i in range(45)]
     assert [storage.read(f"{bucket}/units/{i:03d}") for i in range(45)] == [b"%d" % i * 1000 for i in range(45)]
@@ -71,7 +69,6 @@ def test_a_body_that_breaks_off_is_taken_up_where_it_broke(proxy, bucket) -> Non
 def test_an_object_replaced_while_its_body_broke_off_is_not_mixed(proxy, bucket, monkeypatch) -> None:
     storage.put(f"{bucket}/x", b"a" * MIB)
     file = storage.open_read(f"{bucket}/x", 0, storage.version(f"{bucket}/x"))
-
     real = time.sleep
 
     def replace(seconds: float) -> None:

@@ -23,11 +23,9 @@ from raypd.tasks.base import Document, Record
 from tests import s3
 
 VALUE: dict[str, Any] = {"name": "Color", "value": "red"}
-FULL: dict[str, dict[str, Any]] = {
-    "extraction": {"category": "c", "values": [VALUE], "truncated": False},
-    "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
-    "generation": {"sample": 0, "text": "words", "warnings": ["none"]},
-}
+FULL: dict[str, dict[str, Any]] = {"extraction": {"category": "c", "values": [VALUE], "truncated": False},
+                                   "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
+                                   "generation": {"sample": 0, "text": "words", "warnings": ["none"]}}  # fmt: skip
 SCHEMAS = {kind: shape.schema for kind, shape in columns.SHAPES.items()}
 
 
@@ -67,11 +65,9 @@ def test_pyarrow_pandas_and_duckdb_read_a_run_as_it_is(tmp_path: Path, kind: str
     folder = tmp_path / "units"
     want = sorted(f"{unit}-{row}" for unit in range(4) for row in range(4))
     table = ds.dataset(folder, format="parquet", partitioning="hive").to_table()
-    assert sorted(table["id"].to_pylist()) == want
-    assert table.schema.names[-2:] == ["date", "market"]
+    assert (sorted(table["id"].to_pylist()), table.schema.names[-2:]) == (want, ["date", "market"])
     frame = pd.read_parquet(folder)
-    assert sorted(frame["id"]) == want
-    assert sorted(frame["status"].value_counts().items()) == [("error", 4), ("ok", 12)]
+    assert (sorted(frame["id"]), sorted(frame["status"].value_counts().items())) == (want, [("error", 4), ("ok", 12)])
     rows = duckdb.sql(
         f"select date::varchar, market, count(*), count(error) from read_parquet('{folder}/**/*.parquet', "
         "hive_partitioning=true) group by all order by all"
@@ -88,13 +84,9 @@ def test_a_run_on_s3_is_read_by_pyarrow_pandas_and_duckdb(connected: s3.Server, 
     import pandas as pd
 
     fill(f"{bucket}/run", "extraction")
-    files = pyarrow.fs.S3FileSystem(
-        access_key=s3.KEY_ID,
-        secret_key=s3.SECRET,
-        endpoint_override=connected.url.removeprefix("http://"),
-        scheme="http",
-        region="us-east-1",
-    )
+    files = pyarrow.fs.S3FileSystem(access_key=s3.KEY_ID, secret_key=s3.SECRET,
+                                    endpoint_override=connected.url.removeprefix("http://"), scheme="http",
+                                    region="us-east-1")  # fmt: skip
     folder = f"{bucket.removeprefix('s3://')}/run/units"
     dataset = ds.dataset(folder, filesystem=files, format="parquet")
     assert len(dataset.to_table()) == 12
@@ -107,8 +99,7 @@ def test_units_in_partitions_are_found_without_knowing_which(tmp_path: Path) -> 
     output = str(tmp_path)
     fill(output, "generation", date="2026-11-21")
     write(output, 3, lambda row: Record(row, {}), columns.GENERATION)
-    assert writer.committed(output) == {"u-0", "u-1", "u-2", "u-3"}
-    assert writer.read_summary(output, "u-2").failed == 4
+    assert (writer.committed(output), writer.read_summary(output, "u-2").failed) == ({"u-0", "u-1", "u-2", "u-3"}, 4)
     assert writer.read_rows(output, "u-0", 1)[0]["text"] == "words"
     assert writer.is_committed(output, "u-0", {"date": "2026-11-21"})
     assert not writer.is_committed(output, "u-3", {"date": "2026-11-21"})

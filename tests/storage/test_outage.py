@@ -73,21 +73,18 @@ PLANNING_ENDED = r"/in/\d\d\.\w+: .*; planning ended there.*; the same command r
 NONE_READABLE = rf"(?s)forbidden: .*none of the {OBJECTS} objects can be read"
 
 
-@pytest.mark.parametrize(
-    ("operation", "kind", "path", "calls", "error", "words"),
-    [
-        *(("run", kind, "/in/", 10, RunError, PLANNING_ENDED) for kind in ("503", "500", "reset", "cut", "hang")),
-        ("plan", "503", "", None, RunError, r"overloaded.*planning ended there.*the same command resumes"),
-        ("plan", "403", "/in/", 0, InputError, NONE_READABLE),
-        ("run", "403", "/in/", 0, InputError, NONE_READABLE),
-        ("run", "403", "/out", 0, ConfigError, r"output.path: .*/out.*: forbidden: .*need s3:PutObject"),
-        ("run", "503", "/out", None, storage.Unavailable, "overloaded"),
-        ("load", "503", "/out", None, storage.Unavailable, "overloaded"),
-        ("stored plan", "503", "/000000.parquet", 0, storage.Unavailable, "overloaded"),
-        ("verify", "503", "/out/units/", 0, RunError, "overloaded"),
-        ("verify", "503", "/in/", 0, RunError, "overloaded"),
-    ],
-)
+@pytest.mark.parametrize(("operation", "kind", "path", "calls", "error", "words"), [
+    *(("run", kind, "/in/", 10, RunError, PLANNING_ENDED) for kind in ("503", "500", "reset", "cut", "hang")),
+    ("plan", "503", "", None, RunError, r"overloaded.*planning ended there.*the same command resumes"),
+    ("plan", "403", "/in/", 0, InputError, NONE_READABLE),
+    ("run", "403", "/in/", 0, InputError, NONE_READABLE),
+    ("run", "403", "/out", 0, ConfigError, r"output.path: .*/out.*: forbidden: .*need s3:PutObject"),
+    ("run", "503", "/out", None, storage.Unavailable, "overloaded"),
+    ("load", "503", "/out", None, storage.Unavailable, "overloaded"),
+    ("stored plan", "503", "/000000.parquet", 0, storage.Unavailable, "overloaded"),
+    ("verify", "503", "/out/units/", 0, RunError, "overloaded"),
+    ("verify", "503", "/in/", 0, RunError, "overloaded"),
+])  # fmt: skip
 def test_what_the_user_sees(proxy, corpus, bucket, operation, kind, path, calls, error, words) -> None:
     """calls: that go well before, of those on objects; None: none does, nor a listing."""
     on_damaged = "fail" if operation == "run" and kind in ("cut", "403") else "skip"
@@ -109,14 +106,12 @@ def test_what_the_user_sees(proxy, corpus, bucket, operation, kind, path, calls,
 
 
 def test_the_command_ends_with_one_line_and_exit_code_1(proxy, corpus, tmp_path) -> None:
-    run = corpus()
-    (tmp_path / "run.yaml").write_text(run.model_dump_json())
+    (tmp_path / "run.yaml").write_text(corpus().model_dump_json())
     proxy.faults = Faults(share=1.0, kinds=("503",), only=after(10))
     command = [sys.executable, "-m", "raypd", "extract", str(tmp_path / "run.yaml"), "model=fake"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
+    assert (done.stdout, len(done.stderr.splitlines())) == ("", 1)
     assert "overloaded (SlowDown)" in done.stderr
     assert "the same command resumes" in done.stderr
 
@@ -140,8 +135,7 @@ def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus, bucke
     proxy.faults = Faults(share=1.0, kinds=("403",), only=lambda method, path: "/in/07" in path or "/in/08" in path)
     run = corpus(output=f"{bucket}/out")
     units = plan(run)
-    assert units.documents == OBJECTS - 2
-    assert [unit.name for unit in units.damaged()] == ["07.parquet", "08.jsonl"]
+    assert (units.documents, [unit.name for unit in units.damaged()]) == (OBJECTS - 2, ["07.parquet", "08.jsonl"])
     assert all("forbidden: " in str(unit.damaged) for unit in units.damaged())
     printed = io.StringIO()
     print_summary(driver.finish(run, run.output.path, run_here(run, planned=units)), Console(file=printed, width=100))
@@ -213,5 +207,4 @@ def test_a_disk_or_mount_that_fails_is_not_damage_of_a_file(files, name, code) -
 @pytest.mark.parametrize("name", ["b.jsonl", "b.jsonl.gz", "b.parquet"])
 def test_a_file_that_may_not_be_read_is_listed(files, name) -> None:
     units = plan(files(name, PermissionError(errno.EACCES, "Permission denied")))
-    assert [unit.name for unit in units.damaged()] == [name]
-    assert units.documents == 2
+    assert ([unit.name for unit in units.damaged()], units.documents) == ([name], 2)

@@ -35,8 +35,7 @@ def make(config, bucket: str) -> Callable[..., RunConfig]:
     """Makes configurations over `fill`'s input: make(endpoint, units_in_flight=1, partition={...})."""
 
     def made(endpoint: str, partition: dict[str, str] | None = None, **keys: Any) -> RunConfig:
-        settings = {"endpoint_url": endpoint, "read_timeout": 5}
-        run = config(f"{bucket}/in/*/*", f"{bucket}/runs/one", settings, **keys)
+        run = config(f"{bucket}/in/*/*", f"{bucket}/runs/one", {"endpoint_url": endpoint, "read_timeout": 5}, **keys)
         return with_keys(run, output={"partition": partition or {}})
 
     return made
@@ -67,9 +66,7 @@ def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected,
     result = driver.run_extract(run, build=fakes.build)
     assert (result.documents, result.ok, result.units, result.units_planned) == (count, count, 11, 11)
     assert ids(run.output.path) == Counter(map(str, range(count)))
-
-    line = json.dumps({"id": str(count), "title": "new"}).encode()
-    storage.put(f"{bucket}/in/text/d.jsonl", line)
+    storage.put(f"{bucket}/in/text/d.jsonl", json.dumps({"id": str(count), "title": "new"}).encode())
     later = make(connected.url, {"date": "2026-11-21"})
     assert driver.run_extract(later, build=fakes.build).units == 12
     assert ids(run.output.path) == Counter(map(str, range(count + 1)))

@@ -93,16 +93,13 @@ def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: 
     list(storage.walk("s3://bkt/f"))
     assert store.header("x-amz-request-payer") == ["requester"] * len(store.requests)
     writes = [r for r in store.requests if (r.method == "PUT" and "partNumber" not in r.url) or "?uploads" in r.url]
-    assert len(writes) == 2
-    assert [w.headers["x-amz-server-side-encryption"] for w in writes] == ["aws:kms"] * 2
+    assert (len(writes), [w.headers["x-amz-server-side-encryption"] for w in writes]) == (2, ["aws:kms"] * 2)
     assert [w.headers["x-amz-server-side-encryption-aws-kms-key-id"] for w in writes] == ["arn:key"] * 2
-    reads = [r for r in store.requests if r not in writes]
-    assert not any("x-amz-server-side-encryption" in r.headers for r in reads)
+    assert not any("x-amz-server-side-encryption" in r.headers for r in [r for r in store.requests if r not in writes])
     store.requests.clear()
     store.use(sse="AES256")
     storage.put("s3://bkt/a", b"x")
-    assert store.header("x-amz-server-side-encryption") == ["AES256"]
-    assert store.header("x-amz-request-payer") == [None]
+    assert (store.header("x-amz-server-side-encryption"), store.header("x-amz-request-payer")) == (["AES256"], [None])
 
 
 def test_each_storage_has_settings_and_a_connection_of_its_own(store: Store) -> None:
@@ -123,27 +120,24 @@ def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
         assert re.search(r"[?&]prefix=([^&]*)", store.requests[-1].url)[1] == prefix
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "of_the_store", "words"),
-    [
-        ("NoSuchBucket", 404, False, "there is no bucket 'bkt'; check the name"),
-        ("AccessDenied", 403, False, "forbidden: the credentials of the environment variables need s3:"),
-        ("ExpiredToken", 400, True, "the credentials have expired: renew them; the same command resumes"),
-        ("InvalidAccessKeyId", 403, True, "does not accept the credentials of the environment variables"),
-        ("SignatureDoesNotMatch", 403, True, "does not accept the credentials"),
-        ("RequestTimeTooSkewed", 403, True, "the clock of this machine is wrong"),
-        ("IllegalLocationConstraintException", 400, False, "is in region eu-west-1: set storage.region=eu-west-1"),
-        ("SlowDown", 503, True, "the store is overloaded (SlowDown), still so at attempt 3"),
-        ("ThrottlingException", 400, True, "overloaded"),
-        ("TooManyRequests", 429, True, "overloaded"),
-        ("InternalError", 500, True, "the store answered InternalError to s3:"),
-        ("RequestTimeout", 400, True, "the store answered RequestTimeout"),
-        ("InvalidObjectState", 403, False, "the object is archived"),
-        ("NotImplemented", 501, False, "the store answered NotImplemented"),
-        ("Odd", 502, True, "the store answered Odd"),
-        ("Odd", 400, False, "the store says: you sent ***"),
-    ],
-)
+@pytest.mark.parametrize(("code", "status", "of_the_store", "words"), [
+    ("NoSuchBucket", 404, False, "there is no bucket 'bkt'; check the name"),
+    ("AccessDenied", 403, False, "forbidden: the credentials of the environment variables need s3:"),
+    ("ExpiredToken", 400, True, "the credentials have expired: renew them; the same command resumes"),
+    ("InvalidAccessKeyId", 403, True, "does not accept the credentials of the environment variables"),
+    ("SignatureDoesNotMatch", 403, True, "does not accept the credentials"),
+    ("RequestTimeTooSkewed", 403, True, "the clock of this machine is wrong"),
+    ("IllegalLocationConstraintException", 400, False, "is in region eu-west-1: set storage.region=eu-west-1"),
+    ("SlowDown", 503, True, "the store is overloaded (SlowDown), still so at attempt 3"),
+    ("ThrottlingException", 400, True, "overloaded"),
+    ("TooManyRequests", 429, True, "overloaded"),
+    ("InternalError", 500, True, "the store answered InternalError to s3:"),
+    ("RequestTimeout", 400, True, "the store answered RequestTimeout"),
+    ("InvalidObjectState", 403, False, "the object is archived"),
+    ("NotImplemented", 501, False, "the store answered NotImplemented"),
+    ("Odd", 502, True, "the store answered Odd"),
+    ("Odd", 400, False, "the store says: you sent ***"),
+])  # fmt: skip
 def test_a_refusal_says_what_to_do_and_whether_it_is_about_the_store(store, code, status, of_the_store, words) -> None:
     store.answer = refusal(code, f"you sent {SECRET}", status, **{"x-amz-bucket-region": "eu-west-1"})
     for call, kind in (
@@ -264,8 +258,7 @@ def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
         return 200, {}, f"<ListBucketResult>{text}</ListBucketResult>".encode()
 
     store.answer = page
-    listed = storage.find("s3://bkt/in/*.jsonl")
-    for i, item in enumerate(itertools.islice(listed, 3500)):
+    for i, item in enumerate(itertools.islice(storage.find("s3://bkt/in/*.jsonl"), 3500)):
         assert (item.name, item.size, item.stamp) == (f"{i:09d}.jsonl", i, f"{i:x}")
         assert len(store.requests) == 2 + i // 1000
 

@@ -42,17 +42,14 @@ def test_credentials_in_a_uri_are_refused_and_not_repeated(uri: str, key: str) -
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("endpoint_url", f"http://me:{SECRET}@host:9000", "a URI must hold no credentials"),
-        ("endpoint_url", "host:9000", "write http://host:port"),
-        ("kms_key_id", "k", "kms_key_id needs sse aws:kms"),
-        ("sse", "kms", "aws:kms"),
-        ("max_attempts", 0, "greater than or equal to 1"),
-        ("endpoint", "x", "did you mean 'endpoint_url'"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("endpoint_url", f"http://me:{SECRET}@host:9000", "a URI must hold no credentials"),
+    ("endpoint_url", "host:9000", "write http://host:port"),
+    ("kms_key_id", "k", "kms_key_id needs sse aws:kms"),
+    ("sse", "kms", "aws:kms"),
+    ("max_attempts", 0, "greater than or equal to 1"),
+    ("endpoint", "x", "did you mean 'endpoint_url'"),
+])  # fmt: skip
 def test_wrong_settings_are_explained(key: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_config(RUN, [f"storage.{key}={value}"])
@@ -71,7 +68,5 @@ def test_settings_reach_workers_and_are_no_part_of_the_fingerprint() -> None:
 
 def test_the_settings_of_the_documentation_are_taken() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs/storage.md").read_text()
-    block = text[text.index("    storage:\n") :].split("\n\n")[0]
-    tree = yaml.safe_load(block)["storage"]
-    assert set(tree) == set(StorageConfig.model_fields)
-    assert StorageConfig.model_validate(tree).sse == "aws:kms"
+    tree = yaml.safe_load(text[text.index("    storage:\n") :].split("\n\n")[0])["storage"]
+    assert (set(tree), StorageConfig.model_validate(tree).sse) == (set(StorageConfig.model_fields), "aws:kms")

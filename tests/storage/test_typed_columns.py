@@ -23,17 +23,11 @@ from raypd.tasks.columns import EXTRACTION, columns_of, record_of, record_row, t
 from raypd.training import teacher
 from tests.runs import TITLES, extraction, run_config, run_here, with_keys, write_jsonl
 
-SHOES = [
-    {"name": "Brand"},
-    {"name": "Size", "type": "number"},
-    {"name": "Count", "type": "integer"},
-    {"name": "Lit", "type": "boolean"},
-    {"name": "Since", "type": "date"},
-    {"name": "Opens", "type": "time"},
-    {"name": "Colors", "type": "enum", "values": ["red", "blue"], "many": True},
-    {"name": "maker.country", "path": ["maker", "country"]},
-    {"name": "maker.days", "path": ["maker", "days"], "type": "date", "many": True},
-]
+SHOES = [{"name": "Brand"}, {"name": "Size", "type": "number"}, {"name": "Count", "type": "integer"},
+         {"name": "Lit", "type": "boolean"}, {"name": "Since", "type": "date"}, {"name": "Opens", "type": "time"},
+         {"name": "Colors", "type": "enum", "values": ["red", "blue"], "many": True},
+         {"name": "maker.country", "path": ["maker", "country"]},
+         {"name": "maker.days", "path": ["maker", "days"], "type": "date", "many": True}]  # fmt: skip
 TEA = [{"name": "Kind"}, {"name": "Brand"}]
 FOUND = {
     "Brand": "Acme", "Size": 7, "Count": 2**62, "Lit": False, "Since": "2024-02-29", "Opens": "18:30:00",
@@ -50,22 +44,18 @@ def config(tmp_path: Path) -> RunConfig:
 def in_record(config: RunConfig, category: str, entries: dict[str, Any]) -> dict[str, Any]:
     """The columns that the task makes."""
     schema = config.task.categories[category]
-    values = [
-        value_row(a.name, entries.get(a.name), "ok" if entries.get(a.name) is not None else "null", 0.5)
-        | (SPAN if a.name == "Brand" else {"span": None, "span_exact": None})
-        for a in schema.attributes
-    ]
+    values = [value_row(a.name, entries.get(a.name), "ok" if entries.get(a.name) is not None else "null",
+                        0.5) | (SPAN if a.name == "Brand" else {"span": None, "span_exact": None})
+              for a in schema.attributes]  # fmt: skip
     record = json.dumps(record_of(schema, entries), ensure_ascii=False)
     return {"category": category, "record": record, "values": values, "truncated": False}
 
 
 def commit(config: RunConfig, output: Path, typed: bool) -> None:
     documents = [Document(row, f"d{row}", {}, source="a.jsonl", place=row) for row in range(3)]
-    records = [
-        Record(0, in_record(config, "shoes", FOUND)),
-        Record(1, in_record(config, "tea", {"Kind": "green", "Brand": "B"})),
-        Record(2, error="too long"),
-    ]
+    records = [Record(0, in_record(config, "shoes", FOUND)),
+               Record(1, in_record(config, "tea", {"Kind": "green", "Brand": "B"})),
+               Record(2, error="too long")]  # fmt: skip
     for record in records if typed else []:
         record.columns = typed_row(record.columns, config)
     table = writer.make_table(documents, records, columns_of(config) if typed else EXTRACTION, 1)
@@ -76,8 +66,7 @@ def commit(config: RunConfig, output: Path, typed: bool) -> None:
 def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_path: Path) -> None:
     commit(config, tmp_path, typed=True)
     names = "Brand, Size, Count, Lit, Since, Opens, Colors, maker, Kind"
-    sql = f"SELECT {names} FROM read_parquet('{{}}/*.parquet') ORDER BY id"
-    relation = duckdb.sql(sql.format(tmp_path / "units"))
+    relation = duckdb.sql(f"SELECT {names} FROM read_parquet('{{}}/*.parquet') ORDER BY id".format(tmp_path / "units"))
     assert [str(t) for t in relation.types] == [
         "VARCHAR", "DOUBLE", "BIGINT", "BOOLEAN", "DATE", "VARCHAR", "VARCHAR[]",
         'STRUCT(country VARCHAR, "days" DATE[])', "VARCHAR",
@@ -86,8 +75,7 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
     maker = {"country": None, "days": [datetime.date(2024, 1, 31)]}
     shoes, tea, failed = relation.fetchall()
     assert shoes == ("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"], maker, None)
-    assert (tea[0], tea[8], tea[1:8]) == ("B", "green", (None,) * 7)
-    assert failed == (None,) * 9
+    assert ((tea[0], tea[8], tea[1:8]), failed) == (("B", "green", (None,) * 7), (None,) * 9)
     query = "SELECT Brand__confidence, Brand__span.begin, maker__status.country FROM read_parquet('{}/*.parquet')"
     assert duckdb.sql(query.format(tmp_path / "units")).fetchall()[0] == (0.5, 3, "null")
     schema = ds.dataset(tmp_path / "units").schema
@@ -117,10 +105,8 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None
         assert document_of([mine]).entries == document_of([untyped_row]).entries
         assert record_row(untyped_row) is untyped_row
     labels = tmp_path / "labels.jsonl"
-    gold = {
-        "id": "d0",
-        "target": {"Brand": "acme", "Colors": ["red", "blue"], "maker": {"country": "de", "days": None}},
-    }
+    gold = {"id": "d0", "target": {"Brand": "acme", "Colors": ["red", "blue"],
+                                   "maker": {"country": "de", "days": None}}}  # fmt: skip
     labels.write_text(json.dumps(gold) + "\n")
     measures = [evaluate(str(tmp_path / str(typed)), str(labels)).measures for typed in (True, False)]
     assert measures[0] == measures[1]
@@ -138,14 +124,9 @@ def test_a_resumed_run_cannot_change_its_columns(config: RunConfig) -> None:
 def test_a_local_run_writes_typed_columns(tmp_path: Path) -> None:
     from raypd.answering import components
 
-    run = run_config(
-        extraction(c=["a", {"name": "b", "type": "integer"}]),
-        write_jsonl(tmp_path / "in.jsonl", ["one", "two", ""]),
-        tmp_path / "out",
-        input=TITLES,
-        output={"columns": "typed"},
-        model={"name": "fake"},
-    )
+    run = run_config(extraction(c=["a", {"name": "b", "type": "integer"}]),
+                     write_jsonl(tmp_path / "in.jsonl", ["one", "two", ""]), tmp_path / "out", input=TITLES,
+                     output={"columns": "typed"}, model={"name": "fake"})  # fmt: skip
     run_here(run, components.build)
     rows = ds.dataset(tmp_path / "out/units").to_table().to_pylist()
     assert [(row["status"], row["a"], row["b"]) for row in rows] == [

@@ -24,17 +24,11 @@ from tests.decoding.cases import agree, pair
 from tests.decoding.drivers import tokens_of
 from tests.tiny import tiny_tokenizer
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"size": {"type": "integer"}, "wood": {"enum": ["oak", "oak root", "ash"]}},
-    "required": ["size", "wood"],
-    "additionalProperties": False,
-}
-ATTRIBUTES = [
-    Attribute(name="code", type="pattern", pattern=r"[A-C]{2}-\d{2}/[xy]", required=True),
-    Attribute(name="steel", type="enum", values=["stainless hard", "stainless soft"], required=True),
-    Attribute(name="dates", type="date", many=True, max_items=2, required=True),
-]
+SCHEMA = {"type": "object", "properties": {"size": {"type": "integer"}, "wood": {"enum": ["oak", "oak root", "ash"]}},
+          "required": ["size", "wood"], "additionalProperties": False}  # fmt: skip
+ATTRIBUTES = [Attribute(name="code", type="pattern", pattern=r"[A-C]{2}-\d{2}/[xy]", required=True),
+              Attribute(name="steel", type="enum", values=["stainless hard", "stainless soft"], required=True),
+              Attribute(name="dates", type="date", many=True, max_items=2, required=True)]  # fmt: skip
 
 
 def counted_passes(engine: Engine, programs: list[Program[Any]]) -> tuple[list[Any], list[int]]:
@@ -55,21 +49,17 @@ def test_json_of_a_schema_is_what_the_unmodified_model_writes_token_by_token() -
     rules = Bounded(Grammar(json_object(pattern), vocabulary_of(tokenizer)), 60)
     allowed = lambda tokens: AllowedTokens(rules.allowed_token_ids(tokens).ids)  # noqa: E731
     prompts = [tokens_of(random.Random(seed), 5, 20) for seed in range(4)]
-    programs = [
-        autoregressive(Prompt(prompt), 60, rules.stops, rules.allowed_token_ids, forced=rules.forced)
-        for prompt in prompts
-    ]
+    programs = [autoregressive(Prompt(prompt), 60, rules.stops, rules.allowed_token_ids, forced=rules.forced)
+                for prompt in prompts]  # fmt: skip
     answers, passes = counted_passes(Engine(model, max_num_seqs=2), programs)
     for prompt, answer, steps in zip(prompts, answers, passes, strict=True):
-        expected = reference.autoregressive(stock, prompt, 60, rules.stops, allowed)
-        agree(expected, answer.tokens, answer.logprobs)
+        agree(reference.autoregressive(stock, prompt, 60, rules.stops, allowed), answer.tokens, answer.logprobs)
         assert json.loads(tokenizer.decode(answer.tokens)).keys() == {"size", "wood"}
         assert steps < len(answer.tokens) - 6  # at least the keys' letters
 
 
 def test_guided_values_are_the_same_with_and_without() -> None:
-    tokenizer = tiny_tokenizer()
-    vocabulary = vocabulary_of(tokenizer)
+    vocabulary = vocabulary_of(tiny_tokenizer())
     found = []
     for encode in (None, vocabulary.encode):
         grammars = [Grammar(automaton_of(one), Vocabulary(vocabulary.texts, encode)) for one in ATTRIBUTES]
@@ -83,8 +73,7 @@ def test_guided_values_are_the_same_with_and_without() -> None:
         def rest(slot: Slot, value: Any) -> list[int]:
             return list(vocabulary.encode(slot.grammar.rest(value.tokens)))
 
-        engine = Engine(pair("llama")[0])
-        found.append(counted_passes(engine, [guided(prompt, 40, rest) for prompt in prompts]))
+        found.append(counted_passes(Engine(pair("llama")[0]), [guided(prompt, 40, rest) for prompt in prompts]))
     (without, most), (forced, fewer) = found
     for one, other in zip(without, forced, strict=True):
         assert [value.tokens for value in one] == [value.tokens for value in other]
@@ -127,16 +116,13 @@ def test_the_last_token_is_the_models_where_a_longer_one_may_stand() -> None:
 def test_a_value_is_forced_up_to_where_two_part_or_one_is_clear() -> None:
     choice = Grammar(OneOf(['"dabca"', '"dabcd"', '"bd"']), VOCABULARY)
     assert forced_texts(choice) == []  # a blank may stand before a value
-    assert forced_texts(choice, '"') == []
-    assert forced_texts(choice, '"', "d") == ["abc"]
-    assert forced_texts(choice, '"', "d", "abc") == []
-    assert forced_texts(choice, '"', "b") == []
+    assert (forced_texts(choice, '"'), forced_texts(choice, '"', "d")) == ([], ["abc"])
+    assert (forced_texts(choice, '"', "d", "abc"), forced_texts(choice, '"', "b")) == ([], [])
 
 
 def test_what_is_forced_leaves_room_for_the_rest() -> None:
     grammar = Grammar(one_of(["dadb", "dadc"]), VOCABULARY)
-    assert forced_texts(grammar, left=4) == ["d", "a", "d"]
-    assert forced_texts(grammar, left=3) == []
+    assert (forced_texts(grammar, left=4), forced_texts(grammar, left=3)) == (["d", "a", "d"], [])
 
 
 def test_a_text_that_is_cut_within_a_character_is_forced_up_to_it() -> None:
@@ -144,7 +130,5 @@ def test_a_text_that_is_cut_within_a_character_is_forced_up_to_it() -> None:
 
 
 def test_a_value_that_may_end_is_not_forced_on() -> None:
-    attribute = Attribute(name="a", type="pattern", pattern="da(da)?", required=True)
-    grammar = Grammar(automaton_of(attribute), VOCABULARY)
-    assert forced_texts(grammar, '"') == ["d", "a"]
-    assert forced_texts(grammar, '"', "d", "a") == []
+    grammar = Grammar(automaton_of(Attribute(name="a", type="pattern", pattern="da(da)?", required=True)), VOCABULARY)
+    assert (forced_texts(grammar, '"'), forced_texts(grammar, '"', "d", "a")) == (["d", "a"], [])

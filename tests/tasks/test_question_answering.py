@@ -38,20 +38,17 @@ METHODS = ["intra_prompt", "autoregressive"]
 
 def make(context_length: int = CONTEXT, tokenizer=None, decoding=None, **task):
     task = {"kind": "question_answering", "max_answer_tokens": MOST, **task}
-    config = run_config(task, decoding=decoding or {})
-    return build_task(config, tokenizer or tiny_tokenizer(), context_length)
+    return build_task(run_config(task, decoding=decoding or {}), tokenizer or tiny_tokenizer(), context_length)
 
 
 def document(row: int, questions: object, context: str | None = "The sea is 4 °C cold.") -> Document:
     return Document(row, f"id{row}", {"context": context, "questions": questions})
 
 
-RAGGED = [
-    document(0, ["How cold?", {"id": "b", "question": "Which?", "choices": ["the sea", "it", "4"]}]),
-    document(1, [{"question": "Who?", "choices": ["Ann", "Bo"]}], "Bo met Ann in " + "Rome, " * 30),
-    document(2, ["Why?", "  Where?", {"question": "All?", "choices": ["x", "y"], "multi_select": True}], "No."),
-    document(3, [{"id": 7, "question": "When?"}], "In May."),
-]
+RAGGED = [document(0, ["How cold?", {"id": "b", "question": "Which?", "choices": ["the sea", "it", "4"]}]),
+          document(1, [{"question": "Who?", "choices": ["Ann", "Bo"]}], "Bo met Ann in " + "Rome, " * 30),
+          document(2, ["Why?", "  Where?", {"question": "All?", "choices": ["x", "y"], "multi_select": True}], "No."),
+          document(3, [{"id": 7, "question": "When?"}], "In May.")]  # fmt: skip
 
 
 def answer_all(task, documents, model=None, **engine) -> list[Record]:
@@ -80,14 +77,12 @@ def first_feed(task, *documents: Document):
 
 
 def test_pieces_of_the_prompt():
-    task = make(instruction="Say it.")
-    feed = first_feed(task, *RAGGED[:1])
+    feed = first_feed(make(instruction="Say it."), *RAGGED[:1])
     decode = tiny_tokenizer().decode
     by_segment = {s: decode([t for t, at in zip(feed.tokens, feed.segments, strict=True) if at == s]) for s in range(4)}
     assert by_segment[0].startswith("user\nSay it.\n- Where no options")
     assert by_segment[0].endswith("Context:\n")
-    assert feed.shared == feed.segments.count(0)
-    assert by_segment[1] == "The sea is 4 °C cold.\n\nQuestion:"
+    assert (feed.shared, by_segment[1]) == (feed.segments.count(0), "The sea is 4 °C cold.\n\nQuestion:")
     assert by_segment[2] == " How cold?<|im_end|>\nassistant\n"
     assert by_segment[3] == " Which?\nA. the sea\nB. it\nC. 4<|im_end|>\nassistant\n"
     assert "null" not in decode(first_feed(make(unanswerable=False), *RAGGED).tokens)
@@ -116,8 +111,7 @@ def test_a_document_cannot_end_the_users_turn():
 def test_contexts_are_stacked():
     requests = list(make(decoding={"contexts_per_prompt": 3}).plan(RAGGED))
     assert [request.documents for request in requests] == [[0, 1, 2], [3]]
-    feed = next(requests[0].program)
-    assert max(feed.segments) == 3 + 6
+    assert max(next(requests[0].program).segments) == 3 + 6
 
 
 def test_without_a_chat_template_an_answer_is_asked_for():
@@ -204,11 +198,8 @@ def test_a_letter_is_a_letter_and_no_word():
     grammar = Grammar(Choice("AB"), Vocabulary(["A", " ", "x", "B"]))
     assert Bounded(grammar, 1).allowed_token_ids([]).ids.tolist() == [0, 3]
     blank = Bounded(grammar, 2)
-    assert (blank.allowed_token_ids([]).ids.tolist(), blank.stops([1]), blank.allowed_token_ids([1]).ids.tolist()) == (
-        [0, 1, 3],
-        False,
-        [0, 3],
-    )
+    assert (blank.allowed_token_ids([]).ids.tolist(), blank.stops([1]),
+            blank.allowed_token_ids([1]).ids.tolist()) == ([0, 1, 3], False, [0, 3])  # fmt: skip
     assert (blank.stops([1, 3]), blank.completion([1, 3])) == (True, "B")
 
 
@@ -223,28 +214,17 @@ def test_the_end_of_a_turn_is_that_of_the_chat_template():
 # -------------------------------------------------------------------------------------------------------- bad rows
 
 
-BAD_ROWS = [
-    (document(0, ["?"], None), "empty: nothing in context"),
-    (document(0, ["?"], " \n"), "empty: nothing in context"),
-    (document(0, None), "no list of questions"),
-    (document(0, "Who?"), "no list of questions"),
-    (document(0, {"question": "Who?"}), "no list of questions"),
-    (document(0, []), "no questions"),
-    (Document(0, "id0", error="not JSON"), "not JSON"),
-]
-BAD_QUESTIONS = [
-    (" ", "is empty"),
-    (None, "is empty"),
-    (7, "is no text"),
-    ({"id": "q"}, "question 2 (q) is empty"),
-    ({"question": "?", "choices": []}, "has 0 choices"),
-    ({"question": "?", "choices": ["x"] * 27}, "has 27 choices"),
-    ({"question": "?", "choices": "AB"}, "no list of texts"),
-    ({"question": "?", "choices": ["x", None]}, "no list of texts"),
-    ({"question": "?", "choices": ["\udfff"]}, "half a surrogate"),
-    ("\ud800", "half a surrogate"),
-    ("long " * 1000, "too long"),
-]
+BAD_ROWS = [(document(0, ["?"], None), "empty: nothing in context"),
+            (document(0, ["?"], " \n"), "empty: nothing in context"), (document(0, None), "no list of questions"),
+            (document(0, "Who?"), "no list of questions"), (document(0, {"question": "Who?"}), "no list of questions"),
+            (document(0, []), "no questions"), (Document(0, "id0", error="not JSON"), "not JSON")]  # fmt: skip
+BAD_QUESTIONS = [(" ", "is empty"), (None, "is empty"), (7, "is no text"), ({"id": "q"}, "question 2 (q) is empty"),
+                 ({"question": "?", "choices": []}, "has 0 choices"),
+                 ({"question": "?", "choices": ["x"] * 27}, "has 27 choices"),
+                 ({"question": "?", "choices": "AB"}, "no list of texts"),
+                 ({"question": "?", "choices": ["x", None]}, "no list of texts"),
+                 ({"question": "?", "choices": ["\udfff"]}, "half a surrogate"), ("\ud800", "half a surrogate"),
+                 ("long " * 1000, "too long")]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -284,8 +264,7 @@ def test_a_failed_program_is_an_error_for_each_of_its_questions(method):
 def test_questions_as_json_text():
     task = make()
     plain = first_feed(task, document(0, ["Who?", {"question": "?", "choices": ["x"]}], "a\nb"))
-    text = json.dumps(["Who?", {"question": "?", "choices": ["x"], "id": None}])
-    other = first_feed(task, document(0, text, "a\nb"))
+    other = first_feed(task, document(0, json.dumps(["Who?", {"question": "?", "choices": ["x"], "id": None}]), "a\nb"))
     assert list(other.tokens) == list(plain.tokens)
 
 
@@ -295,8 +274,7 @@ def test_long_contexts_are_cut_or_refused():
     found = []
     for method in METHODS:
         task = make(context_length=600, decoding={"method": method})
-        model = tiny_model("llama", max_position_embeddings=600)
-        records = answer_all(task, [long, document(1, questions)], model)
+        records = answer_all(task, [long, document(1, questions)], tiny_model("llama", max_position_embeddings=600))
         assert [r.columns["truncated"] for r in records] == [True, True, False, False]
         found.append([r.columns["answer"] for r in records])
     assert found[0] == found[1]
@@ -358,8 +336,7 @@ def rows_of(name: str, contexts: int, questions: int) -> list[Document]:
 def test_every_row_of_the_real_data_has_its_records(name):
     """A fake model that answers at once; what counts is that each row is understood as it stands."""
     documents = rows_of(name, 60, 99)
-    tokenizer = tiny_tokenizer()
-    task = make(context_length=10**6, tokenizer=tokenizer, decoding={"contexts_per_prompt": 4})
+    task = make(context_length=10**6, tokenizer=tiny_tokenizer(), decoding={"contexts_per_prompt": 4})
     for request in task.plan(documents):
         feed = next(request.program)
         allowed_token_ids = feed.allowed_token_ids or [None] * len(feed.sample_at)

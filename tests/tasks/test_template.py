@@ -27,19 +27,16 @@ def config(template: Path, **keys: object) -> RunConfig:
     return run_config(task, **keys)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (SHELL, r"mine\.j2: .*__class__.* is unsafe"),
-        (GLOBALS, r"mine\.j2: .*__globals__.* is unsafe"),
-        (PICKLE, r"mine\.j2: .*has no attribute 'parse_raw'"),
-        ("{{ category.attributes.clear() }}", r"mine\.j2: .*not safely callable|is unsafe"),
-        ("{% include 'other' %}", r"mine\.j2: .*no loader"),
-        (ENDLESS, r"mine\.j2: it is not rendered within 2 s"),
-        ("{{ 10 ** (10 ** 10) }}", r"mine\.j2: it is not rendered within 2 s"),
-        ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    (SHELL, r"mine\.j2: .*__class__.* is unsafe"),
+    (GLOBALS, r"mine\.j2: .*__globals__.* is unsafe"),
+    (PICKLE, r"mine\.j2: .*has no attribute 'parse_raw'"),
+    ("{{ category.attributes.clear() }}", r"mine\.j2: .*not safely callable|is unsafe"),
+    ("{% include 'other' %}", r"mine\.j2: .*no loader"),
+    (ENDLESS, r"mine\.j2: it is not rendered within 2 s"),
+    ("{{ 10 ** (10 ** 10) }}", r"mine\.j2: it is not rendered within 2 s"),
+    ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"),
+])  # fmt: skip
 def test_what_a_template_may_not_do(tmp_path: Path, text: str, words: str) -> None:
     file, mark = tmp_path / "mine.j2", tmp_path / "mark"
     file.write_text("{{ products }}" + text.replace("MARK", str(mark)))
@@ -52,11 +49,8 @@ def test_nothing_in_a_prompt_could_be_an_answer() -> None:
     """Whatever the type: a small model copies a date that stands in its prompt."""
     types = get_args(Attribute.model_fields["type"].annotation)
     keys: dict[str, dict[str, Any]] = {"enum": {"values": ["red", "blue"]}, "pattern": {"pattern": "[A-Z]+"}}
-    attributes = [
-        {"name": f"{kind} {'many' if many else 'one'}", "type": kind, "many": many, **keys.get(kind, {})}
-        for kind in types
-        for many in (False, True)
-    ]
+    attributes = [{"name": f"{kind} {'many' if many else 'one'}", "type": kind, "many": many, **keys.get(kind, {})}
+                  for kind in types for many in (False, True)]  # fmt: skip
     task = ExtractionConfig.model_validate({"categories": {"things": {"attributes": attributes}}})
     questions = template_text(None, "question_answering.j2")
     for message in [*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)]:
@@ -89,8 +83,7 @@ def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path: Path
 
 def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
     attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
-    task = {"categories": {"shoes": {"attributes": attributes}}}
-    message = messages(run_config(task).task)["shoes"]
+    message = messages(run_config({"categories": {"shoes": {"attributes": attributes}}}).task)["shoes"]
     assert "(one of: b0, b1, " in message
     assert "b99, or one of 19,900 more)" in message
     assert "b100" not in message

@@ -99,13 +99,9 @@ def test_a_toy_task_touches_tasks_and_its_section_alone(tmp_path: Path) -> None:
             text = text.replace(before, after)
         (package / name).write_text(text)
     (tmp_path / "in.jsonl").write_text('{"id": "a", "title": "tea"}\n{"id": "b", "title": "oak"}\n')
-    tree = {
-        "input": {"path": "in.jsonl", "text_columns": ["title"]},
-        "output": {"path": "out"},
-        "task": {"kind": "toy", "mark": "?"},
-        "decoding": {"max_new_tokens": 5},
-        "model": {"name": "fake", "fake": {"load_seconds": 0}},
-    }
+    tree = {"input": {"path": "in.jsonl", "text_columns": ["title"]}, "output": {"path": "out"},
+            "task": {"kind": "toy", "mark": "?"}, "decoding": {"max_new_tokens": 5},
+            "model": {"name": "fake", "fake": {"load_seconds": 0}}}  # fmt: skip
     (tmp_path / "toy.yaml").write_text(json.dumps(tree))
     (tmp_path / "toy.py").write_text(SCRIPT)
     path = os.pathsep.join([str(tmp_path), str(ROOT.parent)])

@@ -36,13 +36,11 @@ def test_windows_hold_all_of_the_text(text: str, most: int) -> None:
         assert begin <= reached < begin + len(own)  # nothing between two, and each goes on
         assert len(tokens) <= most
         reached = begin + len(own)
-    assert reached == len(text)
-    assert [begin for begin, *_ in found] == sorted({begin for begin, *_ in found})
+    assert (reached, [begin for begin, *_ in found]) == (len(text), sorted({begin for begin, *_ in found}))
 
 
 def test_windows_end_with_sentences_and_overlap() -> None:
-    sentences = [f"Sentence number {n} is here. " for n in range(60)]
-    found = windows("".join(sentences), encode, 100)
+    found = windows("".join([f"Sentence number {n} is here. " for n in range(60)]), encode, 100)
     assert len(found) > 2
     for _, own, _ in found:
         assert own.startswith("Sentence")
@@ -56,14 +54,9 @@ def test_the_surest_value_counts_and_lists_are_united() -> None:
     def values(*own: tuple[object, float]) -> list[tuple[CheckedValue, float]]:
         return [(CheckedValue("null" if value is None else "ok", value, ""), rating) for value, rating in own]
 
-    found = merged(
-        attributes,
-        [
-            values(("x", 0.4), (None, 0.9), (["p", "q"], 0.8)),
-            values((None, 0.99), (None, 0.95), (["q", "r", "s"], 0.5)),
-            values(("y", 0.6), (None, 0.3), (None, 0.7)),
-        ],
-    )
+    found = merged(attributes, [values(("x", 0.4), (None, 0.9), (["p", "q"], 0.8)),
+                                values((None, 0.99), (None, 0.95), (["q", "r", "s"], 0.5)),
+                                values(("y", 0.6), (None, 0.3), (None, 0.7))])  # fmt: skip
     assert [(window, one.value, rating) for window, (one, rating) in found] == [
         (2, "y", 0.6),
         (1, None, 0.95),
@@ -75,12 +68,10 @@ def test_a_long_document_is_answered_window_by_window() -> None:
     text = " ".join(f"Part {n} tells of boots of size {n}." for n in range(60))
     task = make(task={"too_long": "windows", "max_document_tokens": 400})
     asked = [document(0, text), document(1, "short")]
-    engine = Engine(tiny_model("llama", max_position_embeddings=CONTEXT))
-    records, _ = answer(task, asked, engine)
+    records, _ = answer(task, asked, Engine(tiny_model("llama", max_position_embeddings=CONTEXT)))
     long, short = sorted(records, key=lambda record: record.index)
     assert {value["window"] for value in short.columns["values"]} == {None}
     assert not long.columns["truncated"]
-
     # Each window is answered as it is alone.
     whole, alone = f"title: {text}", make()
     parts = windows(whole, alone._encode, 400)
@@ -105,12 +96,9 @@ def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None
     assert window > 0
     record = task._record(category, [(bodies[window], window, (CheckedValue("ok", "Oolong", ""), 0.9))])
     (value,) = record.columns["values"]
-    whole = f"title: {text}"
-    assert (whole[value["span"]["begin"] : value["span"]["end"]], value["window"]) == ("Oolong", window)
-
+    assert (f"title: {text}"[value["span"]["begin"] : value["span"]["end"]], value["window"]) == ("Oolong", window)
     config = run_config(TREE["task"] | {"too_long": "windows"}, output={"columns": "typed"})
-    typed = typed_row(record.columns, config)
-    found = pa.Table.from_pylist([typed], columns_of(config)).to_pylist()[0]
+    found = pa.Table.from_pylist([typed_row(record.columns, config)], columns_of(config)).to_pylist()[0]
     assert found[value["name"] + "__window"] == window
     back = {own["name"]: own["window"] for own in record_row({"status": "ok", **found})["values"]}
     assert back[value["name"]] == window

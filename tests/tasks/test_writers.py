@@ -58,8 +58,7 @@ def test_lossless_methods_write_what_autoregressive_writes(parts):
     expected = answers(parts, "autoregressive")
     assert any(columns["text"] for columns in expected.values())
     for method in LOSSLESS[1:]:
-        found = answers(parts, method)
-        for key, columns in found.items():
+        for key, columns in answers(parts, method).items():
             for name in ("text", "finish_reason", "tokens"):
                 assert columns[name] == expected[key][name], (method, key, name)
             assert columns["confidence"] == pytest.approx(expected[key]["confidence"], abs=1e-3)
@@ -191,14 +190,11 @@ def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, 
     assert reason(parts, method, whole=True, stop=behind)[1] == "stop"
 
 
-@pytest.mark.parametrize(
-    ("decoding", "words"),
-    [
-        ({"method": "medusa"}, "needs decoding.heads"),
-        ({"method": "speculative"}, "needs decoding.draft_model"),
-        ({"method": "hyper_parallel"}, "does not do generation"),
-    ],
-)
+@pytest.mark.parametrize(("decoding", "words"), [
+    ({"method": "medusa"}, "needs decoding.heads"),
+    ({"method": "speculative"}, "needs decoding.draft_model"),
+    ({"method": "hyper_parallel"}, "does not do generation"),
+])  # fmt: skip
 def test_what_a_method_needs_is_said_up_front(decoding, words):
     with pytest.raises((ConfigError, ValueError), match=words):
         make(decoding=decoding)
