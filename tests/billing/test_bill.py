@@ -1,7 +1,5 @@
 """The bill's arithmetic: parts and nodes add up to the last micro-dollar, and every second has its place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -36,12 +34,10 @@ OPEN = {"prefill": 600.0, "decode": 1200.0, "open": {"u": (200.0, 400.0)}}  # 10
         {"startup": 3.013118, "prefill": 7.532795, "decode": 15.06559, "idle": 1.506559, "lost": 3.013118},
     ),
     # A node is billed within the session only.
-    (node(-HOUR, 10.0, ended=1800.0), [], {"idle": 5.0}),
-    (node(1800.0, 10.0), [], {"idle": 5.0}),
+    (node(-HOUR, 10.0, ended=1800.0), [], {"idle": 5.0}), (node(1800.0, 10.0), [], {"idle": 5.0}),
     (node(2 * HOUR, 10.0), [], {}),
     # A head without workers, a node that can have none, a laptop that is head and worker.
-    (node(slots=0, head=True), [], {"head": 1.0}),
-    (node(slots=0), [], {"other": 1.0}),
+    (node(slots=0, head=True), [], {"head": 1.0}), (node(slots=0), [], {"other": 1.0}),
     (node(head=True), [worker(decode=HOUR)], {"decode": 1.0}),
     # 8 slots x 900 s before the first worker; then one of 8 slots has it.
     (

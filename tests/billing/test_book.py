@@ -1,7 +1,5 @@
 """What the book makes of workers' reports, however they come, and of sessions that died."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A budget is held to the cent over several runs, a deadline asks for the workers it takes or says that it is lost."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 from types import SimpleNamespace

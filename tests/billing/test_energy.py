@@ -1,7 +1,5 @@
 """Energy of the GPUs: NVIDIA's counter, else watts that were given, else nothing."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

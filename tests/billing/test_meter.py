@@ -1,7 +1,5 @@
 """What a worker measures of its time: spans without gaps, and every second and token on one unit."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

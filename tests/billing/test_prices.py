@@ -1,7 +1,5 @@
 """Prices: which of the three places wins, the error where none knows, and what AWS answers."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

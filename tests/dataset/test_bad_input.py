@@ -1,7 +1,5 @@
 """Bad input: each kind has one outcome, is named, and costs no other document anything."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -53,27 +51,17 @@ DAMAGED = {
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
     """Does something behind a run's planning and before it reads."""
-
-    def change(then: Callable[[], object]) -> None:
-        real = planner.plan
-
-        def plan_and_change(*arguments):
-            planned = real(*arguments)
-            then()
-            return planned
-
-        monkeypatch.setattr(driver.planner, "plan", plan_and_change)
-
-    return change
+    real = planner.plan
+    return lambda then: monkeypatch.setattr(driver.planner, "plan", lambda *given: (real(*given), then())[0])
 
 
 @pytest.fixture
 def corpus(tmp_path: Path, config) -> RunConfig:
     """Good files around what a test puts between them: 30 documents with ids 0 to 29."""
+    (tmp_path / "in").mkdir()
     for name, first in (("a", 0), ("k", 10), ("z", 20)):
-        path = tmp_path / f"in/{name}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps({"id": str(first + i), "title": "t"}) + "\n" for i in range(10)))
+        lines = (json.dumps({"id": str(first + i), "title": "t"}) + "\n" for i in range(10))
+        (tmp_path / f"in/{name}.jsonl").write_text("".join(lines))
     return config(str(tmp_path / "in"))
 
 
@@ -83,8 +71,7 @@ def test_a_damaged_object_is_listed_and_nothing_else_is_lost(tmp_path, corpus, n
     (tmp_path / "in" / name).write_bytes(data)
     units = plan(corpus)
     (bad,) = units.damaged()
-    assert bad.damaged is not None
-    assert reason in bad.damaged
+    assert reason in (bad.damaged or "")
     assert (bad.name, bad.bytes) == (name, len(data))
     assert (units.documents, units.totals.damaged, units.totals.damaged_bytes) == (30, 1, len(data))
     assert Counter(d.id for d in read_all(corpus)) == Counter(map(str, range(30)))
@@ -126,12 +113,11 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(tmp_pat
     (tmp_path / "in/linked").symlink_to(tmp_path / "other")
     units = plan(corpus)
     assert (units.documents, units.totals.damaged) == (30, 3)
-    reasons = {unit.name: unit.damaged or "" for unit in units.damaged()}
-    assert reasons["gone.jsonl"].endswith(
-        "gone.jsonl: cannot be read: a link to ../elsewhere.jsonl, which is not there"
-    )
-    assert "symbolic links" in reasons["loop.jsonl"]
-    assert "a pipe, socket or device: raypd reads files" in reasons["pipe.parquet"]
+    for unit, words in zip(units.damaged(), (
+        "gone.jsonl: cannot be read: a link to ../elsewhere.jsonl, which is not there", "symbolic links",
+        "a pipe, socket or device: raypd reads files",
+    ), strict=True):  # fmt: skip
+        assert words in (unit.damaged or "")
     run_here(corpus)
     with pytest.raises(RunError, match=r"(?s)3 units of the input cannot be read.*gone.jsonl: .*pipe.parquet: "):
         driver.run_extract(corpus)  # exit code 1
@@ -168,23 +154,6 @@ def test_a_path_that_is_no_file_is_named_and_never_offered_again(tmp_path, confi
     assert "did you mean" not in str(caught.value)
 
 
-def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_here, between) -> None:
-    for i in range(20):
-        write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["t"] * 10)
-    run = config(str(tmp_path / "in"))
-
-    def lose() -> None:
-        for i in range(0, 20, 2):
-            (tmp_path / f"in/{i:02d}.jsonl").unlink()
-        for i in range(1, 8, 2):
-            write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["other"] * 10)
-
-    between(lose)
-    with pytest.raises(RunError, match=r"(?s)14 units of the input cannot be read.*and 4 more"):
-        driver.run_extract(run, build=fakes.build)
-    assert sum(ids(run).values()) == 60
-
-
 def test_one_file_of_many_units_is_told_once_beside_the_others(tmp_path, config, ray_here, between, capfd) -> None:
     for name, documents in (("a", 300), ("b", 10), ("c", 10), ("d", 10), ("e", 10)):
         write_jsonl(tmp_path / f"in/{name}.jsonl", [f"{name} {i}" for i in range(documents)])
@@ -192,15 +161,15 @@ def test_one_file_of_many_units_is_told_once_beside_the_others(tmp_path, config,
     between(lambda: [write_jsonl(tmp_path / f"in/{name}.jsonl", ["other"] * 10) for name in "abcd"])
     with pytest.raises(RunError, match="units of the input cannot be read") as caught:
         driver.run_extract(run, build=fakes.build)
-    lines = str(caught.value).splitlines()
     for name in "abcd":
-        assert sum(f"in/{name}.jsonl: has changed since it was planned" in line for line in lines) == 1
+        assert str(caught.value).count(f"in/{name}.jsonl: has changed since it was planned") == 1
     assert re.search(r"replaced or deleted \(\d\d units of it\)", str(caught.value))
     messages = [line for line in capfd.readouterr().err.splitlines() if "has changed since" in line]
     assert len(messages) == len(set(messages)) == 4
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert sorted(entry["source"] for entry in tree["unreadable"]) == [f"{name}.jsonl" for name in "abcd"]
     assert sum(entry["units"] for entry in tree["unreadable"]) == tree["units_unreadable"] >= 33
+    assert sum(ids(run).values()) == 10  # all that can be read is done
 
 
 def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, ray_here, between, monkeypatch) -> None:
@@ -214,8 +183,7 @@ def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, r
         driver.run_extract(run, build=fakes.build)
     monkeypatch.undo()
     assert "Units of a.jsonl are done with what it held: put that back, and the same command does" in str(caught.value)
-    assert "same command tries" not in str(caught.value)
-    assert "on_damaged=skip" not in str(caught.value)  # which would not help either
+    assert not re.search("same command tries|on_damaged=skip", str(caught.value))  # which would not help
     with pytest.raises(ConfigError, match=r"a\.jsonl was replaced"):
         driver.run_extract(run, build=fakes.build)
     anew = with_keys(run, output={"path": str(tmp_path / "anew")})
@@ -225,19 +193,19 @@ def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, r
 
 
 def test_what_can_be_done_about_each_file() -> None:
-    part = Part("/in/x", "x", "v", "s", 9, "jsonl", None)
-    unreadable = Unreadable()
-    for name, error in (("a", "has changed since it was planned"), ("b", "cannot be read: no"), ("c", "gone")):
+    part, unreadable = Part("/in/x", "x", "v", "s", 9, "jsonl", None), Unreadable()
+    changed = [("a", "has changed since it was planned"), ("b", "cannot be read: no"), ("c", "gone")]
+    for name, error in (*changed, *((f"d{n}", "gone") for n in range(12))):
         unreadable.add(make_unit([replace(part, name=name)], "f"), error)
+    assert unreadable.shown().endswith("  gone\n  and 5 more\n")
     assert unreadable.advice(()) == (
         "The same command tries them again, when the objects are put right or removed. With input.on_damaged=skip it "
         "leaves them out and ends well."
     )
-    assert unreadable.advice({"b"}).startswith(
-        "Units of b are done: put right it is another file, for a new output.path. "
-    )
+    words = "Units of b are done: put right it is another file, for a new output.path. "
+    assert unreadable.advice({"b"}).startswith(words)
     assert "tries the others again" in unreadable.advice({"a", "b"})
-    assert "tries" not in unreadable.advice({"a", "b", "c"})
+    assert "tries" not in unreadable.advice({entry.source for entry in unreadable.entries})
 
 
 def damage_pages(path: Path, groups: Sequence[int]) -> None:
@@ -285,26 +253,22 @@ def test_a_column_that_is_missing_everywhere_is_the_configurations_fault(tmp_pat
 
 def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.parquet").write_bytes(parquet({"id": ["1"], "title": ["text"]}))
-    (tmp_path / "in/b.parquet").write_bytes(parquet({"id": [2], "title": [3.5], "extra": [1]}))
-    (tmp_path / "in/c.parquet").write_bytes(parquet({"title": [{"a": 1}, None], "id": [3, 4]}))
-    (tmp_path / "in/d.parquet").write_bytes(parquet({"title": [["a", "b"]], "id": [5]}))
-    documents = read_all(config(str(tmp_path / "in")))
-    rows = [(d.source, d.id, d.fields.get("title")) for d in documents[:2]]
-    assert rows == [("a.parquet", "1", "text"), ("b.parquet", "2", "3.5")]
-    assert "holds an object, not text" in (documents[2].error or "")
-    assert "no text in title" in (documents[3].error or "")
-    assert documents[4].fields["title"] == "a\nb"
+    for name, columns in {"a": {"id": ["1"], "title": ["text"]}, "b": {"id": [2], "title": [3.5], "extra": [1]},
+                          "c": {"title": [{"a": 1}, None], "id": [3, 4]},
+                          "d": {"title": [["a", "b"]], "id": [5]}}.items():  # fmt: skip
+        (tmp_path / f"in/{name}.parquet").write_bytes(parquet(columns))
+    text, number, tree, nothing, texts = read_all(config(str(tmp_path / "in")))
+    rows = [(d.source, d.id, d.fields.get("title")) for d in (text, number, texts)]
+    assert rows == [("a.parquet", "1", "text"), ("b.parquet", "2", "3.5"), ("d.parquet", "5", "a\nb")]
+    assert "holds an object, not text" in (tree.error or "")
+    assert "no text in title" in (nothing.error or "")
 
 
 @pytest.mark.parametrize(("column", "expected"), [
-    (pa.array([7, None]), ["7", "a.parquet:1"]),
-    (pa.array([7.5, 1e300]), ["7.5", "1e+300"]),
-    (pa.array([True, False]), ["True", "False"]),
-    (pa.array([b"k1", b"k2"]), ["k1", "k2"]),
+    (pa.array([7, None]), ["7", "a.parquet:1"]), (pa.array([7.5, 1e300]), ["7.5", "1e+300"]),
+    (pa.array([True, False]), ["True", "False"]), (pa.array([b"k1", b"k2"]), ["k1", "k2"]),
     (pa.array([1], pa.timestamp("ns")), ["1970-01-01 00:00:00.000000001"]),
-    (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
-    (pa.array([["x"], ["y"]]), ["a.parquet:0", "a.parquet:1"]),
+    (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]), (pa.array([["x"], ["y"]]), ["a.parquet:0", "a.parquet:1"]),
 ])  # fmt: skip
 def test_ids_that_are_not_strings(tmp_path, config, column, expected) -> None:
     pq.write_table(pa.table({"id": column, "title": ["t"] * len(column)}), tmp_path / "a.parquet")

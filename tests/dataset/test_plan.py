@@ -1,7 +1,5 @@
 """The stored plan: used again without reading the input, kept for what is the same, and honest about what is not."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -41,12 +39,7 @@ def run(tmp_path: Path, config) -> RunConfig:
 def inspected(monkeypatch) -> list[str]:
     """The names of the objects that planning reads."""
     names: list[str] = []
-
-    def noted(item, *arguments):
-        names.append(item.name)
-        return split.inspect(item, *arguments)
-
-    monkeypatch.setattr(planner, "inspect", noted)
+    monkeypatch.setattr(planner, "inspect", lambda item, *rest: names.append(item.name) or split.inspect(item, *rest))
     return names
 
 
@@ -160,23 +153,17 @@ def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monke
     import io
     import tracemalloc
 
-    line = b'{"id": "1", "title": "t"}\n'
-    opened = storage.open_read
+    line, opened = b'{"id": "1", "title": "t"}\n', storage.open_read
     monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 200)
     monkeypatch.setattr(planner, "_TAIL_PARTS", 200)
-    monkeypatch.setattr(
-        storage,
-        "open_read",
-        lambda p, *arguments, **keys: io.BytesIO(line) if "://" in p else opened(p, *arguments, **keys),
-    )
+    monkeypatch.setattr(storage, "open_read", lambda p, *a, **k: io.BytesIO(line) if "://" in p else opened(p, *a, **k))
 
     def peaks(count: int) -> list[int]:
         """Bytes at most while so many objects are planned, and while they are compared with the stored plan."""
-        names = (f"{i:09d}.jsonl" for i in range(count))
-        again = (f"{i:09d}.jsonl" for i in range(1, count + 1))
         run, sizes = config("s3://generated/in", f"out{count}"), []
-        for listed in (names, again):
-            objects = (storage.Object(f"s3://generated/in/{n}", n, len(line), n) for n in listed)
+        for first in (0, 1):
+            names = (f"{i:09d}.jsonl" for i in range(first, first + count))
+            objects = (storage.Object(f"s3://generated/in/{n}", n, len(line), n) for n in names)
             monkeypatch.setattr(storage, "find", lambda path, objects=objects: objects)
             tracemalloc.start()
             planned = plan(run, run.output.path)
@@ -187,6 +174,5 @@ def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monke
         return sizes
 
     peaks(500)  # imports and caches
-    few, many = peaks(1000), peaks(6_000)
-    assert many[0] < 1.3 * few[0], (few, many)
-    assert many[1] < 1.3 * few[1], (few, many)
+    for few, many in zip(peaks(1000), peaks(6_000), strict=True):
+        assert many < 1.3 * few

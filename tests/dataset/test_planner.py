@@ -1,17 +1,17 @@
 """Planning: what the input is cut into, the ids, and what is refused before anything starts."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from raypd.cluster import driver
 from raypd.config import RunConfig
 from raypd.dataset import planner, split
 from raypd.dataset.plan import Plan, take_apart
@@ -41,27 +41,28 @@ def write(path: Path, data: bytes) -> Path:
 @pytest.mark.parametrize("last", [True, False])
 def test_jsonl_is_cut_and_read_back(tmp_path, config, name, end, last) -> None:
     run = config(str(write(tmp_path / name, lines(end, last))))
-    units = list(plan(run))
+    units, text = list(plan(run)), lines(end, last)
     read = [read_unit(unit, run) for unit in units]
     flat = [d for documents in read for d in documents]
-    assert [(d.id, d.fields["title"]) for d in flat] == [(r["id"], r["title"]) for r in ROWS]
+    expected = [(row["id"], row["title"], name, None) for row in ROWS]
+    assert [(d.id, d.fields["title"], d.source, d.error) for d in flat] == expected
     assert [len(documents) for documents in read] == [u.rows for u in units] == [10, 10, 5]
-    assert all([d.index for d in documents] == [*range(len(documents))] for documents in read)
-    text = lines(end, last)
+    assert [d.index for d in flat] == [*range(10), *range(10), *range(5)]
     assert all(text[d.place :].startswith(f'{{"id": "{d.id}"'.encode()) for d in flat)
-    assert {d.source for d in flat} == {name}
-    assert not any(d.error for d in flat)
 
 
 def test_ids_are_the_same_wherever_the_folder_lies_and_change_with_the_content(tmp_path, config) -> None:
     write_jsonl(tmp_path / "one/x/a.jsonl", ["a"] * 15)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
-    first, second = list(plan(config(str(tmp_path / "one")))), list(plan(config(str(tmp_path / "two"))))
-    assert [u.id for u in first] == [u.id for u in second]
-    assert first[0].id.startswith("x-a.jsonl-000000000000-")
+
+    def ids(name: str, **keys: Any) -> list[str]:
+        return [unit.id for unit in plan(config(str(tmp_path / name), **keys))]
+
+    first = ids("one")
+    assert first == ids("two")
+    assert first[0].startswith("x-a.jsonl-000000000000-")
     write_jsonl(tmp_path / "two/x/a.jsonl", ["b"] * 15)
-    assert not {u.id for u in first} & {u.id for u in plan(config(str(tmp_path / "two")))}
-    assert not {u.id for u in first} & {u.id for u in plan(config(str(tmp_path / "one"), text_columns=["id"]))}
+    assert not {*first} & {*ids("two"), *ids("one", text_columns=["id"])}
 
 
 def test_a_list_of_files_folders_and_globs_reads_each_file_once(tmp_path, config) -> None:
@@ -77,19 +78,19 @@ def test_a_list_of_files_folders_and_globs_reads_each_file_once(tmp_path, config
 
 def test_empty_files_hold_no_units(tmp_path, config) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.jsonl").write_text("\n\n")
-    with pytest.raises(InputError, match="no documents"):
-        plan(config(str(tmp_path / "in")))
-    write_jsonl(tmp_path / "in/b.jsonl", ["a"])
-    assert [u.name for u in plan(config(str(tmp_path / "in")))] == ["b.jsonl"]
+    for name, text in (("a.jsonl", "\n\n"), ("b.csv", ""), ("c.csv", "id,title\n")):
+        (tmp_path / "in" / name).write_text(text)
+        for path in ("in", f"in/{name}"):
+            with pytest.raises(InputError, match="no documents"):
+                plan(config(str(tmp_path / path)))
+    write_jsonl(tmp_path / "in/d.jsonl", ["a"])
+    assert [u.name for u in plan(config(str(tmp_path / "in")))] == ["d.jsonl"]
 
 
 @pytest.mark.parametrize(("make", "pattern", "message"), [
-    (None, "*.jsonl", "no file matches"),
-    (None, "a.jsonl", "no such file"),
+    (None, "*.jsonl", "no file matches"), (None, "a.jsonl", "no such file"),
     (("b.jsonl", b'{"id":1,"title":"x"}'), "a.jsonl", "did you mean .*b.jsonl"),
-    (("a.txt", b"id,title"), "a.txt", "reads .jsonl"),
-    (("a.txt", b"id,title"), "", "nothing to read in this folder"),
+    (("a.txt", b"id,title"), "a.txt", "reads .jsonl"), (("a.txt", b"id,title"), "", "nothing to read in this folder"),
     (("a.jsonl", b"{\n  'a': 1\n}"), "a.jsonl", "none of the first lines is a JSON object"),
     (("a.jsonl", b'{"id": 1, "titel": "x"}'), "a.jsonl", "a.jsonl: no column 'title' .* did you mean 'titel'"),
     (("a.jsonl", b'{"key": 1, "title": "x"}'), "a.jsonl", "no column 'id' .*input.id_column=null"),
@@ -100,9 +101,6 @@ def test_what_cannot_be_planned_is_refused(tmp_path, config, make, pattern, mess
         (tmp_path / "in" / make[0]).write_bytes(make[1])
     with pytest.raises(InputError, match=message):
         plan(config(str(tmp_path / "in" / pattern)))
-
-
-# ------------------------------------------------------------------------------------- smaller units at the plan's end
 
 
 def ids(planned: Plan, run: RunConfig) -> list[str]:
@@ -136,17 +134,15 @@ def test_the_last_units_are_smaller_and_hold_every_document_once(run: RunConfig)
     pieces = after[len(before) - cut :]
     assert len(pieces) == sum(4 if unit.expected >= 64 else 1 for unit in before[-cut:]) > cut
     assert max(unit.expected for unit in pieces) <= 25
-    for key in ("documents", "bytes", "exact"):
-        assert getattr(planned, key) == getattr(full_units, key), key
+    first, second = ((one.documents, one.bytes, one.exact) for one in (planned, full_units))
+    assert first == second
     assert planned.exact == ("estimated" not in str(run.input.path))
     assert all(unit.rows in (None, len(read_unit(unit, run))) for unit in planned)
     assert (len({unit.id for unit in planned}), list(plan(run, run.output.path))) == (planned.units, after)
 
 
 @pytest.mark.parametrize(("sizes", "pieces"), [
-    ([20] * 5, [2, 1, 1, 1]),
-    ([97, 1, 1, 1], [1, 3]),
-    ([15] * 4, [4]),  # too few documents
+    ([20] * 5, [2, 1, 1, 1]), ([97, 1, 1, 1], [1, 3]), ([15] * 4, [4]),  # too few documents
 ])  # fmt: skip
 def test_a_unit_of_several_files_is_cut_between_them(tmp_path, config, sizes: list[int], pieces: list[int]) -> None:
     for i in range(7):
@@ -214,8 +210,6 @@ def test_no_more_than_the_tail_is_held_in_memory(tmp_path, config, monkeypatch) 
 
 
 def test_a_run_with_smaller_units_is_verified(tmp_path, config, ray_here) -> None:
-    from raypd.cluster import driver
-
     run = config(str(write_many(tmp_path / "a.jsonl", 800)), unit_documents=100)
     result = driver.run_extract(run, build=fakes.build)
     assert (result.documents, result.units) == (800, 11)

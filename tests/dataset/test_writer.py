@@ -1,7 +1,5 @@
 """Commits: written once, whole, with one schema; and the folder that they live in."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
@@ -30,16 +28,12 @@ def table(records: list[Record]) -> pa.Table:
 
 
 def test_rows_stand_in_the_order_of_the_input_and_none_is_missing() -> None:
-    unit_table = table(
-        [Record(1, {"answer": "B"}), Record(0, {"answer": "A", "price": 2.5}), Record(1, {"answer": "B2"})]
-    )
+    answers = (1, {"answer": "B"}), (0, {"answer": "A", "price": 2.5}), (1, {"answer": "B2"})
+    unit_table = table([Record(row, columns) for row, columns in answers])
     rows = unit_table.to_pylist()
     assert [(r["id"], r["row"], r["status"], r["answer"]) for r in rows] == [
-        ("a", 10, "ok", "A"),
-        ("b", 11, "ok", "B"),
-        ("b", 11, "ok", "B2"),
-        ("c", 12, "error", None),
-    ]
+        ("a", 10, "ok", "A"), ("b", 11, "ok", "B"), ("b", 11, "ok", "B2"), ("c", 12, "error", None)
+    ]  # fmt: skip
     assert (rows[3]["error"], writer.count_documents(unit_table)) == ("a.jsonl, byte 12: not JSON", (2, 1))
     assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
     assert table([]).schema == unit_table.schema  # errors alone: the same schema
@@ -61,8 +55,8 @@ def test_the_second_commit_changes_nothing(tmp_path: Path) -> None:
     assert not writer.commit(str(tmp_path), table([Record(0, {"answer": "second"})]), summary(ok=2))
     assert writer.committed(str(tmp_path)) == {"u-1"}
     assert writer.is_committed(str(tmp_path), "u-1")
-    assert writer.read_summary(str(tmp_path), "u-1").ok == 1
-    assert writer.read_summary(str(tmp_path), "u-1").counts == {"steps": 7}
+    summary_there = writer.read_summary(str(tmp_path), "u-1")
+    assert (summary_there.ok, summary_there.counts) == (1, {"steps": 7})
     assert writer.read_rows(str(tmp_path), "u-1", 1)[0]["answer"] == "first"
     assert os.listdir(tmp_path / "units") == ["u-1.parquet"]
 
@@ -83,8 +77,7 @@ def test_torn_writes_are_no_commits_and_are_cleaned_when_their_writer_is_gone(tm
 def test_a_damaged_object_is_named(tmp_path: Path) -> None:
     (tmp_path / "units").mkdir()
     (tmp_path / "units/u.parquet").write_bytes(b"PAR1")
-    with pytest.raises(RunError, match=r"u.parquet: damaged, not a whole unit .* delete it"):
-        writer.read_summary(str(tmp_path), "u")
     pq.write_table(pa.table({"id": [1]}), tmp_path / "units/v.parquet")
-    with pytest.raises(RunError, match=r"v.parquet"):
-        writer.read_summary(str(tmp_path), "v")
+    for unit, words in (("u", r"u.parquet: damaged, not a whole unit .* delete it"), ("v", r"v.parquet")):
+        with pytest.raises(RunError, match=words):
+            writer.read_summary(str(tmp_path), unit)

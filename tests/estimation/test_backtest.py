@@ -1,7 +1,5 @@
 """The whole way of an estimate: a twentieth of a corpus is decoded, then all of it by a run, whose bill is compared."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

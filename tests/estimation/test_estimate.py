@@ -1,7 +1,5 @@
 """The estimate: its bootstrap against scipy and by simulation, its sample, its profile, and the paper's own example."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
@@ -34,8 +32,6 @@ from raypd.run.records import Bill, Estimate, Figure, NodeTime, WorkerTime
 from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
 from tests.runs import config_tree, extraction
-
-# ----------------------------------------------------------------------------------------------------------- bootstrap
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -117,9 +113,6 @@ def test_the_parts_of_a_bill_add_up() -> None:
     assert (late.hours.value * 3600, late.usd.value) == pytest.approx((527, 5.2))
 
 
-# ----------------------------------------------------------------------------------------------------- the paper's case
-
-
 def test_the_papers_example() -> None:
     """HPD, section 6 and table 1: 500 million documents, Qwen3-8B, 8 GPUs at $30.13 an hour.
 
@@ -132,9 +125,6 @@ def test_the_papers_example() -> None:
     assert (round(row.baseline_usd_per_1000.value, 3), round(row.saved_usd.value, -3)) == (1.362, 597_000)
     assert "L40S" not in result.not_measured
     assert records.from_json(Estimate, json.loads(records.encoded(result)), "") == result
-
-
-# ---------------------------------------------------------------------------------------------------------- the sample
 
 
 COSTS = {"load_seconds": 1.0, "step_seconds": 0.002, "prefill_tokens_per_second": 20_000,
@@ -237,9 +227,6 @@ def test_the_estimate_is_that_of_the_corpus(tmp_path) -> None:
     assert estimates.speed_of(sample, _profile(costs), []).seconds[0] == pytest.approx(mean, rel=0.03)
     half = [c if i % 2 else None for i, c in enumerate(costs)]  # not all were done in time
     assert estimates.speed_of(sample, _profile(half), []).seconds[0] == pytest.approx(mean, rel=0.2)
-
-
-# --------------------------------------------------------------------------------------------------------- the profile
 
 
 class Time:
@@ -453,9 +440,6 @@ def test_a_baseline_for_which_no_time_was_left_is_named_and_left_out(tmp_path, m
     assert "there was no time to measure autoregressive decoding" in capsys.readouterr().out
 
 
-# ------------------------------------------------------------------------------------------------ what is said of GPUs
-
-
 def test_figures_stand_only_for_the_gpu_that_was_profiled(tmp_path) -> None:
     config = corpus(tmp_path, 100)
     sample = sampling.draw(config, 20)
@@ -476,24 +460,17 @@ def test_figures_stand_only_for_the_gpu_that_was_profiled(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("name", "memory", "gpu"), [
-    ("NVIDIA L40S", 44.4, "L40S"),
-    ("NVIDIA L4", 22.0, "L4"),
-    ("NVIDIA A10G", 22.1, "A10G"),
-    ("NVIDIA A100-SXM4-40GB", 39.4, "A100 40GB"),
-    ("NVIDIA A100-SXM4-80GB", 79.3, "A100 80GB"),
-    ("NVIDIA A100 80GB PCIe", 79.3, None),
-    ("NVIDIA H100 80GB HBM3", 79.1, "H100"),
-    ("NVIDIA H200", 139.8, "H200"),
-    ("NVIDIA H100 NVL", 93.0, None),
-    ("NVIDIA L40", 44.4, None),
+    ("NVIDIA L40S", 44.4, "L40S"), ("NVIDIA L4", 22.0, "L4"), ("NVIDIA A10G", 22.1, "A10G"),
+    ("NVIDIA A100-SXM4-40GB", 39.4, "A100 40GB"), ("NVIDIA A100-SXM4-80GB", 79.3, "A100 80GB"),
+    ("NVIDIA A100 80GB PCIe", 79.3, None), ("NVIDIA H100 80GB HBM3", 79.1, "H100"), ("NVIDIA H200", 139.8, "H200"),
+    ("NVIDIA H100 NVL", 93.0, None), ("NVIDIA L40", 44.4, None),
 ])  # fmt: skip
 def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
     assert machines.instance_gpu(name, memory) == gpu
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({"throughput": ["L40S=6.28"]}, "--documents"),
-    ({"throughput": ["6.28"], "documents": 5}, "which GPU"),
+    ({"throughput": ["L40S=6.28"]}, "--documents"), ({"throughput": ["6.28"], "documents": 5}, "which GPU"),
     ({"throughput": ["L40=6.28"], "documents": 5}, "no instance type has a L40; choose from A100 40GB"),
     ({"throughput": ["L40S=fast"], "documents": 5}, "give documents per second"),
     ({"throughput": ["6"], "documents": 5, "instances": ["g6e.48xl"]}, "did you mean g6e.48xlarge"),

@@ -1,7 +1,5 @@
 """What a hosted batch would ask, beside an estimate: its tokens, its prices, and what is said of them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Speculative decoding, the baseline, where a run, an estimate and a tuning meet it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

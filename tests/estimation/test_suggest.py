@@ -1,7 +1,5 @@
 """`raypd schema suggest`: what a model lists of documents becomes categories that an extraction takes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

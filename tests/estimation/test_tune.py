@@ -1,7 +1,5 @@
 """Tuning: agreement of values, the search, its file of measurements, and the configuration that it writes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -24,8 +22,6 @@ from raypd.estimation.search import Changes, Search, Trial
 from raypd.run.console import Interrupted
 from raypd.tasks.base import Document
 from tests.runs import config_tree, extraction, run_config
-
-# ----------------------------------------------------------------------------------------------------------- agreement
 
 
 def test_values_are_compared_after_normalisation() -> None:
@@ -98,8 +94,6 @@ def test_how_many_values_a_floor_needs(floor: float, needed: int) -> None:
     assert Floor(1.0, "share").reached(Agreement(10, 10))
     assert not Floor(0.9, "share").reached(Agreement(0, 0))
 
-
-# -------------------------------------------------------------------------------------------------------------- search
 
 Rule = Callable[[dict[str, Any]], tuple[float, float]]  # settings -> speed, share that agrees
 EXTRACTION = extraction(c=["a"])
@@ -264,8 +258,6 @@ def test_other_methods_and_tasks_have_their_own_settings(task, decoding, wanted)
     own = {key for trial in search.trials if "decoding.method" not in trial.changes for key in trial.changes}
     assert own == wanted.keys() or not decoding  # one prompt at a time: the batch is none of its settings
 
-
-# ------------------------------------------------------------------------------------------ measurements and their file
 
 Before = Callable[[RunConfig], None]
 RUN = """\
@@ -487,11 +479,9 @@ def test_paths_keep_their_meaning_in_another_folder(command, tmp_path) -> None:
 @pytest.mark.parametrize(("error", "message", "overrides", "options"), [
     (ConfigError, "never writes over it", [], {"output": "run.yaml"}),
     (ConfigError, "not from raypd tune", [], {"output": "mine.yaml"}),
-    (ConfigError, "is a folder", [], {"output": "."}),
-    (ConfigError, "does not exist", [], {"output": "no/x.yaml"}),
+    (ConfigError, "is a folder", [], {"output": "."}), (ConfigError, "does not exist", [], {"output": "no/x.yaml"}),
     (ConfigError, "did you mean 'max_num_seqs'", ["engine.max_num_sequences=3"], {}),
-    (InputError, "no such file", ["input.path=nowhere.jsonl"], {}),
-    (ConfigError, "from 0 to 1", [], {"agreement": 90}),
+    (InputError, "no such file", ["input.path=nowhere.jsonl"], {}), (ConfigError, "from 0 to 1", [], {"agreement": 90}),
     (ConfigError, "has not the GPU", [], {"instance": "g6e.48xlarge"}),
     (ConfigError, "g6e.48xl: no such instance type; did you mean g6e.48xlarge", [], {"instance": "g6e.48xl"}),
 ])  # fmt: skip

@@ -1,7 +1,5 @@
 """The files of infra/ with the values of the example settings in their placeholders."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The nightly table as a Delta table: whole nights, earlier ones by version, and nothing copied or committed twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a changed schema asks for, and rows of old and added values."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A headless Chromium of the system, for tests of the page."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator

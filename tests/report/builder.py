@@ -3,8 +3,6 @@
 Documents and times are drawn; the files are made by raypd's own meter, book, writer and records.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Runs to look at."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

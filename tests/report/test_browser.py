@@ -1,7 +1,5 @@
 """The page in a real browser: nothing of a document runs, nothing is asked from the network, nothing is cut off."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reading a run's folder: figures that add up, and what is missing, torn or unfinished."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """The page as HTML: escaped, labelled, of a bearable size. How it looks and what runs in it: test_browser."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -118,8 +116,7 @@ def test_charts_are_well_formed_named_and_without_a_style_of_their_own(make):
     ({"ledger": False}, ["No bill was kept for this run.", "Which worker did what was not kept for this run."]),
     ({"units": 4, "missing": 4, "how": "interrupted"}, ["No document is committed yet."]),
     ({"missing": 3, "how": "interrupted"}, ["This run is not finished", "unfinished: interrupted"]),
-    ({"budget_usd": None}, ["no budget was set"]),
-    ({"usd_per_hour": 0.0}, ["no machine of this run has a price"]),
+    ({"budget_usd": None}, ["no budget was set"]), ({"usd_per_hour": 0.0}, ["no machine of this run has a price"]),
     ({"model": "fake"}, ["Made-up answers."]),
 ])  # fmt: skip
 def test_what_is_missing_is_shown(make, no_charts, keys, shown):

@@ -1,7 +1,5 @@
 """`raypd status`: figures from storage alone, cheap at every look."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

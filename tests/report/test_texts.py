@@ -1,7 +1,5 @@
 """`raypd report --texts`: the documents' texts beside their answers, each value marked where it stands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

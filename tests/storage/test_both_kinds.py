@@ -1,7 +1,5 @@
 """What the rest of raypd relies on, held for a local folder and for a real S3 server alike."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -138,9 +136,7 @@ def test_a_name_with_special_characters_is_first_of_all_a_name(root: str) -> Non
 
 
 @pytest.mark.parametrize(("path", "reason"), [
-    ("part", "no such .*did you mean .*/folder/parts\\?"),
-    ("*.csv", "matches"),
-    ("nothing/*.csv", "/folder/nothing"),
+    ("part", "no such .*did you mean .*/folder/parts\\?"), ("*.csv", "matches"), ("nothing/*.csv", "/folder/nothing"),
     ("only", "only hidden"),
 ])  # fmt: skip
 def test_nothing_found_is_said_with_what_was_meant(root: str, path: str, reason: str) -> None:

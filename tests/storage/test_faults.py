@@ -1,7 +1,5 @@
 """Storage against a real S3 server behind a proxy that fails calls: nothing lost, nothing doubled, and an end to it."""
 
-from __future__ import annotations
-
 import os
 import time
 

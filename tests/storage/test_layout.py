@@ -1,7 +1,5 @@
 """The rows of a run as others read them: pyarrow's datasets, pandas, DuckDB; one schema whatever a unit holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An S3 error in each operation, against a real server: what the user sees; an outage is never called damage."""
 
-from __future__ import annotations
-
 import errno
 import io
 import itertools
@@ -76,14 +74,12 @@ NONE_READABLE = rf"(?s)forbidden: .*none of the {OBJECTS} objects can be read"
 @pytest.mark.parametrize(("operation", "kind", "path", "calls", "error", "words"), [
     *(("run", kind, "/in/", 10, RunError, PLANNING_ENDED) for kind in ("503", "500", "reset", "cut", "hang")),
     ("plan", "503", "", None, RunError, r"overloaded.*planning ended there.*the same command resumes"),
-    ("plan", "403", "/in/", 0, InputError, NONE_READABLE),
-    ("run", "403", "/in/", 0, InputError, NONE_READABLE),
+    ("plan", "403", "/in/", 0, InputError, NONE_READABLE), ("run", "403", "/in/", 0, InputError, NONE_READABLE),
     ("run", "403", "/out", 0, ConfigError, r"output.path: .*/out.*: forbidden: .*need s3:PutObject"),
     ("run", "503", "/out", None, storage.Unavailable, "overloaded"),
     ("load", "503", "/out", None, storage.Unavailable, "overloaded"),
     ("stored plan", "503", "/000000.parquet", 0, storage.Unavailable, "overloaded"),
-    ("verify", "503", "/out/units/", 0, RunError, "overloaded"),
-    ("verify", "503", "/in/", 0, RunError, "overloaded"),
+    ("verify", "503", "/out/units/", 0, RunError, "overloaded"), ("verify", "503", "/in/", 0, RunError, "overloaded"),
 ])  # fmt: skip
 def test_what_the_user_sees(proxy, corpus, bucket, operation, kind, path, calls, error, words) -> None:
     """calls: that go well before, of those on objects; None: none does, nor a listing."""

@@ -1,7 +1,5 @@
 """Whole runs on real Ray whose input and output lie on a real S3 server, behind a proxy that fails calls."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

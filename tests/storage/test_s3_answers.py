@@ -1,8 +1,6 @@
 """What is sent to S3 and what becomes of its answers, for what the test server does not know: the SDK's requests are
 answered here, before they reach a network."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re
@@ -129,13 +127,11 @@ def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
     ("RequestTimeTooSkewed", 403, True, "the clock of this machine is wrong"),
     ("IllegalLocationConstraintException", 400, False, "is in region eu-west-1: set storage.region=eu-west-1"),
     ("SlowDown", 503, True, "the store is overloaded (SlowDown), still so at attempt 3"),
-    ("ThrottlingException", 400, True, "overloaded"),
-    ("TooManyRequests", 429, True, "overloaded"),
+    ("ThrottlingException", 400, True, "overloaded"), ("TooManyRequests", 429, True, "overloaded"),
     ("InternalError", 500, True, "the store answered InternalError to s3:"),
     ("RequestTimeout", 400, True, "the store answered RequestTimeout"),
     ("InvalidObjectState", 403, False, "the object is archived"),
-    ("NotImplemented", 501, False, "the store answered NotImplemented"),
-    ("Odd", 502, True, "the store answered Odd"),
+    ("NotImplemented", 501, False, "the store answered NotImplemented"), ("Odd", 502, True, "the store answered Odd"),
     ("Odd", 400, False, "the store says: you sent ***"),
 ])  # fmt: skip
 def test_a_refusal_says_what_to_do_and_whether_it_is_about_the_store(store, code, status, of_the_store, words) -> None:

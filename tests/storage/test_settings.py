@@ -1,7 +1,5 @@
 """The section `storage`: what it takes, and that no secret gets in, or out again through an error."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 
@@ -44,10 +42,8 @@ def test_credentials_in_a_uri_are_refused_and_not_repeated(uri: str, key: str) -
 
 @pytest.mark.parametrize(("key", "value", "message"), [
     ("endpoint_url", f"http://me:{SECRET}@host:9000", "a URI must hold no credentials"),
-    ("endpoint_url", "host:9000", "write http://host:port"),
-    ("kms_key_id", "k", "kms_key_id needs sse aws:kms"),
-    ("sse", "kms", "aws:kms"),
-    ("max_attempts", 0, "greater than or equal to 1"),
+    ("endpoint_url", "host:9000", "write http://host:port"), ("kms_key_id", "k", "kms_key_id needs sse aws:kms"),
+    ("sse", "kms", "aws:kms"), ("max_attempts", 0, "greater than or equal to 1"),
     ("endpoint", "x", "did you mean 'endpoint_url'"),
 ])  # fmt: skip
 def test_wrong_settings_are_explained(key: str, value: object, message: str) -> None:

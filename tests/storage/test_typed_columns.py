@@ -1,7 +1,5 @@
 """output.columns typed: DuckDB and pyarrow read columns of their own types; evaluation and report read both forms."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Real tasks and engines over tiny models; what the fingerprint makes of the table is tests/config/test_fingerprint.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -40,14 +38,10 @@ DOCUMENTS = {
     "generation": [Document(i, f"id{i}", {"prompt": text}) for i, text in enumerate(["Hi", "größe {}", ["1?", "2?"]])],
 }
 SMALL = {"max_value_tokens": 9, "max_new_tokens": 14, "stacked_documents": 2, "mask_tokens": 3}
-PROGRAMS = [
-    *((extraction, name) for name in METHODS["extraction"] if name != "speculative"),  # that is an engine
+PROGRAMS = [  # speculative is an engine
+    *((extraction, name) for name in METHODS["extraction"] if name != "speculative"),
     *((question_answering, name) for name in METHODS["question_answering"]),
-    *(
-        (import_module(f"raypd.decoding.methods.{name}"), name)
-        for name in METHODS["generation"]
-        if name != "speculative"
-    ),
+    *((import_module(f"raypd.decoding.methods.{n}"), n) for n in METHODS["generation"] if n != "speculative"),
 ]
 
 
@@ -63,11 +57,9 @@ def uses() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> list[str]:
     """Two folders of Medusa heads that guess otherwise."""
-    made = []
-    for count in (1, 2):
-        folder = tmp_path_factory.mktemp(f"heads{count}")
+    made = [str(tmp_path_factory.mktemp("heads")) for _ in range(2)]
+    for count, folder in enumerate(made, 1):
         save_heads(MedusaHeads.for_model(load(ModelConfig()).model, count=count), folder)
-        made.append(str(folder))
     return made
 
 
@@ -77,8 +69,7 @@ def load(config: ModelConfig) -> LoadedModel:
     tokenizer = tiny_tokenizer()
     for method in ("apar", "space"):
         add_control_tokens(model, tokenizer, method)
-    if config.dtype == "float64":
-        model = model.double()
+    model = model.double() if config.dtype == "float64" else model
     return LoadedModel(model, tokenizer, config.name, model.dtype, torch.device("cpu"), CONTEXT)
 
 

@@ -1,7 +1,5 @@
 """The automaton of any JSON object, against the standard library's parser."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

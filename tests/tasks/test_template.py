@@ -1,7 +1,5 @@
 """A template of a user's: what it may do, how long it may take, and that this is found before Ray starts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -28,14 +26,13 @@ def config(template: Path, **keys: object) -> RunConfig:
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    (SHELL, r"mine\.j2: .*__class__.* is unsafe"),
-    (GLOBALS, r"mine\.j2: .*__globals__.* is unsafe"),
+    (SHELL, r"mine\.j2: .*__class__.* is unsafe"), (GLOBALS, r"mine\.j2: .*__globals__.* is unsafe"),
     (PICKLE, r"mine\.j2: .*has no attribute 'parse_raw'"),
     ("{{ category.attributes.clear() }}", r"mine\.j2: .*not safely callable|is unsafe"),
-    ("{% include 'other' %}", r"mine\.j2: .*no loader"),
-    (ENDLESS, r"mine\.j2: it is not rendered within 2 s"),
+    ("{% include 'other' %}", r"mine\.j2: .*no loader"), (ENDLESS, r"mine\.j2: it is not rendered within 2 s"),
     ("{{ 10 ** (10 ** 10) }}", r"mine\.j2: it is not rendered within 2 s"),
-    ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"),
+    ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"), ("{{ products }}", "must hold"),
+    ("{{ nothing }}", "'nothing' is undefined"), ("{% for %}", r"mine.j2:1: not a valid"),
 ])  # fmt: skip
 def test_what_a_template_may_not_do(tmp_path: Path, text: str, words: str) -> None:
     file, mark = tmp_path / "mine.j2", tmp_path / "mark"
@@ -53,8 +50,8 @@ def test_nothing_in_a_prompt_could_be_an_answer() -> None:
                   for kind in types for many in (False, True)]  # fmt: skip
     task = ExtractionConfig.model_validate({"categories": {"things": {"attributes": attributes}}})
     questions = template_text(None, "question_answering.j2")
-    for message in [*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)]:
-        assert not re.search(r"[0-9\"']", message), message
+    texts = "".join([*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)])
+    assert not re.search(r"[0-9\"']", texts)
 
 
 def test_what_a_template_has(tmp_path: Path) -> None:
@@ -76,14 +73,11 @@ def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path: Path
     (tmp_path / "run.yaml").write_text(run.model_dump_json())
     said = ended(start("-X", "importtime", "-m", "raypd", "extract", str(tmp_path / "run.yaml")), 2)
     assert "mine.j2: 'nothing' is undefined; it may use category, instruction and documents" in said
-    assert "resumes" not in said
-    assert "ray._private" not in said  # of the list of imports
+    assert not re.search(r"resumes|ray\._private", said)  # of the list of imports
     assert not (tmp_path / "out").exists()
 
 
 def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
     attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
     message = messages(run_config({"categories": {"shoes": {"attributes": attributes}}}).task)["shoes"]
-    assert "(one of: b0, b1, " in message
-    assert "b99, or one of 19,900 more)" in message
-    assert "b100" not in message
+    assert re.search(r"\(one of: b0, b1, .*, b99, or one of 19,900 more\)", message)

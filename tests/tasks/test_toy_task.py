@@ -1,7 +1,5 @@
 """A new kind of task is a class in tasks/ and a section in config/tasks.py, and no other file knows of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -49,16 +47,11 @@ class ToyTask:
             yield Request([document.index], program, finish, seed_of(0, [document.id]))
 '''
 EDITS = {
-    "config/tasks.py": [("\nTaskConfig = Annotated[\n   ", SECTION)],
-    "tasks/__init__.py": [("\nTASKS = {", '\nTASKS = {\n    "toy": "raypd.tasks.toy:ToyTask",')],
-    "tasks/columns.py": [
-        (
-            "\nSHAPES = {",
-            '\nTOY = pa.schema([("prompt", pa.string()), ("shout", pa.string())])'
-            '\nSHAPES = {\n    "toy": RowShape(TOY, "shout", name="prompt"),',
-        )
-    ],
-}
+    "config/tasks.py": ("\nTaskConfig = Annotated[\n   ", SECTION),
+    "tasks/__init__.py": ("\nTASKS = {", '\nTASKS = {\n    "toy": "raypd.tasks.toy:ToyTask",'),
+    "tasks/columns.py": ("\nSHAPES = {", '\nTOY = pa.schema([("prompt", pa.string()), ("shout", pa.string())])'
+                                         '\nSHAPES = {\n    "toy": RowShape(TOY, "shout", name="prompt"),'),
+}  # fmt: skip
 SCRIPT = """
 import json, sys
 from raypd.answering.answer import answer
@@ -92,12 +85,10 @@ def test_a_toy_task_touches_tasks_and_its_section_alone(tmp_path: Path) -> None:
     package = tmp_path / "raypd"
     shutil.copytree(ROOT, package)
     (package / "tasks" / "toy.py").write_text(TASK)
-    for name, edits in EDITS.items():
+    for name, (before, after) in EDITS.items():
         text = (package / name).read_text()
-        for before, after in edits:
-            assert text.count(before) == 1, (name, before)
-            text = text.replace(before, after)
-        (package / name).write_text(text)
+        assert text.count(before) == 1, (name, before)
+        (package / name).write_text(text.replace(before, after))
     (tmp_path / "in.jsonl").write_text('{"id": "a", "title": "tea"}\n{"id": "b", "title": "oak"}\n')
     tree = {"input": {"path": "in.jsonl", "text_columns": ["title"]}, "output": {"path": "out"},
             "task": {"kind": "toy", "mark": "?"}, "decoding": {"max_new_tokens": 5},

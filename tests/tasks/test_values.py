@@ -1,7 +1,5 @@
 """Typed, checked values from decoded text."""
 
-from __future__ import annotations
-
 import pytest
 
 from raypd.config import Attribute
@@ -30,8 +28,7 @@ ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
 ])  # fmt: skip
 def test_check(attribute, text, status, value):
     checked = check(attribute, text)
-    assert (checked.status, checked.value) == (status, value)
-    assert type(checked.value) is type(value)
+    assert (checked.status, checked.value, type(checked.value)) == (status, value, type(value))
 
 
 def test_a_text_that_was_cut_is_kept_and_a_number_is_no_value():
@@ -68,7 +65,6 @@ def test_find_value_in_an_autoregressive_answer(text, name, found):
 ])  # fmt: skip
 def test_the_end_of_a_json_object(text, end):
     """`end`: what the answer ends with (the last time it stands there); -1: its last character; None: it goes on."""
-    stops = JsonObjectEnd([chr(i) for i in range(128)], frozenset([0]), ["a", "b"])
-    tokens = [ord(char) for char in text]
+    stops, tokens = JsonObjectEnd([chr(i) for i in range(128)], frozenset([0]), ["a", "b"]), [*map(ord, text)]
     stopped = next((n for n in range(1, len(tokens) + 1) if stops(tokens[:n])), None)
     assert stopped == (len(text) if end == -1 else None if end is None else text.rindex(end) + len(end))
