@@ -1,9 +1,13 @@
 """The rows of a run as others read them: pyarrow's datasets, pandas, DuckDB; one schema whatever a unit holds."""
 
+import datetime
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import duckdb
+import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs
@@ -14,7 +18,7 @@ from pydantic import ValidationError
 from raypd import storage
 from raypd.config import OutputConfig
 from raypd.dataset import writer
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, RunError
 from raypd.run.records import UnitSummary
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
@@ -39,8 +43,7 @@ def write(output: str, number: int, records: Callable[[int], Record], schema: pa
 def fill(output: str, kind: str, **partition: str) -> None:
     """Three units: with answers, with nothing but nulls, with nothing but errors."""
     schema = SCHEMAS[kind]
-    full = {k: v for k, v in FULL[kind].items() if k in schema.names}
-    write(output, 0, lambda row: Record(row, full), schema, **partition)
+    write(output, 0, lambda row: Record(row, FULL[kind]), schema, **partition)
     write(output, 1, lambda row: Record(row, {}), schema, **partition)
     write(output, 2, lambda row: Record(row, error=f"it failed\0 {row}"), schema, **partition)
 
@@ -54,9 +57,6 @@ def test_units_of_nulls_and_of_errors_have_the_schema_of_all(tmp_path: Path, kin
 
 @pytest.mark.parametrize("kind", SCHEMAS)
 def test_pyarrow_pandas_and_duckdb_read_a_run_as_it_is(tmp_path: Path, kind: str) -> None:
-    duckdb = pytest.importorskip("duckdb", reason="needs duckdb: pip install -e '.[dev]'")
-    import pandas as pd
-
     fill(str(tmp_path), kind, date="2026-11-21", market="de")
     write(str(tmp_path), 3, lambda row: Record(row, {}), SCHEMAS[kind], date="2026-11-22", market="de")
     (tmp_path / "units/date=2026-11-21/market=de/.tmp-host-1-2").write_bytes(b"PAR1 torn")  # a writer at work
@@ -78,9 +78,6 @@ def test_pyarrow_pandas_and_duckdb_read_a_run_as_it_is(tmp_path: Path, kind: str
 
 def test_a_run_on_s3_is_read_by_pyarrow_pandas_and_duckdb(connected: s3.Server, bucket: str) -> None:
     """DuckDB through pyarrow's dataset: its own extension for S3 is a download at run time."""
-    import duckdb
-    import pandas as pd
-
     fill(f"{bucket}/run", "extraction")
     files = pyarrow.fs.S3FileSystem(access_key=s3.KEY_ID, secret_key=s3.SECRET,
                                     endpoint_override=connected.url.removeprefix("http://"), scheme="http",
@@ -104,8 +101,6 @@ def test_units_in_partitions_are_found_without_knowing_which(tmp_path: Path) -> 
 
 
 def test_partitions_that_cannot_be_are_refused() -> None:
-    import datetime
-
     settings = OutputConfig(path="x", partition={"date": datetime.date(2026, 11, 21), "run": 7})  # as YAML reads them
     assert settings.partition == {"date": "2026-11-21", "run": "7"}
     for wrong, message in (({"Date": "x"}, "a key is of"), ({"a": "b/c"}, "a value is of"), ({"a": ""}, "a value")):
@@ -117,20 +112,14 @@ def test_partitions_that_cannot_be_are_refused() -> None:
 
 def test_out_of_reach_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody must be told to delete a unit because the network is down."""
-    from raypd.errors import RunError
-
     fill(str(tmp_path), "generation")
 
-    def fail(error: OSError) -> str:
-        def opened(path: str) -> Any:
-            raise error
-
-        monkeypatch.setattr(storage, "open_file", opened)
-        with pytest.raises(RunError) as caught:
+    for error, words in (
+        (storage.StorageError("s3://b/x: the store is overloaded"), "same command resumes|cannot be read"),
+        (OSError(5, "Input/output error"), "same command resumes|cannot be read"),
+        (OSError("Couldn't deserialize thrift"), "delete it"),
+    ):  # fmt: skip
+        monkeypatch.setattr(storage, "open_file", mock.Mock(side_effect=error))
+        with pytest.raises(RunError, match=words) as caught:
             writer.read_summary(str(tmp_path), "u-0")
-        return str(caught.value)
-
-    for error in (storage.StorageError("s3://b/x: the store is overloaded"), OSError(5, "Input/output error")):
-        assert "delete" not in fail(error)
-        assert "same command resumes" in fail(error) or "cannot be read" in fail(error)
-    assert "delete it" in fail(OSError("Couldn't deserialize thrift"))
+        assert ("delete" in str(caught.value)) == (words == "delete it")

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
@@ -66,6 +67,9 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
     storage.configure(StorageConfig())
 
 
+EMPTY = b"<ListBucketResult></ListBucketResult>"
+
+
 def refusal(code: str, message: str = "", status: int = 403, **headers: str) -> Callable[[Any], Answer]:
     text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
     return lambda request: (status, headers, text)
@@ -76,9 +80,7 @@ def parts_and_lists(request: AWSPreparedRequest) -> Answer:
         return 200, {}, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
     if request.method == "POST":
         return 200, {}, b'<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>'
-    if request.method == "GET" and "list-type" in request.url:
-        return 200, {}, b"<ListBucketResult></ListBucketResult>"
-    return 200, {"ETag": '"e"'}, b""
+    return (200, {}, EMPTY) if "list-type" in request.url else (200, {"ETag": '"e"'}, b"")
 
 
 def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: Store) -> None:
@@ -90,14 +92,16 @@ def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: 
     storage.read("s3://bkt/a")
     list(storage.walk("s3://bkt/f"))
     assert store.header("x-amz-request-payer") == ["requester"] * len(store.requests)
-    writes = [r for r in store.requests if (r.method == "PUT" and "partNumber" not in r.url) or "?uploads" in r.url]
-    assert (len(writes), [w.headers["x-amz-server-side-encryption"] for w in writes]) == (2, ["aws:kms"] * 2)
-    assert [w.headers["x-amz-server-side-encryption-aws-kms-key-id"] for w in writes] == ["arn:key"] * 2
-    assert not any("x-amz-server-side-encryption" in r.headers for r in [r for r in store.requests if r not in writes])
+    encryption = "x-amz-server-side-encryption"
+    for request in store.requests:
+        write = (request.method == "PUT" and "partNumber" not in request.url) or "?uploads" in request.url
+        own = [request.headers.get(name) for name in (encryption, f"{encryption}-aws-kms-key-id")]
+        assert own == (["aws:kms", "arn:key"] if write else [None, None])
+    assert store.header(encryption).count("aws:kms") == 2
     store.requests.clear()
     store.use(sse="AES256")
     storage.put("s3://bkt/a", b"x")
-    assert (store.header("x-amz-server-side-encryption"), store.header("x-amz-request-payer")) == (["AES256"], [None])
+    assert (store.header(encryption), store.header("x-amz-request-payer")) == (["AES256"], [None])
 
 
 def test_each_storage_has_settings_and_a_connection_of_its_own(store: Store) -> None:
@@ -142,19 +146,15 @@ def test_a_refusal_says_what_to_do_and_whether_it_is_about_the_store(store, code
         (lambda: storage.put_new("s3://bkt/a", b""), storage.StorageError),
         (lambda: storage.open_file("s3://bkt/a", None, 10).read(), storage.StorageError),
     ):
-        with pytest.raises(storage.Unavailable if of_the_store else kind) as caught:
+        with pytest.raises(storage.Unavailable if of_the_store else kind, match=r"^s3://bkt/a: ") as caught:
             call()
-        assert isinstance(caught.value, storage.Unavailable) == of_the_store
-        assert words in str(caught.value)
-        assert str(caught.value).startswith("s3://bkt/a: ")
+        assert (isinstance(caught.value, storage.Unavailable), words in str(caught.value)) == (of_the_store, True)
         assert SECRET not in repr(caught.value) + str(caught.value)
 
 
 def test_credentials_that_cannot_be_renewed_are_no_fault_of_an_object(store: Store) -> None:
-    def expired(request: AWSPreparedRequest) -> Answer:  # as botocore says it
-        raise RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired.")
-
-    store.answer = expired
+    words = "Credentials were refreshed, but the refreshed credentials are still expired."  # as botocore says it
+    store.answer = mock.Mock(side_effect=RuntimeError(words))
     with pytest.raises(storage.Unavailable, match=r"s3://bkt/a: .*still expired; renew the credentials"):
         storage.read("s3://bkt/a")
 
@@ -171,43 +171,38 @@ def test_a_bucket_in_another_region_is_followed_where_the_store_says_which(store
 
 def test_a_head_that_gives_no_reason_is_looked_into(store: Store) -> None:
     listing: dict[str, Answer] = {}
-
-    def answer(request: AWSPreparedRequest) -> Answer:
-        return listing["is"] if "list-type" in request.url else (403, {}, b"")
-
-    store.answer = answer
-    # With s3:ListBucket under a prefix alone, S3 calls a key that does not exist forbidden.
-    listing["is"] = (200, {}, b"<ListBucketResult></ListBucketResult>")
-    assert not storage.exists("s3://bkt/a")
-    with pytest.raises(FileNotFoundError):
-        storage.read("s3://bkt/a")
+    store.answer = lambda request: listing["is"] if "list-type" in request.url else (403, {}, b"")
     longer_key = b"<ListBucketResult><Contents><Key>ab</Key><Size>1</Size></Contents></ListBucketResult>"
-    listing["is"] = (200, {}, longer_key)
-    assert not storage.exists("s3://bkt/a")
-    listing["is"] = (200, {}, longer_key.replace(b">ab<", b">a<"))
-    with pytest.raises(storage.StorageError, match=r"forbidden: .* need s3:GetObject"):
-        storage.exists("s3://bkt/a")
-    listing["is"] = refusal("ExpiredToken", "", 400)(None)
-    with pytest.raises(storage.StorageError, match="credentials have expired"):
-        storage.exists("s3://bkt/a")
+    # With s3:ListBucket under a prefix alone, S3 calls a key that does not exist forbidden.
+    for listed in (EMPTY, longer_key):
+        listing["is"] = (200, {}, listed)
+        assert not storage.exists("s3://bkt/a")
+        with pytest.raises(FileNotFoundError):
+            storage.read("s3://bkt/a")
+    for listing["is"], words in (
+        ((200, {}, longer_key.replace(b">ab<", b">a<")), r"forbidden: .* need s3:GetObject"),
+        (refusal("ExpiredToken", "", 400)(None), "credentials have expired"),
+    ):
+        with pytest.raises(storage.StorageError, match=words):
+            storage.exists("s3://bkt/a")
 
 
 def test_no_credentials_and_no_such_profile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    storage.configure(StorageConfig())
-    with pytest.raises(InputError, match=r"s3://bkt/a: Unable to locate credentials: set AWS_ACCESS_KEY_ID"):
-        list(storage.find("s3://bkt/a"))
-    storage.configure(StorageConfig(profile="nightly"))
-    with pytest.raises(InputError, match=r"profile \(nightly\) could not be found; it is storage.profile"):
-        list(storage.find("s3://bkt/a"))
+    for profile, words in ((None, r"s3://bkt/a: Unable to locate credentials: set AWS_ACCESS_KEY_ID"),
+                           ("nightly", r"profile \(nightly\) could not be found; it is storage.profile")):  # fmt: skip
+        storage.configure(StorageConfig(profile=profile))
+        with pytest.raises(InputError, match=words):
+            list(storage.find("s3://bkt/a"))
 
 
 def test_a_conflict_with_a_write_in_progress_is_tried_again(store: Store) -> None:
-    answers = [refusal("ConditionalRequestConflict", "", 409)] * 2 + [lambda request: (200, {"ETag": '"e"'}, b"")]
+    conflict = refusal("ConditionalRequestConflict", "", 409)
+    answers = [conflict, conflict, store.answer]
     store.answer = lambda request: answers.pop(0)(request)
     assert storage.put_new("s3://bkt/a", b"x")
-    store.answer = refusal("ConditionalRequestConflict", "", 409)
+    store.answer = conflict
     with pytest.raises(storage.StorageError, match="ConditionalRequestConflict"):
         storage.put_new("s3://bkt/a", b"x")
 
@@ -230,9 +225,8 @@ def test_a_store_without_conditional_writes_is_told_once(store: Store, kind: str
 
     store.answer = answer
     store.use(endpoint_url="http://store.example:9000")
-    assert storage.put_new("s3://bkt/run/a", b"1")
-    assert not storage.put_new("s3://bkt/run/a", b"2")
-    assert storage.put_new("s3://bkt/run/b", b"3")
+    for name, text, new in (("a", b"1", True), ("a", b"2", False), ("b", b"3", True)):
+        assert storage.put_new(f"s3://bkt/run/{name}", text) == new
     assert list(objects.values()) == [b"1", b"3"]
     assert [r.getMessage() for r in caplog.records if r.name == "raypd.storage"] == [
         "raypd: the store at http://store.example:9000 does not know conditional writes (If-None-Match): two runs at "
@@ -245,7 +239,7 @@ def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
 
     def page(request: AWSPreparedRequest) -> Answer:
         if "max-keys=1" in request.url:  # whether the path itself is a key
-            return 200, {}, b"<ListBucketResult></ListBucketResult>"
+            return 200, {}, EMPTY
         token = re.search(r"continuation-token=(\d+)", request.url)
         begin = int(token[1]) if token else 0
         text = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{begin + 1000}</NextContinuationToken>"

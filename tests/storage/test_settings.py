@@ -16,14 +16,14 @@ SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
 RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
 
 
-@pytest.mark.parametrize(
-    "key", ["access_key", "aws_secret_access_key", "secret", "session_token", "password", "credentials"]
-)
+@pytest.mark.parametrize("key", [
+    "access_key", "aws_secret_access_key", "secret", "session_token", "password", "credentials"
+])  # fmt: skip
 def test_credentials_are_refused_by_name_and_not_repeated(tmp_path: Path, key: str) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"storage:\n  region: eu-west-1\n  {key}: {SECRET}\n")
     with pytest.raises(ConfigError) as caught:
-        load_config(file, [f"{k}={v}" for k, v in (("input.path", "s3://b/i"), ("output.path", "s3://b/o"))])
+        load_config(file, ["input.path=s3://b/i", "output.path=s3://b/o"])
     assert f"{key}: no credentials in a configuration: set AWS_ACCESS_KEY_ID" in str(caught.value)
     with pytest.raises(ConfigError) as refusal:
         make_config(RUN, [f"storage.{key}={SECRET}"])

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from raypd.answering import components
 from raypd.config import OWN_COLUMNS, RunConfig
 from raypd.dataset import writer
 from raypd.evaluation.score import evaluate
@@ -63,23 +64,23 @@ def commit(config: RunConfig, output: Path, typed: bool) -> None:
 
 def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_path: Path) -> None:
     commit(config, tmp_path, typed=True)
+    rows = f"FROM read_parquet('{tmp_path}/units/*.parquet')"
     names = "Brand, Size, Count, Lit, Since, Opens, Colors, maker, Kind"
-    relation = duckdb.sql(f"SELECT {names} FROM read_parquet('{{}}/*.parquet') ORDER BY id".format(tmp_path / "units"))
+    relation = duckdb.sql(f"SELECT {names} {rows} ORDER BY id")
     assert [str(t) for t in relation.types] == [
         "VARCHAR", "DOUBLE", "BIGINT", "BOOLEAN", "DATE", "VARCHAR", "VARCHAR[]",
         'STRUCT(country VARCHAR, "days" DATE[])', "VARCHAR",
     ]  # fmt: skip
-    day = datetime.date(2024, 2, 29)
-    maker = {"country": None, "days": [datetime.date(2024, 1, 31)]}
-    shoes, tea, failed = relation.fetchall()
-    assert shoes == ("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"], maker, None)
-    assert ((tea[0], tea[8], tea[1:8]), failed) == (("B", "green", (None,) * 7), (None,) * 9)
-    query = "SELECT Brand__confidence, Brand__span.begin, maker__status.country FROM read_parquet('{}/*.parquet')"
-    assert duckdb.sql(query.format(tmp_path / "units")).fetchall()[0] == (0.5, 3, "null")
+    day, maker = datetime.date(2024, 2, 29), {"country": None, "days": [datetime.date(2024, 1, 31)]}
+    assert relation.fetchall() == [
+        ("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"], maker, None),
+        ("B", *(None,) * 7, "green"), (None,) * 9,
+    ]  # fmt: skip
+    query = f"SELECT Brand__confidence, Brand__span.begin, maker__status.country {rows}"
+    assert duckdb.sql(query).fetchall()[0] == (0.5, 3, "null")
     schema = ds.dataset(tmp_path / "units").schema
     assert schema.field("Brand__confidence").type == pa.float32()
-    assert "Size__span" not in schema.names
-    assert not {"record", "values"} & set(schema.names)
+    assert not {"Size__span", "record", "values"} & set(schema.names)
     own = [*OWN_COLUMNS, "category", "truncated"]
     assert [name for name in schema.names if name in own] == own
 
@@ -90,10 +91,8 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None
         commit(config, tmp_path / str(typed), typed)
     typed_rows, untyped_rows = (writer.read_rows(str(tmp_path / str(typed)), "u-0", 9) for typed in (True, False))
     for mine, untyped_row in zip(typed_rows, untyped_rows, strict=True):
-        mine["record"], untyped_row["record"] = (
-            row["record"] and json.loads(row["record"]) for row in (mine, untyped_row)
-        )
         for row in (mine, untyped_row):
+            row["record"] = row["record"] and json.loads(row["record"])
             row["values"] = row["values"] and sorted(row["values"], key=lambda value: value["name"])
             for value in row["values"] or []:
                 value["number"] = value["number"] and float(value["number"])
@@ -120,8 +119,6 @@ def test_a_resumed_run_cannot_change_its_columns(config: RunConfig) -> None:
 
 
 def test_a_local_run_writes_typed_columns(tmp_path: Path) -> None:
-    from raypd.answering import components
-
     run = run_config(extraction(c=["a", {"name": "b", "type": "integer"}]),
                      write_jsonl(tmp_path / "in.jsonl", ["one", "two", ""]), tmp_path / "out", input=TITLES,
                      output={"columns": "typed"}, model={"name": "fake"})  # fmt: skip
