@@ -48,15 +48,11 @@ def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap(meter: Meter, cl
     meter.step(engine, {"u": 1})  # all of it decoding
     clock.now += 0.01  # a pause that belongs to the steps
     meter.step(engine, {"u": 1})  # nothing was fed: as the one before
-    report = meter.report()
-    assert vars(report.seconds) == pytest.approx(
-        {"startup": 10, "prefill": 3, "decode": 3.01, "idle": 2, "lost": 0}, abs=1e-6
-    )
+    report, expected = meter.report(), {"startup": 10, "prefill": 3, "decode": 3.01, "idle": 2, "lost": 0}
+    assert vars(report.seconds) == pytest.approx(expected, abs=1e-6)
     assert report.open == {"u": pytest.approx((2.25, 0.75 + 2.01)), "v": pytest.approx((0.75, 0.25))}
     assert [(kind, unit) for _, _, kind, unit in report.spans] == [("startup", None), ("idle", None), ("busy", "u")]
-    for (_, end, _, _), (began, _, _, _) in zip(report.spans, report.spans[1:], strict=False):
-        assert end == began
-    assert report.spans[-1][1] == clock.now
+    assert [end for _, end, *_ in report.spans] == [*(began for began, *_ in report.spans[1:]), clock.now]
 
 
 def test_a_step_that_runs_is_reported_as_far_as_it_is(meter: Meter, clock: SimpleNamespace) -> None:
@@ -69,17 +65,15 @@ def test_a_step_that_runs_is_reported_as_far_as_it_is(meter: Meter, clock: Simpl
             return super().step()
 
     meter.step(Slow(clock, [(1.0, 10, 0)]), {"u": 1})
-    assert (reports[0].seconds.busy, sum(reports[0].open["u"])) == (pytest.approx(3), pytest.approx(3))
+    for report, seconds in ((reports[0], 3), (meter.report(), 4)):  # not the three twice
+        assert (report.seconds.busy, sum(report.open["u"])) == pytest.approx((seconds, seconds))
     assert reports[0].spans[-1][2:] == ("busy", "u")
-    assert meter.report().seconds.busy == pytest.approx(4)  # not the three twice
-    assert sum(meter.report().open["u"]) == pytest.approx(4)
 
 
 def test_the_documents_of_one_prompt_share_its_tokens(meter: Meter) -> None:
     meter.tokens("u", ["a", "b", "b"], TokenCounts(7, 0, 1))
     found = meter.end("u").categories
-    assert [found[name]["prefill_tokens"] for name in "ab"] == [2, 5]
-    assert [found[name]["decode_tokens"] for name in "ab"] == [0, 1]
+    assert [(found[name]["prefill_tokens"], found[name]["decode_tokens"]) for name in "ab"] == [(2, 0), (5, 1)]
 
 
 def test_an_attempt_that_is_not_committed_is_lost(meter: Meter, clock: SimpleNamespace) -> None:
@@ -96,8 +90,8 @@ def test_a_unit_s_seconds_go_to_its_categories_by_tokens(meter: Meter, clock: Si
     meter.tokens("u", ["a"], TokenCounts(75, 0, 10))
     meter.tokens("u", ["b"], TokenCounts(25, 0, 90))
     done = meter.end("u")
-    assert done.categories["a"]["seconds"] == pytest.approx(2 * 0.75 + 2 * 0.1)
-    assert done.categories["b"]["seconds"] == pytest.approx(2 * 0.25 + 2 * 0.9)
+    expected = (2 * 0.75 + 2 * 0.1, 2 * 0.25 + 2 * 0.9)
+    assert [done.categories[name]["seconds"] for name in "ab"] == pytest.approx(expected)
     assert meter.report().ok == 0  # not before it is committed
     meter.commit("u", done, 2, 1)
     meter.lose("u")  # as the worker always does at the end
