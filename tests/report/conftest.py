@@ -14,11 +14,7 @@ from tests.report.builder import Plan, build
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., data.RunReport]:
     """Builds a run and reads it: make(units=10, ledger=False)."""
-
-    def made(**keys: Any) -> data.RunReport:
-        return data.load(str(build(tmp_path / "run", Plan(**keys))))
-
-    return made
+    return lambda **keys: data.load(str(build(tmp_path / "run", Plan(**keys))))
 
 
 @pytest.fixture

@@ -14,15 +14,13 @@ from tests.processes import LONG, wait_for
 from tests.report import hostile
 from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build, value
-from tests.servers import Call, Reply, serving
+from tests.servers import Reply, serving
 
 
 def hostile_plan() -> Plan:
     """A run whose ids, sources, categories, names, values, errors and configuration are all hostile."""
     texts = hostile.TEXTS
-
-    def text(number: int) -> str:
-        return texts[number % len(texts)]
+    text = lambda number: texts[number % len(texts)]  # noqa: E731
 
     def row(n: int) -> dict[str, Any]:
         values = [value(text(n + i), text(n + i + 1), i / 30, text(i) if i == 3 else "ok") for i in range(len(texts))]
@@ -60,22 +58,15 @@ def test_hostile_documents_run_nothing_and_load_nothing(browser, tmp_path):
     tab.wait_for_load_state("networkidle")
     assert (tab.evaluate(f"window.{hostile.MARK}"), asked, errors) == (None, [file.as_uri()], [])
     assert tab.evaluate("document.scrollingElement.scrollWidth") <= PHONE["width"]
-    assert (
-        tab.evaluate("document.querySelectorAll('article a, article img, article script, iframe, base, link').length")
-        == 0
-    )
+    forbidden = "article a, article img, article script, iframe, base, link"
+    assert tab.evaluate(f"document.querySelectorAll('{forbidden}').length") == 0
 
 
 def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
     """Shown by a page whose escaping was broken on purpose: nothing in it runs all the same."""
     file = _page(tmp_path, Plan(units=3))
     heard: list[str] = []
-
-    def listen(call: Call) -> Reply:
-        heard.append(call.path)
-        return Reply(404)
-
-    with serving(listen) as url:
+    with serving(lambda call: heard.append(call.path) or Reply(404)) as url:
         evil = "".join(hostile.TEXTS[1:10]).replace("127.0.0.1:9", url.removeprefix("http://"))
         file.write_text(file.read_text().replace('<div id="documents">', f'{evil}<div id="documents">', 1))
         tab, _, errors = open_page(browser, file)
@@ -124,8 +115,7 @@ def test_a_table_that_goes_on_has_a_shadow_at_that_side(browser, tmp_path, schem
         dark = [np.median(abs(seen[:, at] - plain).sum(-1)) > 20 for at in (1, -2)]  # lines and letters are few
         return bool(dark[0]), bool(dark[1])
 
-    assert (shadows("Machines", 0.0), shadows("Machines", 0.5)) == ((False, True), (True, True))
-    assert shadows("Machines", 1.0) == (True, False)
+    assert [shadows("Machines", at) for at in (0.0, 0.5, 1.0)] == [(False, True), (True, True), (True, False)]
     tab.set_viewport_size(DESKTOP)
     assert shadows("Machines", 0.0) == (False, False)
 
@@ -145,28 +135,21 @@ def test_search_filter_order_and_paging(browser, tmp_path):
     sure = [float(s) for s in articles.evaluate_all("found => found.map(a => a.dataset.sure)")]
     assert sure == sorted(sure)
     first = articles.first.locator("h3 bdi").first.inner_text()
-    tab.fill("#query", f"{first.lower()} coffee")
-    assert articles.count() == 1
-    tab.fill("#query", "no such thing")
-    assert articles.count() == 0
-    assert tab.locator("#nothing").is_visible()
+    for query, count in ((f"{first.lower()} coffee", 1), ("no such thing", 0)):
+        tab.fill("#query", query)
+        assert (articles.count(), tab.locator("#nothing").is_visible()) == (count, not count)
 
 
 def test_without_scripts_all_documents_are_there(browser, tmp_path):
-    context = browser.new_context(java_script_enabled=False)
-    tab = context.new_page()
-    tab.goto(_page(tmp_path, Plan(units=40, documents=25)).as_uri())
-    assert tab.locator("#documents article").count() == 240
-    assert tab.locator("#find").is_hidden()
-    context.close()
+    tab, *_ = open_page(browser, _page(tmp_path, Plan(units=40, documents=25)), java_script_enabled=False)
+    assert (tab.locator("#documents article").count(), tab.locator("#find").is_hidden()) == (240, True)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_what_is_behind_it(browser, tmp_path, scheme):
     """Contrast of at least 4.5 to 1 (WCAG AA), also in charts, labels and notes."""
-    tab, *_ = open_page(
-        browser, _page(tmp_path, Plan(units=20, missing=2, how="failed", model="fake")), color_scheme=scheme
-    )
+    plan = Plan(units=20, missing=2, how="failed", model="fake")
+    tab, *_ = open_page(browser, _page(tmp_path, plan), color_scheme=scheme)
     found = tab.evaluate(
         """() => {
           const rgb = (c) => c.match(/[\\d.]+/g).map(Number);

@@ -1,6 +1,7 @@
 """Reading a run's folder: figures that add up, and what is missing, torn or unfinished."""
 
 import json
+import re
 import time
 
 import numpy as np
@@ -21,13 +22,11 @@ def test_figures_are_those_of_the_units_and_of_the_sessions_bills(make):
     assert [s.how for s in run.sessions] == ["interrupted", "interrupted", "complete"]
     assert sum(s.documents for s in run.sessions) == 600
     assert sum(run.sample.errors.values()) == run.units.total("failed") > 0
-    bill = run.bill
-    assert len(bill.sessions) == 3
-    assert bill.usd == pytest.approx(sum(n.usd for n in bill.nodes)) == pytest.approx(sum(bill.parts.values()))
-    assert bill.usd == pytest.approx(sum(s.usd or 0 for s in run.sessions))
-    dollars = [usd for _, usd in bill.series]
+    bill, dollars = run.bill, [usd for _, usd in run.bill.series]
+    assert (len(bill.sessions), bill.cost.documents) == (3, 600)
+    parts = (bill.parts.values(), (n.usd for n in bill.nodes), (s.usd or 0 for s in run.sessions), dollars[-1:])
+    assert [sum(usd) for usd in parts] == pytest.approx([bill.usd] * 4)
     assert dollars == sorted(dollars)  # a later session goes on where the one before ended
-    assert (dollars[-1], bill.cost.documents) == (pytest.approx(bill.usd), 600)
 
 
 def test_retries_are_on_the_bill(tmp_path):
@@ -46,9 +45,9 @@ def test_retries_are_on_the_bill(tmp_path):
     copied = data.load(str(root))
     assert copied.bill.usd == pytest.approx(after.usd)
     assert [s.usd for s in copied.sessions if s.id == "retry-1"] == [pytest.approx(after.parts["retry"])]
-    assert after.parts["retry"] > 0
-    assert after.usd == pytest.approx(before.usd + after.parts["retry"]) == pytest.approx(sum(after.parts.values()))
-    assert after.usd == pytest.approx(sum(n.usd for n in after.nodes))
+    sums = (before.usd + after.parts["retry"], sum(after.parts.values()), sum(n.usd for n in after.nodes))
+    assert [*sums] == pytest.approx([after.usd] * 3)
+    assert after.usd > before.usd
     assert after.cost.documents == before.cost.documents  # the documents were there already
 
 
@@ -64,9 +63,12 @@ def test_a_torn_ledger_file_is_named_and_the_others_count(tmp_path):
 def test_the_last_line_of_a_worker_that_died_is_shown_and_bookkeeping_is_not(tmp_path):
     root = build(tmp_path / "run", Plan(units=3))
     (root / "failures").mkdir()
-    (root / "failures/u1.txt").write_text("Traceback\nRuntimeError: the device is gone\n")
-    (root / "failures/u1.hand.json").write_text("[1, 2]")
-    (root / "failures/u2.txt").touch()
+    for name, text in (
+        ("u1.txt", "Traceback\nRuntimeError: the device is gone\n"),
+        ("u1.hand.json", "[1]"),
+        ("u2.txt", ""),
+    ):
+        (root / "failures" / name).write_text(text)
     expected = [("u1", "RuntimeError: the device is gone"), ("u2", "its worker left no reason")]
     assert data.load(str(root)).failures == expected
 
@@ -89,8 +91,7 @@ def test_a_damaged_unit_is_named_and_not_counted_and_those_of_a_partition_are(tm
 def test_very_many_units_are_read_in_part_and_scaled(make, monkeypatch):
     monkeypatch.setattr(units, "READ_UNITS", 10)
     run = make(units=40, documents=10)
-    assert not run.units.all_read
-    assert (len(run.units.read), run.units.total("documents")) == (10, 400)
+    assert (run.units.all_read, len(run.units.read), run.units.total("documents")) == (False, 10, 400)
 
 
 @pytest.mark.parametrize(("how", "ago"), [("running", 5), ("killed", 3600), ("interrupted", 5), ("failed", 5)])
@@ -106,11 +107,9 @@ def test_secrets_do_not_leave():
             "model": {"name": "m", "token": "hf_abcdefghijklmnopqrstuvwx", "note": "key AKIAABCDEFGHIJKLMNOP"},
             "engine": engine}  # fmt: skip
     shown = redact(tree)
-    text = json.dumps(shown)
-    for secret in ("abc", "AKIA", "pass@", "deadbeef", "hf_a"):
-        assert secret not in text, secret
-    assert shown["engine"] == engine
-    assert shown["input"]["path"] == [f"https://{HIDDEN}@host/a?X-Amz-Signature={HIDDEN}&x=1", "s3://corpus/a"]
+    assert not re.search("abc|AKIA|pass@|deadbeef|hf_a", json.dumps(shown))
+    paths = [f"https://{HIDDEN}@host/a?X-Amz-Signature={HIDDEN}&x=1", "s3://corpus/a"]
+    assert (shown["engine"], shown["input"]["path"]) == (engine, paths)
 
 
 def test_the_clock_stands_between_two_sessions_and_speed_adds_up_to_all_documents(make):
