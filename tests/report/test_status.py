@@ -77,8 +77,7 @@ def test_documents_are_those_that_are_committed_whatever_the_bill_says(tmp_path,
 def test_of_lines_cut_by_bytes_the_number_is_not_known_before_the_end(tmp_path):
     for name, more, said in (("run", {"missing": 4, "how": "killed"}, "100 of about 200, 50%"),
                              ("done", {}, "200 of 200, 100%")):  # fmt: skip
-        root = build(tmp_path / name, Plan(units=8, documents=25, **more))
-        assert said in _shown(planned(root, 8, 43, exact=False))
+        assert said in _shown(planned(build(tmp_path / name, Plan(units=8, documents=25, **more)), 8, 43, exact=False))
 
 
 def test_complete_beside_input_that_cannot_be_read_says_so(tmp_path):

@@ -45,8 +45,7 @@ TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 ])  # fmt: skip
 def test_a_prompt_or_conversation_is_wrapped_in_the_chat_template(prompt, task, text):
     tokens = list(next(one(make(**task), prompt).program).tokens)
-    assert tiny_tokenizer().decode(tokens) == text
-    assert tokens.count(EOS) == text.count("<|im_end|>\n")
+    assert (tiny_tokenizer().decode(tokens), tokens.count(EOS)) == (text, text.count("<|im_end|>\n"))
 
 
 def test_strings_are_turns_answered_one_by_one():

@@ -230,8 +230,7 @@ def test_a_bad_question_leaves_the_others_of_its_row(method):
     records = answer_all(make(decoding={"method": method, "contexts_per_prompt": 2}), documents)
     for n, (_, reason) in enumerate(BAD_QUESTIONS):
         first, bad, last = (r for r in records if r.index == n)
-        found = [(one.error, one.columns["question"]) for one in (first, last)]
-        assert found == [(None, "Who?"), (None, "Where?")]
+        assert [(one.error, one.columns["question"]) for one in (first, last)] == [(None, "Who?"), (None, "Where?")]
         assert bad.error.startswith("question 2 ")
         assert reason in bad.error
     assert sum(r.index == len(BAD_QUESTIONS) for r in records) == len(BAD_QUESTIONS)
