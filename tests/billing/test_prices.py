@@ -51,16 +51,14 @@ def test_the_configuration_wins_and_a_market_before_a_type() -> None:
     assert prices.price("g6e.48xlarge", None, None, cost) == Price(20.0, "cost.prices.g6e.48xlarge")
 
 
-def test_an_unknown_price_is_an_error_that_says_what_to_do() -> None:
+def test_an_unknown_price_is_an_error_that_says_what_to_do_or_has_a_bound() -> None:
     with pytest.raises(PriceUnknown) as caught:
         prices.price("g6e.48xlarge", "eu-west-1", "on-demand", CostConfig())
     for part in ("g6e.48xlarge", "eu-west-1", "raypd prices refresh --region eu-west-1", "cost.prices.g6e.48xlarge"):
         assert part in str(caught.value)
     with pytest.raises(PriceUnknown, match="no spot price"):
         prices.price("g6e.48xlarge", "us-east-1", "spot", CostConfig())
-
-
-def test_spot_without_a_price_is_bounded_by_on_demand() -> None:
+    # Without a price, spot is bounded by on-demand.
     bound = prices.price_or_bound("g6e.48xlarge", None, "spot", CostConfig())
     assert (bound.usd_per_hour, "no spot price" in bound.source) == (30.13118, True)
     for market in ("on-demand", "spot"):

@@ -13,14 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from raypd.cluster import driver
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
 from raypd.run.unit import make_unit
 from raypd.storage import local
-from raypd.verify import verification
-from tests.cluster import fakes
 from tests.runs import read_all
 
 FIELD = st.text(st.sampled_from('ab,"\t\n\r\u00e9 '), max_size=6)
@@ -133,7 +130,7 @@ def test_a_file_that_cannot_be_understood_is_named_and_the_others_are_read(tmp_p
     with pytest.raises(InputError, match=message):
         plan(config(str(tmp_path / "in"), max_document_bytes=1000))
     for good, text in {"a.csv": "title,id\nfine,1\n", "b.jsonl": '{"title": "fine", "id": 2}\n', "empty.csv": "\n",
-                       "header.tsv": "id\ttitle\n"}.items():  # fmt: skip
+                       "empty.jsonl": "\n\n", "header.tsv": "id\ttitle\n"}.items():  # fmt: skip
         (tmp_path / "in" / good).write_text(text)
     run = config(str(tmp_path / "in"), max_document_bytes=1000)
     (bad,) = plan(run).damaged()
@@ -194,11 +191,3 @@ def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, con
     (unit, *_) = plan(run)
     moved = unit.parts[0].__class__(**{**vars(unit.parts[0]), "name": unit.parts[0].name.replace("21", "22")})
     assert make_unit([moved], run.fingerprint()).id != unit.id
-
-
-@pytest.mark.usefixtures("in_process")
-def test_a_run_over_csv_writes_a_row_for_every_record(tmp_path, config) -> None:
-    (tmp_path / "a.csv").write_bytes(BAD)
-    run = config(str(tmp_path / "a.csv"))
-    result = driver.run_extract(run, build=fakes.build)
-    assert (result.documents, result.failed, verification.verify(run.output.path, run).passed) == (9, 6, True)

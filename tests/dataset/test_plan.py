@@ -51,13 +51,15 @@ def test_small_files_share_units_and_large_ones_are_split(run) -> None:
     assert len({(d.source, d.fields["title"]) for unit in planned for d in read_unit(unit, run)}) == 36
 
 
-def test_the_same_input_is_not_read_again(run, inspected) -> None:
+def test_the_same_input_is_not_read_again_but_for_other_sizes_of_units(run, tmp_path, config, inspected) -> None:
     first = kept(run)
     assert len(inspected) == 5
     again = plan(run, run.output.path)
     assert (len(inspected), [u.id for u in again]) == (5, [u.id for u in first])
     assert (again.units, again.documents, again.bytes, again.exact) == (5, 36, first.bytes, True)
     assert list(plan(run)) == list(again)  # and it is what a fresh one would be
+    inspected.clear()
+    assert (plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units, len(inspected)) == (8, 5)
 
 
 def test_what_is_new_becomes_units_of_its_own(run, tmp_path, inspected) -> None:
@@ -113,12 +115,6 @@ def test_units_that_were_taken_apart_stay_apart(run) -> None:
     assert {u.id for u in singles} < {u.id for u in planned}
     assert all(len(parts) == 1 for parts in shape(planned))
     assert (planned.documents, list(plan(run, run.output.path))) == (36, list(planned))
-
-
-def test_other_sizes_of_units_cut_anew(run, tmp_path, config, inspected) -> None:
-    kept(run)
-    inspected.clear()
-    assert (plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units, len(inspected)) == (8, 5)
 
 
 def test_a_plan_that_is_torn_is_made_again_and_a_chunk_that_is_gone_is_named(run, tmp_path) -> None:

@@ -76,21 +76,12 @@ def test_a_list_of_files_folders_and_globs_reads_each_file_once(tmp_path, config
     assert [d.source for d in read_unit(unit, run)] == [part.name for part in unit.parts for _ in range(2)]
 
 
-def test_empty_files_hold_no_units(tmp_path, config) -> None:
-    (tmp_path / "in").mkdir()
-    for name, text in (("a.jsonl", "\n\n"), ("b.csv", ""), ("c.csv", "id,title\n")):
-        (tmp_path / "in" / name).write_text(text)
-        for path in ("in", f"in/{name}"):
-            with pytest.raises(InputError, match="no documents"):
-                plan(config(str(tmp_path / path)))
-    write_jsonl(tmp_path / "in/d.jsonl", ["a"])
-    assert [u.name for u in plan(config(str(tmp_path / "in")))] == ["d.jsonl"]
-
-
 @pytest.mark.parametrize(("make", "pattern", "message"), [
     (None, "*.jsonl", "no file matches"), (None, "a.jsonl", "no such file"),
     (("b.jsonl", b'{"id":1,"title":"x"}'), "a.jsonl", "did you mean .*b.jsonl"),
     (("a.txt", b"id,title"), "a.txt", "reads .jsonl"), (("a.txt", b"id,title"), "", "nothing to read in this folder"),
+    (("a.jsonl", b"\n\n"), "", "no documents"), (("a.csv", b""), "", "no documents"),
+    (("a.jsonl", b"\n\n"), "a.jsonl", "no documents in it"), (("a.csv", b"id,title\n"), "a.csv", "no documents in it"),
     (("a.jsonl", b"{\n  'a': 1\n}"), "a.jsonl", "none of the first lines is a JSON object"),
     (("a.jsonl", b'{"id": 1, "titel": "x"}'), "a.jsonl", "a.jsonl: no column 'title' .* did you mean 'titel'"),
     (("a.jsonl", b'{"key": 1, "title": "x"}'), "a.jsonl", "no column 'id' .*input.id_column=null"),

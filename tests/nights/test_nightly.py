@@ -34,6 +34,7 @@ from raypd.run.records import Bill
 from raypd.tasks.base import Record, Request
 from raypd.verify.scratch import Scratch
 from tests.cluster import fakes
+from tests.dataset.test_bad_input import damage_pages
 from tests.runs import extraction, with_keys
 
 
@@ -382,15 +383,6 @@ def test_on_s3(bucket, write, run, connected) -> None:
     assert writer.committed(f"{bucket}/root/nights/{storage.folders(f'{bucket}/root/nights')[0]}")
 
 
-def damage_page(path: Path) -> None:
-    """Leaves a Parquet file a good footer and no page that can be read."""
-    data = bytearray(path.read_bytes())
-    column = pq.ParquetFile(path).metadata.row_group(0).column(0)
-    begin = column.dictionary_page_offset or column.data_page_offset
-    data[begin : begin + 8] = b"\xff" * 8
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("kind", ["footer", "page"])
 def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tmp_path, write, run, kind) -> None:
     config = run()
@@ -400,7 +392,7 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
     night(config)
     write("a.parquet", {"a": "2", "new": "2"})
     if kind == "page":
-        damage_page(write("b.parquet", {"b": "2", "c": "2"}))
+        damage_pages(write("b.parquet", {"b": "2", "c": "2"}), [0])
     else:
         broken.write_bytes(b"PAR1")
     words = r"(?s)1 object of the input cannot be read; all that can is done:\n  \S+b.parquet: cannot be read.*"
@@ -433,7 +425,7 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
 def test_a_damaged_object_that_was_never_read_is_done_when_it_is_put_right(write, run) -> None:
     config = run()
     write("a.parquet", {"a": "1"})
-    damage_page(write("b.parquet", {"b": "1"}))
+    damage_pages(write("b.parquet", {"b": "1"}), [0])
     write("c.parquet", {"c": "1"})
     for _ in range(2):
         with pytest.raises(RunError, match=r"b.parquet: cannot be read"):
@@ -447,7 +439,7 @@ def test_a_night_that_can_read_nothing_leaves_the_table_alone(write, run, monkey
     config = run(on_damaged="skip")
     write("a.parquet", {"a": "1"})
     night(config)
-    damage_page(write("a.parquet", {"a": "2"}))
+    damage_pages(write("a.parquet", {"a": "2"}), [0])
     with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 1 object.*The table stays as it is"):
         night(config)
     write("b.jsonl", {"b": "1"})
@@ -481,15 +473,3 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
     html = page.render(data.load(root))
     for part in (">4<", ">3 ok<", ">1 failed (25%)<", ">$0.30<", "; 5 extracted<"):
         assert part in html, part
-
-
-def test_the_command_says_what_it_left_out_and_ends_with_exit_code_1(tmp_path, write, run, monkeypatch) -> None:
-    monkeypatch.setattr(nightly, "run_night", lambda config, **keys: run_night(config, build=build, **keys))
-    config = run()
-    write("a.jsonl", {"a": "1"})
-    (tmp_path / "in/b.parquet").write_bytes(b"PAR1")
-    (tmp_path / "run.yaml").write_text(config.model_dump_json())
-    done = CliRunner().invoke(app, ["nightly", str(tmp_path / "run.yaml"), "model=fake"])
-    assert isinstance(done.exception, RunError)
-    assert "b.parquet: cannot be read as Parquet" in str(done.exception)
-    assert Path(config.output.path, "state.json").exists()

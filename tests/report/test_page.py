@@ -123,12 +123,6 @@ def test_what_is_missing_is_shown(make, no_charts, keys, parts):
     assert [part for part in parts if part not in text] == []
 
 
-def test_one_of_a_thing_is_one(make, no_charts):
-    run = make(units=1, missing=1, documents=1, how="interrupted")
-    run.units_planned = 1
-    assert "0 of 1 unit committed (0%)" in shown(run)
-
-
 def test_the_smallest_bill_is_told_in_full(tmp_path):
     """One local machine with a price of its own, as in a first try."""
     root = build(tmp_path / "run", Plan(units=5, workers=1, usd_per_hour=0.5, budget_usd=None))

@@ -117,9 +117,7 @@ def test_find_folders_globs_keys_and_hidden_names(root: str) -> None:
     assert [storage.is_folder(root + path) for path in ("/in", "/in/b.jsonl", "/i")] == [True, False, False]
     first = next(storage.find(root + "/in"))
     assert (first.size, storage.read(first.path)) == (10, b"in/b.jsonl")
-
-
-def test_a_name_with_special_characters_is_first_of_all_a_name(root: str) -> None:
+    # A name with special characters is first of all a name.
     fill(root, "a[1].jsonl", "a1.jsonl", "b*.jsonl", "b1.jsonl")
     for path, name in (("a[1].jsonl", "a[1].jsonl"), ("b*.jsonl", "b*.jsonl"), ("a[[]1].jsonl", "a[1].jsonl")):
         assert found(f"{root}/{path}") == [name]

@@ -20,7 +20,7 @@ from raypd.run.records import UnitSummary
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import EXTRACTION, columns_of, record_of, record_row, typed_row, value_row
 from raypd.training import teacher
-from tests.runs import TITLES, extraction, run_config, run_here, with_keys, write_jsonl
+from tests.runs import TITLES, extraction, run_config, run_here, write_jsonl
 
 SHOES = [{"name": "Brand"}, {"name": "Size", "type": "number"}, {"name": "Count", "type": "integer"},
          {"name": "Lit", "type": "boolean"}, {"name": "Since", "type": "date"}, {"name": "Opens", "type": "time"},
@@ -112,10 +112,6 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None
     documents = [Document(0, "d0", {}, source="a.jsonl", place=0)]
     teacher.label(documents, str(tmp_path / "True"), "target")
     assert documents[0].fields["target"]["Colors"] == ["red", "blue"]
-
-
-def test_a_resumed_run_cannot_change_its_columns(config: RunConfig) -> None:
-    assert with_keys(config, output={"columns": "record"}).fingerprint() != config.fingerprint()
 
 
 def test_a_local_run_writes_typed_columns(tmp_path: Path) -> None:

@@ -103,35 +103,28 @@ THINKS = """{% for message in messages %}{{ message.role + '\n' + message.conten
 {%- endif %}"""  # as Qwen3's
 
 
-@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("thinking", [False, True, None])
 def test_outline_and_points_are_prompted_by_one_chat_template(thinking):
-    """Together they are the conversation that the template renders with the same settings."""
+    """Together they are the conversation that the template renders with the same settings; or both have none (None)."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = THINKS
-    outline, point = OUTLINE_REQUEST.format(question="Hi"), POINT_REQUEST.format(index=1)
-    prompt, points = skeleton_feeds(tokenizer, {"thinking": thinking})
-    turns = [{"role": "user", "content": outline}]
-    settings = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinking}
-    assert prompt == tokenizer.apply_chat_template(turns, **settings)
-    assert prompt.endswith("assistant\n" if thinking else "assistant\n<think>\n\n</think>\n\n")
-    turns += [{"role": "assistant", "content": "1. a"}, {"role": "user", "content": point}]
-    assert points == tokenizer.apply_chat_template(turns, **settings).partition("1. a")[2]
-
-
-def test_points_have_no_chat_template_where_the_outline_has_none():
-    prompt, points = skeleton_feeds(tiny_tokenizer(), {"chat_template": False})
-    assert prompt == "<s>" + OUTLINE_REQUEST.format(question="Hi")
-    assert points == "\n\n" + POINT_REQUEST.format(index=1) + "\n\n"
-
-
-def skeleton_feeds(tokenizer, task: dict) -> tuple[str, str]:
-    """What skeleton of thought puts in before the outline "1. a", and behind it for its only point."""
+    task = {"chat_template": False} if thinking is None else {"thinking": thinking}
     decoding = {"method": "skeleton_of_thought", "max_new_tokens": 20}
     request = one(make(decoding=decoding, tokenizer=tokenizer, **task), "Hi")
     prompt = feed = next(request.program)
-    for token in tokenizer.encode("1. a<|im_end|>", add_special_tokens=False):
+    for token in tokenizer.encode("1. a<|im_end|>", add_special_tokens=False):  # its only point
         feed = request.program.send(Predictions([token], [-1.0]))
-    return tokenizer.decode(list(prompt.tokens)), tokenizer.decode(list(feed.tokens))
+    texts = [tokenizer.decode(list(fed.tokens)) for fed in (prompt, feed)]
+    outline, point = OUTLINE_REQUEST.format(question="Hi"), POINT_REQUEST.format(index=1)
+    if thinking is None:
+        assert texts == ["<s>" + outline, "\n\n" + point + "\n\n"]
+        return
+    turns = [{"role": "user", "content": outline}, {"role": "assistant", "content": "1. a"},
+             {"role": "user", "content": point}]  # fmt: skip
+    settings = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinking}
+    first, whole = (tokenizer.apply_chat_template(turns[:count], **settings) for count in (1, 3))
+    assert texts == [first, whole.partition("1. a")[2]]
+    assert first.endswith("assistant\n" if thinking else "assistant\n<think>\n\n</think>\n\n")
 
 
 SCRIPTS = {"pasta": b'm<promise topic="t" tokens="18"/><async>ccc</async>end', "skeleton_of_thought": b"1. a\n2. b"}
