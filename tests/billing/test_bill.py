@@ -1,7 +1,5 @@
 """The bill's arithmetic: parts and nodes add up to the last micro-dollar, and every second has its place."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,7 @@ from raypd.run.records import NodeTime, Seconds, WorkerTime
 HOUR = 3600.0
 
 
-def worker(began: float = 0.0, heard: float = HOUR, open: Any = None, **seconds: float) -> WorkerTime:
+def worker(began: float = 0.0, heard: float = HOUR, open=None, **seconds: float) -> WorkerTime:
     return WorkerTime("w", "n", began, heard, seconds=Seconds(**seconds), open=open or {})
 
 

@@ -3,7 +3,6 @@
 import re
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -72,13 +71,13 @@ def test_so_many_workers_are_enough_and_few_less_are_not(documents, seconds, rat
 def session(config, monkeypatch):
     """Accounts whose ledger always says the same, their clock, and the lines that the user gets."""
 
-    def make(*standing: float, **cost: Any) -> tuple[Accounts, SimpleNamespace, list[str]]:
+    def make(*standing: float, **cost) -> tuple[Accounts, SimpleNamespace, list[str]]:
         clock, lines = SimpleNamespace(now=1000.0), []
         monkeypatch.setattr(accounts_module.ledger_actor, "start", lambda *_: None)
         monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
         monkeypatch.setattr(Accounts, "_ask", lambda self: None)
         run = with_keys(config("x.jsonl", max_workers=8), cost=cost)
-        share: Any = SimpleNamespace(cpus=1, gpus=0)
+        share = SimpleNamespace(cpus=1, gpus=0)
         own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, lines.append)
         own._standing = Standing(1000.0, *standing, None, kept=True)
         return own, clock, lines
@@ -86,7 +85,7 @@ def session(config, monkeypatch):
     return make
 
 
-def unit(name: str, documents: int = 10) -> Any:
+def unit(name: str, documents: int = 10):
     return SimpleNamespace(id=name, expected=documents)
 
 

@@ -1,7 +1,6 @@
 """What a worker measures of its time: spans without gaps, and every second and token on one unit."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ class Engine:
     def __init__(self, clock: SimpleNamespace, steps: list[tuple[float, int, int]]) -> None:
         self.clock, self.steps, self.sequences = clock, steps, [SimpleNamespace(counts=TokenCounts())]
 
-    def step(self) -> list[Any]:
+    def step(self):
         seconds, prefill, decode = self.steps.pop(0)
         self.clock.now += seconds
         row = self.sequences[0].counts
@@ -59,7 +58,7 @@ def test_a_step_that_runs_is_reported_as_far_as_it_is(meter: Meter, clock: Simpl
     reports = []
 
     class Slow(Engine):
-        def step(self) -> list[Any]:
+        def step(self):
             clock.now += 3
             reports.append(meter.report())
             return super().step()

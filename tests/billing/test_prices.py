@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import boto3
@@ -104,7 +103,7 @@ def product(usd: str, unit: str = "Hrs") -> str:
 
 
 @pytest.fixture
-def stubbed(monkeypatch) -> Callable[[str], Stubber]:
+def stubbed(monkeypatch):
     """Puts a stub in place of one of AWS's services."""
 
     def make(service: str) -> Stubber:

@@ -5,9 +5,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,14 +47,14 @@ DAMAGED = {
 
 
 @pytest.fixture
-def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+def between(monkeypatch: pytest.MonkeyPatch):
     """Does something behind a run's planning and before it reads."""
     real = planner.plan
     return lambda then: monkeypatch.setattr(driver.planner, "plan", lambda *given: (real(*given), then())[0])
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, config) -> RunConfig:
+def corpus(tmp_path, config) -> RunConfig:
     """Good files around what a test puts between them: 30 documents with ids 0 to 29."""
     (tmp_path / "in").mkdir()
     for name, first in (("a", 0), ("k", 10), ("z", 20)):
@@ -208,7 +206,7 @@ def test_what_can_be_done_about_each_file() -> None:
     assert "tries" not in unreadable.advice({entry.source for entry in unreadable.entries})
 
 
-def damage_pages(path: Path, groups: Sequence[int]) -> None:
+def damage_pages(path, groups) -> None:
     """Damages the second column, in some of the row groups of a Parquet file."""
     data, metadata = bytearray(path.read_bytes()), pq.ParquetFile(path).metadata
     for chunk in (metadata.row_group(group).column(1) for group in groups):

@@ -5,9 +5,6 @@ Held against types that we did not write (the `openai` package) and against an u
 
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -35,7 +32,7 @@ PRODUCT = {"type": "object", "properties": {"brand": {"type": "string"}, "size":
            "$defs": {"size": {"enum": ["S", "M", 7]}}}  # fmt: skip
 
 
-def held_to(schema: Any) -> dict[str, Any]:
+def held_to(schema):
     return {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
 
 
@@ -43,37 +40,37 @@ RECURSIVE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
 BOUNDED = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"minimum": 3}}}}}
 
 
-def request(id: str, content: Any = "Say it.", url: str = URL, method: str = "POST", **body: Any) -> dict[str, Any]:
+def request(id: str, content="Say it.", url: str = URL, method: str = "POST", **body):
     parameters = {"model": "gpt-4.1-mini", "messages": [{"role": "user", "content": content}], "max_tokens": 8}
     return {"custom_id": id, "method": method, "url": url, "body": {**parameters, "temperature": 0, **body}}
 
 
-def write(path: Path, *lines: dict[str, Any] | str) -> str:
+def write(path, *lines) -> str:
     path.write_text("".join((entry if isinstance(entry, str) else json.dumps(entry)) + "\n" for entry in lines))
     return str(path)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def body(line: dict[str, Any]) -> dict[str, Any]:
+def body(line):
     return line["response"]["body"]
 
 
-def texts(folder: Path) -> list[str]:
+def texts(folder) -> list[str]:
     """Of a run's first choice for each request."""
     return [body(line)["choices"][0]["message"]["content"] for line in read(folder / "output.jsonl")]
 
 
 @pytest.fixture
-def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def generate(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """The command with a real engine over a small random model, in this process; gives the run's folder."""
     model = save_tiny(tmp_path / "model")
     finish = lambda run, planned: driver.finish(run, run.output.path, run_here(run, components.build, planned))  # noqa: E731
     monkeypatch.setattr(driver, "run_extract", lambda run, *, planned=None, **_: finish(run, planned))
 
-    def run(source: str, *overrides: str, output: str = "out", retry: bool = False) -> Path:
+    def run(source: str, *overrides: str, output: str = "out", retry: bool = False):
         settings = ["cluster.unit_documents=3", "model.dtype=float32", "model.device=cpu", *overrides]
         config = config_over(source, "generation", settings, None, str(model), str(tmp_path / output), openai=True)
         run_task(config, "generation", retry, False, False)
@@ -82,7 +79,7 @@ def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
     return run
 
 
-def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, generate: Callable[..., Path]) -> None:
+def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) -> None:
     turns = [{"role": "developer", "content": "Be brief."},
              {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
              {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]  # fmt: skip
@@ -141,7 +138,7 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, gene
     assert read(folder / "errors.jsonl") == errors
 
 
-def test_parameters_are_those_of_the_request(tmp_path: Path, generate: Callable[..., Path]) -> None:
+def test_parameters_are_those_of_the_request(tmp_path, generate) -> None:
     """A stop text cuts; what a request leaves out is as the configuration says, which samples at 1 as the API does."""
     (text,) = texts(generate(write(tmp_path / "a.jsonl", request("a", max_tokens=12)), output="a"))
     stop = text[4]
@@ -155,7 +152,7 @@ def test_parameters_are_those_of_the_request(tmp_path: Path, generate: Callable[
     assert texts(generate(source, "decoding.sampling.temperature=0", output="c"))[2] == text[:8] != warm
 
 
-def test_an_answer_is_held_to_its_response_format(tmp_path: Path, generate: Callable[..., Path]) -> None:
+def test_an_answer_is_held_to_its_response_format(tmp_path, generate) -> None:
     """A random model, at temperature 1, writes what an unmodified validator accepts, within the tokens that it may."""
     draws = [request(f"schema {n}", temperature=1, max_tokens=90, response_format=held_to(PRODUCT)) for n in range(4)]
     objects = [request(f"object {n}", temperature=1, max_tokens=limit, response_format={"type": "json_object"})
@@ -204,7 +201,7 @@ def test_an_answer_is_held_to_its_response_format(tmp_path: Path, generate: Call
     ({**request("a"), "body": None}, "body", "valid dictionary"),
     ({**request("a"), "bodies": 1}, "bodies", "unknown key"),
 ])  # fmt: skip
-def test_what_cannot_be_done_is_said(tmp_path: Path, line: dict[str, Any], param: str, words: str) -> None:
+def test_what_cannot_be_done_is_said(tmp_path, line, param: str, words: str) -> None:
     source = write(tmp_path / "batch.jsonl", request("ok"), line | {"custom_id": "b"})
     settings = ["model.fake.load_seconds=0", "model.fake.step_seconds=0", "model.fake.answer_tokens=2"]
     config = config_over(source, "generation", settings, None, "fake", str(tmp_path / "out"), openai=True)
@@ -216,7 +213,7 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, line: dict[str, Any], param
     assert words in fault["message"]
 
 
-def test_what_is_no_batch_is_refused_before_anything_runs(tmp_path: Path, generate: Callable[..., Path]) -> None:
+def test_what_is_no_batch_is_refused_before_anything_runs(tmp_path, generate) -> None:
     source = write(tmp_path / "a.jsonl", request("x"), "", "no json", request("y"), request("x"))
     with pytest.raises(InputError, match=r"a\.jsonl:5: custom_id 'x' stands on line 1 already"):
         generate(source)
@@ -230,7 +227,7 @@ def test_what_is_no_batch_is_refused_before_anything_runs(tmp_path: Path, genera
         config_over("run.yaml", "generation", [], None, None, None, openai=True)
 
 
-def test_a_file_that_was_changed_is_not_taken_for_the_runs(tmp_path: Path, generate: Callable[..., Path]) -> None:
+def test_a_file_that_was_changed_is_not_taken_for_the_runs(tmp_path, generate) -> None:
     source = write(tmp_path / "a.jsonl", request("x"), request("y"))
     folder = generate(source)
     config = config_over(source, "generation", [], None, "fake", str(folder), openai=True)

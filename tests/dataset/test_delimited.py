@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import tracemalloc
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -169,7 +168,7 @@ HIVE = "country=DE/date=2026-11-21"
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, config, suffix) -> None:
-    folder: Path = tmp_path / "in" / HIVE
+    folder = tmp_path / "in" / HIVE
     folder.mkdir(parents=True)
     (tmp_path / "in/country=a%2Fb").mkdir()
     rows = pd.DataFrame({"title": ["x", "y"], "country": ["own", "too"]})

@@ -3,8 +3,6 @@
 import gzip
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +27,7 @@ def lines(end: str = "\n", last: bool = True) -> bytes:
     return (end.join(json.dumps(row, ensure_ascii=False) for row in ROWS) + (end if last else "")).encode()
 
 
-def write(path: Path, data: bytes) -> Path:
+def write(path, data: bytes):
     if path.suffix == ".zst":  # of two frames
         data = zstandard.compress(data[: len(data) // 2]) + zstandard.compress(data[len(data) // 2 :])
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -55,7 +53,7 @@ def test_ids_are_the_same_wherever_the_folder_lies_and_change_with_the_content(t
     write_jsonl(tmp_path / "one/x/a.jsonl", ["a"] * 15)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
 
-    def ids(name: str, **keys: Any) -> list[str]:
+    def ids(name: str, **keys) -> list[str]:
         return [unit.id for unit in plan(config(str(tmp_path / name), **keys))]
 
     first = ids("one")
@@ -98,7 +96,7 @@ def ids(planned: Plan, run: RunConfig) -> list[str]:
     return [document.id for unit in planned for document in read_unit(unit, run)]
 
 
-def write_many(path: Path, count: int) -> Path:
+def write_many(path, count: int):
     """Documents of different lengths, in row groups of 30, or in lines with blank ones between some."""
     rows = [{"id": str(i), "title": "ü" * (1 + i * 7 % 40)} for i in range(count)]
     if path.suffix == ".parquet":

@@ -2,7 +2,6 @@
 
 import os
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -50,7 +49,7 @@ def test_a_task_may_not_hide_columns() -> None:
         writer.output_schema(pa.schema([("status", pa.string())]))
 
 
-def test_the_second_commit_changes_nothing(tmp_path: Path) -> None:
+def test_the_second_commit_changes_nothing(tmp_path) -> None:
     assert writer.commit(str(tmp_path), table([Record(0, {"answer": "first"})]), summary(ok=1))
     assert not writer.commit(str(tmp_path), table([Record(0, {"answer": "second"})]), summary(ok=2))
     assert writer.committed(str(tmp_path)) == {"u-1"}
@@ -61,7 +60,7 @@ def test_the_second_commit_changes_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "units") == ["u-1.parquet"]
 
 
-def test_torn_writes_are_no_commits_and_are_cleaned_when_their_writer_is_gone(tmp_path: Path) -> None:
+def test_torn_writes_are_no_commits_and_are_cleaned_when_their_writer_is_gone(tmp_path) -> None:
     units = tmp_path / "units"
     units.mkdir()
     host = os.uname().nodename
@@ -74,7 +73,7 @@ def test_torn_writes_are_no_commits_and_are_cleaned_when_their_writer_is_gone(tm
     assert sorted(p.name for p in units.iterdir()) == sorted([mine.name, foreign.name])
 
 
-def test_a_damaged_object_is_named(tmp_path: Path) -> None:
+def test_a_damaged_object_is_named(tmp_path) -> None:
     (tmp_path / "units").mkdir()
     (tmp_path / "units/u.parquet").write_bytes(b"PAR1")
     pq.write_table(pa.table({"id": [1]}), tmp_path / "units/v.parquet")

@@ -7,11 +7,8 @@ import json
 import math
 import random
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -130,7 +127,7 @@ COSTS = {"load_seconds": 1.0, "step_seconds": 0.002, "prefill_tokens_per_second"
          "decode_tokens_per_second": 2000}  # fmt: skip
 
 
-def corpus(tmp_path: Path, count: int = 1000, **keys: Any) -> RunConfig:
+def corpus(tmp_path, count: int = 1000, **keys) -> RunConfig:
     """Documents of three categories, 60%, 30% and 10%, with lengths that differ much."""
     draws = random.Random(1)
     with open(tmp_path / "corpus.jsonl", "w") as file:
@@ -211,7 +208,7 @@ def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
         sampling.draw(config, 50)
 
 
-def _profile(costs: list[DocumentCost | None], gpu: str | None = None, memory: float = 0.0, **keys: Any) -> Profile:
+def _profile(costs: list[DocumentCost | None], gpu: str | None = None, memory: float = 0.0, **keys) -> Profile:
     worker = WorkerFacts(gpu or "here", machines.instance_gpu(gpu, memory) if gpu else None)
     return replace(Profile("hyper_parallel", costs, 10.0, [(10.0, 10.0)] * 8, 1.0, 1.0, worker, True), **keys)
 
@@ -245,11 +242,11 @@ class Time:
 class OneThread(RequestQueue):
     """A request queue that answers in the thread that asks, so that the time is its own."""
 
-    def __init__(self, time: Time, parts: Any, meter: meter.Meter) -> None:
+    def __init__(self, time: Time, parts, meter: meter.Meter) -> None:
         self.time, self.parts, self.meter = time, parts, meter
         self.cancelled = threading.Event()
 
-    def unit(self, unit: str) -> Any:
+    def unit(self, unit: str):
         return contextlib.nullcontext(UnitState(0, unit))
 
     def answer(self, unit: UnitState, documents: list[Document]) -> None:
@@ -268,7 +265,7 @@ class OneThread(RequestQueue):
                 items += done.tag.finish(done.answer)
             unit.records += [item for item in items if isinstance(item, Record)]
 
-    def cancel(self, *_: Any, **__: Any) -> None:
+    def cancel(self, *_, **__) -> None:
         self.cancelled.set()
 
     def close(self) -> None: ...
@@ -285,7 +282,7 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def profiled(
-    tmp_path: Path, count: int, limit: float = math.inf, **decoding: Any
+    tmp_path, count: int, limit: float = math.inf, **decoding
 ) -> tuple[list[Document], Profile, list[DocumentCost]]:
     """Profiles `count` documents, four prompts at a time; returns them, their profile, and the costs that it has."""
     config = corpus(tmp_path, 200, engine={"max_num_seqs": 4}, decoding=decoding)
@@ -347,7 +344,7 @@ def test_start_and_end_are_reckoned_as_a_bill_does(tmp_path, monkeypatch) -> Non
     """A Ray of its own makes its node after 5 s, which is paid; the connection stands 3 s later, the worker 4 s on."""
     now = [1000.0]
 
-    def passes(seconds: float) -> Any:
+    def passes(seconds: float):
         return lambda *_: now.__setitem__(0, now[0] + seconds) or True
 
     nodes = [{"began": 1005.0, "ended": None}]
@@ -384,7 +381,7 @@ def test_a_limit_ends_it(tmp_path, fake_time) -> None:
     assert found.documents_per_second > 0
 
 
-def stub_profiler(monkeypatch: pytest.MonkeyPatch, measured: Callable[..., Profile]) -> None:
+def stub_profiler(monkeypatch: pytest.MonkeyPatch, measured) -> None:
     for name, stub in (("__enter__", lambda self: self), ("__exit__", lambda *_: None), ("profile", measured)):
         monkeypatch.setattr(profile.RemoteProfiler, name, stub)
 

@@ -3,8 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +24,7 @@ OWN = "cost.hosted_prices={house: [2, 10], gpt-4.1: [1, 1]}"
 
 
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measured:
+def measured(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Measured:
     """A configuration over four equal documents, which estimates measure in this process with a small random model."""
     model = save_tiny(tmp_path / "model")
     rows = [{"id": n, "title": "boots " * 5, "prompt": "Say it."} for n in range(4)]
@@ -44,7 +42,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measured:
     return make
 
 
-def tokens(config: RunConfig) -> dict[str, Any]:
+def tokens(config: RunConfig):
     return {name: of.value for name, of in estimate(config, EstimateOptions(sample=4)).hosted_tokens.items()}
 
 
@@ -56,7 +54,7 @@ def test_it_is_sent_the_prompt_and_writes_the_keys_too(measured: Measured) -> No
     assert least <= ours["output"] <= least + 2 * 2 * 5 + 8
 
 
-def test_the_price_is_tokens_times_list_price_and_all_is_said(measured: Measured, capsys: Any, tmp_path: Path) -> None:
+def test_the_price_is_tokens_times_list_price_and_all_is_said(measured: Measured, capsys, tmp_path) -> None:
     config = measured("generation", "autoregressive", OWN, "cost.prices.local=1")
     estimates.run(config, EstimateOptions(sample=4, documents=1e6), False, False)
     tree = json.loads((tmp_path / "out-autoregressive/estimate.json").read_text())
@@ -90,7 +88,7 @@ def test_list_prices_have_a_date_and_a_page_and_can_be_replaced() -> None:
         make_config(config_tree("generation"), ["cost.hosted_prices={a: [1, -1]}"])
 
 
-def test_documents_of_which_nothing_was_read_cost_nothing(measured: Measured, tmp_path: Path) -> None:
+def test_documents_of_which_nothing_was_read_cost_nothing(measured: Measured, tmp_path) -> None:
     config = measured("extraction", "hyper_parallel")
     with open(tmp_path / "in.jsonl", "a") as file:
         file.write("no json\n" * 4)

@@ -1,7 +1,5 @@
 """Speculative decoding, the baseline, where a run, an estimate and a tuning meet it."""
 
-from pathlib import Path
-
 import pytest
 
 from raypd.answering.components import build
@@ -21,7 +19,7 @@ from tests.tiny import nearly, save_tiny, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A model, a draft model for it, and documents."""
     save_tiny(tmp_path / "model")
     nearly(tiny_model("llama"), 0.1).save_pretrained(tmp_path / "draft")
@@ -30,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(folder: Path, draft: str = "draft") -> RunConfig:
+def make(folder, draft: str = "draft") -> RunConfig:
     """Extraction from the documents."""
     own = {"method": "speculative", "draft_model": str(folder / draft), "draft_tokens": 7, "max_new_tokens": 30}
     return run_config(extraction(c=["a", {"name": "b", "type": "number"}]), folder / "in.jsonl", folder / "out",
@@ -38,7 +36,7 @@ def make(folder: Path, draft: str = "draft") -> RunConfig:
                       model={"name": str(folder / "model"), "dtype": "float32"}, decoding=own)  # fmt: skip
 
 
-def test_a_worker_has_the_two_models_and_the_numbers_of_the_configuration(folder: Path) -> None:
+def test_a_worker_has_the_two_models_and_the_numbers_of_the_configuration(folder) -> None:
     """A revision belongs to the model alone."""
     config = with_changes(make(folder), {"model.revision": "v1"})
     with pytest.raises(ModelError, match=f"'{folder}/model' is local"):  # a folder has none
@@ -61,7 +59,7 @@ def test_a_worker_has_the_two_models_and_the_numbers_of_the_configuration(folder
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draft", ["draft", "model"])
-def test_a_measurement_takes_it_and_its_records_are_those_of_autoregressive_decoding(folder: Path, draft: str) -> None:
+def test_a_measurement_takes_it_and_its_records_are_those_of_autoregressive_decoding(folder, draft: str) -> None:
     """The model itself as draft model is a second copy of it, in a measurement too, which keeps models."""
     config = make(folder, draft)
     documents = sampling.draw(config, 5).documents

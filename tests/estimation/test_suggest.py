@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -96,7 +95,7 @@ def test_the_small_model_proposes_what_stands_in_the_documents(tmp_path: Path) -
     """The model that comes along, on a few of the quickstart's listings."""
     source = Path(__file__).parents[2] / "configs/quickstart/products.jsonl"
     found, about = suggest.suggest(str(source), "headphones", 8, ["decoding.max_new_tokens=64"])
-    tree: dict[str, Any] = yaml.safe_load(found.as_yaml(about))
+    tree = yaml.safe_load(found.as_yaml(about))
     titles = [json.loads(line) for line in source.read_text().splitlines()]
     there = suggest.bare(" ".join(f"{row['title']} {row['description']}" for row in titles))
     assert tree["headphones"]["attributes"]

@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -32,7 +31,7 @@ def nights(run) -> RunConfig:  # noqa: F811
     return with_key(run(unit_documents=5), "nightly", delta=True)
 
 
-def shown(config: RunConfig, version: int | None = None, **options: Any) -> dict[str, str | None]:
+def shown(config: RunConfig, version: int | None = None, **options) -> dict[str, str | None]:
     """id -> the title that its answer was made of, as DuckDB reads a version of the Delta table; every id once."""
     table = DeltaTable(config.output.path, version=version, **options).to_pyarrow_dataset()
     found = duckdb.from_arrow(table).select("id", "record").fetchall()
@@ -77,7 +76,7 @@ def test_what_a_cut_off_night_did_not_commit_the_next_command_does(nights, write
     first = night(nights)
     write("a.jsonl", {**DOCUMENTS, "d7": "other"})
 
-    def crash(*args: Any) -> None:
+    def crash(*args) -> None:
         if args[1] != first.name:
             raise KeyboardInterrupt
 

@@ -4,9 +4,7 @@ import io
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -44,7 +42,7 @@ class Task(fakes.FakeTask):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
-    def plan(self, documents: Any) -> Iterator[Request | Record]:
+    def plan(self, documents):
         for document in documents:
             if document.error is not None:
                 yield Record(document.index, error=document.error)
@@ -67,25 +65,25 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
-def run(config, tmp_path) -> Callable[..., RunConfig]:
+def run(config, tmp_path):
     """Makes a configuration of nights over the folder `in`, whose output is the folder `root`."""
 
-    def make(path: Any = None, attributes: str = "a", **keys: Any) -> RunConfig:
+    def make(path=None, attributes: str = "a", **keys) -> RunConfig:
         made = config(path or str(tmp_path / "in"), "root", category_column="category", category="c", **keys)
         return with_keys(made, task=extraction(c=attributes, d="a"))
 
     return make
 
 
-def with_key(config: RunConfig, section: str, **keys: Any) -> RunConfig:
+def with_key(config: RunConfig, section: str, **keys) -> RunConfig:
     return config.model_copy(update={section: getattr(config, section).model_copy(update=keys)})
 
 
 @pytest.fixture
-def write(tmp_path) -> Callable[..., Path]:
+def write(tmp_path):
     """Writes documents into a file of the folder `in`."""
 
-    def make(name: str, documents: dict[str, str], **more: Any) -> Path:
+    def make(name: str, documents: dict[str, str], **more) -> Path:
         path = tmp_path / "in" / name
         path.parent.mkdir(exist_ok=True)
         rows = [{"id": id, "title": title, "category": "c", **more} for id, title in documents.items()]
@@ -98,7 +96,7 @@ def write(tmp_path) -> Callable[..., Path]:
     return make
 
 
-def night(config: RunConfig, **keys: Any) -> Night:
+def night(config: RunConfig, **keys) -> Night:
     return run_night(config, build=build, **keys)
 
 
@@ -106,13 +104,13 @@ def files(config: RunConfig) -> list[str]:
     return Path(config.output.path, "current/files.txt").read_text().split()
 
 
-def after(config: RunConfig, **keys: Any) -> dict[str, str | None]:
+def after(config: RunConfig, **keys) -> dict[str, str | None]:
     """`titles` behind another night."""
     night(config, **keys)
     return titles(config)
 
 
-def rows(config: RunConfig) -> dict[str, dict[str, Any]]:
+def rows(config: RunConfig):
     """id -> row of the table, as a reader reads it by the recipe of the documentation; every id once."""
     found = ds.dataset(files(config), format="parquet").to_table().to_pylist()
     made = {row["id"]: {**row, "record": json.loads(row["record"] or "null")} for row in found}

@@ -1,7 +1,6 @@
 """What a changed schema asks for, and rows of old and added values."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ TYPES = ("text", "number", "text")
 A, B, C = ({"name": n, "description": "", "type": t, "values": []} for n, t in zip("abc", TYPES, strict=True))
 
 
-def config(*attributes: dict[str, Any]) -> RunConfig:
+def config(*attributes) -> RunConfig:
     return run_config(extraction(x=attributes), model="fake")
 
 
@@ -26,14 +25,14 @@ def config(*attributes: dict[str, Any]) -> RunConfig:
     ({"x": [A]}, {"x": [B]}, "x: everything"),
     ({"x": [A]}, {"y": [A]}, "x: everything"),  # y had no documents with answers
 ])  # fmt: skip
-def test_what_is_extracted_after_a_change(old: Any, new: Any, asked: str) -> None:
+def test_what_is_extracted_after_a_change(old, new, asked: str) -> None:
     before = {name: {"attributes": attributes} for name, attributes in old.items()}
     found = compare(before, {name: Category(attributes=attributes) for name, attributes in new.items()})
     assert found.describe() == asked
     assert compare(before, {"x": Category(attributes=old["x"], description="other")}).anew == set(old)
 
 
-def row(values: dict[str, str | None], **more: object) -> dict[str, Any]:
+def row(values: dict[str, str | None], **more: object):
     own = {"id": "1", "status": "ok", "error": None, "attempts": 1, "truncated": False, "category": "x"}
     listed = [{"name": k, "value": v} for k, v in values.items()]
     return {**own, "record": json.dumps(values) if values else None, "values": listed or None, **more}

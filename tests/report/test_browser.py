@@ -2,8 +2,6 @@
 
 import io
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ def hostile_plan() -> Plan:
     texts = hostile.TEXTS
     text = lambda number: texts[number % len(texts)]  # noqa: E731
 
-    def row(n: int) -> dict[str, Any]:
+    def row(n: int):
         values = [value(text(n + i), text(n + i + 1), i / 30, text(i) if i == 3 else "ok") for i in range(len(texts))]
         made = {"id": text(n), "source": text(n + 1), "row": n, "attempts": 1, "category": text(n + 2), "status": "ok",
                 "error": None, "record": "{}", "values": values, "truncated": n % 5 == 0}  # fmt: skip
@@ -36,7 +34,7 @@ def hostile_plan() -> Plan:
 _pages: dict[str, str] = {}  # by the plan, since some are looked at in several ways
 
 
-def _page(tmp_path: Path, plan: Plan) -> Path:
+def _page(tmp_path, plan: Plan):
     if repr(plan) not in _pages:
         _pages[repr(plan)] = page.render(data.load(str(build(tmp_path / "run", plan))))
     file = tmp_path / "report.html"

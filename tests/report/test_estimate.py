@@ -3,9 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,12 +34,12 @@ def spread(value: float, by: float) -> Array:
 
 
 def put(
-    root: Path,
+    root,
     documents: float = 1000,
-    instances: Sequence[str] = INSTANCES,
+    instances=INSTANCES,
     method: str = "hyper_parallel",
-    **keys: Any,
-) -> dict[str, Any]:
+    **keys,
+):
     """Puts an estimate into a run's folder, as `raypd estimate` writes it; other keys replace those of the file."""
 
     fed = {"prefill_tokens": spread(310, 1.03), "shared_tokens": exact(400)}
@@ -61,14 +58,14 @@ def put(
     return tree
 
 
-def compared(root: Path) -> tuple[str, str, dict[str, list[str]]]:
+def compared(root) -> tuple[str, str, dict[str, list[str]]]:
     """What the section says of the bill; its table's note and rows."""
     run = data.load(str(root))
     made = comparison.compare(run, run.forecast)
     return made.sentence, made.note, {row[0]: row[1:] for row in made.rows}
 
 
-def shown(root: Path) -> str:
+def shown(root) -> str:
     return words_of(data.load(str(root)))
 
 

@@ -1,6 +1,5 @@
 """`raypd report --texts`: the documents' texts beside their answers, each value marked where it stands."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ TITLES = ["  Boots <b>of</b> Acme, red", "Acme &amp; Acme", "of nobody"]
 
 
 @pytest.fixture
-def run(tmp_path: Path, config: Callable[..., RunConfig]) -> RunConfig:
+def run(tmp_path: Path, config) -> RunConfig:
     """A run of the fake model whose values are put where they stand in the texts."""
     made = config(str(write_jsonl(tmp_path / "in/a.jsonl", TITLES)), id_column="id")
     made = with_keys(made, model={"name": "fake", "fake": {"load_seconds": 0, "step_seconds": 0}})

@@ -3,7 +3,6 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from tests.processes import ended, start
 
 
 @pytest.fixture(params=["local", "s3"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def root(request: pytest.FixtureRequest, tmp_path) -> str:
     return str(tmp_path / "folder") if request.param == "local" else f"{request.getfixturevalue('bucket')}/folder"
 
 
@@ -163,6 +162,6 @@ assert storage.put_new(folder + "/c", b"c" * 40_000)
 """
 
 
-def test_a_write_that_the_disk_refuses_in_its_middle_leaves_nothing(tmp_path: Path) -> None:
+def test_a_write_that_the_disk_refuses_in_its_middle_leaves_nothing(tmp_path) -> None:
     ended(start("-c", FULL_DISK, str(tmp_path)))
     assert storage.names(str(tmp_path / "units")) == ["a", "c"]

@@ -1,9 +1,6 @@
 """The rows of a run as others read them: pyarrow's datasets, pandas, DuckDB; one schema whatever a unit holds."""
 
 import datetime
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import duckdb
@@ -24,14 +21,14 @@ from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
 from tests import s3
 
-VALUE: dict[str, Any] = {"name": "Color", "value": "red"}
-FULL: dict[str, dict[str, Any]] = {"extraction": {"category": "c", "values": [VALUE], "truncated": False},
+VALUE = {"name": "Color", "value": "red"}
+FULL = {"extraction": {"category": "c", "values": [VALUE], "truncated": False},
                                    "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
                                    "generation": {"sample": 0, "text": "words", "warnings": ["none"]}}  # fmt: skip
 SCHEMAS = {kind: shape.schema for kind, shape in columns.SHAPES.items()}
 
 
-def write(output: str, number: int, records: Callable[[int], Record], schema: pa.Schema, **partition: str) -> None:
+def write(output: str, number: int, records, schema: pa.Schema, **partition: str) -> None:
     """Commits a unit of four documents."""
     documents = [Document(row, f"{number}-{row}", {}, source="a.jsonl", place=4 * number + row) for row in range(4)]
     table = writer.make_table(documents, [records(row) for row in range(4)], schema, 1)
@@ -49,14 +46,14 @@ def fill(output: str, kind: str, **partition: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_units_of_nulls_and_of_errors_have_the_schema_of_all(tmp_path: Path, kind: str) -> None:
+def test_units_of_nulls_and_of_errors_have_the_schema_of_all(tmp_path, kind: str) -> None:
     fill(str(tmp_path), kind)
     schemas = [pq.read_schema(path).remove_metadata() for path in sorted((tmp_path / "units").iterdir())]
     assert schemas == [writer.output_schema(SCHEMAS[kind])] * 3
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_pyarrow_pandas_and_duckdb_read_a_run_as_it_is(tmp_path: Path, kind: str) -> None:
+def test_pyarrow_pandas_and_duckdb_read_a_run_as_it_is(tmp_path, kind: str) -> None:
     fill(str(tmp_path), kind, date="2026-11-21", market="de")
     write(str(tmp_path), 3, lambda row: Record(row, {}), SCHEMAS[kind], date="2026-11-22", market="de")
     (tmp_path / "units/date=2026-11-21/market=de/.tmp-host-1-2").write_bytes(b"PAR1 torn")  # a writer at work
@@ -90,7 +87,7 @@ def test_a_run_on_s3_is_read_by_pyarrow_pandas_and_duckdb(connected: s3.Server, 
     assert pd.read_parquet(folder, filesystem=files)["status"].tolist().count("error") == 4
 
 
-def test_units_in_partitions_are_found_without_knowing_which(tmp_path: Path) -> None:
+def test_units_in_partitions_are_found_without_knowing_which(tmp_path) -> None:
     output = str(tmp_path)
     fill(output, "generation", date="2026-11-21")
     write(output, 3, lambda row: Record(row, {}), columns.GENERATION)
@@ -110,7 +107,7 @@ def test_partitions_that_cannot_be_are_refused() -> None:
         writer.output_schema(columns.GENERATION, {"status": "x"})
 
 
-def test_out_of_reach_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_reach_is_not_damaged(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody must be told to delete a unit because the network is down."""
     fill(str(tmp_path), "generation")
 

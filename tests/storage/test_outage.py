@@ -8,10 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -42,7 +39,7 @@ def line(id: str) -> bytes:
 
 
 @pytest.fixture
-def corpus(proxy: Proxy, bucket: str, config) -> Callable[..., RunConfig]:
+def corpus(proxy: Proxy, bucket: str, config):
     """Objects of one document each, ids 0, 1, 2, ..., half of them Parquet; makes configurations over them."""
     for i in range(OBJECTS):
         kind, data = ("parquet", parquet({"id": [str(i)], "title": ["t"]})) if i % 2 else ("jsonl", line(str(i)))
@@ -57,14 +54,14 @@ def corpus(proxy: Proxy, bucket: str, config) -> Callable[..., RunConfig]:
     return make
 
 
-def after(calls: int, text: str = "/in/") -> Callable[[str, str], bool]:
+def after(calls: int, text: str = "/in/"):
     """Says of a proxy's call whether so many on objects were before it; listings go on."""
     counter = itertools.count(1)
     return lambda method, path: text in path and "list-type" not in path and next(counter) > calls
 
 
 # What a user does with a run, some of it in a folder that holds a complete one.
-OPERATIONS: dict[str, Callable[[RunConfig], Any]] = {
+OPERATIONS = {
     "plan": plan,
     "run": lambda run: driver.run_extract(run, build=fakes.build),
     "load": lambda run: load.load_record(run.output.path, [f"storage.endpoint_url={run.storage.endpoint_url}"]),
@@ -170,7 +167,7 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket,
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config) -> Callable[[str, OSError], RunConfig]:
+def files(tmp_path, monkeypatch: pytest.MonkeyPatch, config):
     """Three files, one of which raises an error when it is read."""
     for name in "ac":
         (tmp_path / f"{name}.jsonl").write_text('{"id": "1", "title": "t"}\n')

@@ -6,9 +6,7 @@ import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,10 +27,10 @@ from tests.runs import run_process, with_keys
 
 
 @pytest.fixture
-def make(config, bucket: str) -> Callable[..., RunConfig]:
+def make(config, bucket: str):
     """Makes configurations over `fill`'s input: make(endpoint, units_in_flight=1, partition={...})."""
 
-    def made(endpoint: str, partition: dict[str, str] | None = None, **keys: Any) -> RunConfig:
+    def made(endpoint: str, partition: dict[str, str] | None = None, **keys) -> RunConfig:
         run = config(f"{bucket}/in/*/*", f"{bucket}/runs/one", {"endpoint_url": endpoint, "read_timeout": 5}, **keys)
         return with_keys(run, output={"partition": partition or {}})
 

@@ -4,8 +4,6 @@ answered here, before they reach a network."""
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,7 +21,7 @@ Answer = tuple[int, dict[str, str], bytes]
 class Raw(io.BytesIO):
     """A body as urllib3 hands it out."""
 
-    def stream(self, amt: int = 1 << 16, decode_content: bool | None = None) -> Iterator[bytes]:
+    def stream(self, amt: int = 1 << 16, decode_content: bool | None = None):
         while chunk := self.read(amt):
             yield chunk
 
@@ -33,9 +31,9 @@ class Store:
 
     def __init__(self) -> None:
         self.requests: list[AWSPreparedRequest] = []
-        self.answer: Callable[[AWSPreparedRequest], Answer] = lambda request: (200, {"ETag": '"e"'}, b"")
+        self.answer = lambda request: (200, {"ETag": '"e"'}, b"")
 
-    def __call__(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
+    def __call__(self, request: AWSPreparedRequest, **_) -> AWSResponse:
         self.requests.append(request)
         for name, value in request.headers.items():
             request.headers[name] = value.decode() if isinstance(value, bytes) else value
@@ -43,7 +41,7 @@ class Store:
         raw = Raw(b"" if request.method == "HEAD" else body)
         return AWSResponse(request.url, status, {"Content-Length": str(len(body)), **headers}, raw)
 
-    def use(self, **settings: Any) -> None:
+    def use(self, **settings) -> None:
         storage.configure(StorageConfig.model_validate({"max_attempts": 3, **settings}))
         storage.default.s3.boto().meta.events.register_first("before-send.s3", self)
 
@@ -52,7 +50,7 @@ class Store:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path):
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     nowhere = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none"))
@@ -70,7 +68,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
 EMPTY = b"<ListBucketResult></ListBucketResult>"
 
 
-def refusal(code: str, message: str = "", status: int = 403, **headers: str) -> Callable[[Any], Answer]:
+def refusal(code: str, message: str = "", status: int = 403, **headers: str):
     text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
     return lambda request: (status, headers, text)
 

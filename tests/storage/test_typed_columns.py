@@ -2,8 +2,6 @@
 
 import datetime
 import json
-from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -36,11 +34,11 @@ SPAN = {"span": {"begin": 3, "end": 7}, "span_exact": True}
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
+def config(tmp_path) -> RunConfig:
     return run_config(extraction(shoes=SHOES, tea=TEA), "x", tmp_path, output={"columns": "typed"})
 
 
-def in_record(config: RunConfig, category: str, entries: dict[str, Any]) -> dict[str, Any]:
+def in_record(config: RunConfig, category: str, entries):
     """The columns that the task makes."""
     schema = config.task.categories[category]
     values = [value_row(a.name, entries.get(a.name), "ok" if entries.get(a.name) is not None else "null",
@@ -50,7 +48,7 @@ def in_record(config: RunConfig, category: str, entries: dict[str, Any]) -> dict
     return {"category": category, "record": record, "values": values, "truncated": False}
 
 
-def commit(config: RunConfig, output: Path, typed: bool) -> None:
+def commit(config: RunConfig, output, typed: bool) -> None:
     documents = [Document(row, f"d{row}", {}, source="a.jsonl", place=row) for row in range(3)]
     records = [Record(0, in_record(config, "shoes", FOUND)),
                Record(1, in_record(config, "tea", {"Kind": "green", "Brand": "B"})),
@@ -62,7 +60,7 @@ def commit(config: RunConfig, output: Path, typed: bool) -> None:
     assert writer.commit(str(output), table, UnitSummary("u-0", "f" * 12, "s", "a.jsonl", 0, 3, 2, 1, 0.1))
 
 
-def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_path: Path) -> None:
+def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_path) -> None:
     commit(config, tmp_path, typed=True)
     rows = f"FROM read_parquet('{tmp_path}/units/*.parquet')"
     names = "Brand, Size, Count, Lit, Since, Opens, Colors, maker, Kind"
@@ -85,7 +83,7 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
     assert [name for name in schema.names if name in own] == own
 
 
-def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None:
+def test_typed_rows_are_records_again(config: RunConfig, tmp_path) -> None:
     for typed in (True, False):
         manifest.claim(config, str(tmp_path / str(typed)))
         commit(config, tmp_path / str(typed), typed)
@@ -114,7 +112,7 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None
     assert documents[0].fields["target"]["Colors"] == ["red", "blue"]
 
 
-def test_a_local_run_writes_typed_columns(tmp_path: Path) -> None:
+def test_a_local_run_writes_typed_columns(tmp_path) -> None:
     run = run_config(extraction(c=["a", {"name": "b", "type": "integer"}]),
                      write_jsonl(tmp_path / "in.jsonl", ["one", "two", ""]), tmp_path / "out", input=TITLES,
                      output={"columns": "typed"}, model={"name": "fake"})  # fmt: skip

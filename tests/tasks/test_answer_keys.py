@@ -6,9 +6,7 @@ Real tasks and engines over tiny models; what the fingerprint makes of the table
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,7 +43,7 @@ PROGRAMS = [  # speculative is an engine
 ]
 
 
-def uses() -> Iterator[Any]:
+def uses():
     """(kind, method, isolate, temperature), with isolate where the method has it."""
     for kind, methods in METHODS.items():
         for method, temperature in itertools.product(methods, (0.0, 0.7)):
@@ -73,7 +71,7 @@ def load(config: ModelConfig) -> LoadedModel:
     return LoadedModel(model, tokenizer, config.name, model.dtype, torch.device("cpu"), CONTEXT)
 
 
-def config_of(kind: str, folders: list[str], **decoding: Any) -> RunConfig:
+def config_of(kind: str, folders: list[str], **decoding) -> RunConfig:
     tasks = {"question_answering": {"kind": kind, "max_answer_tokens": 8}, "generation": {"kind": kind}}
     task = tasks.get(kind, test_extraction.TREE["task"])
     decoding = {"heads": folders[0], "draft_model": "small", **SMALL, **decoding}
@@ -90,14 +88,14 @@ def changed(config: RunConfig, key: str, folders: list[str]) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
-def rows_of(parts: WorkerComponents, documents: list[Document]) -> list[Any]:
+def rows_of(parts: WorkerComponents, documents: list[Document]):
     """Every output row, in an order of its own."""
     records, _ = answer(parts.task, documents, parts.engine, sampling=parts.sampling)
     rows = [(record.index, record.error, record.columns) for record in records]
     return sorted(rows, key=lambda row: (row[0], row[2].get("question_id", ""), row[2].get("turn", 0)))
 
 
-def leaves(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree, at: str = ""):
     """Where every single value stands, and the value."""
     if isinstance(tree, (dict, list, tuple)):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
@@ -124,11 +122,11 @@ def test_what_is_left_out_changes_no_row(kind, method, isolate, temperature, fol
 
 @pytest.mark.parametrize(("kind", "method", "isolate", "temperature"), uses())
 def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monkeypatch) -> None:
-    heard: list[Any] = []
+    heard = []
     for module, name in PROGRAMS:
         monkeypatch.setattr(module, name, spy(getattr(module, name), name, heard))
 
-    def arrives(config: RunConfig) -> list[Any]:
+    def arrives(config: RunConfig):
         """All that a worker's engine and programs are told."""
         heard.clear()
         parts = build(config, None, lambda model: heard.append(model.name) or load(model))
@@ -142,17 +140,17 @@ def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monk
         assert arrives(changed(config, key, folders)) != before, f"decoding.{key} is used by no program of {method}"
 
 
-def spy(program: Any, name: str, heard: list[Any]) -> Any:
+def spy(program, name: str, heard):
     """The method, which first tells with what it was called."""
 
-    def called(*given: Any, **named: Any) -> Any:
+    def called(*given, **named):
         heard.append((name, plain(given), plain(named)))
         return program(*given, **named)
 
     return called
 
 
-def plain(value: Any) -> Any:
+def plain(value):
     """What two calls can be compared by; of heads their number, of other objects their kind alone."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}

@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 import pytest
 
@@ -14,24 +13,24 @@ from raypd.tasks.distinct import Distinct, gives_the_same
 from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
 
-BASE: dict[str, Any] = {"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "decoding": {"max_new_tokens": 12}}
+BASE = {"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "decoding": {"max_new_tokens": 12}}
 ATTRIBUTES = [{"name": "Brand"}, {"name": "Size", "type": "number"}]
 CATEGORIES = {"shoes": {"attributes": ATTRIBUTES}, "tea": {"attributes": ATTRIBUTES[:1]}}
 QUESTIONS = [{"id": "a", "question": "How cold?"}, {"id": "b", "question": "How far?"}]
 EXTRACTION = {"task": {"categories": CATEGORIES}, "decoding": {"method": "hyper_parallel"}}
 
 
-def configured(**tree: Any) -> RunConfig:
+def configured(**tree) -> RunConfig:
     return RunConfig.model_validate({key: {**BASE.get(key, {}), **tree.get(key, {})} for key in {*BASE, *tree}})
 
 
-def documents(*fields: dict[str, Any] | str) -> list[Document]:
+def documents(*fields) -> list[Document]:
     """Documents with these fields; of a text, the error that it says."""
     return [Document(i, f"id{i}", {}, one, place=i) if isinstance(one, str) else Document(i, f"id{i}", {"id": i, **one})
             for i, one in enumerate(fields)]  # fmt: skip
 
 
-def offer(title: str, category: str = "shoes", **more: Any) -> dict[str, Any]:
+def offer(title: str, category: str = "shoes", **more):
     return {"title": title, "category": category, "description": None, **more}
 
 
@@ -59,10 +58,10 @@ CASES = {
 class Counting:
     """A task that counts the documents which it is given."""
 
-    def __init__(self, task: Any) -> None:
+    def __init__(self, task) -> None:
         self.task, self.planned = task, 0
 
-    def plan(self, documents: list[Document]) -> Any:
+    def plan(self, documents: list[Document]):
         self.planned += len(documents)
         return self.task.plan(documents)
 
@@ -101,5 +100,5 @@ def test_a_request_that_fails_fails_for_all() -> None:
     ({**EXTRACTION, "decoding": {"method": "hyper_parallel", "isolate": "none", "stacked_documents": 4}}, False),
     ({"task": {"kind": "generation"}}, True), ({"task": {"kind": "generation", "openai": True}}, False),
 ])  # fmt: skip
-def test_only_where_an_answer_is_the_documents_alone(tree: dict[str, Any], same: bool) -> None:
+def test_only_where_an_answer_is_the_documents_alone(tree, same: bool) -> None:
     assert gives_the_same(configured(**tree)) == same

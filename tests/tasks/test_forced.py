@@ -3,7 +3,6 @@
 import json
 import random
 from itertools import chain
-from typing import Any
 
 import pytest
 from outlines_core.json_schema import build_regex_from_schema
@@ -15,7 +14,6 @@ from raypd.decoding.grammar import Bounded, Grammar, OneOf, Vocabulary
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt
-from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
 from raypd.tasks.automata import automaton_of, json_object, vocabulary_of
 from tests.decoding import reference
@@ -30,7 +28,7 @@ ATTRIBUTES = [Attribute(name="code", type="pattern", pattern=r"[A-C]{2}-\d{2}/[x
               Attribute(name="dates", type="date", many=True, max_items=2, required=True)]  # fmt: skip
 
 
-def counted_passes(engine: Engine, programs: list[Program[Any]]) -> tuple[list[Any], list[int]]:
+def counted_passes(engine: Engine, programs):
     """Answers, and how many passes each took."""
     for number, program in enumerate(programs):
         engine.submit(program, tag=number)

@@ -4,7 +4,6 @@ import copy
 import itertools
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -339,7 +338,7 @@ def test_smollm2_answers_as_in_one_prompt_a_question():
 
 
 @torch.no_grad()
-def one_by_one(stock, request: Request, texts: Sequence[str]) -> list[tuple[int, float, float]]:
+def one_by_one(stock, request: Request, texts) -> list[tuple[int, float, float]]:
     """(token, log-probability, gap) of each token of a prompt's answer. texts: of the vocabulary."""
     feed, cache, answer = next(request.program), None, []
     while True:

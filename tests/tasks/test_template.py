@@ -1,7 +1,6 @@
 """A template of a user's: what it may do, how long it may take, and that this is found before Ray starts."""
 
 import re
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -19,7 +18,7 @@ PICKLE = f'{{{{ category.attributes[0].parse_raw("{OPCODES}", proto="pickle", al
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
-def config(template: Path, **keys: object) -> RunConfig:
+def config(template, **keys: object) -> RunConfig:
     attributes = [{"name": "Brand"}, {"name": "Fit", "type": "enum", "values": ["in", "over"]}]
     task = {"categories": {"shoes": {"description": "worn", "attributes": attributes}}, "template": str(template)}
     return run_config(task, **keys)
@@ -34,7 +33,7 @@ def config(template: Path, **keys: object) -> RunConfig:
     ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"), ("{{ products }}", "must hold"),
     ("{{ nothing }}", "'nothing' is undefined"), ("{% for %}", r"mine.j2:1: not a valid"),
 ])  # fmt: skip
-def test_what_a_template_may_not_do(tmp_path: Path, text: str, words: str) -> None:
+def test_what_a_template_may_not_do(tmp_path, text: str, words: str) -> None:
     file, mark = tmp_path / "mine.j2", tmp_path / "mark"
     file.write_text("{{ products }}" + text.replace("MARK", str(mark)))
     with pytest.raises(ConfigError, match=words):
@@ -53,7 +52,7 @@ def test_nothing_in_a_prompt_could_be_an_answer() -> None:
     assert not re.search(r"[0-9\"']", "".join([*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)]))
 
 
-def test_what_a_template_has(tmp_path: Path) -> None:
+def test_what_a_template_has(tmp_path) -> None:
     file = tmp_path / "mine.j2"
     file.write_text(
         "{{ category.name }} {{ category.description }}{% for a in category.attributes %} {{ a.name }} {{ a.type }}"
@@ -65,7 +64,7 @@ def test_what_a_template_has(tmp_path: Path) -> None:
         messages(config(file).task)
 
 
-def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path: Path) -> None:
+def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": 1, "title": "a", "category": "shoes"}\n')
     (tmp_path / "mine.j2").write_text("{{ nothing }}{{ products }}")
     run = config(tmp_path / "mine.j2", model="fake", output={"path": str(tmp_path / "out")})
