@@ -40,7 +40,7 @@ def _listed(n: int, text: str) -> str:
     words = text.replace(",", "").replace(":", "").split()
     if "tea" in text:
         return "\n".join(f"fact {k}: {word}" for k, word in enumerate(words * 3))
-    brand, color, size = words[0], words[2], words[4]
+    brand, _, color, _, size = words[:5]
     name = ("Colour tone", "colour-tone", "Colour tone")[n % 3]
     return (
         f"Here is the list\n- brand: {brand}\n{n}. **{name}**: {color}\nsize: {size} mm\nwaterproof: yes\n"

@@ -144,10 +144,8 @@ def test_prometheus_reads_rays_list_of_nodes_and_keeps_rays_metrics():
     (config,) = documents("prometheus/prometheus.yml")
     nodes = {"files": [f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"], "refresh_interval": "30s"}
     kept = {"source_labels": ["__name__"], "regex": "ray_.*", "action": "keep"}
-    assert config == {
-        "global": {"scrape_interval": "15s", "scrape_timeout": "10s"},
-        "scrape_configs": [{"job_name": "ray", "file_sd_configs": [nodes], "metric_relabel_configs": [kept]}],
-    }
+    job = {"job_name": "ray", "file_sd_configs": [nodes], "metric_relabel_configs": [kept]}
+    assert config == {"global": {"scrape_interval": "15s", "scrape_timeout": "10s"}, "scrape_configs": [job]}
 
 
 def test_nothing_is_wider_than_it_must_be_and_nobody_deletes_or_changes_who_may_what():

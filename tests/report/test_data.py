@@ -63,11 +63,8 @@ def test_a_torn_ledger_file_is_named_and_the_others_count(tmp_path):
 def test_the_last_line_of_a_worker_that_died_is_shown_and_bookkeeping_is_not(tmp_path):
     root = build(tmp_path / "run", Plan(units=3))
     (root / "failures").mkdir()
-    for name, text in (
-        ("u1.txt", "Traceback\nRuntimeError: the device is gone\n"),
-        ("u1.hand.json", "[1]"),
-        ("u2.txt", ""),
-    ):
+    texts = {"u1.txt": "Traceback\nRuntimeError: the device is gone\n", "u1.hand.json": "[1]", "u2.txt": ""}
+    for name, text in texts.items():
         (root / "failures" / name).write_text(text)
     expected = [("u1", "RuntimeError: the device is gone"), ("u2", "its worker left no reason")]
     assert data.load(str(root)).failures == expected

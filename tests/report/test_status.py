@@ -36,7 +36,9 @@ def test_a_run_in_the_middle(tmp_path):
     assert (found.state, found.units, found.units_planned) == ("running", 20, 40)
     assert (found.documents, found.documents_planned, found.exact) == (500, 1000, True)
     assert found.eta_seconds == pytest.approx(500 / found.documents_per_second)
-    usd = data.load(str(root)).bill.usd
+    report = data.load(str(root))
+    assert "20 of 40 units committed (50%)" in page.render(report)
+    usd = report.bill.usd
     assert (found.usd, found.usd_at_end) == (usd, pytest.approx(usd + 4.1 * 2.25 * found.eta_seconds / 3600))
     text = _shown(found)
     assert [line.split()[0] for line in text.splitlines()[2:4]] == ["documents", "units"]  # the bar has its own line

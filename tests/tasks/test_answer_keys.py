@@ -30,11 +30,10 @@ from tests.tasks import test_extraction, test_question_answering
 from tests.tiny import tiny_model, tiny_tokenizer
 
 CONTEXT = 4096
-DOCUMENTS = {
-    "extraction": [test_extraction.document(i, f"title {i} " * (i + 1)) for i in range(4)],
-    "question_answering": test_question_answering.RAGGED,
-    "generation": [Document(i, f"id{i}", {"prompt": text}) for i, text in enumerate(["Hi", "größe {}", ["1?", "2?"]])],
-}
+PROMPTS = ["Hi", "größe {}", ["1?", "2?"]]
+DOCUMENTS = {"extraction": [test_extraction.document(i, f"title {i} " * (i + 1)) for i in range(4)],
+             "question_answering": test_question_answering.RAGGED,
+             "generation": [Document(i, f"id{i}", {"prompt": text}) for i, text in enumerate(PROMPTS)]}  # fmt: skip
 SMALL = {"max_value_tokens": 9, "max_new_tokens": 14, "stacked_documents": 2, "mask_tokens": 3}
 PROGRAMS = [  # speculative is an engine
     *((extraction, name) for name in METHODS["extraction"] if name != "speculative"),
@@ -107,9 +106,8 @@ def leaves(tree, at: str = ""):
 @pytest.mark.parametrize(("kind", "method", "isolate", "temperature"), uses())
 def test_what_is_left_out_changes_no_row(kind, method, isolate, temperature, folders) -> None:
     config = config_of(kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature})
-    idle = config.decoding.idle_keys(kind)
+    idle, other = config.decoding.idle_keys(kind), config
     assert idle
-    other = config
     for key in idle:
         other = changed(other, key, folders)
     assert other.decoding.idle_keys(kind) == idle

@@ -54,10 +54,9 @@ def test_nothing_in_a_prompt_could_be_an_answer() -> None:
 
 def test_what_a_template_has(tmp_path) -> None:
     file = tmp_path / "mine.j2"
-    file.write_text(
-        "{{ category.name }} {{ category.description }}{% for a in category.attributes %} {{ a.name }} {{ a.type }}"
-        " {{ a.values | join('/') }} {{ a['values'] | length }}{{ a.description }}{% endfor %}{{ products }}"
-    )
+    each = "{{ a.name }} {{ a.type }} {{ a.values | join('/') }} {{ a['values'] | length }}{{ a.description }}"
+    about = "{{ category.name }} {{ category.description }}{% for a in category.attributes %} "
+    file.write_text(about + each + "{% endfor %}{{ products }}")
     assert messages(config(file).task) == {"shoes": f"shoes worn Brand text  0 Fit enum in/over 2{DOCUMENTS}"}
     file.write_bytes(b"\xff{{ products }}")
     with pytest.raises(ConfigError, match=r"mine\.j2: the template cannot be read: .*utf-8"):

@@ -89,10 +89,8 @@ def test_threaded_methods_write_and_count(parts, method):
     for columns in answers(parts, method).values():
         assert isinstance(columns["text"], str)
         counters = json.loads(columns["counters"])
-        assert (
-            min(counters["threads" if method != "skeleton_of_thought" else "steps"], counters.get("longest_path", 1))
-            >= 1
-        )
+        count = counters["threads" if method != "skeleton_of_thought" else "steps"]
+        assert min(count, counters.get("longest_path", 1)) >= 1
         # Medusa's guesses make the passes fewer than the tokens of a path; a speedup takes a baseline.
         assert ("longest_path" in counters, "theoretical_speedup" in counters) == (method != "apar_medusa", False)
 
