@@ -21,10 +21,11 @@ from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
 from tests import s3
 
-VALUE = {"name": "Color", "value": "red"}
-FULL = {"extraction": {"category": "c", "values": [VALUE], "truncated": False},
-                                   "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
-                                   "generation": {"sample": 0, "text": "words", "warnings": ["none"]}}  # fmt: skip
+FULL = {
+    "extraction": {"category": "c", "values": [{"name": "Color", "value": "red"}], "truncated": False},
+    "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
+    "generation": {"sample": 0, "text": "words", "warnings": ["none"]},
+}
 SCHEMAS = {kind: shape.schema for kind, shape in columns.SHAPES.items()}
 
 
@@ -39,25 +40,18 @@ def write(output: str, number: int, records, schema: pa.Schema, **partition: str
 
 def fill(output: str, kind: str, **partition: str) -> None:
     """Three units: with answers, with nothing but nulls, with nothing but errors."""
-    schema = SCHEMAS[kind]
-    write(output, 0, lambda row: Record(row, FULL[kind]), schema, **partition)
-    write(output, 1, lambda row: Record(row, {}), schema, **partition)
-    write(output, 2, lambda row: Record(row, error=f"it failed\0 {row}"), schema, **partition)
+    for number, own in enumerate(({"columns": FULL[kind]}, {"columns": {}}, {"error": "it failed\0"})):
+        write(output, number, lambda row, own=own: Record(row, **own), SCHEMAS[kind], **partition)
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_units_of_nulls_and_of_errors_have_the_schema_of_all(tmp_path, kind: str) -> None:
-    fill(str(tmp_path), kind)
-    schemas = [pq.read_schema(path).remove_metadata() for path in sorted((tmp_path / "units").iterdir())]
-    assert schemas == [writer.output_schema(SCHEMAS[kind])] * 3
-
-
-@pytest.mark.parametrize("kind", SCHEMAS)
-def test_pyarrow_pandas_and_duckdb_read_a_run_as_it_is(tmp_path, kind: str) -> None:
+def test_units_have_one_schema_and_pyarrow_pandas_and_duckdb_read_a_run_as_it_is(tmp_path, kind: str) -> None:
     fill(str(tmp_path), kind, date="2026-11-21", market="de")
     write(str(tmp_path), 3, lambda row: Record(row, {}), SCHEMAS[kind], date="2026-11-22", market="de")
     (tmp_path / "units/date=2026-11-21/market=de/.tmp-host-1-2").write_bytes(b"PAR1 torn")  # a writer at work
     folder = tmp_path / "units"
+    schemas = [pq.read_schema(path).remove_metadata() for path in folder.glob("*/*/u-*.parquet")]
+    assert schemas == [writer.output_schema(SCHEMAS[kind])] * 4  # also where all are nulls, or errors
     want = sorted(f"{unit}-{row}" for unit in range(4) for row in range(4))
     table = ds.dataset(folder, format="parquet", partitioning="hive").to_table()
     assert (sorted(table["id"].to_pylist()), table.schema.names[-2:]) == (want, ["date", "market"])
@@ -108,7 +102,6 @@ def test_partitions_that_cannot_be_are_refused() -> None:
 def test_out_of_reach_is_not_damaged(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody must be told to delete a unit because the network is down."""
     fill(str(tmp_path), "generation")
-
     for error, words in (
         (storage.StorageError("s3://b/x: the store is overloaded"), "same command resumes|cannot be read"),
         (OSError(5, "Input/output error"), "same command resumes|cannot be read"),

@@ -1,5 +1,6 @@
 """An S3 error in each operation, against a real server: what the user sees; an outage is never called damage."""
 
+import contextlib
 import errno
 import io
 import itertools
@@ -31,7 +32,6 @@ from tests.fault_proxy import Faults, Proxy
 from tests.runs import parquet, run_here
 
 OBJECTS = 15  # three units of five
-ERRNOS = ("EIO", "ESTALE", "EMFILE", "ENOSPC", "ETIMEDOUT")
 
 
 def line(id: str) -> bytes:
@@ -62,12 +62,11 @@ def after(calls: int, text: str = "/in/"):
 
 # What a user does with a run, some of it in a folder that holds a complete one.
 OPERATIONS = {
-    "plan": plan,
+    "plan": plan, "verify": lambda run: verify(run.output.path, run),
     "run": lambda run: driver.run_extract(run, build=fakes.build),
     "load": lambda run: load.load_record(run.output.path, [f"storage.endpoint_url={run.storage.endpoint_url}"]),
     "stored plan": lambda run: list(stored(run.output.path) or []),
-    "verify": lambda run: verify(run.output.path, run),
-}
+}  # fmt: skip
 PLANNING_ENDED = r"/in/\d\d\.\w+: .*; planning ended there.*; the same command resumes$"
 NONE_READABLE = rf"(?s)forbidden: .*none of the {OBJECTS} objects can be read"
 
@@ -151,10 +150,9 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket,
     run = corpus(output=f"{bucket}/out")
     unit = next(iter(plan(run)))
     manifest.claim(run, run.output.path)
-    worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=fakes.build))
-    pauses: list[float] = []
+    worker, pauses = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=fakes.build)), []
     monkeypatch.setattr("raypd.cluster.worker.time", SimpleNamespace(**{**vars(time), "sleep": pauses.append}))
-    try:
+    with contextlib.closing(worker):
         for kind, where in (("503", "/in/"), ("reset", "/in/"), ("503", "/out/units/"), ("reset", "/out/units/")):
             proxy.faults = Faults(share=1.0, kinds=(kind,), only=lambda method, path, where=where: where in path)
             result = worker.run(unit)
@@ -162,8 +160,6 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket,
             pauses.clear()
         proxy.faults = Faults()
         assert worker.run(unit).ok == run.cluster.unit_documents
-    finally:
-        worker.close()
 
 
 @pytest.fixture
@@ -183,11 +179,10 @@ def files(tmp_path, monkeypatch: pytest.MonkeyPatch, config):
 
 
 @pytest.mark.parametrize("name", ["b.jsonl", "b.jsonl.gz", "b.jsonl.zst", "b.parquet"])
-@pytest.mark.parametrize("code", ERRNOS)
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOSPC, errno.ETIMEDOUT])
 def test_a_disk_or_mount_that_fails_is_not_damage_of_a_file(files, name, code) -> None:
-    error = OSError(getattr(errno, code), "the disk says no")
     with pytest.raises(RunError, match=rf"{name}: the disk says no; planning ended there.*the same command resumes"):
-        plan(files(name, error))
+        plan(files(name, OSError(code, "the disk says no")))
 
 
 @pytest.mark.parametrize("name", ["b.jsonl", "b.jsonl.gz", "b.parquet"])

@@ -30,7 +30,7 @@ FOUND = {
     "Brand": "Acme", "Size": 7, "Count": 2**62, "Lit": False, "Since": "2024-02-29", "Opens": "18:30:00",
     "Colors": ["red", "blue"], "maker.country": None, "maker.days": ["2024-01-31"],
 }  # fmt: skip
-SPAN = {"span": {"begin": 3, "end": 7}, "span_exact": True}
+SPAN, NO_SPAN = {"span": {"begin": 3, "end": 7}, "span_exact": True}, {"span": None, "span_exact": None}
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def config(tmp_path) -> RunConfig:
 def in_record(config: RunConfig, category: str, entries):
     """The columns that the task makes."""
     schema = config.task.categories[category]
-    values = [value_row(a.name, entries.get(a.name), "ok" if entries.get(a.name) is not None else "null",
-                        0.5) | (SPAN if a.name == "Brand" else {"span": None, "span_exact": None})
-              for a in schema.attributes]  # fmt: skip
+    given = [(a.name, entries.get(a.name)) for a in schema.attributes]
+    values = [value_row(name, value, "null" if value is None else "ok", 0.5) | (SPAN if name == "Brand" else NO_SPAN)
+              for name, value in given]  # fmt: skip
     record = json.dumps(record_of(schema, entries), ensure_ascii=False)
     return {"category": category, "record": record, "values": values, "truncated": False}
 
@@ -99,17 +99,16 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path) -> None:
         mine, untyped_row = ({**row, "record": None} for row in (mine, untyped_row))
         assert document_of([mine]).entries == document_of([untyped_row]).entries
         assert record_row(untyped_row) is untyped_row
-    labels = tmp_path / "labels.jsonl"
-    gold = {"id": "d0", "target": {"Brand": "acme", "Colors": ["red", "blue"],
-                                   "maker": {"country": "de", "days": None}}}  # fmt: skip
-    labels.write_text(json.dumps(gold) + "\n")
-    measures = [evaluate(str(tmp_path / str(typed)), str(labels)).measures for typed in (True, False)]
-    assert measures[0] == measures[1]
-    right = next(measure.value for measure in measures[0] if measure.name == "values right")
+    target = {"Brand": "acme", "Colors": ["red", "blue"], "maker": {"country": "de", "days": None}}
+    (tmp_path / "labels.jsonl").write_text(json.dumps({"id": "d0", "target": target}) + "\n")
+    measures, of_untyped = (evaluate(str(tmp_path / typed), str(tmp_path / "labels.jsonl")).measures
+                            for typed in ("True", "False"))  # fmt: skip
+    assert measures == of_untyped
+    right = next(measure.value for measure in measures if measure.name == "values right")
     assert right == 0.5  # Brand and Colors; the maker's country is missing, and days of which it has none
-    documents = [Document(0, "d0", {}, source="a.jsonl", place=0)]
-    teacher.label(documents, str(tmp_path / "True"), "target")
-    assert documents[0].fields["target"]["Colors"] == ["red", "blue"]
+    document = Document(0, "d0", {}, source="a.jsonl", place=0)
+    teacher.label([document], str(tmp_path / "True"), "target")
+    assert document.fields["target"]["Colors"] == ["red", "blue"]
 
 
 def test_a_local_run_writes_typed_columns(tmp_path) -> None:
@@ -118,6 +117,4 @@ def test_a_local_run_writes_typed_columns(tmp_path) -> None:
                      output={"columns": "typed"}, model={"name": "fake"})  # fmt: skip
     run_here(run, components.build)
     rows = ds.dataset(tmp_path / "out/units").to_table().to_pylist()
-    assert [(row["status"], row["a"], row["b"]) for row in rows] == [
-        ("ok", "fake", None), ("ok", "fake", None), ("error", None, None),
-    ]  # fmt: skip
+    assert [(row["status"], row["a"], row["b"]) for row in rows] == [("ok", "fake", None)] * 2 + [("error", None, None)]
