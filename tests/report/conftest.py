@@ -1,13 +1,12 @@
 """Runs to look at."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from raypd.report import charts, data
-from tests.report.browser import chromium
+from tests.report.browser import browser  # noqa: F401
 from tests.report.builder import Plan, build
 
 
@@ -21,9 +20,3 @@ def make(tmp_path: Path) -> Callable[..., data.RunReport]:
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at something else: charts take most of the time of a page."""
     monkeypatch.setattr(charts, "inline", lambda *_: "<svg></svg>")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found

@@ -10,15 +10,17 @@ import jsonschema
 import numpy as np
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raypd.config import Attribute
 from raypd.config.schema import categories_of
 from raypd.decoding.engine import Engine
-from raypd.decoding.grammar import Bounded, Grammar, Vocabulary
+from raypd.decoding.grammar import DEAD, Bounded, Grammar, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Predictions
 from raypd.tasks import build_task
-from raypd.tasks.automata import automaton_of
+from raypd.tasks.automata import automaton_of, json_object
 from raypd.tasks.columns import value_in
 from raypd.tasks.spans import find_span
 from raypd.tasks.values import check
@@ -230,3 +232,36 @@ def test_where_a_value_stands() -> None:
               "red": (18, 21, True)}  # the word, not the end of "Shared"  # fmt: skip
     assert {value: find_span("Shared  RED\nWine, red wine and red. ACME x", value) for value in wanted} == wanted
     assert find_span("a+b", "a+b") == (0, 3, True)
+
+
+AUTOMATON = json_object(None)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | finite | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=12,
+)  # fmt: skip
+
+
+def state_behind(text: str) -> int:
+    state = 0
+    for byte in text.encode():
+        state = DEAD if state == DEAD else AUTOMATON.next(state, chr(byte))
+    return state
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=4), st.booleans(), st.booleans())
+def test_reads_every_object_and_nothing_behind_it(value: dict[str, object], ascii: bool, blanks: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii, separators=None if blanks else (",", ":"))
+    state = state_behind(text)
+    assert AUTOMATON.ended(state)
+    assert all(AUTOMATON.next(state, char) == DEAD for char in '}] ,\n"0')
+    assert not any(AUTOMATON.ended(state_behind(text[:end])) for end in range(len(text)))
+
+
+@pytest.mark.parametrize("text", [
+    "[1]", " {}", "{ }", "{,}", '{"a"}', '{"a":}', '{"a":1,}', '{"a":[1,]}', '{"a":01}', '{"a":+1}', '{"a":.5}',
+    '{"a":1.}', '{"a":1e}', '{"a":"\\x"}', '{"a":"\n"}', '{"a":nul}', '{"a":[}', '{"a":[1}', '{"a":{]', "{a:1}",
+    '{"a":1  ', '{"a":\\u12',
+])  # fmt: skip
+def test_reads_nothing_that_is_no_json(text: str) -> None:
+    assert state_behind(text) == DEAD
