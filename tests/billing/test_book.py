@@ -50,8 +50,7 @@ def test_a_ledger_that_is_killed_loses_nothing_that_was_written_and_doubles_noth
             own = Book(from_json(Bill, json.loads(json.dumps(to_json(file))), "s.json"))
             assert own.bill(101.0) == file
         else:
-            file = own.bill(101.0)
-            written = {w.worker: w.sequence for w in own.workers.values()}
+            file, written = own.bill(101.0), {w.worker: w.sequence for w in own.workers.values()}
         for name, number in written.items():
             assert own.workers[name].sequence >= number
     for worker, sequence in latest.items():  # a worker says all it did with every report
@@ -68,8 +67,7 @@ def test_the_series_keeps_its_ends_and_its_size() -> None:
 
 
 def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
-    own = new()
-    lost = report(1, heard=109.0, documents=4, decode=8.0)
+    own, lost = new(), report(1, heard=109.0, documents=4, decode=8.0)
     lost.open = {"u": (0.0, 8.0)}
     own.take(lost)
     book.write(str(tmp_path), own.bill(110.0))

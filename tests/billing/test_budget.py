@@ -76,8 +76,7 @@ def session(config, monkeypatch):
         monkeypatch.setattr(accounts_module.ledger_actor, "start", lambda *_: None)
         monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
         monkeypatch.setattr(Accounts, "_ask", lambda self: None)
-        run = with_keys(config("x.jsonl", max_workers=8), cost=cost)
-        share = SimpleNamespace(cpus=1, gpus=0)
+        run, share = with_keys(config("x.jsonl", max_workers=8), cost=cost), SimpleNamespace(cpus=1, gpus=0)
         own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, lines.append)
         own._standing = Standing(1000.0, *standing, None, kept=True)
         return own, clock, lines

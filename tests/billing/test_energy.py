@@ -29,8 +29,7 @@ def driver(monkeypatch, counts: bool = True) -> list[int]:
 ])  # fmt: skip
 def test_the_counter_of_the_gpus_that_a_worker_sees(monkeypatch, shown, gpus, joules) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    counters = driver(monkeypatch)
-    meter = energy.meter(gpus)
+    counters, meter = driver(monkeypatch), energy.meter(gpus)
     assert meter() == 0
     counters[:] = [4000, 13_000]
     assert meter() == joules

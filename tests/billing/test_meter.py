@@ -88,8 +88,7 @@ def test_a_unit_s_seconds_go_to_its_categories_by_tokens(meter: Meter, clock: Si
     meter.step(Engine(clock, [(4.0, 100, 100)]), {"u": 3})
     meter.tokens("u", ["a"], TokenCounts(75, 0, 10))
     meter.tokens("u", ["b"], TokenCounts(25, 0, 90))
-    done = meter.end("u")
-    expected = (2 * 0.75 + 2 * 0.1, 2 * 0.25 + 2 * 0.9)
+    done, expected = meter.end("u"), (2 * 0.75 + 2 * 0.1, 2 * 0.25 + 2 * 0.9)
     assert [done.categories[name]["seconds"] for name in "ab"] == pytest.approx(expected)
     assert meter.report().ok == 0  # not before it is committed
     meter.commit("u", done, 2, 1)

@@ -108,8 +108,7 @@ def stubbed(monkeypatch):
 
     def make(service: str) -> Stubber:
         keys = {"aws_access_key_id": "AKIAXX", "aws_secret_access_key": "testing"}
-        client = boto3.client(service, region_name="us-east-1", **keys)
-        real = prices_aws._client
+        client, real = boto3.client(service, region_name="us-east-1", **keys), prices_aws._client
         monkeypatch.setattr(prices_aws, "_client", lambda s, r: client if s == service else real(s, r))
         stub = Stubber(client)
         stub.activate()

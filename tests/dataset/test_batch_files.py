@@ -141,8 +141,7 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
 def test_parameters_are_those_of_the_request(tmp_path, generate) -> None:
     """A stop text cuts; what a request leaves out is as the configuration says, which samples at 1 as the API does."""
     (text,) = texts(generate(write(tmp_path / "a.jsonl", request("a", max_tokens=12)), output="a"))
-    stop = text[4]
-    free = {key: value for key, value in request("free")["body"].items() if key != "temperature"}
+    stop, free = text[4], {key: value for key, value in request("free")["body"].items() if key != "temperature"}
     source = write(tmp_path / "b.jsonl", request("text", max_tokens=12, stop=stop),
                    request("list", max_tokens=12, stop=["nowhere", stop]),
                    {**request("free"), "body": free})  # fmt: skip

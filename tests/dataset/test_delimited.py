@@ -37,8 +37,7 @@ def test_what_a_csv_writer_wrote_is_read_once_and_where_it_stands(
         begins.append(text.tell())
         writer.writerow(row)
     content = text.getvalue()
-    data = content.encode(encoding)
-    path = tmp_path / f"a.{suffix}{compression}"
+    data, path = content.encode(encoding), tmp_path / f"a.{suffix}{compression}"
     path.write_bytes({"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[compression](data))
     setting = "utf-8" if encoding == "utf-8-sig" else encoding  # a byte order mark needs no word
     run = config(str(path), id_column=None, encoding=setting, unit_documents=size)
@@ -55,8 +54,7 @@ def test_what_a_csv_writer_wrote_is_read_once_and_where_it_stands(
 
 
 def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(tmp_path, config, monkeypatch) -> None:
-    path = tmp_path / "a.csv"
-    titles = ["x" * 200_000, *(f'line\n"{i}", and more' * 20 for i in range(1, 4999))]
+    path, titles = tmp_path / "a.csv", ["x" * 200_000, *(f'line\n"{i}", and more' * 20 for i in range(1, 4999))]
     pd.DataFrame({"id": range(4999), "title": titles}).to_csv(path, index=False)
     before = path.read_bytes()
     path.write_bytes(before + b"4999\n")

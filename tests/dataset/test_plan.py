@@ -110,8 +110,7 @@ def test_objects_that_were_damaged_are_looked_into_again(run, tmp_path, inspecte
 
 def test_units_that_were_taken_apart_stay_apart(run) -> None:
     (shared,) = [u for u in kept(run) if len(u.parts) > 1]
-    singles = take_apart(run.output.path, [shared], run.fingerprint())
-    planned = kept(run)
+    singles, planned = take_apart(run.output.path, [shared], run.fingerprint()), kept(run)
     assert {u.id for u in singles} < {u.id for u in planned}
     assert all(len(parts) == 1 for parts in shape(planned))
     assert (planned.documents, list(plan(run, run.output.path))) == (36, list(planned))

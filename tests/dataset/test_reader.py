@@ -31,8 +31,7 @@ BAD = [(b"{not json", "a.jsonl, byte {}: not JSON"),
 def test_every_kind_of_bad_line_is_a_document_with_an_error(tmp_path, config) -> None:
     good = b'{"id": "good", "title": "text"}'
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(part for bad, _ in BAD for part in (bad, good)))
-    documents = read_all(config(str(tmp_path / "a.jsonl"), max_document_bytes=2000))
-    place = 0
+    documents, place = read_all(config(str(tmp_path / "a.jsonl"), max_document_bytes=2000)), 0
     for (bad, message), of_bad, of_good in zip(BAD, documents[::2], documents[1::2], strict=True):
         assert message.format(place) in (of_bad.error or ""), of_bad
         assert (of_good.id, of_good.error) == ("good", None)

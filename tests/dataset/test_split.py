@@ -43,8 +43,7 @@ def naive(text: bytes) -> list[tuple[int, bytes]]:
 @example(b"x" * 300 + b"\ny", [10, 20, 300, 301], 5)  # ranges within one line
 @settings(max_examples=400, deadline=None)
 def test_every_line_is_in_exactly_one_range(text: bytes, cuts: list[int], limit: int) -> None:
-    bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    found_lines = []
+    bounds, found_lines = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))}), []
     for start, end in itertools.pairwise(bounds):
         file = io.BytesIO(text)
         file.seek(max(0, start - 1))
@@ -80,8 +79,7 @@ def test_plan_and_read_together_lose_and_double_nothing(tmp_path, config, text, 
 
 @pytest.mark.slow
 def test_a_line_of_30_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path, config) -> None:
-    path = tmp_path / "a.jsonl"
-    short = [b'{"id": "%d"}\n' % i for i in range(400)]
+    path, short = tmp_path / "a.jsonl", [b'{"id": "%d"}\n' % i for i in range(400)]
     path.write_bytes(b"".join([*short[:200], b'{"id": "' + b"x" * (30 << 20) + b'"}\n', *short[200:]]))
     run = config(str(path), text_columns=["id"], id_column=None, unit_documents=256, unit_bytes=8 << 20)
     read_unit(next(iter(plan(run))), run)  # what is imported at the first use does not count
@@ -102,8 +100,7 @@ def test_a_line_of_30_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path, c
 )
 @example([(1, 2), (1, 0)], 2, 1)
 def test_rows_are_cut_without_gap_and_within_the_limits(groups: list, rows: int, size: int) -> None:
-    cut = list(cut_rows(groups, rows, size))
-    total = sum(count for count, _ in groups)
+    cut, total = list(cut_rows(groups, rows, size)), sum(count for count, _ in groups)
     assert ([start for start, _ in cut], cut[-1][1] if cut else 0) == ([0, *(end for _, end in cut)][: len(cut)], total)
     each = [length / count for count, length in groups for _ in range(count)]
     for start, end in cut:

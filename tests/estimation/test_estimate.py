@@ -46,8 +46,7 @@ def test_intervals_are_those_of_scipy(count: int, wider: float) -> None:
 
     And by Student's t, with 11 degrees of freedom for 12 clusters.
     """
-    stats = pytest.importorskip("scipy.stats", reason="scipy comes with raypd[speculative]")
-    draws = rng(3)
+    stats, draws = pytest.importorskip("scipy.stats", reason="scipy comes with raypd[speculative]"), rng(3)
     base = draws.uniform(50, 150, count)
     values = base * draws.lognormal(-4, 0.3, count)
     found = figure(bootstrap.ratio(values.tolist(), base.tolist(), rng()))
@@ -132,8 +131,7 @@ def corpus(tmp_path, count: int = 1000, **keys) -> RunConfig:
     draws = random.Random(1)
     with open(tmp_path / "corpus.jsonl", "w") as file:
         for number in range(count):
-            name = draws.choices("abc", [6, 3, 1])[0]
-            text = "x" * int(draws.lognormvariate(6.5, 0.9))
+            name, text = draws.choices("abc", [6, 3, 1])[0], "x" * int(draws.lognormvariate(6.5, 0.9))
             file.write(json.dumps({"id": str(number), "category": name, "title": text}) + "\n")
     task = extraction(a=["a0", "a1"], b=[f"b{i}" for i in range(6)], c=[f"c{i}" for i in range(20)])
     sections = {"input": {"text_columns": ["title"]}, "model": {"name": "fake", "fake": COSTS},
@@ -332,8 +330,7 @@ def test_with_its_start_and_end_a_small_run_takes_what_was_estimated(tmp_path, f
     unit.categories = {document.index: "" for document in documents}
     own.ready()
     own.begin("run")
-    queue = OneThread(fake_time, profile.build(config, 1, None), own)
-    began = fake_time.now
+    queue, began = OneThread(fake_time, profile.build(config, 1, None), own), fake_time.now
     queue.answer(unit, documents)
     took = fake_time.now - began
     assert found.warmup_seconds + decoding == pytest.approx(took, rel=0.12)

@@ -64,8 +64,7 @@ def test_a_measurement_takes_it_and_its_records_are_those_of_autoregressive_deco
     config = make(folder, draft)
     documents = sampling.draw(config, 5).documents
     assert most_in_flight(config) == 1
-    profiler = Profiler(1)
-    runs = (config, with_changes(config, {"decoding.method": "autoregressive"}))
+    profiler, runs = Profiler(1), (config, with_changes(config, {"decoding.method": "autoregressive"}))
     ours, theirs = (profiler.profile(run, documents) for run in runs)
     assert (ours.method, ours.complete, theirs.complete) == ("speculative", True, True)
     assert [cost.error for cost in ours.costs if cost] == [None] * 5

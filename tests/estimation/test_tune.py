@@ -197,8 +197,7 @@ def test_what_the_engine_says_for_itself_is_not_searched_but_for_vllm() -> None:
 
 def test_later_copies_of_a_document_differ_for_vllm_alone() -> None:
     """Its prefix cache would answer them from the first one's keys and values."""
-    tree = config_tree(input={"text_columns": ["title"]})
-    document = Document(0, "a", {"title": "shoe"})
+    tree, document = config_tree(input={"text_columns": ["title"]}), Document(0, "a", {"title": "shoe"})
     for keys, titles in (([], ["shoe", "shoe"]), (["engine.kind=vllm", "decoding.method=guided"], ["shoe", "1 shoe"])):
         copies = [_copy(make_config(tree, keys), document, 5 + number, number) for number in (0, 1)]
         assert [(one.index, one.fields["title"]) for one in copies] == [(5, titles[0]), (6, titles[1])]
@@ -358,8 +357,7 @@ def test_a_small_model_gets_an_honest_answer(command, capsys) -> None:
 
 
 def test_a_floor_that_cannot_be_judged_is_reported_and_changes_no_answers(command, capsys) -> None:
-    measured = command(small=True, sample=30, reference="document")
-    out = " ".join(capsys.readouterr().out.split())
+    measured, out = command(small=True, sample=30, reference="document"), " ".join(capsys.readouterr().out.split())
     assert "agreement was NOT judged: autoregressive decoding gave 30 whole values, and a floor of 90% needs 35" in out
     mine, tuned = load_config("run.yaml"), load_config("run.tuned.yaml")
     assert measured[0]["method"] == "autoregressive"

@@ -121,8 +121,7 @@ def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_a
 
 
 def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
-    dockerfile = text("docker/Dockerfile")
-    ignore = text("docker/Dockerfile.dockerignore").splitlines()
+    dockerfile, ignore = text("docker/Dockerfile"), text("docker/Dockerfile.dockerignore").splitlines()
     copied = {source for line in dockerfile.splitlines() if line.startswith("COPY ") for source in line.split()[1:-1]}
     assert copied == {line[1:] for line in ignore if line.startswith("!")}
     assert [source for source in copied if not (ROOT / source).exists()] == []

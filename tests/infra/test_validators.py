@@ -141,8 +141,7 @@ def systemd(file):
 
 def grafana(file):
     """Grafana's own types lose nothing of a panel, and it asks for a source of data and a run."""
-    dashboard = module("grafana_foundation_sdk.models.dashboard")
-    board = json.loads(file)
+    dashboard, board = module("grafana_foundation_sdk.models.dashboard"), json.loads(file)
     read = dashboard.Dashboard.from_json(board)
     yield from {"datasource", "run"} ^ {variable.name for variable in read.templating.list_val}
     for panel, kept in zip(board["panels"], read.panels, strict=True):
@@ -167,8 +166,7 @@ def selectors(node):
 
 def promql(file):
     """Expressions parse, ask for metrics that raypd and Ray export, and all of raypd's are drawn."""
-    parse = module("promql_parser").parse
-    drawn = set()
+    parse, drawn = module("promql_parser").parse, set()
     for expression in (target["expr"] for panel in json.loads(file)["panels"] for target in panel["targets"]):
         try:
             found = selectors(parse(expression.replace("$__rate_interval", "5m")))

@@ -351,8 +351,7 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
 def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, write, run, seed) -> None:
-    draw = random.Random(seed)
-    config = run(unit_documents=3)
+    draw, config = random.Random(seed), run(unit_documents=3)
     for _ in range(6):
         for name in "abcd":
             file = f"{name}.{'parquet' if name == 'd' else 'jsonl'}"
@@ -383,8 +382,7 @@ def test_on_s3(bucket, write, run, connected) -> None:
 
 @pytest.mark.parametrize("kind", ["footer", "page"])
 def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tmp_path, write, run, kind) -> None:
-    config = run()
-    broken = tmp_path / "in/b.parquet"
+    config, broken = run(), tmp_path / "in/b.parquet"
     write("a.parquet", {"a": "1"})
     write("b.parquet", {"b": "1", "c": "1"})
     night(config)

@@ -31,8 +31,7 @@ def test_figures_are_those_of_the_units_and_of_the_sessions_bills(make):
 
 def test_retries_are_on_the_bill(tmp_path):
     root = build(tmp_path / "run", Plan(units=6))
-    before = data.load(str(root)).bill
-    retry = build(tmp_path / "retry", Plan(units=1, workers=1))
+    before, retry = data.load(str(root)).bill, build(tmp_path / "retry", Plan(units=1, workers=1))
     for file in (*retry.glob("ledger/*.json"), *retry.glob("sessions/*.json")):
         text = file.read_text().replace(file.stem, "retry-1")
         file.unlink()

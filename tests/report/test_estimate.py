@@ -74,8 +74,7 @@ def test_what_was_estimated_stands_on_the_page(tmp_path):
     assert "No estimate stands in the folder of this run. raypd estimate with its configuration" in shown(root)
     tree = put(root, hosted=[HOSTED], hosted_tokens={"input": FIGURE, "output": FIGURE})
     assert "the same as a hosted batch: other-model $0.012 [0.011-0.013] per 1,000" in shown(root)
-    whole = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0]
-    found = shown(root)
+    whole, found = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0], shown(root)
     for part in (
         "Made 2026-09-20 20:00:00 UTC for 1,000 documents.",
         "hyper_parallel: measured on NVIDIA L40S, 64 documents, 83 s.",
@@ -88,8 +87,7 @@ def test_what_was_estimated_stands_on_the_page(tmp_path):
 
 def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machines(tmp_path):
     root = build(tmp_path / "run", Plan(units=40, workers=4))
-    tree = put(root)
-    billed = data.load(str(root)).bill.usd
+    tree, billed = put(root), data.load(str(root)).bill.usd
     four = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][2]
     assert four["nodes"] == 4
     said, note, rows = compared(root)

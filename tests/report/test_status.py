@@ -150,8 +150,7 @@ def test_texts_of_documents_are_no_markup(tmp_path):
 
 
 def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
-    root = build(tmp_path / "run", Plan(units=6, missing=2, how="running", now=time.time()))
-    naps = []
+    root, naps = build(tmp_path / "run", Plan(units=6, missing=2, how="running", now=time.time())), []
 
     def nap(seconds):
         naps.append(seconds)

@@ -76,8 +76,7 @@ def test_rows_are_those_of_documents_that_are_decoded_each(name: str) -> None:
     distinct, config, given = CASES[name]
     assert gives_the_same(config)
     task = build_task(config, tiny_tokenizer(), 2048)
-    counting = Counting(task)
-    found = []
+    counting, found = Counting(task), []
     for one in (task, Distinct(counting, config)):
         records, ended = answer(one, given, Engine(tiny_model("llama")))
         rows = sorted((record.index, shown(record), record.error) for record in records)

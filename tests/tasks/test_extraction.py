@@ -82,8 +82,7 @@ def test_documents_of_a_category_are_stacked_in_one_prompt():
 @pytest.mark.parametrize("isolate", ["none", "documents", "values"])
 def test_typed_slots_never_come_out_invalid(isolate):
     """A random model wants to say anything; number, boolean and enum slots cannot let it."""
-    task = make(decoding={"isolate": isolate, "stacked_documents": 3, "max_value_tokens": 9})
-    statuses = set()
+    task, statuses = make(decoding={"isolate": isolate, "stacked_documents": 3, "max_value_tokens": 9}), set()
     for record in answers(task, [document(i, f"title {i} " * (i + 1)) for i in range(8)], max_num_seqs=3).values():
         found = {value["name"]: value["status"] for value in record.columns["values"]}
         typed = json.loads(record.columns["record"])
@@ -120,8 +119,7 @@ def test_the_confidence_of_a_choice_is_its_probability_among_all_choices(method)
         return changed(request.program, change)
 
     requests = list(task.plan(documents))
-    found = Engine(copy.deepcopy(model), max_num_seqs=4).run(map(listened, requests))
-    spread = []
+    found, spread = Engine(copy.deepcopy(model), max_num_seqs=4).run(map(listened, requests)), []
     for request, values in zip(requests, found, strict=True):
         (record,) = request.finish(values)
         kind, words = kinds[record.columns["category"]]
@@ -142,8 +140,7 @@ def chance_of_choice(model, prompt: list[int], said: list[int], texts: list[byte
 
     chance = 1.0
     for n, token in enumerate(said):
-        before = bytes(said[:n])
-        logits = plain_output(model, [*prompt, *said[:n]])[0][-1].double()
+        before, logits = bytes(said[:n]), plain_output(model, [*prompt, *said[:n]])[0][-1].double()
         open_ = {byte: still(before + bytes([byte])) for byte in range(3, 256)}
         own, behind = still(before + bytes([token])), {b: texts for b, texts in open_.items() if texts}
         within = [b for b, texts in behind.items() if texts <= own]
@@ -171,8 +168,7 @@ def test_guided_values_stand_in_one_json_text(k_max):
         fed[row] += feed.tokens
 
     programs = (changed(r.program, lambda feed, _, row=row: heard(row, feed)) for row, r in enumerate(requests))
-    slot = Slot(0, task._categories["shoes"].grammars[-1])
-    statuses = set()
+    slot, statuses = Slot(0, task._categories["shoes"].grammars[-1]), set()
     for request, values in zip(requests, runner.run(programs), strict=True):
         (record,) = request.finish(values)
         text = task.tokenizer.decode([*fed[record.index], *task._closing(slot, values[-1])])
@@ -256,8 +252,7 @@ def test_bad_documents_become_error_records_and_the_rest_goes_on():
 
 
 def test_long_documents_are_cut_or_refused():
-    long = document(0, "word " * 2000)
-    room = make(context_length=1500)
+    long, room = document(0, "word " * 2000), make(context_length=1500)
     records = answers(room, [long, document(1)])
     assert (records[0].columns["truncated"], records[1].columns["truncated"]) == (True, False)
     (request,) = room.plan([long])

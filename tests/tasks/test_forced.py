@@ -41,8 +41,7 @@ def counted_passes(engine: Engine, programs):
 
 def test_json_of_a_schema_is_what_the_unmodified_model_writes_token_by_token() -> None:
     model, stock = pair("llama")
-    tokenizer = tiny_tokenizer()
-    pattern = build_regex_from_schema(json.dumps(SCHEMA), "[ ]?")
+    tokenizer, pattern = tiny_tokenizer(), build_regex_from_schema(json.dumps(SCHEMA), "[ ]?")
     rules = Bounded(Grammar(json_object(pattern), vocabulary_of(tokenizer)), 60)
     allowed = lambda tokens: AllowedTokens(rules.allowed_token_ids(tokens).ids)  # noqa: E731
     prompts = [tokens_of(random.Random(seed), 5, 20) for seed in range(4)]
@@ -61,8 +60,7 @@ def test_guided_values_are_the_same_with_and_without() -> None:
     found = []
     for encode in (None, vocabulary.encode):
         grammars = [Grammar(automaton_of(one), Vocabulary(vocabulary.texts, encode)) for one in ATTRIBUTES]
-        rng = random.Random(7)
-        prompts = []
+        rng, prompts = random.Random(7), []
         for _ in range(5):
             tokens = tokens_of(rng, 20, 40)
             ends = sorted(rng.sample(range(10, len(tokens)), len(grammars)))

@@ -62,8 +62,7 @@ def test_strings_are_turns_answered_one_by_one():
     ("abc", ["x"], "abc"), ("a1b2", ["2", "1"], "a"),
 ])  # fmt: skip
 def test_stop_strings_end_and_cut(text, stop, kept):
-    answer = say(text)
-    stops = StopStrings(token_bytes(tiny_tokenizer()), frozenset([2]), stop)
+    answer, stops = say(text), StopStrings(token_bytes(tiny_tokenizer()), frozenset([2]), stop)
     seen = next((n for n in range(1, len(answer.tokens) + 1) if stops(answer.tokens[:n])), None)
     (record,) = one(make(stop=stop), "Hi").finish(answer)
     assert (record.columns["text"], seen is not None) == (kept, kept != text)

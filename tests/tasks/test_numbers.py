@@ -117,8 +117,7 @@ def test_what_a_model_copies_can_be_written_whole(text, vocabulary):
 ])  # fmt: skip
 def test_where_a_number_ends(texts, done):
     vocabulary = sorted(set(texts) | {"0"})
-    grammar = Grammar(Number(), Vocabulary(vocabulary))
-    state = 0
+    grammar, state = Grammar(Number(), Vocabulary(vocabulary)), 0
     for text in texts:
         assert not grammar.done(state)
         state = grammar.advance(state, vocabulary.index(text))
@@ -146,8 +145,7 @@ def test_before_its_first_digit_a_number_is_held_to_its_beginning():
 ])  # fmt: skip
 def test_what_is_left_of_a_number_for_the_text_behind_it(tokens, behind, rest):
     vocabulary = sorted(set(tokens))
-    grammar = Grammar(Number(), Vocabulary(vocabulary))
-    ids = [vocabulary.index(token) for token in tokens]
+    grammar, ids = Grammar(Number(), Vocabulary(vocabulary)), [vocabulary.index(token) for token in tokens]
     assert (grammar.behind(ids), grammar.rest(ids)) == (behind, rest)
 
 

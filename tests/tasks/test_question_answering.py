@@ -71,8 +71,7 @@ def first_feed(task, *documents: Document):
 
 
 def test_pieces_of_the_prompt():
-    feed = first_feed(make(instruction="Say it."), *RAGGED[:1])
-    decode = tiny_tokenizer().decode
+    feed, decode = first_feed(make(instruction="Say it."), *RAGGED[:1]), tiny_tokenizer().decode
     by_segment = {s: decode([t for t, at in zip(feed.tokens, feed.segments, strict=True) if at == s]) for s in range(4)}
     assert by_segment[0].startswith("user\nSay it.\n- Where no options")
     assert by_segment[0].endswith("Context:\n")
@@ -250,8 +249,7 @@ def test_questions_as_json_text():
 
 def test_long_contexts_are_cut_or_refused():
     questions = ["Who?", "Where was that, and when, and why?"]
-    long = document(0, questions, "word " * 200)
-    found = []
+    long, found = document(0, questions, "word " * 200), []
     for method in METHODS:
         task = make(context_length=600, decoding={"method": method})
         records = answer_all(task, [long, document(1, questions)], tiny_model("llama", max_position_embeddings=600))

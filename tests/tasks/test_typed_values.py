@@ -84,8 +84,7 @@ def test_what_is_decoded_under_random_choices_is_valid(attribute: Attribute, mer
     draw, rules = random.Random(attribute.name), grammar(attribute.name, merged)
     place = {**SCHEMA["properties"][attribute.name], "$defs": SCHEMA.get("$defs", {})}
     validator = jsonschema.Draft202012Validator(place, format_checker=jsonschema.FormatChecker())
-    typed = pydantic.TypeAdapter(Product.model_fields[attribute.name].rebuild_annotation())
-    found = set()
+    typed, found = pydantic.TypeAdapter(Product.model_fields[attribute.name].rebuild_annotation()), set()
     for most in [rules.needed(), rules.needed() + 1, 40] * 60:
         text, tokens, closed = drawn(rules, most, draw)
         assert tokens <= most
@@ -118,8 +117,7 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
         seller: Maker | None = None
         tags: list[str] = pydantic.Field([], max_length=3)
 
-    schema = Thing.model_json_schema()
-    seen = set()
+    schema, seen = Thing.model_json_schema(), set()
     for method in ("hyper_parallel", "guided"):
         decoding = {"method": method, "max_value_tokens": 20}
         config = run_config(

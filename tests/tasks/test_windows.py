@@ -25,8 +25,7 @@ def encode(text: str) -> list[int]:
 
 @given(st.text(alphabet="ab .!\n\u3002", max_size=400) | st.text(max_size=80), st.integers(1, 40))
 def test_windows_hold_all_of_the_text(text: str, most: int) -> None:
-    found = windows(text, encode, most)
-    reached = 0
+    found, reached = windows(text, encode, most), 0
     for begin, own, tokens in found:
         assert text[begin : begin + len(own)] == own
         assert begin <= reached < begin + len(own)  # nothing between two, and each goes on
