@@ -1,5 +1,4 @@
 """`raypd generate FILE --openai`: a batch file as OpenAI's API takes it, and the files that it gives back.
-
 Held against types that we did not write (the `openai` package) and against an unmodified transformers model.
 """
 
@@ -23,7 +22,6 @@ from raypd.errors import ConfigError, InputError, RunError
 from tests.runs import run_here
 from tests.tiny import save_tiny
 
-URL = "/v1/chat/completions"
 PRODUCT = {"type": "object", "properties": {"brand": {"type": "string"}, "size": {"$ref": "#/$defs/size"},
                                             "prices": {"type": "array", "items": {"type": "number"}, "minItems": 1,
                                                        "maxItems": 3},
@@ -40,9 +38,10 @@ RECURSIVE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
 BOUNDED = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"minimum": 3}}}}}
 
 
-def request(id: str, content="Say it.", url: str = URL, method: str = "POST", **body):
-    parameters = {"model": "gpt-4.1-mini", "messages": [{"role": "user", "content": content}], "max_tokens": 8}
-    return {"custom_id": id, "method": method, "url": url, "body": {**parameters, "temperature": 0, **body}}
+def request(id: str, content="Say it.", **body):
+    messages = [{"role": "user", "content": content}]
+    parameters = {"model": "gpt-4.1-mini", "messages": messages, "max_tokens": 8, "temperature": 0}
+    return {"custom_id": id, "method": "POST", "url": "/v1/chat/completions", "body": parameters | body}
 
 
 def write(path, *lines) -> str:
@@ -176,40 +175,41 @@ def test_an_answer_is_held_to_its_response_format(tmp_path, generate) -> None:
     assert "skeleton_of_thought cannot hold an answer to it" in body(line)["error"]["message"]
 
 
-@pytest.mark.parametrize(("line", "param", "words"), [
-    (request("a", url="/v1/embeddings"), "url", "/v1/chat/completions alone is"),
-    (request("a", method="GET"), "method", "expected POST"),
-    (request("a", stream=True), "stream", "stream is not supported"),
-    (request("a", logprobs=True), "logprobs", "not supported"),
-    (request("a", tools=[{"type": "function"}]), "tools", "not supported"),
-    (request("a", response_format={"type": "xml"}), "response_format.type", "'json_object'"),
-    (request("a", response_format={"type": "json_schema"}), "response_format", "needs it, with name and schema"),
-    (request("a", response_format=held_to({"type": "array"})), "response_format", "its type must be object"),
-    (request("a", response_format=held_to(RECURSIVE)), "response_format", "# holds itself"),
-    (request("a", response_format=held_to({"type": "object", "properties": {"a": {"type": "foo"}}})),
-     "response_format", "json_schema.schema: Unsupported type: foo"),
-    (request("a", temprature=1), "temprature", "not supported"),
-    (request("a", frequency_penalty=0.5), "frequency_penalty", "not supported"),
-    (request("a", [{"type": "image_url", "image_url": {"url": "x"}}]), "messages.0", "image_url is not supported"),
-    (request("a", messages=[{"role": "tool", "content": "x", "tool_call_id": "1"}]), "messages.0", "tool_call_id"),
-    (request("a", messages=[{"role": "assistant", "content": "x"}]), "messages", "last turn must be the user's"),
-    (request("a", messages=[]), "messages", "at least 1 item"),
-    (request("a", temperature=3), "temperature", "less than or equal to 2"),
-    (request("a", top_p=0), "top_p", "greater than 0"), (request("a", max_tokens="8"), "max_tokens", "valid integer"),
-    (request("a", max_completion_tokens=4), "max_tokens", "both set"), (request("a", stop=["x", ""]), "stop", "empty"),
-    ({**request("a"), "body": None}, "body", "valid dictionary"),
-    ({**request("a"), "bodies": 1}, "bodies", "unknown key"),
-])  # fmt: skip
-def test_what_cannot_be_done_is_said(tmp_path, line, param: str, words: str) -> None:
-    source = write(tmp_path / "batch.jsonl", request("ok"), line | {"custom_id": "b"})
+ODD = held_to({"type": "object", "properties": {"a": {"type": "foo"}}})
+WRONG = [  # other keys of a line or of its body, the parameter that is named, and words
+    ({"url": "/v1/embeddings"}, "url", "/v1/chat/completions alone is"), ({"method": "GET"}, "method", "expected POST"),
+    ({"body": None}, "body", "valid dictionary"), ({"bodies": 1}, "bodies", "unknown key"),
+    ({"stream": True}, "stream", "stream is not supported"), ({"logprobs": True}, "logprobs", "not supported"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported"), ({"temprature": 1}, "temprature", "not supported"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "needs it, with name and schema"),
+    ({"response_format": held_to({"type": "array"})}, "response_format", "its type must be object"),
+    ({"response_format": held_to(RECURSIVE)}, "response_format", "# holds itself"),
+    ({"response_format": ODD}, "response_format", "json_schema.schema: Unsupported type: foo"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"), ({"stop": ["x", ""]}, "stop", "empty"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+     "messages.0", "image_url is not supported"),
+    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages.0", "tool_call_id"),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "last turn must be the user's"),
+    ({"temperature": 3}, "temperature", "less than or equal to 2"), ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"max_tokens": "8"}, "max_tokens", "valid integer"), ({"max_completion_tokens": 4}, "max_tokens", "both set"),
+    ({"messages": []}, "messages", "at least 1 item"),
+]  # fmt: skip
+
+
+def test_what_cannot_be_done_is_said(tmp_path) -> None:
+    lines = [request("ok"), *(request(str(number)) for number in range(len(WRONG)))]
+    for line, (changes, *_) in zip(lines[1:], WRONG, strict=True):
+        (line if changes.keys() & {"url", "method", "body", "bodies"} else line["body"]).update(changes)
     settings = ["model.fake.load_seconds=0", "model.fake.step_seconds=0", "model.fake.answer_tokens=2"]
+    source = write(tmp_path / "batch.jsonl", *lines)
     config = config_over(source, "generation", settings, None, "fake", str(tmp_path / "out"), openai=True)
     run_here(config, components.build)
-    assert batch_files.write(config, str(tmp_path / "out")) == (1, 1)
-    (line,) = read(tmp_path / "out/errors.jsonl")
-    fault = body(line)["error"]
-    assert (line["custom_id"], line["response"]["status_code"], fault["param"]) == ("b", 400, param)
-    assert words in fault["message"]
+    assert batch_files.write(config, str(tmp_path / "out")) == (1, len(WRONG))
+    for number, (line, (_, param, words)) in enumerate(zip(read(tmp_path / "out/errors.jsonl"), WRONG, strict=True)):
+        fault = body(line)["error"]
+        assert (line["custom_id"], line["response"]["status_code"], fault["param"]) == (str(number), 400, param)
+        assert words in fault["message"]
 
 
 def test_what_is_no_batch_is_refused_before_anything_runs(tmp_path, generate) -> None:

@@ -43,7 +43,6 @@ def of_one_length(values: list[float], population: float = np.inf) -> Array:
 @pytest.mark.parametrize(("count", "wider"), [(12, 1.18), (200, 1.0)])
 def test_intervals_are_those_of_scipy(count: int, wider: float) -> None:
     """Its errors are those of the sample at hand, the n-th of which are drawn again: ours are wider by n / (n - 1).
-
     And by Student's t, with 11 degrees of freedom for 12 clusters.
     """
     stats, draws = pytest.importorskip("scipy.stats", reason="scipy comes with raypd[speculative]"), rng(3)
@@ -110,7 +109,6 @@ def test_the_parts_of_a_bill_add_up() -> None:
 
 def test_the_papers_example() -> None:
     """HPD, section 6 and table 1: 500 million documents, Qwen3-8B, 8 GPUs at $30.13 an hour.
-
     Table 4 rounds autoregressive decoding to 0.77 documents/s; $1.362 in table 1 and $597,000 saved say 0.7684.
     """
     given = {"documents": 500e6, "instances": ["g6e.48xlarge"], "nodes": 8}
@@ -222,7 +220,6 @@ def test_the_estimate_is_that_of_the_corpus(tmp_path) -> None:
 
 class Time:
     """Stands for the module `time` where the engine of `model: fake` sleeps and where a profile reads the time.
-
     stop: when the request queue waits for its end.
     """
 

@@ -112,7 +112,6 @@ def searched(
     seqs: int | str = 64, **how: Any,
 ) -> tuple[Search, Trial]:  # fmt: skip
     """A search over what `rule` says of each setting, and its best.
-
     whole: documents whose value autoregressive decoding writes whole (as a small model may not). how: of the search.
     """
     method = METHODS[task.get("kind", "extraction")][0]
@@ -293,7 +292,6 @@ class StubProfiler:
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
     """Runs the command on a configuration in the current folder; returns the settings that it measured.
-
     small: of what autoregressive decoding writes one document in ten is whole. before: is called at each measurement.
     seen: 0 where no document of a measurement that is cut short is answered.
     """

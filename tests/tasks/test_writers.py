@@ -131,7 +131,6 @@ CUT_CHILD = b'm<promise topic="t" tokens="18"/><async>ccccccccccc'  # decoding.m
 
 def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[str, str]:
     """(text, finish_reason) of an answer in which the first thread ends. whole: so do the others; else one goes on.
-
     What the model says is replaced by a script: "m" and "end" of a main thread, "c" of a child, "x" of a point.
     """
     model, tokenizer, heads = parts
