@@ -6,7 +6,6 @@ import pytest
 
 from raypd.billing.meter import Meter, coarser, joined
 from raypd.decoding.counts import TokenCounts
-from raypd.run.records import Spans
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def test_a_unit_s_seconds_go_to_its_categories_by_tokens(meter: Meter, clock: Si
 
 
 def test_the_picture_of_a_worker_stays_small() -> None:
-    spans: Spans = []
+    spans = []
     for i in range(5000):
         spans = joined(spans, (i, i + 1.0, "busy" if i % 2 else "idle", None))
     assert len(spans) <= 120

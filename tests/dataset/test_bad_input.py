@@ -13,7 +13,6 @@ import pytest
 import zstandard
 
 from raypd.cluster import driver
-from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
@@ -25,7 +24,7 @@ from tests.cluster import fakes
 from tests.runs import parquet, read_all, run_here, with_keys, write_jsonl
 
 
-def ids(run: RunConfig) -> Counter[str]:
+def ids(run) -> Counter[str]:
     """How often each id stands in the output."""
     return Counter(pq.read_table(f"{run.output.path}/units")["id"].to_pylist())
 
@@ -54,7 +53,7 @@ def between(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def corpus(tmp_path, config) -> RunConfig:
+def corpus(tmp_path, config):
     """Good files around what a test puts between them: 30 documents with ids 0 to 29."""
     (tmp_path / "in").mkdir()
     for name, first in (("a", 0), ("k", 10), ("z", 20)):

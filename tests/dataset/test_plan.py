@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from raypd import storage
-from raypd.config import RunConfig
 from raypd.dataset import planner, split
 from raypd.dataset.plan import Plan, stored, take_apart
 from raypd.dataset.planner import plan
@@ -16,7 +15,7 @@ from raypd.errors import InputError, RunError
 from tests.runs import write_jsonl
 
 
-def kept(run: RunConfig) -> Plan:
+def kept(run) -> Plan:
     """Plans as a session does."""
     planned = plan(run, run.output.path)
     planned.keep(run.output.path)
@@ -28,7 +27,7 @@ def shape(planned: Plan) -> list[list[str]]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, config) -> RunConfig:
+def run(tmp_path: Path, config):
     """Five files: small ones of 3, 4, 2 documents, one of 25, another small one; units of 10."""
     for name, count in (("a", 3), ("b", 4), ("c", 2), ("d", 25), ("e", 2)):
         write_jsonl(tmp_path / f"in/{name}.jsonl", [f"{name}{i}" for i in range(count)])

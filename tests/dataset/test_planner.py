@@ -10,7 +10,6 @@ import pytest
 import zstandard
 
 from raypd.cluster import driver
-from raypd.config import RunConfig
 from raypd.dataset import planner, split
 from raypd.dataset.plan import Plan, take_apart
 from raypd.dataset.planner import plan
@@ -92,7 +91,7 @@ def test_what_cannot_be_planned_is_refused(tmp_path, config, make, pattern, mess
         plan(config(str(tmp_path / "in" / pattern)))
 
 
-def ids(planned: Plan, run: RunConfig) -> list[str]:
+def ids(planned: Plan, run) -> list[str]:
     return [document.id for unit in planned for document in read_unit(unit, run)]
 
 
@@ -107,14 +106,14 @@ def write_many(path, count: int):
 
 
 @pytest.fixture(params=["a.jsonl", "a.jsonl.gz", "a.parquet", "estimated.jsonl"])
-def run(request, tmp_path, config, monkeypatch) -> RunConfig:
+def run(request, tmp_path, config, monkeypatch):
     """1,610 documents in units of 100."""
     if request.param == "estimated.jsonl":
         monkeypatch.setattr(split, "HEAD_BYTES", 4000)
     return config(str(write_many(tmp_path / request.param, 1610)), unit_documents=100)
 
 
-def test_the_last_units_are_smaller_and_hold_every_document_once(run: RunConfig) -> None:
+def test_the_last_units_are_smaller_and_hold_every_document_once(run) -> None:
     full_units, planned = plan(run), plan(run, run.output.path)
     assert ids(planned, run) == [str(i) for i in range(1610)]
     before, after = list(full_units), list(planned)

@@ -18,10 +18,6 @@ DOCUMENTS = [Document(0, "a", source="a.jsonl", place=10), Document(1, "b", sour
              Document(2, "c", error="a.jsonl, byte 12: not JSON", source="a.jsonl", place=12)]  # fmt: skip
 
 
-def summary(unit: str = "u-1", ok: int = 2) -> UnitSummary:
-    return UnitSummary(unit, "f" * 12, "s", "a.jsonl", 10, 3, ok, 3 - ok, 1.5, counts={"steps": 7})
-
-
 def table(records: list[Record]) -> pa.Table:
     return writer.make_table(DOCUMENTS, records, COLUMNS, 1)
 
@@ -50,12 +46,13 @@ def test_a_task_may_not_hide_columns() -> None:
 
 
 def test_the_second_commit_changes_nothing(tmp_path) -> None:
-    assert writer.commit(str(tmp_path), table([Record(0, {"answer": "first"})]), summary(ok=1))
-    assert not writer.commit(str(tmp_path), table([Record(0, {"answer": "second"})]), summary(ok=2))
+    for answer, ok in (("first", 1), ("second", 2)):
+        summary = UnitSummary("u-1", "f" * 12, "s", "a.jsonl", 10, 3, ok, 3 - ok, 1.5, counts={"steps": 7})
+        assert writer.commit(str(tmp_path), table([Record(0, {"answer": answer})]), summary) == (answer == "first")
     assert writer.committed(str(tmp_path)) == {"u-1"}
     assert writer.is_committed(str(tmp_path), "u-1")
-    summary_there = writer.read_summary(str(tmp_path), "u-1")
-    assert (summary_there.ok, summary_there.counts) == (1, {"steps": 7})
+    summary = writer.read_summary(str(tmp_path), "u-1")
+    assert (summary.ok, summary.counts) == (1, {"steps": 7})
     assert writer.read_rows(str(tmp_path), "u-1", 1)[0]["answer"] == "first"
     assert os.listdir(tmp_path / "units") == ["u-1.parquet"]
 

@@ -14,24 +14,23 @@ from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 from raypd.cli.main import app
-from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 from raypd.nights import delta, nightly
 from raypd.nights.table_check import verify_table
 from tests import s3
-from tests.nights.test_nightly import DOCUMENTS, files, night, run, titles, with_key, write  # noqa: F401
+from tests.nights.test_nightly import DOCUMENTS, files, night, run, titles, write  # noqa: F401
 from tests.runs import with_keys
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
-def nights(run) -> RunConfig:  # noqa: F811
+def nights(run):  # noqa: F811
     """Nights with a Delta table."""
-    return with_key(run(unit_documents=5), "nightly", delta=True)
+    return with_keys(run(unit_documents=5), nightly={"delta": True})
 
 
-def shown(config: RunConfig, version: int | None = None, **options) -> dict[str, str | None]:
+def shown(config, version: int | None = None, **options) -> dict[str, str | None]:
     """id -> the title that its answer was made of, as DuckDB reads a version of the Delta table; every id once."""
     table = DeltaTable(config.output.path, version=version, **options).to_pyarrow_dataset()
     found = duckdb.from_arrow(table).select("id", "record").fetchall()
@@ -40,7 +39,7 @@ def shown(config: RunConfig, version: int | None = None, **options) -> dict[str,
     return made
 
 
-def versions(config: RunConfig) -> list[tuple[int, str]]:
+def versions(config) -> list[tuple[int, str]]:
     """(version, night) of every commit, the first one first."""
     return [(c["version"], c["raypd.night"]) for c in reversed(DeltaTable(config.output.path).history())]
 
@@ -96,7 +95,7 @@ def test_what_a_cut_off_night_did_not_commit_the_next_command_does(nights, write
 
 def test_a_folder_of_nights_gets_a_delta_table_later_and_other_columns_with_full(nights, write, monkeypatch) -> None:  # noqa: F811
     write("a.jsonl", DOCUMENTS)
-    night(with_key(nights, "nightly", delta=False))
+    night(with_keys(nights, nightly={"delta": False}))
     assert not Path(nights.output.path, "_delta_log").exists()
     assert (night(nights).nothing_new, shown(nights)) == (True, DOCUMENTS)
     # A raypd whose table has another column: beside objects that stay, then in place of all.

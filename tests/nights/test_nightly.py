@@ -75,10 +75,6 @@ def run(config, tmp_path):
     return make
 
 
-def with_key(config: RunConfig, section: str, **keys) -> RunConfig:
-    return config.model_copy(update={section: getattr(config, section).model_copy(update=keys)})
-
-
 @pytest.fixture
 def write(tmp_path):
     """Writes documents into a file of the folder `in`."""
@@ -188,7 +184,7 @@ def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_g
 def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) -> None:
     write("1.jsonl", {"x": "1", "y": "1"})
     write("2.jsonl", {"z": "2"})
-    drop, keep = run(), with_key(run(), "nightly", removed="keep")
+    drop, keep = run(), with_keys(run(), nightly={"removed": "keep"})
     night(keep)
     (tmp_path / "in/1.jsonl").unlink()
     write("3.jsonl", {"y": "3"})
@@ -207,7 +203,7 @@ def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) ->
 
 def test_a_hash_column_says_what_has_changed_and_a_place_stands_for_an_id(write, run) -> None:
     write("a.jsonl", {"x": "1", "y": "1"}, etag="e1")
-    config = with_key(run(), "nightly", hash_column="etag")
+    config = with_keys(run(), nightly={"hash_column": "etag"})
     night(config)
     for etag, changed in (("e1", 0), ("e2", 2)):
         write("a.jsonl", {"x": "2", "y": "2"}, etag=etag)
@@ -245,7 +241,7 @@ def test_added_attributes_alone_are_extracted_and_joined(write, run) -> None:
 def test_any_other_change_asks_for_full_and_a_folder_of_an_ordinary_run_is_refused(write, run) -> None:
     write("a.jsonl", {"x": "1"})
     night(run())
-    config = with_key(run(), "decoding", max_value_tokens=3)
+    config = with_keys(run(), decoding={"max_value_tokens": 3})
     with pytest.raises(ConfigError, match=r"decoding.max_value_tokens.*--full"):
         night(config)
     assert (night(config, full=True).extracted, night(config).nothing_new) == (1, True)
@@ -404,7 +400,7 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
     for _ in range(2):  # it is not passed over because nothing else is new
         with pytest.raises(RunError, match=words + "nothing new since the night"):
             night(config)
-    skip = with_key(config, "input", on_damaged="skip")
+    skip = with_keys(config, input={"on_damaged": "skip"})
     made = night(skip)
     assert (made.nothing_new, made.damaged.units, "b.parquet: cannot be read" in made.describe()) == (True, 1, True)
     assert verify_table(config.output.path, skip).passed

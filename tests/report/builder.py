@@ -76,12 +76,10 @@ def value(name: str, shown: str | None, confidence: float = 0.5, status: str = "
 
 
 def _value(name: str, draw: random.Random) -> dict[str, Any]:
-    found = value(name, draw.choice(WORDS), draw.betavariate(6, 1.2))
+    found, null = value(name, draw.choice(WORDS), draw.betavariate(6, 1.2)), {"value": None, "status": "null"}
     if draw.random() < 0.2:
-        found |= {"value": None, "status": "null"}
-    elif draw.random() < 0.02:
-        found |= {"value": None, "status": "invalid", "raw": "12 to"}
-    return found
+        return found | null
+    return found | null | {"status": "invalid", "raw": "12 to"} if draw.random() < 0.02 else found
 
 
 def build(root: Path, plan: Plan) -> Path:
@@ -93,7 +91,13 @@ def build(root: Path, plan: Plan) -> Path:
         unit.committed_at += shift
         table = pa.Table.from_pylist(rows, writer.output_schema(EXTRACTION))
         storage.put(writer.unit_path(str(root), unit.unit), writer._encoded(table, unit))
-    write(f"{root}/run.json", RunRecord(FINGERPRINT, _config(plan), "2026-09-21T11:11:00+00:00", VERSIONS))
+    task = {"kind": "extraction", "categories": {c: {"attributes": a} for c, a in plan.categories.items()}}
+    config = {"input": {"path": "s3://corpus/products/*.parquet", "id_column": "id"}, "task": task,
+              "output": {"path": "s3://corpus/runs/products"}, "model": {"name": plan.model, "dtype": "auto"},
+              "decoding": {"method": "hyper_parallel", "max_value_tokens": 30},
+              "engine": {"max_num_batched_tokens": 2048, "cache_tokens": None},
+              "cluster": {"max_workers": plan.workers, "unit_documents": plan.documents}, **plan.config}  # fmt: skip
+    write(f"{root}/run.json", RunRecord(FINGERPRINT, config, "2026-09-21T11:11:00+00:00", VERSIONS))
     for number in range(plan.sessions):
         id = f"20260921T1111{number:02d}-a1b2c{number}"
         own = [(unit, rows) for unit, rows in done if unit.session == id]
@@ -116,16 +120,6 @@ def edit_bill(root: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         tree = json.loads(file.read_text())
         change(tree)
         file.write_text(json.dumps(tree))
-
-
-def _config(plan: Plan) -> dict[str, Any]:
-    return {"input": {"path": "s3://corpus/products/*.parquet", "id_column": "id"},
-            "output": {"path": "s3://corpus/runs/products"},
-            "task": {"kind": "extraction", "categories": {c: {"attributes": a} for c, a in plan.categories.items()}},
-            "model": {"name": plan.model, "dtype": "auto"},
-            "decoding": {"method": "hyper_parallel", "max_value_tokens": 30},
-            "engine": {"max_num_batched_tokens": 2048, "cache_tokens": None},
-            "cluster": {"max_workers": plan.workers, "unit_documents": plan.documents}, **plan.config}  # fmt: skip
 
 
 def _schedule(plan: Plan, draw: random.Random) -> list[_Done]:

@@ -15,7 +15,6 @@ import ray
 
 from raypd import storage
 from raypd.cluster import driver
-from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError
 from tests import s3
@@ -30,7 +29,7 @@ from tests.runs import run_process, with_keys
 def make(config, bucket: str):
     """Makes configurations over `fill`'s input: make(endpoint, units_in_flight=1, partition={...})."""
 
-    def made(endpoint: str, partition: dict[str, str] | None = None, **keys) -> RunConfig:
+    def made(endpoint: str, partition: dict[str, str] | None = None, **keys):
         run = config(f"{bucket}/in/*/*", f"{bucket}/runs/one", {"endpoint_url": endpoint, "read_timeout": 5}, **keys)
         return with_keys(run, output={"partition": partition or {}})
 
