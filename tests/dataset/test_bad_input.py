@@ -32,17 +32,15 @@ def ids(run) -> Counter[str]:
 LINES = b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, os.urandom(60).hex().encode()) for i in range(400))
 WHOLE = parquet({"id": ["p"] * 50, "title": [os.urandom(30).hex() for _ in range(50)]})
 NO_TITLE = "no column 'title' (input.text_columns"
-DAMAGED = {
-    "m.jsonl.gz": (gzip.compress(LINES)[:-500], "cannot be read as gz after line "),
-    "m.ndjson.gz": (b"\x1f\x8b\x08\x00", "cannot be read as gz after line 0"),
-    "mm.jsonl.gz": (LINES, "cannot be read as gz after line 0: Not a gzipped file"),
-    "m.jsonl.zst": (zstandard.compress(LINES)[:-9], "cannot be read as zst after line "),
-    "mm.jsonl.zst": (LINES, "cannot be read as zst after line 0"),
-    "m.parquet": (WHOLE[:-4], "cannot be read as Parquet: "), "mm.parquet": (b"", "cannot be read as Parquet: "),
-    "footer.parquet": (WHOLE[:-60] + b"\xff" * 52 + WHOLE[-8:], "cannot be read as Parquet: "),
-    "schema.parquet": (parquet({"id": ["q"], "name": ["x"]}), NO_TITLE),
-    "keys.jsonl": (b'{"id": 1, "headline": "x"}\n' * 3, NO_TITLE),
-}  # fmt: skip
+DAMAGED = {"m.jsonl.gz": (gzip.compress(LINES)[:-500], "cannot be read as gz after line "),
+           "m.ndjson.gz": (b"\x1f\x8b\x08\x00", "cannot be read as gz after line 0"),
+           "mm.jsonl.gz": (LINES, "cannot be read as gz after line 0: Not a gzipped file"),
+           "m.jsonl.zst": (zstandard.compress(LINES)[:-9], "cannot be read as zst after line "),
+           "mm.jsonl.zst": (LINES, "cannot be read as zst after line 0"),
+           "m.parquet": (WHOLE[:-4], "cannot be read as Parquet: "), "mm.parquet": (b"", "cannot be read as Parquet: "),
+           "footer.parquet": (WHOLE[:-60] + b"\xff" * 52 + WHOLE[-8:], "cannot be read as Parquet: "),
+           "schema.parquet": (parquet({"id": ["q"], "name": ["x"]}), NO_TITLE),
+           "keys.jsonl": (b'{"id": 1, "headline": "x"}\n' * 3, NO_TITLE)}  # fmt: skip
 
 
 @pytest.fixture

@@ -82,10 +82,8 @@ def test_rayjob_grows_from_nothing_and_spot_first_and_nodes_know_their_market_ty
         environment = {e["name"]: e["value"] for e in template["spec"]["containers"][0].get("env", [])}
         node = template["spec"].get("nodeSelector", {}).get("karpenter.sh/capacity-type")
         markets[name] = environment.get("RAY_NODE_MARKET_TYPE"), node
-    assert markets == {
-        "submitter": (None, None), "head": ("on-demand", None), "gpu-spot": ("spot", "spot"),
-        "gpu-on-demand": ("on-demand", "on-demand"),
-    }  # fmt: skip
+    assert markets == {"submitter": (None, None), "head": ("on-demand", None), "gpu-spot": ("spot", "spot"),
+                       "gpu-on-demand": ("on-demand", "on-demand")}  # fmt: skip
 
 
 def sourced(endpoint):

@@ -65,13 +65,11 @@ def hadolint(file):
 
 
 # KubeRay's keys above the pods that rayjob.yaml uses: its resource definitions are not in any Python package.
-KEYS = {
-    "apiVersion", "kind", "metadata", "name", "namespace", "spec", "entrypoint", "jobId", "backoffLimit",
-    "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "submitterPodTemplate",
-    "rayClusterSpec", "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "version", "idleTimeoutSeconds",
-    "resources", "headGroupSpec", "rayStartParams", "template", "workerGroupSpecs", "groupName", "replicas",
-    "minReplicas", "maxReplicas", "priority",
-}  # fmt: skip
+KEYS = {"apiVersion", "kind", "metadata", "name", "namespace", "spec", "entrypoint", "jobId", "backoffLimit",
+        "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "submitterPodTemplate",
+        "rayClusterSpec", "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "version", "idleTimeoutSeconds",
+        "resources", "headGroupSpec", "rayStartParams", "template", "workerGroupSpecs", "groupName", "replicas",
+        "minReplicas", "maxReplicas", "priority"}  # fmt: skip
 FREE = {"submitterPodTemplate", "template", "resources", "rayStartParams"}  # Kubernetes' own, and Ray's options
 
 

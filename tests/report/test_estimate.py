@@ -43,12 +43,10 @@ def put(
     """Puts an estimate into a run's folder, as `raypd estimate` writes it; other keys replace those of the file."""
 
     fed = {"prefill_tokens": spread(310, 1.03), "shared_tokens": exact(400)}
-    ours, theirs = (
-        MethodSpeed(of, seconds, f"measured on NVIDIA L40S, 64 documents, {took} s", "L40S", "NVIDIA L40S",
-                    {**fed, "decode_tokens": spread(decoded, 1.05)})
-        for of, seconds, took, decoded in ((method, spread(1.3, 1.062), 83, 24.3),
-                                           ("autoregressive", exact(6.5), 9, 131))
-    )  # fmt: skip
+    ours, theirs = (MethodSpeed(of, seconds, f"measured on NVIDIA L40S, 64 documents, {took} s", "L40S", "NVIDIA L40S",
+                                {**fed, "decode_tokens": spread(decoded, 1.05)})
+                    for of, seconds, took, decoded in ((method, spread(1.3, 1.062), 83, 24.3),
+                                                       ("autoregressive", exact(6.5), 9, 131)))  # fmt: skip
     options = EstimateOptions(instances=list(instances), head="none", nodes=8)
     found = assemble(None, options, exact(documents), [ours], [theirs], Overhead(48.0), [])
     about = {"fingerprint": "0123456789ab", "model": "Qwen/Qwen3-1.7B", "task": "extraction"}

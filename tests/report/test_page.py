@@ -56,11 +56,9 @@ def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make):
     run = make(units=1, documents=1)
     values = [("5", "ok", None), ("long te", "truncated", None), (None, "truncated", "12"), (None, "null", None)]
     values += [(None, "ambiguous", "7/8"), (None, "ambiguous", "<5"), (None, "invalid", "five"), ("6", "ok", None)]
-    rows = [
-        {"id": str(n), "source": "x.jsonl", "row": 2_000_054 + n, "status": "ok", "category": "shoes",
-         "values": [value("Size", shown, 0.5, status, raw)]}
-        for n, (shown, status, raw) in enumerate(values)
-    ]  # fmt: skip
+    rows = [{"id": str(n), "source": "x.jsonl", "row": 2_000_054 + n, "status": "ok", "category": "shoes",
+             "values": [value("Size", shown, 0.5, status, raw)]}
+            for n, (shown, status, raw) in enumerate(values)]  # fmt: skip
     run.sample = sample.AnswerSample(documents=[sample.document_of([row]) for row in rows])
     for row in rows:
         run.sample.add(row)

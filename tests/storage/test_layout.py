@@ -21,11 +21,9 @@ from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
 from tests import s3
 
-FULL = {
-    "extraction": {"category": "c", "values": [{"name": "Color", "value": "red"}], "truncated": False},
-    "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
-    "generation": {"sample": 0, "text": "words", "warnings": ["none"]},
-}
+FULL = {"extraction": {"category": "c", "values": [{"name": "Color", "value": "red"}], "truncated": False},
+        "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
+        "generation": {"sample": 0, "text": "words", "warnings": ["none"]}}  # fmt: skip
 SCHEMAS = {kind: shape.schema for kind, shape in columns.SHAPES.items()}
 
 

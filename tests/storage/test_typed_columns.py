@@ -26,10 +26,8 @@ SHOES = [{"name": "Brand"}, {"name": "Size", "type": "number"}, {"name": "Count"
          {"name": "maker.country", "path": ["maker", "country"]},
          {"name": "maker.days", "path": ["maker", "days"], "type": "date", "many": True}]  # fmt: skip
 TEA = [{"name": "Kind"}, {"name": "Brand"}]
-FOUND = {
-    "Brand": "Acme", "Size": 7, "Count": 2**62, "Lit": False, "Since": "2024-02-29", "Opens": "18:30:00",
-    "Colors": ["red", "blue"], "maker.country": None, "maker.days": ["2024-01-31"],
-}  # fmt: skip
+FOUND = {"Brand": "Acme", "Size": 7, "Count": 2**62, "Lit": False, "Since": "2024-02-29", "Opens": "18:30:00",
+         "Colors": ["red", "blue"], "maker.country": None, "maker.days": ["2024-01-31"]}  # fmt: skip
 SPAN, NO_SPAN = {"span": {"begin": 3, "end": 7}, "span_exact": True}, {"span": None, "span_exact": None}
 
 
@@ -70,10 +68,8 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
         'STRUCT(country VARCHAR, "days" DATE[])', "VARCHAR",
     ]  # fmt: skip
     day, maker = datetime.date(2024, 2, 29), {"country": None, "days": [datetime.date(2024, 1, 31)]}
-    assert relation.fetchall() == [
-        ("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"], maker, None),
-        ("B", *(None,) * 7, "green"), (None,) * 9,
-    ]  # fmt: skip
+    assert relation.fetchall() == [("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"], maker, None),
+                                   ("B", *(None,) * 7, "green"), (None,) * 9]  # fmt: skip
     query = f"SELECT Brand__confidence, Brand__span.begin, maker__status.country {rows}"
     assert duckdb.sql(query).fetchall()[0] == (0.5, 3, "null")
     schema = ds.dataset(tmp_path / "units").schema

@@ -90,10 +90,8 @@ def test_a_toy_task_touches_tasks_and_its_section_alone(tmp_path: Path) -> None:
     (tmp_path / "toy.yaml").write_text(json.dumps(tree))
     (tmp_path / "toy.py").write_text(SCRIPT)
     path = os.pathsep.join([str(tmp_path), str(ROOT.parent)])
-    done = subprocess.run(
-        [sys.executable, "-P", "toy.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-P", "toy.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
+                          capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     faked, decoded = (list(map(json.loads, lines)) for lines in zip(*[iter(done.stdout.splitlines())] * 2, strict=True))
     assert faked == [["a", ["fake", "fake", "ok"]], ["b", ["fake", "fake", "ok"]]]
