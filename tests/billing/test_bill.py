@@ -40,8 +40,7 @@ OPEN = {"prefill": 600.0, "decode": 1200.0, "open": {"u": (200.0, 400.0)}}  # 10
     (node(), [worker(heard=1800.0, **OPEN)], {"prefill": 0.111111, "decode": 0.222222, "lost": 0.166667, "idle": 0.5}),
     (node(), [worker(heard=HOUR - 5, **OPEN)], {"prefill": 0.166667, "decode": 0.333333, "idle": 0.5}),
     # A worker that reports more than it lived is cut.
-    (node(usd=2.0, ended=1800.0), [worker(prefill=900, decode=2700)], {"prefill": 0.25, "decode": 0.75}),
-])  # fmt: skip
+    (node(usd=2.0, ended=1800.0), [worker(prefill=900, decode=2700)], {"prefill": 0.25, "decode": 0.75})])  # fmt: skip
 def test_an_hour_by_hand(node: NodeTime, workers: list[WorkerTime], expected: dict[str, float]) -> None:
     bill = make([node], workers, 0.0, HOUR)
     assert {name: billing.usd(value) for name, value in bill.parts.items() if value} == expected

@@ -25,8 +25,7 @@ def driver(monkeypatch, counts: bool = True) -> list[int]:
 
 
 @pytest.mark.parametrize(("shown", "gpus", "joules"), [
-    ("0,1", 2, 11.0), ("1", 1, 8.0), ("GPU-b", 1, 8.0), ("1", 0.5, 4.0)
-])  # fmt: skip
+    ("0,1", 2, 11.0), ("1", 1, 8.0), ("GPU-b", 1, 8.0), ("1", 0.5, 4.0)])  # fmt: skip
 def test_the_counter_of_the_gpus_that_a_worker_sees(monkeypatch, shown, gpus, joules) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     counters, meter = driver(monkeypatch), energy.meter(gpus)

@@ -435,8 +435,7 @@ def test_figures_stand_only_for_the_gpu_that_was_profiled(tmp_path) -> None:
     ("NVIDIA L40S", 44.4, "L40S"), ("NVIDIA L4", 22.0, "L4"), ("NVIDIA A10G", 22.1, "A10G"),
     ("NVIDIA A100-SXM4-40GB", 39.4, "A100 40GB"), ("NVIDIA A100-SXM4-80GB", 79.3, "A100 80GB"),
     ("NVIDIA A100 80GB PCIe", 79.3, None), ("NVIDIA H100 80GB HBM3", 79.1, "H100"), ("NVIDIA H200", 139.8, "H200"),
-    ("NVIDIA H100 NVL", 93.0, None), ("NVIDIA L40", 44.4, None),
-])  # fmt: skip
+    ("NVIDIA H100 NVL", 93.0, None), ("NVIDIA L40", 44.4, None)])  # fmt: skip
 def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
     assert machines.instance_gpu(name, memory) == gpu
 

@@ -171,8 +171,7 @@ def with_vllm(speed: float) -> Rule:
 
 
 @pytest.mark.parametrize(("speed", "installed", "kind"), [
-    (9.0, True, "vllm"), (0.1, True, "raypd"), (9.0, False, "raypd")
-])  # fmt: skip
+    (9.0, True, "vllm"), (0.1, True, "raypd"), (9.0, False, "raypd")])  # fmt: skip
 def test_vllm_is_weighed_where_it_is_installed(speed: float, installed: bool, kind: str) -> None:
     search, best = searched(with_vllm(speed), vllm=installed)
     order = [trial.changes for trial in search.trials]
@@ -225,8 +224,7 @@ SPECULATIVE = {"method": "speculative", "draft_model": "x"}
 @pytest.mark.parametrize(("task", "decoding", "wanted"), [
     (EXTRACTION, SPECULATIVE, {"decoding.draft_tokens": 5}),
     ({"kind": "generation"}, SPECULATIVE, {"decoding.draft_tokens": 5}),
-    ({"kind": "question_answering"}, {}, {"decoding.contexts_per_prompt": 32}),
-])  # fmt: skip
+    ({"kind": "question_answering"}, {}, {"decoding.contexts_per_prompt": 32})])  # fmt: skip
 def test_other_methods_and_tasks_have_their_own_settings(task, decoding, wanted) -> None:
     def rule(s: dict[str, Any]) -> tuple[float, float]:
         own = 3 - abs(s["draft_tokens"] - 5) / 10 if decoding else 2.0 + s["contexts_per_prompt"] / 10
@@ -404,8 +402,7 @@ def test_a_limit_of_money_or_time_ends_the_search(command) -> None:
 
 
 @pytest.mark.parametrize(("given", "little", "seen", "named"), [
-    ("minutes", 0.1, 1.0, "11"), ("minutes", 0.1, 0.0, "12"), ("budget_usd", 0.001, 1.0, "0.65")
-])  # fmt: skip
+    ("minutes", 0.1, 1.0, "11"), ("minutes", 0.1, 0.0, "12"), ("budget_usd", 0.001, 1.0, "0.65")])  # fmt: skip
 def test_a_search_without_time_says_what_would_suffice(command, given: str, little: float, seen: float, named) -> None:
     """Three times 216 s of which all but 16 are loading; and the same command with that measures the configuration."""
 

@@ -214,8 +214,7 @@ CRON, SERVICE = "kuberay/nightly-cronjob.yaml", "schedule/raypd-nightly.service"
     (BOARD, grafana, '"fieldConfig"', '"fieldConfiguration"', "fieldConfiguration"),
     (BOARD, promql, "sum(", "sum((", "sum(("),
     (BOARD, promql, "ray_node_gpus_utilization", "ray_node_gpu_use", "no metric ray_node_gpu_use"),
-    (BOARD, places, '"x": 12', '"x": 11', "two at one place"),
-])  # fmt: skip
+    (BOARD, places, '"x": 12', '"x": 11', "two at one place")])  # fmt: skip
 def test_it_is_accepted_and_with_a_mistake_refused(file, validator, right, wrong, words):
     assert [problem for problem in validator(text(file)) if problem] == []
     assert text(file).replace(right, wrong) != text(file)

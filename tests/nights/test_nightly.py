@@ -290,8 +290,7 @@ def test_a_night_that_is_cut_off_goes_on_where_it_was(write, run, in_process, la
 
 @pytest.mark.parametrize(("owner", "step"), [
     (nightly.table, "compose"), (nightly.changes, "write_index"), (nightly.NightRun, "_replace_state"),
-    (nightly.NightRun, "_repair_list"),
-])  # fmt: skip
+    (nightly.NightRun, "_repair_list")])  # fmt: skip
 def test_a_crash_while_the_table_is_made_loses_nothing(write, run, monkeypatch, owner, step) -> None:
     write("a.jsonl", DOCUMENTS)
     config = run()

@@ -124,8 +124,7 @@ def test_a_run_that_goes_on_or_has_other_documents_is_compared_by_the_document(t
 @pytest.mark.parametrize(("keys", "plan", "said"), [
     ({"fingerprint": "ba9876543210"}, {}, "made for another configuration"),
     ({"instances": ("g6e.48xlarge",)}, {}, "no figure for the machines that the run had"),
-    ({}, {"ledger": False}, "no bill yet"), ({}, {"usd_per_hour": 0.0}, "had no price"),
-])  # fmt: skip
+    ({}, {"ledger": False}, "no bill yet"), ({}, {"usd_per_hour": 0.0}, "had no price")])  # fmt: skip
 def test_what_cannot_be_compared_is_said_and_why(no_charts, tmp_path, keys, plan, said):
     root = build(tmp_path / "run", Plan(**{"units": 6, **plan}))
     put(root, **keys)

@@ -113,8 +113,7 @@ def test_charts_are_well_formed_named_and_without_a_style_of_their_own(make):
     ({"units": 4, "missing": 4, "how": "interrupted"}, ["No document is committed yet."]),
     ({"missing": 3, "how": "interrupted"}, ["This run is not finished", "unfinished: interrupted"]),
     ({"budget_usd": None}, ["no budget was set"]), ({"usd_per_hour": 0.0}, ["no machine of this run has a price"]),
-    ({"model": "fake"}, ["Made-up answers."]),
-])  # fmt: skip
+    ({"model": "fake"}, ["Made-up answers."])])  # fmt: skip
 def test_what_is_missing_is_shown(make, no_charts, keys, parts):
     text = shown(make(**{"units": 6, **keys}))
     assert [part for part in parts if part not in text] == []

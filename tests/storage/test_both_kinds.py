@@ -124,8 +124,7 @@ def test_find_folders_globs_keys_and_hidden_names(root: str) -> None:
 
 @pytest.mark.parametrize(("path", "reason"), [
     ("part", "no such .*did you mean .*/folder/parts\\?"), ("*.csv", "matches"), ("nothing/*.csv", "/folder/nothing"),
-    ("only", "only hidden"),
-])  # fmt: skip
+    ("only", "only hidden")])  # fmt: skip
 def test_nothing_found_is_said_with_what_was_meant(root: str, path: str, reason: str) -> None:
     fill(root, "parts/a.jsonl", "only/_b.jsonl")
     with pytest.raises(InputError, match=f"^{root}/{path.replace('*', '[*]')}: .*{reason}"):

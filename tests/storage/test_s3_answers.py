@@ -130,8 +130,7 @@ def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
     ("RequestTimeout", 400, True, "the store answered RequestTimeout"),
     ("InvalidObjectState", 403, False, "the object is archived"),
     ("NotImplemented", 501, False, "the store answered NotImplemented"), ("Odd", 502, True, "the store answered Odd"),
-    ("Odd", 400, False, "the store says: you sent ***"),
-])  # fmt: skip
+    ("Odd", 400, False, "the store says: you sent ***")])  # fmt: skip
 def test_a_refusal_says_what_to_do_and_whether_it_is_about_the_store(store, code, status, of_the_store, words) -> None:
     store.answer = refusal(code, f"you sent {SECRET}", status, **{"x-amz-bucket-region": "eu-west-1"})
     for n, call in enumerate((

@@ -17,8 +17,7 @@ RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
 
 
 @pytest.mark.parametrize("key", [
-    "access_key", "aws_secret_access_key", "secret", "session_token", "password", "credentials"
-])  # fmt: skip
+    "access_key", "aws_secret_access_key", "secret", "session_token", "password", "credentials"])  # fmt: skip
 def test_credentials_are_refused_by_name_and_not_repeated(tmp_path: Path, key: str) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"storage:\n  region: eu-west-1\n  {key}: {SECRET}\n")
@@ -38,8 +37,7 @@ def test_credentials_are_refused_by_name_and_not_repeated(tmp_path: Path, key: s
     ("storage.endpoint_url", f"http://me:{SECRET}@host:9000", "a URI must hold no credentials"),
     ("storage.endpoint_url", "host:9000", "write http://host:port"), ("storage.sse", "kms", "aws:kms"),
     ("storage.kms_key_id", "k", "needs sse aws:kms"), ("storage.endpoint", "x", "did you mean 'endpoint_url'"),
-    ("storage.max_attempts", 0, "greater than or equal to 1"),
-])  # fmt: skip
+    ("storage.max_attempts", 0, "greater than or equal to 1")])  # fmt: skip
 def test_wrong_settings_are_explained_and_no_secret_repeated(key: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         make_config(RUN, [f"{key}={value}"])

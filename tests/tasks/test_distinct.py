@@ -97,7 +97,6 @@ def test_a_request_that_fails_fails_for_all() -> None:
     (EXTRACTION, True), ({**EXTRACTION, "decoding": {"method": "guided"}}, True),
     ({**EXTRACTION, "decoding": {"sampling": {"temperature": 0.5}}}, False),
     ({**EXTRACTION, "decoding": {"method": "hyper_parallel", "isolate": "none", "stacked_documents": 4}}, False),
-    ({"task": {"kind": "generation"}}, True), ({"task": {"kind": "generation", "openai": True}}, False),
-])  # fmt: skip
+    ({"task": {"kind": "generation"}}, True), ({"task": {"kind": "generation", "openai": True}}, False)])  # fmt: skip
 def test_only_where_an_answer_is_the_documents_alone(tree, same: bool) -> None:
     assert gives_the_same(configured(**tree)) == same

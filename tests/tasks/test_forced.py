@@ -106,8 +106,7 @@ MAY_END = Grammar(automaton_of(Attribute(name="a", type="pattern", pattern="da(d
     (CHOICE, ['"', "d", "abc"], 20, []), (CHOICE, ['"', "b"], 20, []),
     # It leaves room for the rest, and a value that may end is not forced on.
     (DADB, [], 4, ["d", "a", "d"]), (DADB, [], 3, []),
-    (MAY_END, ['"'], 20, ["d", "a"]), (MAY_END, ['"', "d", "a"], 20, []),
-])  # fmt: skip
+    (MAY_END, ['"'], 20, ["d", "a"]), (MAY_END, ['"', "d", "a"], 20, [])])  # fmt: skip
 def test_what_is_forced(grammar: Grammar, said: list[str], left: int, forced: list[str]) -> None:
     state = 0
     for text in said:

@@ -59,8 +59,7 @@ def test_strings_are_turns_answered_one_by_one():
 
 @pytest.mark.parametrize(("text", "stop", "kept"), [
     ("one END two", ["END"], "one "), ("one\n\ntwo", ["\n\n"], "one"), ("größe é", ["ß"], "grö"),
-    ("abc", ["x"], "abc"), ("a1b2", ["2", "1"], "a"),
-])  # fmt: skip
+    ("abc", ["x"], "abc"), ("a1b2", ["2", "1"], "a")])  # fmt: skip
 def test_stop_strings_end_and_cut(text, stop, kept):
     answer, stops = say(text), StopStrings(token_bytes(tiny_tokenizer()), frozenset([2]), stop)
     seen = next((n for n in range(1, len(answer.tokens) + 1) if stops(answer.tokens[:n])), None)
@@ -84,8 +83,7 @@ def test_samples_differ_and_are_repeatable():
 @pytest.mark.parametrize(("prompt", "words"), [
     (None, "expected text"), ("  ", "empty"), ([], "expected text"), (["a", " "], "empty"), (7, "expected text"),
     ([{"role": "robot", "content": "x"}], "needs `role`"), ([{"role": "user"}], "needs `role`"),
-    ([{"role": "assistant", "content": "x"}], "last turn"), ("x" * 5000, "too long"),
-])  # fmt: skip
+    ([{"role": "assistant", "content": "x"}], "last turn"), ("x" * 5000, "too long")])  # fmt: skip
 def test_a_bad_prompt_is_an_error_record(prompt, words):
     item = one(make(), prompt)
     assert isinstance(item, Record)

@@ -40,8 +40,7 @@ NBSP, THIN, NARROW = "\u00a0", "\u2009", "\u202f"
     ("40-inch", 40), ("12 km/h", 12), ("5 m²", 5), ("12 V DC", 12), ("$1,299.00", 1299.0), ("€ 5", 5), ("5 €", 5),
     ("~20 l", 20), ("ca. 340 g", 340),
     # other scripts
-    ("١٢٣", 123), ("\uff11\uff12", 12),
-])  # fmt: skip
+    ("١٢٣", 123), ("\uff11\uff12", 12)])  # fmt: skip
 def test_a_number_is_read_whole(text, value):
     for written in (json.dumps(text), f" {json.dumps(text, ensure_ascii=False)},\n"):
         checked = check(NUMBER, written)
@@ -56,8 +55,7 @@ def test_a_number_is_read_whole(text, value):
     "7/8", "1 1/2", "½", "1½", "1-2", "1\u20132", "10 to 12", "±5", "<5", "≥ 5", "5+", "up to 5", "5 x 3", "2x",
     "5'10\"", '12" x 15"', "10 W / 12 W", "40 h, 20 h", "12, 15", "10:30", "- 5", "--5", "2024-01-05", "12.05.2024",
     "1.2.3", "1,000,5", "1,0,0", "1234,567", "0 123", "1 00", "1_000", "5-", "10²", "5e", "5 million", "5 Mio.",
-    "5k", "5M", "5万", "2 dozen", "1 and a half", "1st", "USD 5", "Pack of 4", "40 " + "h" * UNIT_BYTES,
-])  # fmt: skip
+    "5k", "5M", "5万", "2 dozen", "1 and a half", "1st", "USD 5", "Pack of 4", "40 " + "h" * UNIT_BYTES])  # fmt: skip
 def test_what_is_not_surely_one_number_is_flagged(text):
     checked = check(NUMBER, json.dumps(text, ensure_ascii=False))
     assert ((checked.status, checked.value), json.loads(checked.raw)) == (("ambiguous", None), text)
@@ -68,8 +66,7 @@ def test_what_is_not_surely_one_number_is_flagged(text):
 
 
 @pytest.mark.parametrize("text", [
-    "five", '"five"', "true", "NaN", "Infinity", "1" + "0" * 400, "1e999", "1e-999", "[5]"
-])  # fmt: skip
+    "five", '"five"', "true", "NaN", "Infinity", "1" + "0" * 400, "1e999", "1e-999", "[5]"])  # fmt: skip
 def test_what_is_no_number_at_all_is_invalid(text):
     assert (check(NUMBER, text).status, check(NUMBER, text).value) == ("invalid", None)
 
@@ -111,8 +108,7 @@ def test_what_a_model_copies_can_be_written_whole(text, vocabulary):
     (["1", ",", " "], True), (["1", ",\n"], True), (["1", ',"'], True), (["1", ", "], True), (["1", ",0"], False),
     (["1", " in", ","], True), (["1", ""], True), (["1", ",", ""], True),  # "" is an end token
     (["1", " in" * 8], False),  # 24 bytes behind the last digit
-    (["1", " in" * 8, " "], True), (["1", " in" * 8, "0"], False),
-])  # fmt: skip
+    (["1", " in" * 8, " "], True), (["1", " in" * 8, "0"], False)])  # fmt: skip
 def test_where_a_number_ends(texts, done):
     vocabulary = sorted(set(texts) | {"0"})
     grammar, state = Grammar(Number(), Vocabulary(vocabulary)), 0
@@ -139,8 +135,7 @@ def test_before_its_first_digit_a_number_is_held_to_its_beginning():
 @pytest.mark.parametrize(("tokens", "behind", "rest"), [
     (["7", ",\n"], 0, ""), (["7", ",", "\n"], 1, ""), (["1", ",", "0", ",", '"'], 1, ""), (["7,", '"'], 1, "7"),
     (["7", " in", ","], 0, ""), (["7", "/", "8"], 0, "8"), (["7", ""], 0, ""), (["n"], 0, "null"),
-    ([" ", "n"], 0, "null"), (["7", " in"], 0, " in"), ([" 7", ".", "25", "\n"], 0, ""),
-])  # fmt: skip
+    ([" ", "n"], 0, "null"), (["7", " in"], 0, " in"), ([" 7", ".", "25", "\n"], 0, "")])  # fmt: skip
 def test_what_is_left_of_a_number_for_the_text_behind_it(tokens, behind, rest):
     vocabulary = sorted(set(tokens))
     grammar, ids = Grammar(Number(), Vocabulary(vocabulary)), [vocabulary.index(token) for token in tokens]
@@ -230,8 +225,7 @@ def test_a_model_that_copies_is_let_and_read(method, text, status, value):
     ('"Size": 12', True, "ok", 12),  # an end token stands behind it
     ('"Size": 12', False, "truncated", None), ('"Size": 12,', False, "truncated", None),
     ('"Size": 12, ', False, "truncated", None), ('"Size": 12\n', False, "ok", 12),
-    ('"Size": 1,000}', True, "ok", 1000), ('"Size": "1,000', False, "truncated", None),
-])  # fmt: skip
+    ('"Size": 1,000}', True, "ok", 1000), ('"Size": "1,000', False, "truncated", None)])  # fmt: skip
 def test_an_answer_that_was_cut_cuts_no_number_short(text, stopped, status, value):
     (request,) = make(task={"categories": SIZES}, decoding={"method": "autoregressive"}).plan([document(0)])
     tokens = tiny_tokenizer().encode(text, add_special_tokens=False)

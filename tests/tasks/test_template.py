@@ -31,8 +31,7 @@ def config(template, **keys: object) -> RunConfig:
     ("{% include 'other' %}", r"mine\.j2: .*no loader"), (ENDLESS, r"mine\.j2: it is not rendered within 2 s"),
     ("{{ 10 ** (10 ** 10) }}", r"mine\.j2: it is not rendered within 2 s"),
     ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"), ("{{ products }}", "must hold"),
-    ("{{ nothing }}", "'nothing' is undefined"), ("{% for %}", r"mine.j2:1: not a valid"),
-])  # fmt: skip
+    ("{{ nothing }}", "'nothing' is undefined"), ("{% for %}", r"mine.j2:1: not a valid")])  # fmt: skip
 def test_what_a_template_may_not_do(tmp_path, text: str, words: str) -> None:
     file, mark = tmp_path / "mine.j2", tmp_path / "mark"
     file.write_text("{{ products }}" + text.replace("MARK", str(mark)))

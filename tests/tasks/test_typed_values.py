@@ -153,8 +153,7 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
     ({"many": True, "type": "enum", "values": ["Red"]}, '["red"]', "ok", ["Red"]),
     ({"many": True, "type": "enum", "values": ["Red"]}, '["red", "blue"]', "invalid", None),
     ({"many": True, "max_items": 1}, '["a", "b"]', "invalid", None), ({"many": True}, '"a"', "ok", ["a"]),
-    ({"many": True}, "[]", "ok", []), ({"many": True}, " null", "null", None),
-])  # fmt: skip
+    ({"many": True}, "[]", "ok", []), ({"many": True}, " null", "null", None)])  # fmt: skip
 def test_what_any_model_writes_is_checked_by_its_type(keys: Any, text: str, status: str, value: Any) -> None:
     found = check(Attribute(name="a", **keys), text, closed=status != "truncated")
     assert (found.status, found.value) == (status, value)
@@ -259,7 +258,6 @@ def test_reads_every_object_and_nothing_behind_it(value: dict[str, object], asci
 @pytest.mark.parametrize("text", [
     "[1]", " {}", "{ }", "{,}", '{"a"}', '{"a":}', '{"a":1,}', '{"a":[1,]}', '{"a":01}', '{"a":+1}', '{"a":.5}',
     '{"a":1.}', '{"a":1e}', '{"a":"\\x"}', '{"a":"\n"}', '{"a":nul}', '{"a":[}', '{"a":[1}', '{"a":{]', "{a:1}",
-    '{"a":1  ', '{"a":\\u12',
-])  # fmt: skip
+    '{"a":1  ', '{"a":\\u12'])  # fmt: skip
 def test_reads_nothing_that_is_no_json(text: str) -> None:
     assert state_behind(text) == DEAD

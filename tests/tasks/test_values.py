@@ -24,8 +24,7 @@ ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
     (NUMBER, ' "7.5"', "ok", 7.5), (NUMBER, " true", "invalid", None), (NUMBER, " null", "null", None),
     (BOOLEAN, " false", "ok", False), (BOOLEAN, ' "Yes"', "ok", True), (BOOLEAN, ' "maybe"', "invalid", None),
     (ENUM, ' "RED"', "ok", "red"), (ENUM, ' "red wine"', "ok", "Red wine"), (ENUM, ' "größe"', "ok", "größe"),
-    (ENUM, ' "blue"', "invalid", None),
-])  # fmt: skip
+    (ENUM, ' "blue"', "invalid", None)])  # fmt: skip
 def test_check(attribute, text, status, value):
     checked = check(attribute, text)
     assert (checked.status, checked.value, type(checked.value)) == (status, value, type(value))
@@ -61,8 +60,7 @@ def test_find_value_in_an_autoregressive_answer(text, name, found):
     ('"b": "x", "a": 2, "c": 3', "2, "), ('"b": "x", "a": 1,000, "c": 3', "1,000, "),
     ('"b": "x", "a": 1,000}', -1), ('"a": 1,000,"b": 3,"c": 4', '3,"'), ('"b": 1, "A": "x", "more": 2', '"x",'),
     ('"b_": 1, "A": "x", "more": 2', '"x",'), ('"c": 1, "c++": 2, "d": 3', None),
-    ('"b": 1, "A": "x, y", "more": 2', '"x, y",'), ("\x00", -1),
-])  # fmt: skip
+    ('"b": 1, "A": "x, y", "more": 2', '"x, y",'), ("\x00", -1)])  # fmt: skip
 def test_the_end_of_a_json_object(text, end):
     """`end`: what the answer ends with (the last time it stands there); -1: its last character; None: it goes on."""
     stops, tokens = JsonObjectEnd([chr(i) for i in range(128)], frozenset([0]), ["a", "b"]), [*map(ord, text)]

@@ -178,8 +178,7 @@ def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, 
 
 @pytest.mark.parametrize(("decoding", "words"), [
     ({"method": "medusa"}, "needs decoding.heads"), ({"method": "speculative"}, "needs decoding.draft_model"),
-    ({"method": "hyper_parallel"}, "does not do generation"),
-])  # fmt: skip
+    ({"method": "hyper_parallel"}, "does not do generation")])  # fmt: skip
 def test_what_a_method_needs_is_said_up_front(decoding, words):
     with pytest.raises((ConfigError, ValueError), match=words):
         make(decoding=decoding)
