@@ -84,8 +84,7 @@ workers = st.builds(WorkerTime, st.just("w"), st.sampled_from("abc"), times, tim
 
 @given(
     st.lists(nodes, max_size=3, unique_by=lambda n: n.node), st.lists(workers, max_size=6), times, times,
-    st.booleans(), st.lists(st.tuples(times, st.integers(1, 5)), max_size=3),
-)  # fmt: skip
+    st.booleans(), st.lists(st.tuples(times, st.integers(1, 5)), max_size=3))  # fmt: skip
 def test_nodes_and_parts_add_up_to_the_last_micro_dollar(nodes, workers, began, until, final, shares) -> None:
     bill = make(nodes, workers, began, until, shares=sorted(shares), final=final)
     assert (sum(bill.nodes.values()), sum(bill.parts.values())) == (bill.total, bill.total)

@@ -145,8 +145,7 @@ def test_of_a_history_the_newest_price_of_a_zone_counts(stubbed) -> None:
         {"InstanceType": "g5.xlarge", "AvailabilityZone": zone, "SpotPrice": usd,
          "Timestamp": datetime(2026, 1, day, tzinfo=UTC)}
         for zone, usd, day in (("us-east-1a", "0.9", 1), ("us-east-1a", "0.4", 3), ("us-east-1a", "0.8", 2),
-                               ("us-east-1b", "0.6", 1))
-    ]  # fmt: skip
+                               ("us-east-1b", "0.6", 1))]  # fmt: skip
     for answer in (rows, [])[: -(-len(INSTANCES) // prices_aws._SPOT_PAGE)]:
         stub.add_response("describe_spot_price_history", {"SpotPriceHistory": answer})
     found = prices_aws._spot("us-east-1")

@@ -193,8 +193,7 @@ WRONG = [  # other keys of a line or of its body, the parameter that is named, a
     ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "last turn must be the user's"),
     ({"temperature": 3}, "temperature", "less than or equal to 2"), ({"top_p": 0}, "top_p", "greater than 0"),
     ({"max_tokens": "8"}, "max_tokens", "valid integer"), ({"max_completion_tokens": 4}, "max_tokens", "both set"),
-    ({"messages": []}, "messages", "at least 1 item"),
-]  # fmt: skip
+    ({"messages": []}, "messages", "at least 1 item")]  # fmt: skip
 
 
 def test_what_cannot_be_done_is_said(tmp_path) -> None:

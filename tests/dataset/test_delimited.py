@@ -25,8 +25,7 @@ FIELD = st.text(st.sampled_from('ab,"\t\n\r\u00e9 '), max_size=6)
 @given(
     st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=12), st.sampled_from(["csv", "tsv"]),
     st.sampled_from(["utf-8", "utf-8-sig", "latin-1", "utf-16", "cp500"]), st.sampled_from(["", ".gz", ".zst"]),
-    st.integers(1, 5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
-)  # fmt: skip
+    st.integers(1, 5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))  # fmt: skip
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_a_csv_writer_wrote_is_read_once_and_where_it_stands(
     tmp_path, config, rows, suffix, encoding, compression, size, quoting
@@ -93,8 +92,7 @@ def test_what_is_wrong_with_a_record_is_its_own_error_with_the_line(tmp_path, co
         "a.csv, line 3: 2 fields where the header has 3", "a.csv, line 4: 4 fields where the header has 3",
         "a.csv, line 8: not CSV: ',' expected after '\"'", "a.csv, line 10: no text in title",
         "a.csv, line 9: not UTF-8: invalid start byte at byte 6 of line 9",
-        "a.csv, line 11: not CSV: ',' expected after '\"' (lines 11 to 13 were read as one record)",
-    }  # fmt: skip
+        "a.csv, line 11: not CSV: ',' expected after '\"' (lines 11 to 13 were read as one record)"}  # fmt: skip
     fine = {id: d.fields for id, d in documents.items() if d.error is None}
     assert fine == {"1": {"id": "1", "title": "fine", "note": ""}, "4": {"id": "4", "title": "two\nlines", "note": ""},
                     "11": {"id": "11", "title": '5" wide', "note": '5" tall'}}  # fmt: skip

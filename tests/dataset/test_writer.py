@@ -27,8 +27,7 @@ def test_rows_stand_in_the_order_of_the_input_and_none_is_missing() -> None:
     unit_table = table([Record(row, columns) for row, columns in answers])
     rows = unit_table.to_pylist()
     assert [(r["id"], r["row"], r["status"], r["answer"]) for r in rows] == [
-        ("a", 10, "ok", "A"), ("b", 11, "ok", "B"), ("b", 11, "ok", "B2"), ("c", 12, "error", None)
-    ]  # fmt: skip
+        ("a", 10, "ok", "A"), ("b", 11, "ok", "B"), ("b", 11, "ok", "B2"), ("c", 12, "error", None)]  # fmt: skip
     assert (rows[3]["error"], writer.count_documents(unit_table)) == ("a.jsonl, byte 12: not JSON", (2, 1))
     assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
     assert table([]).schema == unit_table.schema  # errors alone: the same schema

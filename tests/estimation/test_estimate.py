@@ -347,8 +347,7 @@ def test_start_and_end_are_reckoned_as_a_bill_does(tmp_path, monkeypatch) -> Non
     for owner, name, stub in (
         (one_worker, "time", clock), (one_worker.ray_session, "connect", passes(8)), (worker, "_start", passes(4)),
         (one_worker.ray_session, "worker_resources", lambda config: None), (one_worker.ray, "shutdown", passes(2)),
-        (one_worker.ray_private, "node_infos", lambda: nodes),
-    ):  # fmt: skip
+        (one_worker.ray_private, "node_infos", lambda: nodes)):  # fmt: skip
         monkeypatch.setattr(owner, name, stub)
     with worker:
         assert (worker.unpaid_seconds, worker.startup_seconds) == (5, 7)

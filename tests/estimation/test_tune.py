@@ -395,8 +395,7 @@ def test_a_limit_of_money_or_time_ends_the_search(command) -> None:
         (RunError, r"before the configuration itself was measured: one measurement .* goes on", [],
          {"small": True, "before": tick, "sample": 30, "reference": "document", "minutes": 1}),
         (RunError, r"nothing could be measured \(the time or money given was used up\): raise", [],
-         {"fresh": True, "minutes": 0}),
-    ):  # fmt: skip
+         {"fresh": True, "minutes": 0})):  # fmt: skip
         with pytest.raises(error, match=words):
             command(*overrides, **how)
 

@@ -157,8 +157,7 @@ def test_nothing_is_wider_than_it_must_be_and_nobody_deletes_or_changes_who_may_
         if "s3:PutObject" in actions:  # documents are read-only
             assert statement["Resource"] == "arn:aws:s3:::my-results/raypd/*"
     assert {a for a in granted if a.startswith(("iam:", "sts:", "s3:"))} == {
-        "iam:PassRole", "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"
-    }  # fmt: skip
+        "iam:PassRole", "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"}  # fmt: skip
 
 
 def test_no_pod_runs_as_root():

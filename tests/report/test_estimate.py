@@ -78,8 +78,7 @@ def test_what_was_estimated_stands_on_the_page(tmp_path):
         "hyper_parallel: measured on NVIDIA L40S, 64 documents, 83 s.",
         "hyper_parallel on L40S is 5 [4.71-5.31] times as fast as autoregressive decoding.",
         "0.769 [0.724-0.817]", "24.3", "GPU-hours", "8 nodes", "g6e.48xlarge", "1.360 [1.281-1.444]", "6.800",
-        "start-up is as measured here, 48 s", f"22 min 28 s ${whole['usd']['value']:.2f} [$",
-    ):  # fmt: skip
+        "start-up is as measured here, 48 s", f"22 min 28 s ${whole['usd']['value']:.2f} [$"):  # fmt: skip
         assert part in found, part
 
 
@@ -95,8 +94,7 @@ def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machin
     assert (rows["1,000 documents, all costs"], rows["time"][0]) == (rows["the whole bill"], "6 min 13 s")
     for part in (
         f"The bill is ${billed:.2f}: {off[1:]} above the estimate", "outside its 95% interval",
-        "for 4 nodes of g6e.xlarge; the run had 4", "taken to cost $1.86, and was billed at $2.25",
-    ):  # fmt: skip
+        "for 4 nodes of g6e.xlarge; the run had 4", "taken to cost $1.86, and was billed at $2.25"):  # fmt: skip
         assert part in said + note
     # An interval that is not known is not made up.
     for bill in (bill for one in tree["machines"] for bill in one["bills"]):

@@ -65,8 +65,7 @@ OPERATIONS = {
     "plan": plan, "verify": lambda run: verify(run.output.path, run),
     "run": lambda run: driver.run_extract(run, build=fakes.build),
     "load": lambda run: load.load_record(run.output.path, [f"storage.endpoint_url={run.storage.endpoint_url}"]),
-    "stored plan": lambda run: list(stored(run.output.path) or []),
-}  # fmt: skip
+    "stored plan": lambda run: list(stored(run.output.path) or [])}  # fmt: skip
 PLANNING_ENDED = r"/in/\d\d\.\w+: .*; planning ended there.*; the same command resumes$"
 NONE_READABLE = rf"(?s)forbidden: .*none of the {OBJECTS} objects can be read"
 

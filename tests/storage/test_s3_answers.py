@@ -135,8 +135,7 @@ def test_a_refusal_says_what_to_do_and_whether_it_is_about_the_store(store, code
     store.answer = refusal(code, f"you sent {SECRET}", status, **{"x-amz-bucket-region": "eu-west-1"})
     for n, call in enumerate((
         lambda path: list(storage.find(path)), storage.read, lambda path: storage.put_new(path, b""),
-        lambda path: storage.open_file(path, None, 10).read(),
-    )):  # fmt: skip
+        lambda path: storage.open_file(path, None, 10).read())):  # fmt: skip
         kind = storage.StorageError if n else InputError
         with pytest.raises(storage.Unavailable if of_the_store else kind, match=r"^s3://bkt/a: ") as caught:
             call("s3://bkt/a")

@@ -65,8 +65,7 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
     relation = duckdb.sql(f"SELECT {names} {rows} ORDER BY id")
     assert [str(t) for t in relation.types] == [
         "VARCHAR", "DOUBLE", "BIGINT", "BOOLEAN", "DATE", "VARCHAR", "VARCHAR[]",
-        'STRUCT(country VARCHAR, "days" DATE[])', "VARCHAR",
-    ]  # fmt: skip
+        'STRUCT(country VARCHAR, "days" DATE[])', "VARCHAR"]  # fmt: skip
     day, maker = datetime.date(2024, 2, 29), {"country": None, "days": [datetime.date(2024, 1, 31)]}
     assert relation.fetchall() == [("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"], maker, None),
                                    ("B", *(None,) * 7, "green"), (None,) * 9]  # fmt: skip

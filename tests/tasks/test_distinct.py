@@ -51,8 +51,7 @@ CASES = {
     "conversations": (
         2, configured(task={"kind": "generation"}),
         documents(*({"prompt": prompt} for prompt in (["Hello", "Again"], "Hello", ["Hello", "Again"]))),
-    ),
-}  # fmt: skip
+    )}  # fmt: skip
 
 
 class Counting:

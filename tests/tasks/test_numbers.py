@@ -151,11 +151,9 @@ def carries(text: str, number: float) -> bool:
 
 
 # what texts are drawn of: pieces that make numbers, near numbers, units and ends
-# fmt: off
 PIECES = [*"0123456789", "000", "25", ",", ",", ".", " ", "/", "-", "'", '"', "\\", "<", "~", "e", "E", "x", "k", "½",
           "²", "%", "€", "$", "\u2212", "\u2013", NBSP, NARROW, " in", " kg", " million", "万", "\u0661", "}", "\n",
-          ", ", "null", "(", ":"]
-# fmt: on
+          ", ", "null", "(", ":"]  # fmt: skip
 
 
 @settings(max_examples=1500, deadline=None)

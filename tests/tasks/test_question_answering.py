@@ -120,8 +120,7 @@ def test_one_record_a_question_in_their_order(method):
     columns = [r.columns for r in records]
     assert [(r.index, c["question_id"], c["question"]) for r, c in zip(records, columns, strict=True)] == [
         (0, "0", "How cold?"), (0, "b", "Which?"), (1, "0", "Who?"), (2, "0", "Why?"), (2, "1", "Where?"),
-        (2, "2", "All?"), (3, "7", "When?"),
-    ]  # fmt: skip
+        (2, "2", "All?"), (3, "7", "When?")]  # fmt: skip
     assert all(r.error is None and 0 < r.columns["confidence"] <= 1 for r in records)
     for number, choices in ((1, ["the sea", "it", "4"]), (2, ["Ann", "Bo"])):
         own = columns[number]
@@ -160,8 +159,7 @@ def test_what_free_answers_become():
         ("Rome\nand", "Rome", "ok"), ("\n \nRome\n", "Rome", "ok"),  # a newline ends it behind its first word
         ("Rome<|im_end|>", "Rome", "ok"), ("0123456789", "01234567", "truncated"), ("nullify\n", "nullify", "ok"),
         ("null\n", None, "null"), ('"null"<|im_end|>', None, "null"), ("Null.\n", None, "null"),
-        ("<|im_end|>", None, "invalid"),
-    ):  # fmt: skip
+        ("<|im_end|>", None, "invalid")):  # fmt: skip
         columns = say(task, text)
         assert (columns["answer"], columns["answer_status"]) == (expected, status)
         assert (columns["question_id"], columns["choice_index"], columns["truncated"]) == ("0", None, False)
@@ -269,8 +267,7 @@ def test_solved_examples_are_shared(tmp_path):
         {"context": " Ann lives in Rome. ", "questions": [
             {"question": "Who lives in Rome?", "answers": ["Ann", "she"]}, {"question": "Why?", "answers": []},
             {"question": "Where?", "choices": ["Bonn", "Rome"], "answer_idx": [1]}]},
-        {"context": "Bo.", "questions": [{"question": "Who?", "answer": "Bo"}]},
-    ]  # fmt: skip
+        {"context": "Bo.", "questions": [{"question": "Who?", "answer": "Bo"}]}]  # fmt: skip
     (tmp_path / "solved.jsonl").write_text("\n".join(map(json.dumps, solved)))
     feed = first_feed(make(few_shot=str(tmp_path / "solved.jsonl")), *RAGGED)
     assert (
