@@ -1,7 +1,5 @@
 """What the book makes of workers' reports, however they come, and of sessions that died."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -35,8 +33,7 @@ def test_a_report_that_comes_twice_or_late_changes_nothing() -> None:
         assert plain.take(own)
     for i in (0, 0, 2, 1, 4, 3, 4):
         rough.take(reports[i])
-    assert plain.bill(110.0) == rough.bill(110.0)
-    assert plain.totals()["documents"] == 5
+    assert (plain.bill(110.0), plain.totals()["documents"]) == (rough.bill(110.0), 5)
     assert not plain.take(reports[0])
 
 
@@ -53,8 +50,7 @@ def test_a_ledger_that_is_killed_loses_nothing_that_was_written_and_doubles_noth
             own = Book(from_json(Bill, json.loads(json.dumps(to_json(file))), "s.json"))
             assert own.bill(101.0) == file
         else:
-            file = own.bill(101.0)
-            written = {w.worker: w.sequence for w in own.workers.values()}
+            file, written = own.bill(101.0), {w.worker: w.sequence for w in own.workers.values()}
         for name, number in written.items():
             assert own.workers[name].sequence >= number
     for worker, sequence in latest.items():  # a worker says all it did with every report
@@ -65,15 +61,13 @@ def test_a_ledger_that_is_killed_loses_nothing_that_was_written_and_doubles_noth
 def test_the_series_keeps_its_ends_and_its_size() -> None:
     own = new()
     for i in range(100, 9000):
-        series = own.bill(float(i)).series
-    assert len(series) <= 2001
-    assert (series[0][0], series[-1][0]) == (100.0, 8999.0)
-    assert [point[0] for point in series] == sorted({point[0] for point in series})
+        at = [point[0] for point in own.bill(float(i)).series]
+    assert len(at) <= 2001
+    assert (at[0], at[-1], at) == (100.0, 8999.0, sorted({*at}))
 
 
 def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
-    own = new()
-    lost = report(1, heard=109.0, documents=4, decode=8.0)
+    own, lost = new(), report(1, heard=109.0, documents=4, decode=8.0)
     lost.open = {"u": (0.0, 8.0)}
     own.take(lost)
     book.write(str(tmp_path), own.bill(110.0))
@@ -93,26 +87,22 @@ def unit(documents: int, seconds: float = 1.0) -> UnitSummary:
     return UnitSummary("u", "f", "s", "x", 0, documents, documents, 0, 1.0, counts=tokens, categories={"a": own})
 
 
-def test_what_was_committed_counts_even_when_its_report_was_lost() -> None:
-    own = new()
-    own.take(report(1, documents=7, decode=3.0))
+def closed(session: str, documents: int, decode: float) -> Bill:
+    own = new(session)
+    own.take(report(1, documents=documents, decode=decode))
     own.close(110.0)
-    bill = own.bill(110.0)
+    return own.bill(110.0)
+
+
+def test_what_was_committed_counts_even_when_its_report_was_lost() -> None:
+    bill = closed("s", 7, 3.0)
     assert book.reconcile(bill, [unit(7), unit(3)])
-    assert bill.totals["documents"] == 10
-    assert bill.categories["a"]["documents"] == 10
+    assert (bill.totals["documents"], bill.categories["a"]["documents"]) == (10, 10)
     assert bill.categories["a"]["usd"] == bill.usd == bill.methods["hyper_parallel"]["usd"]
     assert not book.reconcile(bill, [unit(7), unit(3)])
 
 
 def test_a_run_s_bill_is_its_sessions_together() -> None:
-    bills = []
-    for name, documents in (("s", 4), ("t", 6)):
-        own = new(name)
-        own.take(report(1, documents=documents, decode=9.0))
-        own.close(110.0)
-        bills.append(own.bill(110.0))
-    whole = book.summed(bills)
+    whole = book.summed([closed("s", 4, 9.0), closed("t", 6, 9.0)])
     assert (whole.usd, whole.documents, whole.usd_per_1000_documents) == (0.2, 10, 20.0)
-    assert round(sum(whole.parts.values()), 6) == whole.usd
-    assert book.summed([]) is None
+    assert (round(sum(whole.parts.values()), 6), book.summed([])) == (whole.usd, None)

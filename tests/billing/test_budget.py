@@ -1,11 +1,8 @@
 """A budget is held to the cent over several runs, a deadline asks for the workers it takes or says that it is lost."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,17 +23,15 @@ from tests.runs import with_keys
 
 def test_the_end_of_what_is_in_flight_is_that_of_the_slowest_pace() -> None:
     assert budget.ends(100.0, [(90.0, 10)], []) == 100.0  # nobody knows
-    paces = [2.0, 1.0]
-    assert budget.ends(100.0, [(90.0, 10), (98.0, 4)], paces) == 90.0 + 1.25 * 20
-    assert budget.ends(200.0, [(90.0, 10)], paces) == 200.0  # it takes longer than any before
+    assert budget.ends(100.0, [(90.0, 10), (98.0, 4)], [2.0, 1.0]) == 90.0 + 1.25 * 20
+    assert budget.ends(200.0, [(90.0, 10)], [2.0, 1.0]) == 200.0  # it takes longer than any before
 
 
 def test_the_message_at_the_end_says_how_to_go_on() -> None:
     line = budget.reached(20.0, 19.5, 1500, 5000)
     assert "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents done for $19.50 ($13.00 per 1,000)" in line
     assert "takes about $45.50" in line
-    wanted = float(re.findall(r"cost\.budget_usd=([\d.]+)", line)[0])
-    assert 19.5 + 45.5 < wanted < 80
+    assert 19.5 + 45.5 < float(re.findall(r"cost\.budget_usd=([\d.]+)", line)[0]) < 80
     assert "raise cost.budget_usd" in budget.reached(0.1, 0.09, 0, 5000)
     assert "about 5,000" in budget.reached(20.0, 19.5, 1500, 5000, exact=False)
     assert "0 of 1 document done" in budget.reached(0.1, 0.09, 0, 1)
@@ -60,8 +55,7 @@ def test_workers_for_a_deadline() -> None:
     assert budget.need(10_000, 100.0, 10.0, 50.0, 1, 40)[0] in (19, 20)
     assert budget.need(10_000, 100.0, 10.0, 0.0, 1, 4) == (10, 250.0)
     workers, seconds = budget.need(10_000, 10.0, 10.0, 50.0, 1, 4)
-    assert workers == budget.NEVER
-    assert seconds > 10.0
+    assert (workers, seconds > 10.0) == (budget.NEVER, True)
 
 
 @given(st.integers(1, 10**6), st.floats(1, 1e5), st.floats(0.1, 1e3), st.floats(0, 600), st.integers(0, 50))
@@ -70,22 +64,19 @@ def test_so_many_workers_are_enough_and_few_less_are_not(documents, seconds, rat
     if workers < budget.NEVER:
         assert takes <= (1 + 1e-6) * seconds
         if workers > max(2, running):
-            fewer = int(workers * 0.95) - 1
-            assert budget.need(documents, seconds, rate, startup, running, max(1, fewer))[1] > seconds
+            assert budget.need(documents, seconds, rate, startup, running, max(1, int(workers * 0.95) - 1))[1] > seconds
 
 
 @pytest.fixture
 def session(config, monkeypatch):
     """Accounts whose ledger always says the same, their clock, and the lines that the user gets."""
 
-    def make(*standing: float, **cost: Any) -> tuple[Accounts, SimpleNamespace, list[str]]:
-        clock = SimpleNamespace(now=1000.0)
+    def make(*standing: float, **cost) -> tuple[Accounts, SimpleNamespace, list[str]]:
+        clock, lines = SimpleNamespace(now=1000.0), []
         monkeypatch.setattr(accounts_module.ledger_actor, "start", lambda *_: None)
         monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
         monkeypatch.setattr(Accounts, "_ask", lambda self: None)
-        lines: list[str] = []
-        run = with_keys(config("x.jsonl", max_workers=8), cost=cost)
-        share: Any = SimpleNamespace(cpus=1, gpus=0)
+        run, share = with_keys(config("x.jsonl", max_workers=8), cost=cost), SimpleNamespace(cpus=1, gpus=0)
         own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, lines.append)
         own._standing = Standing(1000.0, *standing, None, kept=True)
         return own, clock, lines
@@ -93,15 +84,14 @@ def session(config, monkeypatch):
     return make
 
 
-def unit(name: str, documents: int = 10) -> Any:
+def unit(name: str, documents: int = 10):
     return SimpleNamespace(id=name, expected=documents)
 
 
 def test_units_are_begun_while_their_end_can_be_paid(session) -> None:
     own, clock, _ = session(5.0, 0.1, 0, 0.0, 0.0, budget_usd=10.0, reserve_seconds=10.0)
-    assert own.admit(unit("a"), 0)
-    assert not own.admit(unit("b"), 1)  # its pace is not known: one a worker
-    assert not own.held
+    # The pace is not known: one a worker.
+    assert (own.admit(unit("a"), 0), own.admit(unit("b"), 1), own.held) == (True, False, False)
     assert own.admit(unit("c"), 0)
     clock.now += 16.0
     assert own.admit(unit("empty"), 0)
@@ -111,9 +101,7 @@ def test_units_are_begun_while_their_end_can_be_paid(session) -> None:
     # 6.60 spent by now, 1.00 in reserve, 2.00 for the unit: 0.40 to spare.
     assert own.admit(unit("d"), 1)
     clock.now += 4.1
-    assert not own.admit(unit("e"), 0)
-    assert own.held
-    assert own.look(2) is None  # what is in flight goes on ...
+    assert (own.admit(unit("e"), 0), own.held, own.look(2)) == (False, True, None)  # what is in flight goes on ...
     clock.now += 20.0
     with pytest.raises(budget.BudgetReached, match="10 of 1,000"):  # ... until only the reserve is left
         own.look(2)
@@ -124,8 +112,7 @@ def test_no_unit_is_begun_before_the_bill_has_a_file(session, monkeypatch) -> No
     own._standing = Standing(1000.0, 0.0, 0.0, 0, 0.0, 0.0, None)
     now = own._began
     monkeypatch.setattr(accounts_module.time, "monotonic", lambda: now)
-    assert not own.admit(unit("a"), 0)
-    assert (own.held, lines) == (False, [])
+    assert (own.admit(unit("a"), 0), own.held, lines) == (False, False, [])
     now += 61
     assert own.admit(unit("a"), 0)  # a bill is not worth a run
     assert "cannot be written" in lines[0]
@@ -136,9 +123,7 @@ def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
     assert own.look(1) is None  # no unit has ended
     own.admit(unit("a"), 0)
     own.ended(unit("a"), 50)
-    assert own.look(1) == 4  # 950 in 270 s
-    assert lines == []
-    assert own.look(1) is None  # not again at once
+    assert (own.look(1), own.look(1), lines) == (4, None, [])  # 950 in 270 s; not again at once
     clock.now += 240
     assert own.look(4) == 8
     (line,) = lines
@@ -171,8 +156,7 @@ def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
         assert f"cost.budget_usd ${cap:.2f} is reached" in err
     assert sessions > 1
     check_rows(run)
-    assert len(trees) == sessions
-    assert sum(tree["totals"]["documents"] for tree in trees) == 400
+    assert (len(trees), sum(tree["totals"]["documents"] for tree in trees)) == (sessions, 400)
     assert "cost:   $" in out
 
 

@@ -1,9 +1,8 @@
 """Energy of the GPUs: NVIDIA's counter, else watts that were given, else nothing."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -12,41 +11,26 @@ from raypd.run.records import Energy
 from tests.billing.test_book import report
 
 
-class NVMLError(Exception):
-    pass
-
-
 def driver(monkeypatch, counts: bool = True) -> list[int]:
     """A driver with two GPUs, whose counters (millijoules) the test moves."""
-    counters = [1000, 5000]
-
-    def total(handle: int) -> int:
-        if not counts:
-            raise NVMLError
-        return counters[handle]
-
-    fake = SimpleNamespace(
-        NVMLError=NVMLError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetHandleByUUID=lambda name: {"GPU-b": 1}[name],
-        nvmlDeviceGetTotalEnergyConsumption=total,
-    )
+    counters, error = [1000, 5000], type("NVMLError", (Exception,), {})
+    fake = SimpleNamespace(NVMLError=error, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
+                           nvmlDeviceGetHandleByIndex=lambda index: index,
+                           nvmlDeviceGetHandleByUUID=lambda name: {"GPU-b": 1}[name],
+                           nvmlDeviceGetTotalEnergyConsumption=counters.__getitem__)  # fmt: skip
+    if not counts:
+        fake.nvmlDeviceGetTotalEnergyConsumption = mock.Mock(side_effect=error)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     return counters
 
 
-@pytest.mark.parametrize(
-    ("shown", "gpus", "joules"), [("0,1", 2, 11.0), ("1", 1, 8.0), ("GPU-b", 1, 8.0), ("1", 0.5, 4.0)]
-)
+@pytest.mark.parametrize(("shown", "gpus", "joules"), [
+    ("0,1", 2, 11.0), ("1", 1, 8.0), ("GPU-b", 1, 8.0), ("1", 0.5, 4.0)])  # fmt: skip
 def test_the_counter_of_the_gpus_that_a_worker_sees(monkeypatch, shown, gpus, joules) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    counters = driver(monkeypatch)
-    meter = energy.meter(gpus)
+    counters, meter = driver(monkeypatch), energy.meter(gpus)
     assert meter() == 0
-    counters[0] += 3000
-    counters[1] += 8000
+    counters[:] = [4000, 13_000]
     assert meter() == joules
 
 

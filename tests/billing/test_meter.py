@@ -1,15 +1,11 @@
 """What a worker measures of its time: spans without gaps, and every second and token on one unit."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from raypd.billing.meter import Meter, coarser, joined
 from raypd.decoding.counts import TokenCounts
-from raypd.run.records import Spans
 
 
 @pytest.fixture
@@ -33,7 +29,7 @@ class Engine:
     def __init__(self, clock: SimpleNamespace, steps: list[tuple[float, int, int]]) -> None:
         self.clock, self.steps, self.sequences = clock, steps, [SimpleNamespace(counts=TokenCounts())]
 
-    def step(self) -> list[Any]:
+    def step(self):
         seconds, prefill, decode = self.steps.pop(0)
         self.clock.now += seconds
         row = self.sequences[0].counts
@@ -50,39 +46,32 @@ def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap(meter: Meter, cl
     meter.step(engine, {"u": 1})  # all of it decoding
     clock.now += 0.01  # a pause that belongs to the steps
     meter.step(engine, {"u": 1})  # nothing was fed: as the one before
-    report = meter.report()
-    assert vars(report.seconds) == pytest.approx(
-        {"startup": 10, "prefill": 3, "decode": 3.01, "idle": 2, "lost": 0}, abs=1e-6
-    )
+    report, expected = meter.report(), {"startup": 10, "prefill": 3, "decode": 3.01, "idle": 2, "lost": 0}
+    assert vars(report.seconds) == pytest.approx(expected, abs=1e-6)
     assert report.open == {"u": pytest.approx((2.25, 0.75 + 2.01)), "v": pytest.approx((0.75, 0.25))}
     assert [(kind, unit) for _, _, kind, unit in report.spans] == [("startup", None), ("idle", None), ("busy", "u")]
-    for (_, end, _, _), (began, _, _, _) in zip(report.spans, report.spans[1:], strict=False):
-        assert end == began
-    assert report.spans[-1][1] == clock.now
+    assert [end for _, end, *_ in report.spans] == [*(began for began, *_ in report.spans[1:]), clock.now]
 
 
 def test_a_step_that_runs_is_reported_as_far_as_it_is(meter: Meter, clock: SimpleNamespace) -> None:
     reports = []
 
     class Slow(Engine):
-        def step(self) -> list[Any]:
+        def step(self):
             clock.now += 3
             reports.append(meter.report())
             return super().step()
 
     meter.step(Slow(clock, [(1.0, 10, 0)]), {"u": 1})
-    assert reports[0].seconds.busy == pytest.approx(3)
-    assert sum(reports[0].open["u"]) == pytest.approx(3)
+    for report, seconds in ((reports[0], 3), (meter.report(), 4)):  # not the three twice
+        assert (report.seconds.busy, sum(report.open["u"])) == pytest.approx((seconds, seconds))
     assert reports[0].spans[-1][2:] == ("busy", "u")
-    assert meter.report().seconds.busy == pytest.approx(4)  # not the three twice
-    assert sum(meter.report().open["u"]) == pytest.approx(4)
 
 
 def test_the_documents_of_one_prompt_share_its_tokens(meter: Meter) -> None:
     meter.tokens("u", ["a", "b", "b"], TokenCounts(7, 0, 1))
     found = meter.end("u").categories
-    assert [found[name]["prefill_tokens"] for name in "ab"] == [2, 5]
-    assert [found[name]["decode_tokens"] for name in "ab"] == [0, 1]
+    assert [(found[name]["prefill_tokens"], found[name]["decode_tokens"]) for name in "ab"] == [(2, 0), (5, 1)]
 
 
 def test_an_attempt_that_is_not_committed_is_lost(meter: Meter, clock: SimpleNamespace) -> None:
@@ -98,23 +87,20 @@ def test_a_unit_s_seconds_go_to_its_categories_by_tokens(meter: Meter, clock: Si
     meter.step(Engine(clock, [(4.0, 100, 100)]), {"u": 3})
     meter.tokens("u", ["a"], TokenCounts(75, 0, 10))
     meter.tokens("u", ["b"], TokenCounts(25, 0, 90))
-    done = meter.end("u")
-    assert done.categories["a"]["seconds"] == pytest.approx(2 * 0.75 + 2 * 0.1)
-    assert done.categories["b"]["seconds"] == pytest.approx(2 * 0.25 + 2 * 0.9)
+    done, expected = meter.end("u"), (2 * 0.75 + 2 * 0.1, 2 * 0.25 + 2 * 0.9)
+    assert [done.categories[name]["seconds"] for name in "ab"] == pytest.approx(expected)
     assert meter.report().ok == 0  # not before it is committed
     meter.commit("u", done, 2, 1)
     meter.lose("u")  # as the worker always does at the end
     report = meter.report()
-    assert (report.ok, report.failed, report.seconds.lost) == (2, 1, 0)
-    assert report.categories["a"]["documents"] == 2
+    assert ((report.ok, report.failed, report.seconds.lost), report.categories["a"]["documents"]) == ((2, 1, 0), 2)
     assert meter.end("w").categories == {}
 
 
 def test_the_picture_of_a_worker_stays_small() -> None:
-    spans: Spans = []
+    spans = []
     for i in range(5000):
         spans = joined(spans, (i, i + 1.0, "busy" if i % 2 else "idle", None))
     assert len(spans) <= 120
-    assert (spans[0][0], spans[-1][1]) == (0, 5000)
-    assert len(coarser(spans)) == -(-len(spans) // 2)
+    assert ((spans[0][0], spans[-1][1]), len(coarser(spans))) == ((0, 5000), -(-len(spans) // 2))
     assert joined([(0, 1, "busy", "u")], (1, 2, "busy", "u")) == [(0, 2, "busy", "u")]

@@ -1,10 +1,7 @@
 """Prices: which of the three places wins, the error where none knows, and what AWS answers."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import boto3
@@ -20,28 +17,24 @@ from raypd.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def own_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYPD_PRICES", str(tmp_path / "prices.json"))
     for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    nowhere = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none"))
+    own = {"RAYPD_PRICES": str(tmp_path / "prices.json"), "AWS_EC2_METADATA_DISABLED": "true"}
+    for name, value in (nowhere | own).items():
+        monkeypatch.setenv(name, value)
 
 
 def test_shipped_prices_are_of_known_instances_with_date_and_source() -> None:
     found = prices.price("g6e.48xlarge", "us-east-1", "on-demand", CostConfig())  # the paper's machine
-    assert (found.usd_per_hour, found.date) == (30.13118, "2026-09-24")
-    assert "price list" in found.source
+    assert (found.usd_per_hour, found.date, "price list" in found.source) == (30.13118, "2026-09-24", True)
     assert INSTANCES["g6e.48xlarge"] == prices.Instance("g6e.48xlarge", 8, "L40S", 44, 192, 1536)
     table = prices.shipped()
     assert len(table) > 70
     for (instance_type, region, market), price in table.items():
-        assert instance_type in INSTANCES
-        assert region in prices_aws.SHIPPED_REGIONS
-        assert market == "on-demand"
+        known = (instance_type in INSTANCES, region in prices_aws.SHIPPED_REGIONS, len(price.date) in (7, 10))
+        assert (*known, market, price.source != "") == (True, True, True, "on-demand", True), price
         assert 0.05 < price.usd_per_hour < 150
-        assert len(price.date) in (7, 10)
-        assert price.source
     # GPUs of one family cost about the same each, or a digit is wrong.
     for family in ("g5", "g6", "g6e"):
         each = [table[t, "us-east-1", "on-demand"].usd_per_hour / i.gpus for t, i in INSTANCES.items()
@@ -52,45 +45,39 @@ def test_shipped_prices_are_of_known_instances_with_date_and_source() -> None:
 
 def test_the_configuration_wins_and_a_market_before_a_type() -> None:
     cost = CostConfig(prices={"g6e.48xlarge": 20.0, "g6e.48xlarge/spot": 9.0, "local": 0.4})
-    assert prices.price("g6e.48xlarge", None, "spot", cost).usd_per_hour == 9.0
+    places = (("g6e.48xlarge", None, "spot", cost), (None, None, None, cost), (None, None, None, CostConfig()))
+    assert [prices.price(*place).usd_per_hour for place in places] == [9.0, 0.4, 0.0]
     assert prices.price("g6e.48xlarge", None, None, cost) == Price(20.0, "cost.prices.g6e.48xlarge")
-    assert prices.price(None, None, None, cost).usd_per_hour == 0.4
-    assert prices.price(None, None, None, CostConfig()).usd_per_hour == 0.0
 
 
-def test_an_unknown_price_is_an_error_that_says_what_to_do() -> None:
+def test_an_unknown_price_is_an_error_that_says_what_to_do_or_has_a_bound() -> None:
     with pytest.raises(PriceUnknown) as caught:
         prices.price("g6e.48xlarge", "eu-west-1", "on-demand", CostConfig())
     for part in ("g6e.48xlarge", "eu-west-1", "raypd prices refresh --region eu-west-1", "cost.prices.g6e.48xlarge"):
         assert part in str(caught.value)
     with pytest.raises(PriceUnknown, match="no spot price"):
         prices.price("g6e.48xlarge", "us-east-1", "spot", CostConfig())
-
-
-def test_spot_without_a_price_is_bounded_by_on_demand() -> None:
+    # Without a price, spot is bounded by on-demand.
     bound = prices.price_or_bound("g6e.48xlarge", None, "spot", CostConfig())
-    assert bound.usd_per_hour == 30.13118
-    assert "no spot price" in bound.source
+    assert (bound.usd_per_hour, "no spot price" in bound.source) == (30.13118, True)
     for market in ("on-demand", "spot"):
         assert prices.price_or_bound("x9.huge", None, market, CostConfig()) is None
 
 
 def test_of_two_tables_the_newer_row_wins() -> None:
     key, spot = ("g6e.48xlarge", "us-east-1", "on-demand"), ("g6e.48xlarge", "us-east-1", "spot")
-    prices.write_refreshed({key: Price(29.0, "AWS", "2026-01-01"), spot: Price(9.0, "AWS", "2026-01-01")})
-    assert prices.table()[key].usd_per_hour == 30.13118
-    assert prices.table()[spot].usd_per_hour == 9.0
-    prices.write_refreshed({key: Price(28.0, "AWS", "2026-12-01")})
-    assert prices.table()[key].usd_per_hour == 28.0
-    assert prices.table()[spot].usd_per_hour == 9.0  # what was asked before stays
+    for rows, usd in (({key: Price(29.0, "AWS", "2026-01-01"), spot: Price(9.0, "AWS", "2026-01-01")}, 30.13118),
+                      ({key: Price(28.0, "AWS", "2026-12-01")}, 28.0)):  # fmt: skip
+        prices.write_refreshed(rows)
+        table = prices.table()
+        assert (table[key].usd_per_hour, table[spot].usd_per_hour) == (usd, 9.0)  # what was asked before stays
 
 
 def test_a_zone_s_spot_price_counts_before_the_region_s() -> None:
     places = {"us-east-1": Price(0.5, "mean"), "us-east-1a": Price(0.4, "zone")}
     known = {("g5.xlarge", place, "spot"): price for place, price in places.items()}
     for zone, source in (("us-east-1a", "zone"), ("us-east-1b", "mean")):
-        found = prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone=zone, rows=known)
-        assert found.source == source
+        assert prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone=zone, rows=known).source == source
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"prices": [1]}', '{"prices": [{"type": "g"}]}'])
@@ -116,13 +103,12 @@ def product(usd: str, unit: str = "Hrs") -> str:
 
 
 @pytest.fixture
-def stubbed(monkeypatch) -> Callable[[str], Stubber]:
+def stubbed(monkeypatch):
     """Puts a stub in place of one of AWS's services."""
 
     def make(service: str) -> Stubber:
         keys = {"aws_access_key_id": "AKIAXX", "aws_secret_access_key": "testing"}
-        client = boto3.client(service, region_name="us-east-1", **keys)
-        real = prices_aws._client
+        client, real = boto3.client(service, region_name="us-east-1", **keys), prices_aws._client
         monkeypatch.setattr(prices_aws, "_client", lambda s, r: client if s == service else real(s, r))
         stub = Stubber(client)
         stub.activate()
@@ -143,12 +129,11 @@ def test_refresh_asks_the_price_list_and_the_spot_history(stubbed, capsys) -> No
         stub.add_response("get_products", {"PriceList": answers.get(name, [])}, expected)
     path = prices_aws.refresh(["us-east-1"])
     stub.assert_no_pending_responses()
-    today = datetime.now(UTC).strftime("%Y-%m-%d")
-    found = prices.table()[("g6e.48xlarge", "us-east-1", "on-demand")]
-    assert (found.usd_per_hour, found.date) == (31.5, today)
+    table = prices.table()
+    found = table["g6e.48xlarge", "us-east-1", "on-demand"]
+    assert (found.usd_per_hour, found.date) == (31.5, datetime.now(UTC).strftime("%Y-%m-%d"))
     spot = prices.price("g5.xlarge", "us-east-1", "spot", CostConfig())  # moto invents prices for all types
-    zones = [p.usd_per_hour for k, p in prices.table().items() if k[0] == "g5.xlarge" and k[1].startswith("us-east-1")
-             and k[1] != "us-east-1"]  # fmt: skip
+    zones = [p.usd_per_hour for k, p in table.items() if k[0] == "g5.xlarge" and re.fullmatch("us-east-1.", k[1])]
     assert spot.usd_per_hour == pytest.approx(sum(zones) / len(zones), abs=1e-6)
     assert "us-east-1: 1 on-demand price" in capsys.readouterr().out
     assert "testing" not in path.read_text()
@@ -160,8 +145,7 @@ def test_of_a_history_the_newest_price_of_a_zone_counts(stubbed) -> None:
         {"InstanceType": "g5.xlarge", "AvailabilityZone": zone, "SpotPrice": usd,
          "Timestamp": datetime(2026, 1, day, tzinfo=UTC)}
         for zone, usd, day in (("us-east-1a", "0.9", 1), ("us-east-1a", "0.4", 3), ("us-east-1a", "0.8", 2),
-                               ("us-east-1b", "0.6", 1))
-    ]  # fmt: skip
+                               ("us-east-1b", "0.6", 1))]  # fmt: skip
     for answer in (rows, [])[: -(-len(INSTANCES) // prices_aws._SPOT_PAGE)]:
         stub.add_response("describe_spot_price_history", {"SpotPriceHistory": answer})
     found = prices_aws._spot("us-east-1")
@@ -183,11 +167,7 @@ def test_show_prints_prices_and_where_they_are_from(capsys, monkeypatch) -> None
     monkeypatch.setenv("COLUMNS", "160")
     prices_aws.show("us-west-2")
     out = capsys.readouterr().out
-    for part in ("8 x L40S 44 GiB", "30.1312", "unknown"):
-        assert part in out
-    for place, message in (
-        (("mars-1",), "raypd prices refresh --region mars-1"),
-        (("us-east-1", "x9.huge"), "x9.huge"),
-    ):
+    assert [part for part in ("8 x L40S 44 GiB", "30.1312", "unknown") if part not in out] == []
+    for place, message in ((["mars-1"], "raypd prices refresh --region mars-1"), (["us-east-1", "x9.huge"], "x9.huge")):
         with pytest.raises(ConfigError, match=message):
             prices_aws.show(*place)

@@ -1,15 +1,9 @@
 """`raypd generate FILE --openai`: a batch file as OpenAI's API takes it, and the files that it gives back.
-
 Held against types that we did not write (the `openai` package) and against an unmodified transformers model.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -28,22 +22,15 @@ from raypd.errors import ConfigError, InputError, RunError
 from tests.runs import run_here
 from tests.tiny import save_tiny
 
-URL = "/v1/chat/completions"
-PRODUCT = {
-    "type": "object",
-    "properties": {
-        "brand": {"type": "string"},
-        "size": {"$ref": "#/$defs/size"},
-        "prices": {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 3},
-        "new": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-    },
-    "required": ["brand", "size", "prices", "new"],
-    "additionalProperties": False,
-    "$defs": {"size": {"enum": ["S", "M", 7]}},
-}
+PRODUCT = {"type": "object", "properties": {"brand": {"type": "string"}, "size": {"$ref": "#/$defs/size"},
+                                            "prices": {"type": "array", "items": {"type": "number"}, "minItems": 1,
+                                                       "maxItems": 3},
+                                            "new": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
+           "required": ["brand", "size", "prices", "new"], "additionalProperties": False,
+           "$defs": {"size": {"enum": ["S", "M", 7]}}}  # fmt: skip
 
 
-def held_to(schema: Any) -> dict[str, Any]:
+def held_to(schema):
     return {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
 
 
@@ -51,31 +38,38 @@ RECURSIVE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
 BOUNDED = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"minimum": 3}}}}}
 
 
-def request(id: str, content: Any = "Say it.", url: str = URL, method: str = "POST", **body: Any) -> dict[str, Any]:
-    parameters = {"model": "gpt-4.1-mini", "messages": [{"role": "user", "content": content}], "max_tokens": 8}
-    return {"custom_id": id, "method": method, "url": url, "body": {**parameters, "temperature": 0, **body}}
+def request(id: str, content="Say it.", **body):
+    messages = [{"role": "user", "content": content}]
+    parameters = {"model": "gpt-4.1-mini", "messages": messages, "max_tokens": 8, "temperature": 0}
+    return {"custom_id": id, "method": "POST", "url": "/v1/chat/completions", "body": parameters | body}
 
 
-def write(path: Path, *lines: dict[str, Any] | str) -> str:
+def write(path, *lines) -> str:
     path.write_text("".join((entry if isinstance(entry, str) else json.dumps(entry)) + "\n" for entry in lines))
     return str(path)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def body(line):
+    return line["response"]["body"]
+
+
+def texts(folder) -> list[str]:
+    """Of a run's first choice for each request."""
+    return [body(line)["choices"][0]["message"]["content"] for line in read(folder / "output.jsonl")]
+
+
 @pytest.fixture
-def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def generate(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """The command with a real engine over a small random model, in this process; gives the run's folder."""
     model = save_tiny(tmp_path / "model")
+    finish = lambda run, planned: driver.finish(run, run.output.path, run_here(run, components.build, planned))  # noqa: E731
+    monkeypatch.setattr(driver, "run_extract", lambda run, *, planned=None, **_: finish(run, planned))
 
-    def run_extract(config: Any, *, verbose: bool = False, build: Any = None, planned: Any = None) -> Any:
-        return driver.finish(config, config.output.path, run_here(config, components.build, planned))
-
-    monkeypatch.setattr(driver, "run_extract", run_extract)
-
-    def run(source: str, *overrides: str, output: str = "out", retry: bool = False) -> Path:
+    def run(source: str, *overrides: str, output: str = "out", retry: bool = False):
         settings = ["cluster.unit_documents=3", "model.dtype=float32", "model.device=cpu", *overrides]
         config = config_over(source, "generation", settings, None, str(model), str(tmp_path / output), openai=True)
         run_task(config, "generation", retry, False, False)
@@ -84,77 +78,54 @@ def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
     return run
 
 
-def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, generate: Callable[..., Path]) -> None:
-    turns = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": "c"},
-        {"role": "user", "content": "d"},
-    ]
-    source = write(
-        tmp_path / "batch.jsonl",
-        request("greedy", max_tokens=None, max_completion_tokens=20),
-        request("three", n=3, temperature=1.5, seed=7, max_tokens=5),
-        "",
-        '{"custom_id": "broken"',
-        request("chat", messages=turns, stream=False, user="u", metadata={"a": "b"}, top_p=None),
-        request("schema", response_format=held_to(BOUNDED)),
-        {**request("no id"), "custom_id": None},
-        request("long", "x" * 5000),
-        request("three again", n=3, temperature=1.5, seed=7, max_tokens=5),
-    )
+def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) -> None:
+    turns = [{"role": "developer", "content": "Be brief."},
+             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+             {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]  # fmt: skip
+    source = write(tmp_path / "batch.jsonl", request("greedy", max_tokens=None, max_completion_tokens=20),
+                   request("three", n=3, temperature=1.5, seed=7, max_tokens=5), "", '{"custom_id": "broken"',
+                   request("chat", messages=turns, stream=False, user="u", metadata={"a": "b"}, top_p=None),
+                   request("schema", response_format=held_to(BOUNDED)), {**request("no id"), "custom_id": None},
+                   request("long", "x" * 5000),
+                   request("three again", n=3, temperature=1.5, seed=7, max_tokens=5))  # fmt: skip
     folder = generate(source)
     answers, errors = read(folder / "output.jsonl"), read(folder / "errors.jsonl")
     assert [entry["custom_id"] for entry in answers] == ["greedy", "three", "chat", "three again"]
     assert all(entry["error"] is None and entry["response"]["status_code"] == 200 for entry in answers)
-    completions = {
-        entry["custom_id"]: ChatCompletion.model_validate(entry["response"]["body"], strict=True) for entry in answers
-    }
-    assert {entry.model for entry in completions.values()} == {"gpt-4.1-mini"}
-    assert [choice.index for choice in completions["three"].choices] == [0, 1, 2]
-    texts = [choice.message.content for choice in completions["three"].choices]
-    assert len(set(texts)) == 3
-    again = [choice.message.content for choice in completions["three again"].choices]
-    assert again == texts  # a seed of its own decides
-    assert completions["three"].usage is not None
-    assert completions["three"].usage.completion_tokens <= 15
-    assert {choice.finish_reason for choice in completions["three"].choices} <= {"stop", "length"}
-    assert len({entry["id"] for entry in answers + errors}) == 8
-
+    found = {line["custom_id"]: ChatCompletion.model_validate(body(line), strict=True) for line in answers}
+    assert {one.model for one in found.values()} == {"gpt-4.1-mini"}
+    three, again = ([choice.message.content for choice in found[name].choices] for name in ("three", "three again"))
+    assert again == three  # a seed of its own decides
+    assert ([choice.index for choice in found["three"].choices], len({*three})) == ([0, 1, 2], 3)
+    assert found["three"].usage.completion_tokens <= 15
+    assert {choice.finish_reason for choice in found["three"].choices} <= {"stop", "length"}
+    assert len({line["id"] for line in answers + errors}) == 8
     # what an unmodified model writes to the same messages
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     flat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a\nb"}, *turns[2:]]
+    how = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
     for name, messages, limit in (("greedy", [{"role": "user", "content": "Say it."}], 20), ("chat", flat, 8)):
-        prompt = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        prompt = tokenizer.apply_chat_template(messages, **how)
         size = prompt["input_ids"].shape[1]
         written = model.generate(**prompt, max_new_tokens=limit, do_sample=False, pad_token_id=0)[0, size:]
-        completion = completions[name]
-        assert completion.choices[0].message.content == tokenizer.decode(written, skip_special_tokens=True)
-        assert completion.usage is not None
-        assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (size, len(written))
-        assert completion.usage.total_tokens == size + len(written)
-        assert completion.choices[0].finish_reason == ("stop" if written[-1] == 2 else "length")
-
-    assert [entry["custom_id"] for entry in errors] == [None, "schema", None, "long"]
+        choice, usage = found[name].choices[0], found[name].usage
+        assert choice.message.content == tokenizer.decode(written, skip_special_tokens=True)
+        assert choice.finish_reason == ("stop" if written[-1] == 2 else "length")
+        counts = (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
+        assert counts == (size, len(written), size + len(written))
+    assert [line["custom_id"] for line in errors] == [None, "schema", None, "long"]
     broken, schema, nameless, long = errors
-    for line, entry in ((4, broken), (7, nameless)):
-        assert entry["response"] is None
-        fault = BatchError.model_validate(entry["error"], strict=True)
-        assert fault.line == line
-        assert fault.message is not None
-        assert fault.message.startswith(f"line {line}: ")
+    for number, line in ((4, broken), (7, nameless)):
+        fault = BatchError.model_validate(line["error"], strict=True)
+        assert (line["response"], fault.line) == (None, number)
+        assert fault.message.startswith(f"line {number}: ")
     assert broken["error"]["code"] == "invalid_json_line"
-    for entry, words, param in ((schema, "minimum would not be held to", "response_format"),
-                              (long, "too long", "messages")):  # fmt: skip
-        assert entry["error"] is None
-        assert entry["response"]["status_code"] == 400
-        fault = TypeAdapter(ErrorObject).validate_python(entry["response"]["body"]["error"], strict=True)
-        assert words in fault.message
-        assert (fault.type, fault.param) == ("invalid_request_error", param)
-
+    for line, words, param in ((schema, "minimum would not be held to", "response_format"),
+                               (long, "too long", "messages")):  # fmt: skip
+        fault = TypeAdapter(ErrorObject).validate_python(body(line)["error"], strict=True)
+        assert (line["error"], line["response"]["status_code"]) == (None, 400)
+        assert (fault.type, fault.param, words in fault.message) == ("invalid_request_error", param, True)
     # everything is committed: the files come back as they were, whatever became of them
     before = {name: (folder / name).read_bytes() for name in ("output.jsonl", "errors.jsonl")}
     (folder / "output.jsonl").unlink()
@@ -166,100 +137,81 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, gene
     assert read(folder / "errors.jsonl") == errors
 
 
-def test_parameters_are_those_of_the_request(tmp_path: Path, generate: Callable[..., Path]) -> None:
+def test_parameters_are_those_of_the_request(tmp_path, generate) -> None:
     """A stop text cuts; what a request leaves out is as the configuration says, which samples at 1 as the API does."""
-    lines = read(generate(write(tmp_path / "a.jsonl", request("a", max_tokens=12)), output="a") / "output.jsonl")
-    text = lines[0]["response"]["body"]["choices"][0]["message"]["content"]
-    stop = text[4]
-    free = {key: value for key, value in request("free")["body"].items() if key != "temperature"}
-    source = write(
-        tmp_path / "b.jsonl",
-        request("text", max_tokens=12, stop=stop),
-        request("list", max_tokens=12, stop=["nowhere", stop]),
-        {**request("free"), "body": free},
-    )
-    choices = [entry["response"]["body"]["choices"][0] for entry in read(generate(source, output="b") / "output.jsonl")]
-    assert [entry["message"]["content"] for entry in choices[:2]] == [text[: text.index(stop)]] * 2
-    assert choices[0]["finish_reason"] == "stop"
-    cold = read(generate(source, "decoding.sampling.temperature=0", output="c") / "output.jsonl")
-    assert cold[2]["response"]["body"]["choices"][0]["message"]["content"] == text[:8]
-    assert choices[2]["message"]["content"] != text[:8]
+    (text,) = texts(generate(write(tmp_path / "a.jsonl", request("a", max_tokens=12)), output="a"))
+    stop, free = text[4], {key: value for key, value in request("free")["body"].items() if key != "temperature"}
+    source = write(tmp_path / "b.jsonl", request("text", max_tokens=12, stop=stop),
+                   request("list", max_tokens=12, stop=["nowhere", stop]),
+                   {**request("free"), "body": free})  # fmt: skip
+    *cut, warm = texts(generate(source, output="b"))
+    assert cut == [text[: text.index(stop)]] * 2
+    assert body(read(tmp_path / "b/output.jsonl")[0])["choices"][0]["finish_reason"] == "stop"
+    assert texts(generate(source, "decoding.sampling.temperature=0", output="c"))[2] == text[:8] != warm
 
 
-def test_an_answer_is_held_to_its_response_format(tmp_path: Path, generate: Callable[..., Path]) -> None:
+def test_an_answer_is_held_to_its_response_format(tmp_path, generate) -> None:
     """A random model, at temperature 1, writes what an unmodified validator accepts, within the tokens that it may."""
     draws = [request(f"schema {n}", temperature=1, max_tokens=90, response_format=held_to(PRODUCT)) for n in range(4)]
-    objects = [
-        request(f"object {n}", temperature=1, max_tokens=limit, response_format={"type": "json_object"})
-        for n, limit in enumerate((8, 8, 300, 300))
-    ]
+    objects = [request(f"object {n}", temperature=1, max_tokens=limit, response_format={"type": "json_object"})
+               for n, limit in enumerate((8, 8, 300, 300))]  # fmt: skip
     short = request("short", max_tokens=9, response_format=held_to(PRODUCT))
     folder = generate(write(tmp_path / "batch.jsonl", *draws, *objects, short))
-    choices = {entry["custom_id"]: entry["response"]["body"]["choices"][0] for entry in read(folder / "output.jsonl")}
+    choices = {line["custom_id"]: body(line)["choices"][0] for line in read(folder / "output.jsonl")}
     assert len(choices) == len(draws) + len(objects)
-    for line in draws:
-        choice = choices[line["custom_id"]]
-        jsonschema.validate(json.loads(choice["message"]["content"]), PRODUCT)
-        assert choice["finish_reason"] == "stop"
-    for line in objects:
-        choice = choices[line["custom_id"]]
-        assert choice["message"]["content"].startswith("{")
-        if choice["finish_reason"] == "stop":
-            assert isinstance(json.loads(choice["message"]["content"]), dict)
-    (error,) = read(folder / "errors.jsonl")
-    fault = error["response"]["body"]["error"]
-    assert (error["custom_id"], fault["param"]) == ("short", "response_format")
+    for name, choice in choices.items():
+        content, ended = choice["message"]["content"], choice["finish_reason"] == "stop"
+        if name.startswith("schema"):
+            jsonschema.validate(json.loads(content), PRODUCT)
+        assert content.startswith("{")
+        assert ended or name.startswith("object")
+        assert not ended or isinstance(json.loads(content), dict)
+    (line,) = read(folder / "errors.jsonl")
+    fault = body(line)["error"]
+    assert (line["custom_id"], fault["param"]) == ("short", "response_format")
     assert re.search(r"its shortest answer takes \d+ tokens, 9 may be written", fault["message"])
-
-    plain = generate(
-        write(tmp_path / "b.jsonl", draws[0], request("text")), "decoding.method=skeleton_of_thought", output="other"
-    )
-    (error,) = read(plain / "errors.jsonl")
-    assert "skeleton_of_thought cannot hold an answer to it" in error["response"]["body"]["error"]["message"]
+    source = write(tmp_path / "b.jsonl", draws[0], request("text"))
+    (line,) = read(generate(source, "decoding.method=skeleton_of_thought", output="other") / "errors.jsonl")
+    assert "skeleton_of_thought cannot hold an answer to it" in body(line)["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("line", "param", "words"),
-    [
-        (request("a", url="/v1/embeddings"), "url", "/v1/chat/completions alone is"),
-        (request("a", method="GET"), "method", "expected POST"),
-        (request("a", stream=True), "stream", "stream is not supported"),
-        (request("a", logprobs=True), "logprobs", "not supported"),
-        (request("a", tools=[{"type": "function"}]), "tools", "not supported"),
-        (request("a", response_format={"type": "xml"}), "response_format.type", "'json_object'"),
-        (request("a", response_format={"type": "json_schema"}), "response_format", "needs it, with name and schema"),
-        (request("a", response_format=held_to({"type": "array"})), "response_format", "its type must be object"),
-        (request("a", response_format=held_to(RECURSIVE)), "response_format", "# holds itself"),
-        (request("a", response_format=held_to({"type": "object", "properties": {"a": {"type": "foo"}}})),
-         "response_format", "json_schema.schema: Unsupported type: foo"),
-        (request("a", temprature=1), "temprature", "not supported"),
-        (request("a", frequency_penalty=0.5), "frequency_penalty", "not supported"),
-        (request("a", [{"type": "image_url", "image_url": {"url": "x"}}]), "messages.0", "image_url is not supported"),
-        (request("a", messages=[{"role": "tool", "content": "x", "tool_call_id": "1"}]), "messages.0", "tool_call_id"),
-        (request("a", messages=[{"role": "assistant", "content": "x"}]), "messages", "last turn must be the user's"),
-        (request("a", messages=[]), "messages", "at least 1 item"),
-        (request("a", temperature=3), "temperature", "less than or equal to 2"),
-        (request("a", top_p=0), "top_p", "greater than 0"),
-        (request("a", max_tokens="8"), "max_tokens", "valid integer"),
-        (request("a", max_completion_tokens=4), "max_tokens", "both set"),
-        (request("a", stop=["x", ""]), "stop", "empty"),
-        ({**request("a"), "body": None}, "body", "valid dictionary"),
-        ({**request("a"), "bodies": 1}, "bodies", "unknown key"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_done_is_said(tmp_path: Path, line: dict[str, Any], param: str, words: str) -> None:
-    source = write(tmp_path / "batch.jsonl", request("ok"), line | {"custom_id": "b"})
+ODD = held_to({"type": "object", "properties": {"a": {"type": "foo"}}})
+WRONG = [  # other keys of a line or of its body, the parameter that is named, and words
+    ({"url": "/v1/embeddings"}, "url", "/v1/chat/completions alone is"), ({"method": "GET"}, "method", "expected POST"),
+    ({"body": None}, "body", "valid dictionary"), ({"bodies": 1}, "bodies", "unknown key"),
+    ({"stream": True}, "stream", "stream is not supported"), ({"logprobs": True}, "logprobs", "not supported"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported"), ({"temprature": 1}, "temprature", "not supported"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "needs it, with name and schema"),
+    ({"response_format": held_to({"type": "array"})}, "response_format", "its type must be object"),
+    ({"response_format": held_to(RECURSIVE)}, "response_format", "# holds itself"),
+    ({"response_format": ODD}, "response_format", "json_schema.schema: Unsupported type: foo"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"), ({"stop": ["x", ""]}, "stop", "empty"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+     "messages.0", "image_url is not supported"),
+    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages.0", "tool_call_id"),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "last turn must be the user's"),
+    ({"temperature": 3}, "temperature", "less than or equal to 2"), ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"max_tokens": "8"}, "max_tokens", "valid integer"), ({"max_completion_tokens": 4}, "max_tokens", "both set"),
+    ({"messages": []}, "messages", "at least 1 item")]  # fmt: skip
+
+
+def test_what_cannot_be_done_is_said(tmp_path) -> None:
+    lines = [request("ok"), *(request(str(number)) for number in range(len(WRONG)))]
+    for line, (changes, *_) in zip(lines[1:], WRONG, strict=True):
+        (line if changes.keys() & {"url", "method", "body", "bodies"} else line["body"]).update(changes)
     settings = ["model.fake.load_seconds=0", "model.fake.step_seconds=0", "model.fake.answer_tokens=2"]
+    source = write(tmp_path / "batch.jsonl", *lines)
     config = config_over(source, "generation", settings, None, "fake", str(tmp_path / "out"), openai=True)
     run_here(config, components.build)
-    assert batch_files.write(config, str(tmp_path / "out")) == (1, 1)
-    (error,) = read(tmp_path / "out/errors.jsonl")
-    fault = error["response"]["body"]["error"]
-    assert (error["custom_id"], error["response"]["status_code"], fault["param"]) == ("b", 400, param)
-    assert words in fault["message"]
+    assert batch_files.write(config, str(tmp_path / "out")) == (1, len(WRONG))
+    for number, (line, (_, param, words)) in enumerate(zip(read(tmp_path / "out/errors.jsonl"), WRONG, strict=True)):
+        fault = body(line)["error"]
+        assert (line["custom_id"], line["response"]["status_code"], fault["param"]) == (str(number), 400, param)
+        assert words in fault["message"]
 
 
-def test_what_is_no_batch_is_refused_before_anything_runs(tmp_path: Path, generate: Callable[..., Path]) -> None:
+def test_what_is_no_batch_is_refused_before_anything_runs(tmp_path, generate) -> None:
     source = write(tmp_path / "a.jsonl", request("x"), "", "no json", request("y"), request("x"))
     with pytest.raises(InputError, match=r"a\.jsonl:5: custom_id 'x' stands on line 1 already"):
         generate(source)
@@ -273,7 +225,7 @@ def test_what_is_no_batch_is_refused_before_anything_runs(tmp_path: Path, genera
         config_over("run.yaml", "generation", [], None, None, None, openai=True)
 
 
-def test_a_file_that_was_changed_is_not_taken_for_the_runs(tmp_path: Path, generate: Callable[..., Path]) -> None:
+def test_a_file_that_was_changed_is_not_taken_for_the_runs(tmp_path, generate) -> None:
     source = write(tmp_path / "a.jsonl", request("x"), request("y"))
     folder = generate(source)
     config = config_over(source, "generation", [], None, "fake", str(folder), openai=True)
@@ -283,8 +235,7 @@ def test_a_file_that_was_changed_is_not_taken_for_the_runs(tmp_path: Path, gener
 
 
 def test_the_seed_counts_where_a_request_may_sample() -> None:
-    def fingerprint(*overrides: str) -> str:
-        return config_over("a.jsonl", "generation", list(overrides), None, None, None, openai=True).fingerprint()
-
     cold = "decoding.sampling.temperature=0"
-    assert fingerprint(cold) != fingerprint(cold, "decoding.sampling.seed=1")
+    runs = [config_over("a.jsonl", "generation", [cold, *more], None, None, None, openai=True)
+            for more in ([], ["decoding.sampling.seed=1"])]  # fmt: skip
+    assert runs[0].fingerprint() != runs[1].fingerprint()

@@ -1,12 +1,9 @@
 """CSV and TSV: every record is read once, under its own columns, and what is ragged or broken is named by its line."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
 import tracemalloc
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -20,35 +17,27 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
 from raypd.run.unit import make_unit
 from raypd.storage import local
-from tests.cluster import fakes
 from tests.runs import read_all
 
 FIELD = st.text(st.sampled_from('ab,"\t\n\r\u00e9 '), max_size=6)
 
 
 @given(
-    st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=12),
-    st.sampled_from(["csv", "tsv"]),
-    st.sampled_from(["utf-8", "utf-8-sig", "latin-1", "utf-16", "cp500"]),
-    st.sampled_from(["", ".gz", ".zst"]),
-    st.integers(1, 5),
-    st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
-)
+    st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=12), st.sampled_from(["csv", "tsv"]),
+    st.sampled_from(["utf-8", "utf-8-sig", "latin-1", "utf-16", "cp500"]), st.sampled_from(["", ".gz", ".zst"]),
+    st.integers(1, 5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))  # fmt: skip
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_a_csv_writer_wrote_is_read_once_and_where_it_stands(
     tmp_path, config, rows, suffix, encoding, compression, size, quoting
 ) -> None:
-    text = io.StringIO(newline="")
+    text, begins = io.StringIO(newline=""), []
     writer = csv.writer(text, delimiter="," if suffix == "csv" else "\t", quoting=quoting)
-    begins = []
     for row in [("title", "n"), *((f"x{title}", n) for title, n in rows)]:
         begins.append(text.tell())
         writer.writerow(row)
     content = text.getvalue()
-    data = content.encode(encoding)
-    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[compression]
-    path = tmp_path / f"a.{suffix}{compression}"
-    path.write_bytes(pack(data))
+    data, path = content.encode(encoding), tmp_path / f"a.{suffix}{compression}"
+    path.write_bytes({"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[compression](data))
     setting = "utf-8" if encoding == "utf-8-sig" else encoding  # a byte order mark needs no word
     run = config(str(path), id_column=None, encoding=setting, unit_documents=size)
     planned = plan(run)
@@ -57,24 +46,21 @@ def test_what_a_csv_writer_wrote_is_read_once_and_where_it_stands(
     assert all(len(unit) <= size for unit in documents)
     assert (planned.exact, planned.documents) == (True, len(rows))
     as_read = data if encoding in ("utf-8-sig", "latin-1") else content.encode()
-    mark = 3 if encoding == "utf-8-sig" else 0
-    widths = [len(content[:begin].encode("latin-1" if encoding == "latin-1" else "utf-8")) + mark for begin in begins]
+    mark, of_letters = 3 if encoding == "utf-8-sig" else 0, "latin-1" if encoding == "latin-1" else "utf-8"
+    widths = [len(content[:begin].encode(of_letters)) + mark for begin in begins]
     assert [d.place for unit in documents for d in unit] == widths[1:]
     assert all(as_read[place:].lstrip(b'"').startswith(b"x") for place in widths[1:])
 
 
 def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(tmp_path, config, monkeypatch) -> None:
-    path = tmp_path / "a.csv"
-    titles = ["x" * 200_000, *(f'line\n"{i}", and more' * 20 for i in range(1, 4999))]
+    path, titles = tmp_path / "a.csv", ["x" * 200_000, *(f'line\n"{i}", and more' * 20 for i in range(1, 4999))]
     pd.DataFrame({"id": range(4999), "title": titles}).to_csv(path, index=False)
     before = path.read_bytes()
     path.write_bytes(before + b"4999\n")
     run = config(str(path), unit_documents=100)
     units = list(plan(run, str(tmp_path / "out")))  # with smaller ones at its end
     assert {unit.rows for unit in units} == {100, 25}
-    offsets = []
-    real = local.open_read
-
+    offsets, real = [], local.open_read
     monkeypatch.setattr(local, "open_read", lambda *args: offsets.append(args[1]) or real(*args))
     documents = read_unit(units[-1], run)
     assert [d.id for d in documents[:-1]] == [str(i) for i in range(4975, 4999)]
@@ -82,8 +68,7 @@ def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(tmp_
     *complete, last = (d for unit in units for d in read_unit(unit, run))
     assert last.error == f"a.csv, line {len(before.splitlines()) + 1}: 1 field where the header has 2"
     expected = pd.read_csv(io.BytesIO(before), dtype=str)
-    assert [d.fields["title"] for d in complete] == expected["title"].tolist()
-    assert [d.id for d in complete] == expected["id"].tolist()
+    assert [(d.id, d.fields["title"]) for d in complete] == [*zip(expected["id"], expected["title"], strict=True)]
 
 
 BAD = b"""id,title,note
@@ -104,19 +89,13 @@ def test_what_is_wrong_with_a_record_is_its_own_error_with_the_line(tmp_path, co
     (tmp_path / "a.csv").write_bytes(BAD)
     documents = {d.fields.get("id", d.place): d for d in read_all(config(str(tmp_path / "a.csv"), unit_documents=2))}
     assert {d.error for d in documents.values() if d.error} == {
-        "a.csv, line 3: 2 fields where the header has 3",
-        "a.csv, line 4: 4 fields where the header has 3",
-        "a.csv, line 8: not CSV: ',' expected after '\"'",
+        "a.csv, line 3: 2 fields where the header has 3", "a.csv, line 4: 4 fields where the header has 3",
+        "a.csv, line 8: not CSV: ',' expected after '\"'", "a.csv, line 10: no text in title",
         "a.csv, line 9: not UTF-8: invalid start byte at byte 6 of line 9",
-        "a.csv, line 10: no text in title",
-        "a.csv, line 11: not CSV: ',' expected after '\"' (lines 11 to 13 were read as one record)",
-    }
+        "a.csv, line 11: not CSV: ',' expected after '\"' (lines 11 to 13 were read as one record)"}  # fmt: skip
     fine = {id: d.fields for id, d in documents.items() if d.error is None}
-    assert fine == {
-        "1": {"id": "1", "title": "fine", "note": ""},
-        "4": {"id": "4", "title": "two\nlines", "note": ""},
-        "11": {"id": "11", "title": '5" wide', "note": '5" tall'},
-    }
+    assert fine == {"1": {"id": "1", "title": "fine", "note": ""}, "4": {"id": "4", "title": "two\nlines", "note": ""},
+                    "11": {"id": "11", "title": '5" wide', "note": '5" tall'}}  # fmt: skip
     assert len(documents) == 9
 
 
@@ -140,20 +119,12 @@ def test_a_file_that_cannot_be_understood_is_named_and_the_others_are_read(tmp_p
     (tmp_path / "in" / name).write_bytes(data)
     with pytest.raises(InputError, match=message):
         plan(config(str(tmp_path / "in"), max_document_bytes=1000))
-    (tmp_path / "in/a.csv").write_text("title,id\nfine,1\n")
-    (tmp_path / "in/b.jsonl").write_text('{"title": "fine", "id": 2}\n')
-    (tmp_path / "in/empty.csv").write_text("\n")
-    (tmp_path / "in/header.tsv").write_text("id\ttitle\n")
+    for good, text in {"a.csv": "title,id\nfine,1\n", "b.jsonl": '{"title": "fine", "id": 2}\n', "empty.csv": "\n",
+                       "empty.jsonl": "\n\n", "header.tsv": "id\ttitle\n"}.items():  # fmt: skip
+        (tmp_path / "in" / good).write_text(text)
     run = config(str(tmp_path / "in"), max_document_bytes=1000)
     (bad,) = plan(run).damaged()
     assert (bad.name, [d.id for d in read_all(run)]) == (name, ["1", "2"])
-
-
-@pytest.mark.parametrize("text", ["", "id,title\n"])
-def test_a_file_without_records_has_no_documents(tmp_path, config, text) -> None:
-    (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(InputError, match=r"a.csv: no documents in it"):
-        plan(config(str(tmp_path / "a.csv")))
 
 
 def test_another_encoding_is_used_as_given_and_one_that_is_wrong_is_seen(tmp_path, config) -> None:
@@ -173,18 +144,14 @@ def test_another_encoding_is_used_as_given_and_one_that_is_wrong_is_seen(tmp_pat
 
 def test_a_quote_that_never_ends_takes_bounded_memory(tmp_path, config) -> None:
     path = tmp_path / "a.csv"
-    with path.open("wb") as file:
-        file.write(b'id,title\n1,"')
-        for _ in range(40):
-            file.write(b"some words\n" * 100_000)
+    path.write_bytes(b'id,title\n1,"' + b"some words\n" * 4_000_000)
     run = config(str(path), max_document_bytes=100_000)
     tracemalloc.start()
-    try:
-        with pytest.raises(InputError, match="max_document_bytes, 100000, is too small"):
-            plan(run)
-        assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(InputError, match="max_document_bytes, 100000, is too small"):
+        plan(run)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
 
 
 HIVE = "country=DE/date=2026-11-21"
@@ -192,15 +159,13 @@ HIVE = "country=DE/date=2026-11-21"
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, config, suffix) -> None:
-    folder: Path = tmp_path / "in" / HIVE
+    folder = tmp_path / "in" / HIVE
     folder.mkdir(parents=True)
     (tmp_path / "in/country=a%2Fb").mkdir()
     rows = pd.DataFrame({"title": ["x", "y"], "country": ["own", "too"]})
-    write = {
-        "csv": lambda frame, path: frame.to_csv(path, index=False),
-        "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
-        "parquet": lambda frame, path: frame.to_parquet(path),
-    }[suffix]
+    write = {"csv": lambda frame, path: frame.to_csv(path, index=False),
+             "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+             "parquet": lambda frame, path: frame.to_parquet(path)}[suffix]  # fmt: skip
     write(rows[["title"]], folder / f"a.{suffix}")
     write(rows, folder / f"b.{suffix}")
     write(rows[["title"]], tmp_path / f"in/country=a%2Fb/c.{suffix}")
@@ -216,15 +181,3 @@ def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, con
     (unit, *_) = plan(run)
     moved = unit.parts[0].__class__(**{**vars(unit.parts[0]), "name": unit.parts[0].name.replace("21", "22")})
     assert make_unit([moved], run.fingerprint()).id != unit.id
-
-
-@pytest.mark.usefixtures("in_process")
-def test_a_run_over_csv_writes_a_row_for_every_record(tmp_path, config) -> None:
-    from raypd.cluster import driver
-    from raypd.verify import verification
-
-    (tmp_path / "a.csv").write_bytes(BAD)
-    run = config(str(tmp_path / "a.csv"))
-    result = driver.run_extract(run, build=fakes.build)
-    assert (result.documents, result.failed) == (9, 6)
-    assert verification.verify(run.output.path, run).passed

@@ -1,7 +1,5 @@
 """The stored plan: used again without reading the input, kept for what is the same, and honest about what is not."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from raypd import storage
-from raypd.config import RunConfig
 from raypd.dataset import planner, split
 from raypd.dataset.plan import Plan, stored, take_apart
 from raypd.dataset.planner import plan
@@ -18,7 +15,7 @@ from raypd.errors import InputError, RunError
 from tests.runs import write_jsonl
 
 
-def kept(run: RunConfig) -> Plan:
+def kept(run) -> Plan:
     """Plans as a session does."""
     planned = plan(run, run.output.path)
     planned.keep(run.output.path)
@@ -30,7 +27,7 @@ def shape(planned: Plan) -> list[list[str]]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, config) -> RunConfig:
+def run(tmp_path: Path, config):
     """Five files: small ones of 3, 4, 2 documents, one of 25, another small one; units of 10."""
     for name, count in (("a", 3), ("b", 4), ("c", 2), ("d", 25), ("e", 2)):
         write_jsonl(tmp_path / f"in/{name}.jsonl", [f"{name}{i}" for i in range(count)])
@@ -41,12 +38,7 @@ def run(tmp_path: Path, config) -> RunConfig:
 def inspected(monkeypatch) -> list[str]:
     """The names of the objects that planning reads."""
     names: list[str] = []
-
-    def noted(item, *arguments):
-        names.append(item.name)
-        return split.inspect(item, *arguments)
-
-    monkeypatch.setattr(planner, "inspect", noted)
+    monkeypatch.setattr(planner, "inspect", lambda item, *rest: names.append(item.name) or split.inspect(item, *rest))
     return names
 
 
@@ -55,18 +47,18 @@ def test_small_files_share_units_and_large_ones_are_split(run) -> None:
     assert shape(planned) == [["d.jsonl"]] * 3 + [["a.jsonl", "b.jsonl", "c.jsonl"], ["e.jsonl"]]
     assert (planned.units, planned.documents, planned.exact) == (5, 36, True)
     assert planned.bytes == sum(p.stat().st_size for p in Path(run.input.path).iterdir())  # type: ignore[arg-type]
-    documents = [(d.source, d.fields["title"]) for unit in planned for d in read_unit(unit, run)]
-    assert len(set(documents)) == 36
+    assert len({(d.source, d.fields["title"]) for unit in planned for d in read_unit(unit, run)}) == 36
 
 
-def test_the_same_input_is_not_read_again(run, inspected) -> None:
+def test_the_same_input_is_not_read_again_but_for_other_sizes_of_units(run, tmp_path, config, inspected) -> None:
     first = kept(run)
     assert len(inspected) == 5
     again = plan(run, run.output.path)
-    assert len(inspected) == 5
-    assert [u.id for u in again] == [u.id for u in first]
+    assert (len(inspected), [u.id for u in again]) == (5, [u.id for u in first])
     assert (again.units, again.documents, again.bytes, again.exact) == (5, 36, first.bytes, True)
     assert list(plan(run)) == list(again)  # and it is what a fresh one would be
+    inspected.clear()
+    assert (plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units, len(inspected)) == (8, 5)
 
 
 def test_what_is_new_becomes_units_of_its_own(run, tmp_path, inspected) -> None:
@@ -102,48 +94,34 @@ def test_a_touched_or_moved_input_is_the_same(run, tmp_path, config, inspected) 
     shutil.move(tmp_path / "in", tmp_path / "moved")
     inspected.clear()
     planned = plan(config(str(tmp_path / "moved")), run.output.path)
-    assert inspected == []
-    assert sorted(u.id for u in planned) == sorted(u.id for u in first)
+    assert (inspected, sorted(u.id for u in planned)) == ([], sorted(u.id for u in first))
     assert sum(len(read_unit(u, run)) for u in planned) == 36
 
 
 def test_objects_that_were_damaged_are_looked_into_again(run, tmp_path, inspected) -> None:
-    bad = tmp_path / "in/cc.parquet"
-    bad.write_bytes(b"PAR1")
+    (tmp_path / "in/cc.parquet").write_bytes(b"PAR1")
     first = kept(run)
     assert [u.name for u in first.damaged()] == ["cc.parquet"]
     assert (first.units, first.totals.damaged, first.documents) == (5, 1, 36)
     inspected.clear()
-    assert plan(run, run.output.path).totals.damaged == 1
-    assert inspected == ["cc.parquet"]
+    assert (plan(run, run.output.path).totals.damaged, inspected) == (1, ["cc.parquet"])
 
 
 def test_units_that_were_taken_apart_stay_apart(run) -> None:
     (shared,) = [u for u in kept(run) if len(u.parts) > 1]
-    singles = take_apart(run.output.path, [shared], run.fingerprint())
-    planned = kept(run)
+    singles, planned = take_apart(run.output.path, [shared], run.fingerprint()), kept(run)
     assert {u.id for u in singles} < {u.id for u in planned}
     assert all(len(parts) == 1 for parts in shape(planned))
-    assert planned.documents == 36
-    assert list(plan(run, run.output.path)) == list(planned)
-
-
-def test_other_sizes_of_units_cut_anew(run, tmp_path, config, inspected) -> None:
-    kept(run)
-    inspected.clear()
-    assert plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units == 8
-    assert len(inspected) == 5
+    assert (planned.documents, list(plan(run, run.output.path))) == (36, list(planned))
 
 
 def test_a_plan_that_is_torn_is_made_again_and_a_chunk_that_is_gone_is_named(run, tmp_path) -> None:
-    planned = kept(run)
-    chunk = tmp_path / "out/plan" / planned.totals.id / "000000.parquet"
+    chunk = tmp_path / "out/plan" / kept(run).totals.id / "000000.parquet"
     chunk.write_bytes(chunk.read_bytes()[:50])
     with pytest.raises(RunError, match=r"000000.parquet: a part of the plan cannot be read.*delete"):
         list(plan(run, run.output.path))
     (tmp_path / "out/plan/plan.json").write_text("{")
-    assert stored(run.output.path) is None
-    assert plan(run, run.output.path).units == 5
+    assert (stored(run.output.path), plan(run, run.output.path).units) == (None, 5)
 
 
 def test_a_plan_of_many_chunks_is_read_in_its_order(run, monkeypatch) -> None:
@@ -169,23 +147,17 @@ def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monke
     import io
     import tracemalloc
 
-    line = b'{"id": "1", "title": "t"}\n'
-    opened = storage.open_read
+    line, opened = b'{"id": "1", "title": "t"}\n', storage.open_read
     monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 200)
     monkeypatch.setattr(planner, "_TAIL_PARTS", 200)
-    monkeypatch.setattr(
-        storage,
-        "open_read",
-        lambda p, *arguments, **keys: io.BytesIO(line) if "://" in p else opened(p, *arguments, **keys),
-    )
+    monkeypatch.setattr(storage, "open_read", lambda p, *a, **k: io.BytesIO(line) if "://" in p else opened(p, *a, **k))
 
     def peaks(count: int) -> list[int]:
         """Bytes at most while so many objects are planned, and while they are compared with the stored plan."""
-        names = (f"{i:09d}.jsonl" for i in range(count))
-        again = (f"{i:09d}.jsonl" for i in range(1, count + 1))
         run, sizes = config("s3://generated/in", f"out{count}"), []
-        for listed in (names, again):
-            objects = (storage.Object(f"s3://generated/in/{n}", n, len(line), n) for n in listed)
+        for first in (0, 1):
+            names = (f"{i:09d}.jsonl" for i in range(first, first + count))
+            objects = (storage.Object(f"s3://generated/in/{n}", n, len(line), n) for n in names)
             monkeypatch.setattr(storage, "find", lambda path, objects=objects: objects)
             tracemalloc.start()
             planned = plan(run, run.output.path)
@@ -196,6 +168,5 @@ def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monke
         return sizes
 
     peaks(500)  # imports and caches
-    few, many = peaks(1000), peaks(6_000)
-    assert many[0] < 1.3 * few[0], (few, many)
-    assert many[1] < 1.3 * few[1], (few, many)
+    for few, many in zip(peaks(1000), peaks(6_000), strict=True):
+        assert many < 1.3 * few

@@ -1,7 +1,5 @@
 """Reading: one document for every row, whatever stands in it."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa
@@ -13,38 +11,31 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
 from tests.runs import read_all, write_jsonl
 
-BAD = [
-    (b"{not json", "a.jsonl, byte {}: not JSON"),
-    (b"[1, 2]", "a.jsonl, byte {}: expected a JSON object, found a list"),
-    (b"null", "a.jsonl, byte {}: expected a JSON object, found null"),
-    (b'{"id": 1, "title": "\xff\xfe"}', "a.jsonl, byte {}: not UTF-8"),
-    (b'{"id": 1, "title": "a\x00b"}', "a.jsonl, byte {}: not JSON"),
-    (b'{"id": 1, "title": "a\\u0000b"}', "a.jsonl, byte {}: column 'title' holds NUL"),
-    (b'{"id": 1, "title": "\\ud800"}', "a.jsonl, byte {}: column 'title' holds half a surrogate"),
-    (b'{"id": 1, "title": "  "}', "a.jsonl, byte {}: no text in title"),
-    (b'{"id": 1}', "a.jsonl, byte {}: no text in title"),
-    (b'{"id": 1, "title": {"a": 1}}', "a.jsonl, byte {}: column 'title' holds an object"),
-    (b'{"id": 1, "title": "' + b"x" * 3000 + b'"}', "a.jsonl, byte {}: the document has 3000 bytes"),
-    (b'{"id": 1, "title": "' + b"x" * 200_000 + b'"}', "a.jsonl, byte {}: the line has 2000"),
-    (b"[" * 60_000, "a.jsonl, byte {}: not JSON that can be read: nested too deeply"),
-    (b'{"id": 1, "title": ' + b"[" * 3000 + b"]" * 3000 + b"}", "a.jsonl, byte {}: "),
-    (b"9" * 5000, "a.jsonl, byte {}: not JSON: a number has more digits than can be read"),
-]
+BAD = [(b"{not json", "a.jsonl, byte {}: not JSON"),
+       (b"[1, 2]", "a.jsonl, byte {}: expected a JSON object, found a list"),
+       (b"null", "a.jsonl, byte {}: expected a JSON object, found null"),
+       (b'{"id": 1, "title": "\xff\xfe"}', "a.jsonl, byte {}: not UTF-8"),
+       (b'{"id": 1, "title": "a\x00b"}', "a.jsonl, byte {}: not JSON"),
+       (b'{"id": 1, "title": "a\\u0000b"}', "a.jsonl, byte {}: column 'title' holds NUL"),
+       (b'{"id": 1, "title": "\\ud800"}', "a.jsonl, byte {}: column 'title' holds half a surrogate"),
+       (b'{"id": 1, "title": "  "}', "a.jsonl, byte {}: no text in title"),
+       (b'{"id": 1}', "a.jsonl, byte {}: no text in title"),
+       (b'{"id": 1, "title": {"a": 1}}', "a.jsonl, byte {}: column 'title' holds an object"),
+       (b'{"id": 1, "title": "' + b"x" * 3000 + b'"}', "a.jsonl, byte {}: the document has 3000 bytes"),
+       (b'{"id": 1, "title": "' + b"x" * 200_000 + b'"}', "a.jsonl, byte {}: the line has 2000"),
+       (b"[" * 60_000, "a.jsonl, byte {}: not JSON that can be read: nested too deeply"),
+       (b'{"id": 1, "title": ' + b"[" * 3000 + b"]" * 3000 + b"}", "a.jsonl, byte {}: "),
+       (b"9" * 5000, "a.jsonl, byte {}: not JSON: a number has more digits than can be read")]  # fmt: skip
 
 
 def test_every_kind_of_bad_line_is_a_document_with_an_error(tmp_path, config) -> None:
     good = b'{"id": "good", "title": "text"}'
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"\n".join(part for bad, _ in BAD for part in (bad, good)))
-    places = [0]
-    for bad, _ in BAD:
-        places.append(places[-1] + len(bad) + len(good) + 2)
-    run = config(str(path), max_document_bytes=2000)
-    documents = read_all(run)
-    assert len(documents) == 2 * len(BAD)
-    for i, (_, message) in enumerate(BAD):
-        assert message.format(places[i]) in (documents[2 * i].error or ""), documents[2 * i]
-        assert (documents[2 * i + 1].id, documents[2 * i + 1].error) == ("good", None)
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(part for bad, _ in BAD for part in (bad, good)))
+    documents, place = read_all(config(str(tmp_path / "a.jsonl"), max_document_bytes=2000)), 0
+    for (bad, message), of_bad, of_good in zip(BAD, documents[::2], documents[1::2], strict=True):
+        assert message.format(place) in (of_bad.error or ""), of_bad
+        assert (of_good.id, of_good.error) == ("good", None)
+        place += len(bad) + len(good) + 2
 
 
 def test_lists_of_texts_and_numbers_become_text(tmp_path, config) -> None:
@@ -61,28 +52,22 @@ def test_ids_are_text_and_made_where_they_are_missing(tmp_path, config) -> None:
     texts = [json.dumps({**row, "title": "t"}) + "\n" for row in rows]
     path.write_text("".join(texts))
     ids = [f"a.jsonl:{sum(map(len, texts[:i]))}" for i in range(len(texts))]
-    documents = read_all(config(str(path)))
-    assert [d.id for d in documents] == ["7", "x", ids[2], ids[3], "x", ids[5], "?"]
-    assert not any(d.error for d in documents)
+    expected = ["7", "x", ids[2], ids[3], "x", ids[5], "?"]
+    assert [(d.id, d.error) for d in read_all(config(str(path)))] == [(id, None) for id in expected]
     assert [d.id for d in read_all(config(str(path), id_column=None))] == ids
 
 
 def test_parquet_values_become_text_and_bad_ones_errors(tmp_path, config) -> None:
     path = tmp_path / "a.parquet"
-    raw = pa.array([b"fine", b"\xff", None, b"a\x00"], pa.binary())
-    title = pa.Array.from_buffers(pa.string(), 4, raw.buffers())
+    title = pa.Array.from_buffers(pa.string(), 4, pa.array([b"fine", b"\xff", None, b"a\x00"], pa.binary()).buffers())
     pq.write_table(pa.table({"id": [1, 2, 3, 4], "title": title, "other": [1, 2, 3, 4]}), path)
     run = config(str(path))
     (unit,) = list(plan(run))
     documents = read_unit(unit, run)
-    assert [d.error for d in documents] == [
-        None,
-        "a.parquet, row 1: column 'title' is not UTF-8",
-        "a.parquet, row 2: no text in title",
-        "a.parquet, row 3: column 'title' holds NUL characters",
-    ]
-    assert documents[0].fields == {"id": 1, "title": "fine"}
-    assert read_unit(unit, run, ["other"])[0].fields["other"] == 1
+    assert [d.error for d in documents] == [None, "a.parquet, row 1: column 'title' is not UTF-8",
+                                            "a.parquet, row 2: no text in title",
+                                            "a.parquet, row 3: column 'title' holds NUL characters"]  # fmt: skip
+    assert (documents[0].fields, read_unit(unit, run, ["other"])[0].fields["other"]) == ({"id": 1, "title": "fine"}, 1)
 
 
 def test_a_file_that_changed_since_the_plan_is_refused(tmp_path, config) -> None:

@@ -1,10 +1,7 @@
 """Commits: written once, whole, with one schema; and the folder that they live in."""
 
-from __future__ import annotations
-
 import os
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,15 +14,8 @@ from raypd.run.records import UnitSummary
 from raypd.tasks.base import Document, Record
 
 COLUMNS = pa.schema([("answer", pa.string()), ("price", pa.float64())])
-DOCUMENTS = [
-    Document(0, "a", source="a.jsonl", place=10),
-    Document(1, "b", source="a.jsonl", place=11),
-    Document(2, "c", error="a.jsonl, byte 12: not JSON", source="a.jsonl", place=12),
-]
-
-
-def summary(unit: str = "u-1", ok: int = 2) -> UnitSummary:
-    return UnitSummary(unit, "f" * 12, "s", "a.jsonl", 10, 3, ok, 3 - ok, 1.5, counts={"steps": 7})
+DOCUMENTS = [Document(0, "a", source="a.jsonl", place=10), Document(1, "b", source="a.jsonl", place=11),
+             Document(2, "c", error="a.jsonl, byte 12: not JSON", source="a.jsonl", place=12)]  # fmt: skip
 
 
 def table(records: list[Record]) -> pa.Table:
@@ -33,18 +23,12 @@ def table(records: list[Record]) -> pa.Table:
 
 
 def test_rows_stand_in_the_order_of_the_input_and_none_is_missing() -> None:
-    unit_table = table(
-        [Record(1, {"answer": "B"}), Record(0, {"answer": "A", "price": 2.5}), Record(1, {"answer": "B2"})]
-    )
+    answers = (1, {"answer": "B"}), (0, {"answer": "A", "price": 2.5}), (1, {"answer": "B2"})
+    unit_table = table([Record(row, columns) for row, columns in answers])
     rows = unit_table.to_pylist()
     assert [(r["id"], r["row"], r["status"], r["answer"]) for r in rows] == [
-        ("a", 10, "ok", "A"),
-        ("b", 11, "ok", "B"),
-        ("b", 11, "ok", "B2"),
-        ("c", 12, "error", None),
-    ]
-    assert rows[3]["error"] == "a.jsonl, byte 12: not JSON"
-    assert writer.count_documents(unit_table) == (2, 1)
+        ("a", 10, "ok", "A"), ("b", 11, "ok", "B"), ("b", 11, "ok", "B2"), ("c", 12, "error", None)]  # fmt: skip
+    assert (rows[3]["error"], writer.count_documents(unit_table)) == ("a.jsonl, byte 12: not JSON", (2, 1))
     assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
     assert table([]).schema == unit_table.schema  # errors alone: the same schema
 
@@ -60,18 +44,19 @@ def test_a_task_may_not_hide_columns() -> None:
         writer.output_schema(pa.schema([("status", pa.string())]))
 
 
-def test_the_second_commit_changes_nothing(tmp_path: Path) -> None:
-    assert writer.commit(str(tmp_path), table([Record(0, {"answer": "first"})]), summary(ok=1))
-    assert not writer.commit(str(tmp_path), table([Record(0, {"answer": "second"})]), summary(ok=2))
+def test_the_second_commit_changes_nothing(tmp_path) -> None:
+    for answer, ok in (("first", 1), ("second", 2)):
+        summary = UnitSummary("u-1", "f" * 12, "s", "a.jsonl", 10, 3, ok, 3 - ok, 1.5, counts={"steps": 7})
+        assert writer.commit(str(tmp_path), table([Record(0, {"answer": answer})]), summary) == (answer == "first")
     assert writer.committed(str(tmp_path)) == {"u-1"}
     assert writer.is_committed(str(tmp_path), "u-1")
-    assert writer.read_summary(str(tmp_path), "u-1").ok == 1
-    assert writer.read_summary(str(tmp_path), "u-1").counts == {"steps": 7}
+    summary = writer.read_summary(str(tmp_path), "u-1")
+    assert (summary.ok, summary.counts) == (1, {"steps": 7})
     assert writer.read_rows(str(tmp_path), "u-1", 1)[0]["answer"] == "first"
     assert os.listdir(tmp_path / "units") == ["u-1.parquet"]
 
 
-def test_torn_writes_are_no_commits_and_are_cleaned_when_their_writer_is_gone(tmp_path: Path) -> None:
+def test_torn_writes_are_no_commits_and_are_cleaned_when_their_writer_is_gone(tmp_path) -> None:
     units = tmp_path / "units"
     units.mkdir()
     host = os.uname().nodename
@@ -80,16 +65,14 @@ def test_torn_writes_are_no_commits_and_are_cleaned_when_their_writer_is_gone(tm
     for path in (mine, dead, foreign, old):
         path.write_bytes(b"PAR1 torn")
     os.utime(old, (time.time() - 2 * 86400,) * 2)
-    assert writer.committed(str(tmp_path)) == set()
-    assert storage.clean_temporary(str(units)) == 2
+    assert (writer.committed(str(tmp_path)), storage.clean_temporary(str(units))) == (set(), 2)
     assert sorted(p.name for p in units.iterdir()) == sorted([mine.name, foreign.name])
 
 
-def test_a_damaged_object_is_named(tmp_path: Path) -> None:
+def test_a_damaged_object_is_named(tmp_path) -> None:
     (tmp_path / "units").mkdir()
     (tmp_path / "units/u.parquet").write_bytes(b"PAR1")
-    with pytest.raises(RunError, match=r"u.parquet: damaged, not a whole unit .* delete it"):
-        writer.read_summary(str(tmp_path), "u")
     pq.write_table(pa.table({"id": [1]}), tmp_path / "units/v.parquet")
-    with pytest.raises(RunError, match=r"v.parquet"):
-        writer.read_summary(str(tmp_path), "v")
+    for unit, words in (("u", r"u.parquet: damaged, not a whole unit .* delete it"), ("v", r"v.parquet")):
+        with pytest.raises(RunError, match=words):
+            writer.read_summary(str(tmp_path), unit)

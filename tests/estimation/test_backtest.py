@@ -1,7 +1,5 @@
 """The whole way of an estimate: a twentieth of a corpus is decoded, then all of it by a run, whose bill is compared."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -21,8 +19,7 @@ CLUSTER = {"address": "local", "unit_documents": 50, "cpus_per_worker": 1}
 @pytest.mark.idle
 def test_from_a_twentieth_of_a_run_its_bill_within_5_percent(tmp_path) -> None:
     config = corpus(tmp_path, 1600, model={"name": "fake", "fake": COSTS}, cluster=CLUSTER)
-    result = estimate(config, EstimateOptions(sample=80, baseline=False))
-    (bill,) = result.machines[0].bills
+    (bill,) = estimate(config, EstimateOptions(sample=80, baseline=False)).machines[0].bills
     made = driver.run_extract(config)
     assert made.ok == 1600
     usd = sum(json.loads(path.read_text())["usd"] for path in (tmp_path / "out" / "ledger").glob("*.json"))

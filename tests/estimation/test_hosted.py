@@ -1,12 +1,8 @@
 """What a hosted batch would ask, beside an estimate: its tokens, its prices, and what is said of them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +14,7 @@ from raypd.estimation import estimate as estimates
 from raypd.estimation import hosted, sampling
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
-from raypd.estimation.profile import DocumentCost, Profile, Profiler
-from raypd.tasks.base import Document
+from raypd.estimation.profile import DocumentCost, Profiler
 from tests.estimation.test_estimate import stub_profiler
 from tests.runs import TITLES, config_tree, extraction
 from tests.tiny import save_tiny
@@ -29,42 +24,37 @@ OWN = "cost.hosted_prices={house: [2, 10], gpt-4.1: [1, 1]}"
 
 
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measured:
+def measured(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Measured:
     """A configuration over four equal documents, which estimates measure in this process with a small random model."""
     model = save_tiny(tmp_path / "model")
     rows = [{"id": n, "title": "boots " * 5, "prompt": "Say it."} for n in range(4)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    def profile(self: Any, config: RunConfig, documents: list[Document], limit: float, label: str) -> Profile:
-        return Profiler(1).profile(config, documents, math.inf)
+    stub_profiler(monkeypatch, lambda _, config, documents, *__: Profiler(1).profile(config, documents, math.inf))
 
     def make(kind: str, method: str, *overrides: str) -> RunConfig:
         task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}]) if kind == "extraction" else kind
-        tree = config_tree(
-            task,
-            tmp_path / "in.jsonl",
-            tmp_path / f"out-{method}",
-            input=TITLES,
-            model={"name": str(model), "dtype": "float32"},
-            decoding={"method": method, "max_value_tokens": 5, "max_new_tokens": 40},
-            engine={"max_num_seqs": 2},
-        )
+        tree = config_tree(task, tmp_path / "in.jsonl", tmp_path / f"out-{method}", input=TITLES,
+                           model={"name": str(model), "dtype": "float32"},
+                           decoding={"method": method, "max_value_tokens": 5, "max_new_tokens": 40},
+                           engine={"max_num_seqs": 2})  # fmt: skip
         return make_config(tree, list(overrides))
 
-    stub_profiler(monkeypatch, profile)
     return make
 
 
+def tokens(config: RunConfig):
+    return {name: of.value for name, of in estimate(config, EstimateOptions(sample=4)).hosted_tokens.items()}
+
+
 def test_it_is_sent_the_prompt_and_writes_the_keys_too(measured: Measured) -> None:
-    ours = estimate(measured("extraction", "hyper_parallel"), EstimateOptions(sample=4)).hosted_tokens
-    theirs = estimate(measured("extraction", "autoregressive"), EstimateOptions(sample=4)).hosted_tokens
+    ours, theirs = (tokens(measured("extraction", method)) for method in ("hyper_parallel", "autoregressive"))
     # autoregressive decoding is given the answer's first two bytes, which are tokens of this tokenizer
-    assert ours["input"].value == theirs["input"].value - len("{\n")
+    assert ours["input"] == theirs["input"] - len("{\n")
     least = len('{\n"Brand": "",\n"Size": 1\n}')
-    assert least <= ours["output"].value <= least + 2 * 2 * 5 + 8
+    assert least <= ours["output"] <= least + 2 * 2 * 5 + 8
 
 
-def test_the_price_is_tokens_times_list_price_and_all_is_said(measured: Measured, capsys: Any, tmp_path: Path) -> None:
+def test_the_price_is_tokens_times_list_price_and_all_is_said(measured: Measured, capsys, tmp_path) -> None:
     config = measured("generation", "autoregressive", OWN, "cost.prices.local=1")
     estimates.run(config, EstimateOptions(sample=4, documents=1e6), False, False)
     tree = json.loads((tmp_path / "out-autoregressive/estimate.json").read_text())
@@ -74,9 +64,8 @@ def test_the_price_is_tokens_times_list_price_and_all_is_said(measured: Measured
     found = {one["model"]: one for one in tree["hosted"]}
     assert set(found) == {"house", "gpt-4.1", "gpt-4.1-mini", "claude-haiku-5-5"}
     for name, (per_input, per_output) in {"house": (2, 10), "gpt-4.1": (1, 1), "gpt-4.1-mini": (0.2, 0.8)}.items():
-        usd = (sent * per_input + written * per_output) / 1e6
-        assert found[name]["usd_per_1000"]["value"] == pytest.approx(1000 * usd)
-        assert found[name]["usd"]["value"] == pytest.approx(1e6 * usd)
+        usd = [found[name][key]["value"] for key in ("usd_per_1000", "usd")]  # of 1,000, and of a million documents
+        assert usd == pytest.approx([(sent * per_input + written * per_output) / 1e6 * n for n in (1000, 1e6)])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "hosted batch" in line]
     for part in ("house $", "your own price", "gpt-4.1-mini $", "list price as of 2025-04-14", "Check list prices",
                  f"{sent:.3g} tokens in", "by this model's tokenizer"):  # fmt: skip
@@ -86,28 +75,24 @@ def test_the_price_is_tokens_times_list_price_and_all_is_said(measured: Measured
 def test_answers_that_share_a_prompt_are_asked_for_once(measured: Measured) -> None:
     config = measured("generation", "autoregressive", "task.samples=2", "decoding.sampling.temperature=1")
     rows = [{"sample": n, "tokens": 7, "counters": '{"prompt_tokens": 100}'} for n in (0, 1)]
-    cost = DocumentCost(1.0, 150, 50, 300, rows=rows)
-    assert hosted.count(config, cost, len) == (100, 14)
+    assert hosted.count(config, DocumentCost(1.0, 150, 50, 300, rows=rows), len) == (100, 14)
 
 
 def test_list_prices_have_a_date_and_a_page_and_can_be_replaced() -> None:
     shipped = prices.hosted(CostConfig())
     assert len(shipped) >= 3
     for one in shipped:
-        assert one.source.startswith("https://")
-        assert len(one.date) == len("2025-04-14")
-        assert 0 < one.input < one.output
+        assert (one.source[:8], len(one.date), 0 < one.input < one.output) == ("https://", len("2025-04-14"), True)
     assert prices.hosted(CostConfig(hosted_prices={"gpt-4.1": [3, 4]}))[0].input == 3
     with pytest.raises(ConfigError, match=r"cost\.hosted_prices: a: \[1\.0, -1\.0\] are not two prices"):
         make_config(config_tree("generation"), ["cost.hosted_prices={a: [1, -1]}"])
 
 
-def test_documents_of_which_nothing_was_read_cost_nothing(measured: Measured, tmp_path: Path) -> None:
+def test_documents_of_which_nothing_was_read_cost_nothing(measured: Measured, tmp_path) -> None:
     config = measured("extraction", "hyper_parallel")
     with open(tmp_path / "in.jsonl", "a") as file:
         file.write("no json\n" * 4)
-    sample = sampling.draw(config, 4)
-    assert sample.unreadable == 4
-    half = estimate(config, EstimateOptions(sample=4)).hosted_tokens["input"].value
+    assert sampling.draw(config, 4).unreadable == 4
+    half = tokens(config)["input"]
     (tmp_path / "in.jsonl").write_text("".join((tmp_path / "in.jsonl").read_text().splitlines(True)[:4]))
-    assert half == pytest.approx(estimate(config, EstimateOptions(sample=4)).hosted_tokens["input"].value / 2)
+    assert half == pytest.approx(tokens(config)["input"] / 2)

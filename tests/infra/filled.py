@@ -1,7 +1,5 @@
 """The files of infra/ with the values of the example settings in their placeholders."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from collections.abc import Iterator
@@ -44,10 +42,9 @@ def prepared(cluster: dict[str, Any]) -> dict[str, Any]:
     from ray.autoscaler._private.util import prepare_config
 
     gpus = {"Gpus": [{"Name": "L40S", "Manufacturer": "NVIDIA", "Count": 8}]}
-    types = [
-        {"InstanceType": name, "VCpuInfo": {"DefaultVCpus": cpus}, "MemoryInfo": {"SizeInMiB": gib << 10}, **more}
-        for name, cpus, gib, more in (("m7i.2xlarge", 8, 32, {}), ("g6e.48xlarge", 192, 1536, {"GpuInfo": gpus}))
-    ]
+    known = ("m7i.2xlarge", 8, 32, {}), ("g6e.48xlarge", 192, 1536, {"GpuInfo": gpus})
+    types = [{"InstanceType": name, "VCpuInfo": {"DefaultVCpus": cpus}, "MemoryInfo": {"SizeInMiB": gib << 10}, **more}
+             for name, cpus, gib, more in known]  # fmt: skip
     with mock.patch("ray.autoscaler._private.aws.node_provider.list_ec2_instances", return_value=types):
         return AWSNodeProvider.fillout_available_node_types_resources(prepare_config(cluster))
 

@@ -25,8 +25,7 @@ def module(name):
 
 def program(name, source):
     beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    return found or pytest.skip(f"needs {name}: {source}")
+    return (str(beside) if beside.exists() else shutil.which(name)) or pytest.skip(f"needs {name}: {source}")
 
 
 def ray(file):
@@ -66,13 +65,11 @@ def hadolint(file):
 
 
 # KubeRay's keys above the pods that rayjob.yaml uses: its resource definitions are not in any Python package.
-KEYS = {
-    "apiVersion", "kind", "metadata", "name", "namespace", "spec", "entrypoint", "jobId", "backoffLimit",
-    "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "submitterPodTemplate",
-    "rayClusterSpec", "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "version", "idleTimeoutSeconds",
-    "resources", "headGroupSpec", "rayStartParams", "template", "workerGroupSpecs", "groupName", "replicas",
-    "minReplicas", "maxReplicas", "priority",
-}  # fmt: skip
+KEYS = {"apiVersion", "kind", "metadata", "name", "namespace", "spec", "entrypoint", "jobId", "backoffLimit",
+        "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "submitterPodTemplate",
+        "rayClusterSpec", "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "version", "idleTimeoutSeconds",
+        "resources", "headGroupSpec", "rayStartParams", "template", "workerGroupSpecs", "groupName", "replicas",
+        "minReplicas", "maxReplicas", "priority"}  # fmt: skip
 FREE = {"submitterPodTemplate", "template", "resources", "rayStartParams"}  # Kubernetes' own, and Ray's options
 
 
@@ -119,10 +116,8 @@ def kubernetes(file):
     for document in yaml.safe_load_all(file):
         parts = [document]
         if document["kind"] == "RayJob":
-            parts = [
-                {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, **template}
-                for name, template in pods(document)
-            ]
+            pod = {"apiVersion": "v1", "kind": "Pod"}
+            parts = [{**pod, "metadata": {"name": name}, **template} for name, template in pods(document)]
         for part in parts:
             try:
                 validator.validate(part, "1.33", strict=True)
@@ -144,8 +139,7 @@ def systemd(file):
 
 def grafana(file):
     """Grafana's own types lose nothing of a panel, and it asks for a source of data and a run."""
-    dashboard = module("grafana_foundation_sdk.models.dashboard")
-    board = json.loads(file)
+    dashboard, board = module("grafana_foundation_sdk.models.dashboard"), json.loads(file)
     read = dashboard.Dashboard.from_json(board)
     yield from {"datasource", "run"} ^ {variable.name for variable in read.templating.list_val}
     for panel, kept in zip(board["panels"], read.panels, strict=True):
@@ -170,8 +164,7 @@ def selectors(node):
 
 def promql(file):
     """Expressions parse, ask for metrics that raypd and Ray export, and all of raypd's are drawn."""
-    parse = module("promql_parser").parse
-    drawn = set()
+    parse, drawn = module("promql_parser").parse, set()
     for expression in (target["expr"] for panel in json.loads(file)["panels"] for target in panel["targets"]):
         try:
             found = selectors(parse(expression.replace("$__rate_interval", "5m")))
@@ -194,12 +187,8 @@ def promql(file):
 def places(file):
     """Panels have an id each and fill rows of 24 columns without overlap."""
     panels = json.loads(file)["panels"]
-    cells = [
-        (x, y)
-        for at in (panel["gridPos"] for panel in panels)
-        for x in range(at["x"], at["x"] + at["w"])
-        for y in range(at["y"], at["y"] + at["h"])
-    ]
+    cells = [(x, y) for at in (panel["gridPos"] for panel in panels) for x in range(at["x"], at["x"] + at["w"])
+             for y in range(at["y"], at["y"] + at["h"])]  # fmt: skip
     if set(cells) != {(x, y) for x in range(24) for y in range(1 + max(y for _, y in cells))}:
         yield "outside of the rows, or not filled"
     if len(set(cells)) < len(cells) or len({panel["id"] for panel in panels}) < len(panels):
@@ -210,26 +199,22 @@ CLUSTER, RAYJOB, BOARD = "cluster.yaml", "kuberay/rayjob.yaml", "grafana/raypd.j
 CRON, SERVICE = "kuberay/nightly-cronjob.yaml", "schedule/raypd-nightly.service"
 
 
-@pytest.mark.parametrize(
-    ("file", "validator", "right", "wrong", "words"),
-    [
-        (CLUSTER, ray, "max_workers: 8", "max_worker: 8", "'max_worker' was unexpected"),
-        (CLUSTER, ec2, "InstanceMarketOptions:", "InstanceMarketOption:", 'parameter in input: "InstanceMarketOption"'),
-        (CLUSTER, ec2, "m7i.2xlarge", "m7i.3xlarge", "no instance type: m7i.3xlarge"),
-        (CLUSTER, shell, "ulimit -n 65536;", "(ulimit -n 65536;", "syntax error"),
-        ("docker/Dockerfile", hadolint, "FROM python:3.11-slim-bookworm", "FROM python", "DL3006"),
-        (RAYJOB, rayjob, "minReplicas", "minReplica", "minReplica"),
-        (RAYJOB, kuberay, "minReplicas", "minReplica", "minReplica"),
-        (RAYJOB, kubernetes, "resources: *gpus", "resorces: *gpus", "resorces"),
-        (CRON, kubernetes, "timeZone:", "timezone:", "timezone"),
-        (CRON, kubernetes, "roleRef:", "roleref:", "'roleRef' is a required property"),
-        (SERVICE, systemd, "Type=oneshot", "Type=oneshoot", "oneshoot"),
-        (BOARD, grafana, '"fieldConfig"', '"fieldConfiguration"', "fieldConfiguration"),
-        (BOARD, promql, "sum(", "sum((", "sum(("),
-        (BOARD, promql, "ray_node_gpus_utilization", "ray_node_gpu_use", "no metric ray_node_gpu_use"),
-        (BOARD, places, '"x": 12', '"x": 11', "two at one place"),
-    ],
-)
+@pytest.mark.parametrize(("file", "validator", "right", "wrong", "words"), [
+    (CLUSTER, ray, "max_workers: 8", "max_worker: 8", "'max_worker' was unexpected"),
+    (CLUSTER, ec2, "InstanceMarketOptions:", "InstanceMarketOption:", 'parameter in input: "InstanceMarketOption"'),
+    (CLUSTER, ec2, "m7i.2xlarge", "m7i.3xlarge", "no instance type: m7i.3xlarge"),
+    (CLUSTER, shell, "ulimit -n 65536;", "(ulimit -n 65536;", "syntax error"),
+    ("docker/Dockerfile", hadolint, "FROM python:3.11-slim-bookworm", "FROM python", "DL3006"),
+    (RAYJOB, rayjob, "minReplicas", "minReplica", "minReplica"),
+    (RAYJOB, kuberay, "minReplicas", "minReplica", "minReplica"),
+    (RAYJOB, kubernetes, "resources: *gpus", "resorces: *gpus", "resorces"),
+    (CRON, kubernetes, "timeZone:", "timezone:", "timezone"),
+    (CRON, kubernetes, "roleRef:", "roleref:", "'roleRef' is a required property"),
+    (SERVICE, systemd, "Type=oneshot", "Type=oneshoot", "oneshoot"),
+    (BOARD, grafana, '"fieldConfig"', '"fieldConfiguration"', "fieldConfiguration"),
+    (BOARD, promql, "sum(", "sum((", "sum(("),
+    (BOARD, promql, "ray_node_gpus_utilization", "ray_node_gpu_use", "no metric ray_node_gpu_use"),
+    (BOARD, places, '"x": 12', '"x": 11', "two at one place")])  # fmt: skip
 def test_it_is_accepted_and_with_a_mistake_refused(file, validator, right, wrong, words):
     assert [problem for problem in validator(text(file)) if problem] == []
     assert text(file).replace(right, wrong) != text(file)
@@ -247,10 +232,8 @@ def test_policies_against_awss_own_list_of_actions():
     statements["SeeTheClustersNodes"]["Action"].append("ec2:DescribeInstanzes")
     statements["GiveWorkersTheirRoleAndNoOther"]["Resource"] = "arn:aws:s3:::bucket"
     policies["storageBroken"]["Statement"][0]["Effekt"] = "Allow"
-    resources = {
-        name: {"Type": "AWS::IAM::ManagedPolicy", "Properties": {"PolicyDocument": document}}
-        for name, document in policies.items()
-    }
+    resources = {name: {"Type": "AWS::IAM::ManagedPolicy", "Properties": {"PolicyDocument": document}}
+                 for name, document in policies.items()}  # fmt: skip
     resources["trust"] = {"Type": "AWS::IAM::Role", "Properties": {"AssumeRolePolicyDocument": policy("trust")}}
     template = json.dumps({"AWSTemplateFormatVersion": "2010-09-09", "Resources": resources}, indent=1)
     matches = cfnlint.lint(template, config=ManualArgs(regions=["us-east-1"], include_checks=["I"]))

@@ -1,14 +1,11 @@
 """Nightly runs: only what is new or changed is extracted, and the table has every document of tonight exactly once."""
 
-from __future__ import annotations
-
 import io
 import json
 import random
-from collections.abc import Callable, Iterator
-from functools import partial
+import re
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -35,6 +32,7 @@ from raypd.run.records import Bill
 from raypd.tasks.base import Record, Request
 from raypd.verify.scratch import Scratch
 from tests.cluster import fakes
+from tests.dataset.test_bad_input import damage_pages
 from tests.runs import extraction, with_keys
 
 
@@ -44,7 +42,7 @@ class Task(fakes.FakeTask):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
-    def plan(self, documents: Any) -> Iterator[Request | Record]:
+    def plan(self, documents):
         for document in documents:
             if document.error is not None:
                 yield Record(document.index, error=document.error)
@@ -55,9 +53,8 @@ class Task(fakes.FakeTask):
                 texts = {a.name: f"{a.name}:{title}" for a in self.config.task.categories[category].attributes}
                 values = [{"name": name, "value": text, "status": "ok"} for name, text in texts.items()]
                 answer = {"category": category, "record": json.dumps(texts), "values": values, "truncated": False}
-                yield Request(
-                    [document.index], ["x"], partial(lambda record, _: [record], Record(document.index, answer))
-                )
+                record = Record(document.index, answer)
+                yield Request([document.index], ["x"], lambda _, record=record: [record])
 
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
@@ -68,25 +65,21 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
-def run(config, tmp_path) -> Callable[..., RunConfig]:
+def run(config, tmp_path):
     """Makes a configuration of nights over the folder `in`, whose output is the folder `root`."""
 
-    def make(path: Any = None, attributes: str = "a", **keys: Any) -> RunConfig:
+    def make(path=None, attributes: str = "a", **keys) -> RunConfig:
         made = config(path or str(tmp_path / "in"), "root", category_column="category", category="c", **keys)
         return with_keys(made, task=extraction(c=attributes, d="a"))
 
     return make
 
 
-def with_key(config: RunConfig, section: str, **keys: Any) -> RunConfig:
-    return config.model_copy(update={section: getattr(config, section).model_copy(update=keys)})
-
-
 @pytest.fixture
-def write(tmp_path) -> Callable[..., Path]:
+def write(tmp_path):
     """Writes documents into a file of the folder `in`."""
 
-    def make(name: str, documents: dict[str, str], **more: Any) -> Path:
+    def make(name: str, documents: dict[str, str], **more) -> Path:
         path = tmp_path / "in" / name
         path.parent.mkdir(exist_ok=True)
         rows = [{"id": id, "title": title, "category": "c", **more} for id, title in documents.items()]
@@ -99,7 +92,7 @@ def write(tmp_path) -> Callable[..., Path]:
     return make
 
 
-def night(config: RunConfig, **keys: Any) -> Night:
+def night(config: RunConfig, **keys) -> Night:
     return run_night(config, build=build, **keys)
 
 
@@ -107,7 +100,13 @@ def files(config: RunConfig) -> list[str]:
     return Path(config.output.path, "current/files.txt").read_text().split()
 
 
-def rows(config: RunConfig) -> dict[str, dict[str, Any]]:
+def after(config: RunConfig, **keys) -> dict[str, str | None]:
+    """`titles` behind another night."""
+    night(config, **keys)
+    return titles(config)
+
+
+def rows(config: RunConfig):
     """id -> row of the table, as a reader reads it by the recipe of the documentation; every id once."""
     found = ds.dataset(files(config), format="parquet").to_table().to_pylist()
     made = {row["id"]: {**row, "record": json.loads(row["record"] or "null")} for row in found}
@@ -134,47 +133,36 @@ def test_only_changed_documents_of_a_rewritten_object_are_extracted(tmp_path, wr
     write(f"a.{suffix}", DOCUMENTS)
     config = run()
     first = night(config)
-    assert (first.new, first.extracted, first.documents) == (25, 25, 25)
-    assert titles(config) == DOCUMENTS
+    assert (first.new, first.extracted, first.documents, titles(config)) == (25, 25, 25, DOCUMENTS)
     # Every document is of the first night's units, so no row was copied.
     assert not Path(config.output.path, "nights", first.name, "table").exists()
-
     changed = {**DOCUMENTS, "d7": "other", "new": "fresh"}
     del changed["d3"]
     write(f"a.{suffix}", changed)
     second = night(config)
     assert (second.new, second.changed, second.removed, second.unchanged) == (1, 1, 1, 23)
-    assert extracted(config, second) == ["d7", "new"]
-    assert titles(config) == changed
+    assert (extracted(config, second), titles(config)) == (["d7", "new"], changed)
     if suffix == "parquet":  # where each stands tonight, not where it stood
         assert {id: row["row"] for id, row in rows(config).items()} == {id: i for i, id in enumerate(changed)}
-
     third = night(config)
-    assert (third.nothing_new, third.name) == (True, second.name)
-    assert titles(config) == changed
-
+    assert (third.nothing_new, third.name, titles(config)) == (True, second.name, changed)
     (tmp_path / f"in/a.{suffix}").rename(tmp_path / f"in/z.{suffix}")
     config = run(unit_documents=4)  # other units of the same documents cost nothing
     fourth = night(config)
-    assert (fourth.extracted, fourth.unchanged) == (0, 25)
-    assert titles(config) == changed
+    assert (fourth.extracted, fourth.unchanged, titles(config)) == (0, 25, changed)
     assert {row["source"] for row in rows(config).values()} == {f"z.{suffix}"}
 
 
 def test_objects_that_did_not_change_are_neither_read_nor_written(write, run, monkeypatch) -> None:
     for name in "abc":
         write(f"{name}.jsonl", {f"{name}{i}": "x" for i in range(5)})
-    config = run(unit_documents=5)
+    config, read, real = run(unit_documents=5), [], nightly.changes.read_unit
     night(config)
     before = files(config)
     write("b.jsonl", {f"b{i}": "y" if i == 2 else "x" for i in range(5)})
-    read = []
-    real = nightly.changes.read_unit
     monkeypatch.setattr(nightly.changes, "read_unit", lambda u, *a: read.append(u.name) or real(u, *a))
     made = night(config)
-    assert set(read) == {"b.jsonl"}
-    assert made.extracted == 1
-    assert len(set(before) & set(files(config))) == 2
+    assert (set(read), made.extracted, len(set(before) & set(files(config)))) == ({"b.jsonl"}, 1, 2)
     assert titles(config)["b2"] == "y"
 
 
@@ -183,25 +171,20 @@ def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_g
     write("2.jsonl", {"x": "newer"})
     config = run()
     first = night(config)
-    assert first.shadowed == 1
-    assert titles(config) == {"x": "newer", "y": "only"}
+    assert (first.shadowed, titles(config)) == (1, {"x": "newer", "y": "only"})
     assert extracted(config, first) == ["x", "y"]  # what nobody sees is not paid for
     write("3.jsonl", {"x": "newest"})
-    night(config)
-    assert titles(config) == {"x": "newest", "y": "only"}
+    assert after(config) == {"x": "newest", "y": "only"}
     (tmp_path / "in/3.jsonl").unlink()
-    third = night(config)
-    assert titles(config) == {"x": "newer", "y": "only"}
-    assert third.extracted == 0  # its answer was still there
+    assert (night(config).extracted, titles(config)) == (0, {"x": "newer", "y": "only"})  # its answer was still there
     (tmp_path / "in/2.jsonl").unlink()
-    assert night(config).extracted == 1
-    assert titles(config) == {"x": "old", "y": "only"}
+    assert (night(config).extracted, titles(config)) == (1, {"x": "old", "y": "only"})
 
 
 def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) -> None:
     write("1.jsonl", {"x": "1", "y": "1"})
     write("2.jsonl", {"z": "2"})
-    drop, keep = run(), with_key(run(), "nightly", removed="keep")
+    drop, keep = run(), with_keys(run(), nightly={"removed": "keep"})
     night(keep)
     (tmp_path / "in/1.jsonl").unlink()
     write("3.jsonl", {"y": "3"})
@@ -209,27 +192,23 @@ def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) ->
     assert (older.missing.documents, older.foreign.documents) == (1, 2)
     made = night(keep)
     assert verify_table(keep.output.path, keep).passed
-    assert titles(keep) == {"x": "1", "y": "3", "z": "2"}
-    assert (made.removed, made.extracted) == (0, 1)
+    assert (titles(keep), made.removed, made.extracted) == ({"x": "1", "y": "3", "z": "2"}, 0, 1)
     (tmp_path / "in/3.jsonl").unlink()
     write("4.jsonl", {"z": "4"})
-    night(keep)
-    assert titles(keep) == {"x": "1", "y": "3", "z": "4"}
-    made = night(drop)
-    assert made.nothing_new  # the same input: what is kept goes with the next change
+    assert after(keep) == {"x": "1", "y": "3", "z": "4"}
+    assert night(drop).nothing_new  # the same input: what is kept goes with the next change
     write("5.jsonl", {"v": "5"})
-    night(drop)
-    assert titles(drop) == {"z": "4", "v": "5"}
+    assert after(drop) == {"z": "4", "v": "5"}
 
 
 def test_a_hash_column_says_what_has_changed_and_a_place_stands_for_an_id(write, run) -> None:
     write("a.jsonl", {"x": "1", "y": "1"}, etag="e1")
-    config = with_key(run(), "nightly", hash_column="etag")
+    config = with_keys(run(), nightly={"hash_column": "etag"})
     night(config)
-    write("a.jsonl", {"x": "2", "y": "2"}, etag="e1")
-    assert night(config).extracted == 0
-    write("a.jsonl", {"x": "2", "y": "2"}, etag="e2")
-    assert night(config).changed == 2
+    for etag, changed in (("e1", 0), ("e2", 2)):
+        write("a.jsonl", {"x": "2", "y": "2"}, etag=etag)
+        made = night(config)
+        assert (made.changed, made.extracted) == (changed, changed)
     with pytest.raises(ConfigError, match=r"nightly.hash_column was etag"):
         night(run())
     places = run(id_column=None)
@@ -245,17 +224,14 @@ def test_added_attributes_alone_are_extracted_and_joined(write, run) -> None:
     write("c.jsonl", {"new": "fresh"})
     config = run(attributes="bax")
     made = night(config)
-    assert (made.extracted, made.failed) == (2 + 25, 1)
-    assert made.added_attributes == "c: b"
+    assert (made.extracted, made.failed, made.added_attributes) == (2 + 25, 1, "c: b")
     assert extracted(config, made) == ["failed", "new"]  # whole
     added = pq.read_table(next(Path(config.output.path, "nights", made.name, "added/units").iterdir()))
     assert set(json.loads(added["record"][0].as_py())) == {"b"}
     found = rows(config)
-    assert len(found) == 28
-    assert list(found["d3"]["record"].items()) == [("b", "b:title 3"), ("a", "a:title 3"), ("x", "x:title 3")]
-    assert [v["name"] for v in found["d3"]["values"]] == ["b", "a", "x"]
-    assert found["new"]["record"] == {"b": "b:fresh", "a": "a:fresh", "x": "x:fresh"}
-    assert found["other"]["record"] == {"a": "a:of d"}
+    assert (len(found), [v["name"] for v in found["d3"]["values"]]) == (28, ["b", "a", "x"])
+    for id, names, title in (("d3", "bax", "title 3"), ("new", "bax", "fresh"), ("other", "a", "of d")):
+        assert [*found[id]["record"].items()] == [(name, f"{name}:{title}") for name in names]
     assert night(config).nothing_new
     config = run(attributes="ax")  # removed again: of what has an answer no model is asked
     assert extracted(config, night(config)) == ["failed"]
@@ -265,11 +241,10 @@ def test_added_attributes_alone_are_extracted_and_joined(write, run) -> None:
 def test_any_other_change_asks_for_full_and_a_folder_of_an_ordinary_run_is_refused(write, run) -> None:
     write("a.jsonl", {"x": "1"})
     night(run())
-    config = with_key(run(), "decoding", max_value_tokens=3)
+    config = with_keys(run(), decoding={"max_value_tokens": 3})
     with pytest.raises(ConfigError, match=r"decoding.max_value_tokens.*--full"):
         night(config)
-    assert night(config, full=True).extracted == 1
-    assert night(config).nothing_new
+    assert (night(config, full=True).extracted, night(config).nothing_new) == (1, True)
     manifest.claim(config, config.output.path)
     with pytest.raises(ConfigError, match="an ordinary run"):
         night(config)
@@ -280,12 +255,10 @@ def test_errors_are_tried_again_on_request(write, run) -> None:
     config = run()
     night(config)
     assert night(config).nothing_new
-    made = night(config, retry_errors=True)
-    assert extracted(config, made) == ["x"]
+    assert extracted(config, night(config, retry_errors=True)) == ["x"]
     assert {id: row["status"] for id, row in rows(config).items()} == {"x": "error", "y": "ok"}
     printed = CliRunner().invoke(app, ["errors", config.output.path]).output
-    assert "1  it is bad" in printed
-    assert "x (a.jsonl, at 0, attempts 1): it is bad" in printed
+    assert re.search(r"(?s)1  it is bad.*x \(a.jsonl, at 0, attempts 1\): it is bad", printed)
 
 
 def test_a_document_of_several_rows_is_ok_when_all_of_them_are(tmp_path) -> None:
@@ -311,42 +284,28 @@ def test_a_night_that_is_cut_off_goes_on_where_it_was(write, run, in_process, la
     if late:
         write("b.jsonl", late)
     made = night(config)
-    assert titles(config) == {**DOCUMENTS, **late}
-    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert (titles(config), {path: path.stat().st_mtime_ns for path in done}) == ({**DOCUMENTS, **late}, done)
     assert ({path.parts[-3] for path in done} == {made.name}) is not bool(late)  # of another input: another night
 
 
-@pytest.mark.parametrize(
-    ("owner", "step"),
-    [
-        (nightly.table, "compose"),
-        (nightly.changes, "write_index"),
-        (nightly.NightRun, "_replace_state"),
-        (nightly.NightRun, "_repair_list"),
-    ],
-)
+@pytest.mark.parametrize(("owner", "step"), [
+    (nightly.table, "compose"), (nightly.changes, "write_index"), (nightly.NightRun, "_replace_state"),
+    (nightly.NightRun, "_repair_list")])  # fmt: skip
 def test_a_crash_while_the_table_is_made_loses_nothing(write, run, monkeypatch, owner, step) -> None:
     write("a.jsonl", DOCUMENTS)
     config = run()
     night(config)
     changed = {**DOCUMENTS, "d7": "other"}
     write("a.jsonl", changed)
-    real, calls = getattr(owner, step), []
-
-    def crash(*args: Any) -> Any:
-        calls.append(1)
-        if step == "_repair_list" and len(calls) == 1:
-            return real(*args)  # the look at the start
-        raise KeyboardInterrupt
-
+    real = [getattr(owner, step)] * (step == "_repair_list")  # the look at the start
+    crash = mock.Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patch:
-        patch.setattr(owner, step, crash)
+        patch.setattr(owner, step, lambda *args: (real.pop() if real else crash)(*args))
         with pytest.raises(KeyboardInterrupt):
             night(config)
     assert titles(config) == DOCUMENTS  # readers have the night before, whole
     again = night(config)
-    assert titles(config) == changed
-    assert again.nothing_new == (step == "_repair_list")
+    assert (titles(config), again.nothing_new) == (changed, step == "_repair_list")
 
 
 def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(write, run, monkeypatch) -> None:
@@ -356,16 +315,11 @@ def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(write, r
     with pytest.raises(RunError, match=f"session {first.id} has been at work on it since"):
         night(config)
     first.end("complete")
-    write_index = nightly.changes.write_index
-
-    def overtaken(*args: Any) -> Any:
-        storage.put(storage.join(config.output.path, "state.json"), b"{}")
-        return write_index(*args)
-
-    monkeypatch.setattr(nightly.changes, "write_index", overtaken)
+    real, state = nightly.changes.write_index, f"{config.output.path}/state.json"
+    monkeypatch.setattr(nightly.changes, "write_index", lambda *args: storage.put(state, b"{}") or real(*args))
     with pytest.raises(RunError, match="ended a night meanwhile"):
         night(config)
-    assert Path(config.output.path, "state.json").read_bytes() == b"{}"
+    assert storage.read(state) == b"{}"
 
 
 def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -> None:
@@ -375,11 +329,9 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -
     night(config)
     found = load.load_run(config.output.path, [])
     result = verify_table(config.output.path, found)
-    assert result.passed
-    assert (result.documents, result.found, result.failed) == (26, 26, 1)
+    assert (result.passed, result.documents, result.found, result.failed) == (True, 26, 26, 1)
     command = CliRunner().invoke(app, ["verify", config.output.path])
-    assert command.exit_code == 0, command.output
-    assert "26 documents" in command.output
+    assert (command.exit_code, "26 documents" in command.output) == (0, True), command.output
     listed, whole = Path(config.output.path, "current/files.txt"), files(config)
     listed.write_text("\n".join(whole[1:]))
     assert verify_table(config.output.path, found).missing.documents == 9  # one of the unit's ten is hidden
@@ -394,8 +346,7 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
 def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, write, run, seed) -> None:
-    draw = random.Random(seed)
-    config = run(unit_documents=3)
+    draw, config = random.Random(seed), run(unit_documents=3)
     for _ in range(6):
         for name in "abcd":
             file = f"{name}.{'parquet' if name == 'd' else 'jsonl'}"
@@ -406,47 +357,33 @@ def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, w
                 write(file, {f"d{i}": draw.choice(["one", "two", "bad", "three"]) for i in ids})
         if not any((tmp_path / "in").glob("*")):
             write("a.jsonl", {"d0": "one"})
-        night(config)
-        paths = sorted((tmp_path / "in").iterdir())
         lines = [pq.read_table(path).to_pylist() if path.suffix == ".parquet" else map(json.loads, path.open())
-                 for path in paths]  # fmt: skip
+                 for path in sorted((tmp_path / "in").iterdir())]  # fmt: skip
         want = {row["id"]: None if row["title"] == "bad" else row["title"] for found in lines for row in found}
-        assert titles(config) == want
+        assert after(config) == want
 
 
 def test_on_s3(bucket, write, run, connected) -> None:
     made = with_keys(run(f"{bucket}/in"), output={"path": f"{bucket}/root"}, storage={"endpoint_url": connected.url})
-
     for documents, count in ((DOCUMENTS, 25), ({**DOCUMENTS, "d7": "other"}, 1)):
         storage.put(f"{bucket}/in/a.jsonl", write("a.jsonl", documents).read_bytes())
         assert night(made).extracted == count
     listed = storage.read(f"{bucket}/root/current/files.txt").decode().split()
     assert all(file.startswith(f"{bucket}/root/nights/") for file in listed)
     found = {row["id"]: row for file in listed for row in pq.read_table(storage.open_file(file)).to_pylist()}
-    assert len(found) == 25
-    assert json.loads(found["d7"]["record"]) == {"a": "a:other"}
+    assert (len(found), json.loads(found["d7"]["record"])) == (25, {"a": "a:other"})
     assert writer.committed(f"{bucket}/root/nights/{storage.folders(f'{bucket}/root/nights')[0]}")
-
-
-def damage_page(path: Path) -> None:
-    """Leaves a Parquet file a good footer and no page that can be read."""
-    data = bytearray(path.read_bytes())
-    column = pq.ParquetFile(path).metadata.row_group(0).column(0)
-    begin = column.dictionary_page_offset or column.data_page_offset
-    data[begin : begin + 8] = b"\xff" * 8
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("kind", ["footer", "page"])
 def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tmp_path, write, run, kind) -> None:
-    config = run()
-    broken = tmp_path / "in/b.parquet"
+    config, broken = run(), tmp_path / "in/b.parquet"
     write("a.parquet", {"a": "1"})
     write("b.parquet", {"b": "1", "c": "1"})
     night(config)
     write("a.parquet", {"a": "2", "new": "2"})
     if kind == "page":
-        damage_page(write("b.parquet", {"b": "2", "c": "2"}))
+        damage_pages(write("b.parquet", {"b": "2", "c": "2"}), [0])
     else:
         broken.write_bytes(b"PAR1")
     words = r"(?s)1 object of the input cannot be read; all that can is done:\n  \S+b.parquet: cannot be read.*"
@@ -456,65 +393,54 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
     assert getattr(caught.value, "exit_code", 1) == 1
     # What could be done stands in the table; what stood there of the damaged object does, too.
     assert titles(config) == {"a": "2", "new": "2", "b": "1", "c": "1"}
-    result = verify_table(config.output.path, config)
-    assert (result.damaged_input.units, result.missing.documents, result.foreign.documents) == (1, 0, 0)
-    assert not result.passed
-
+    found = verify_table(config.output.path, config)
+    counts = (found.damaged_input.units, found.missing.documents, found.foreign.documents)
+    assert (counts, found.passed) == ((1, 0, 0), False)
     for _ in range(2):  # it is not passed over because nothing else is new
         with pytest.raises(RunError, match=words + "nothing new since the night"):
             night(config)
-    skip = with_key(config, "input", on_damaged="skip")
+    skip = with_keys(config, input={"on_damaged": "skip"})
     made = night(skip)
-    assert (made.nothing_new, made.damaged.units) == (True, 1)
-    assert "b.parquet: cannot be read" in made.describe()
+    assert (made.nothing_new, made.damaged.units, "b.parquet: cannot be read" in made.describe()) == (True, 1, True)
     assert verify_table(config.output.path, skip).passed
-
     write("b.parquet", {"b": "3", "c": "1"})
-    made = night(config)
-    assert extracted(config, made) == ["b"]  # the answer of c was kept
+    assert extracted(config, night(config)) == ["b"]  # the answer of c was kept
     assert titles(config) == {"a": "2", "new": "2", "b": "3", "c": "1"}
     assert verify_table(config.output.path, config).passed
-
     broken.write_bytes(b"PAR1")
     assert night(skip).stale == 2
     broken.unlink()
-    assert night(skip).removed == 2
-    assert titles(config) == {"a": "2", "new": "2"}
+    assert (night(skip).removed, titles(config)) == (2, {"a": "2", "new": "2"})
 
 
 def test_a_damaged_object_that_was_never_read_is_done_when_it_is_put_right(write, run) -> None:
     config = run()
     write("a.parquet", {"a": "1"})
-    damage_page(write("b.parquet", {"b": "1"}))
+    damage_pages(write("b.parquet", {"b": "1"}), [0])
     write("c.parquet", {"c": "1"})
     for _ in range(2):
         with pytest.raises(RunError, match=r"b.parquet: cannot be read"):
             night(config)
         assert titles(config) == {"a": "1", "c": "1"}  # which share its unit
     write("b.parquet", {"b": "1"})
-    assert extracted(config, night(config)) == ["b"]
-    assert titles(config) == {"a": "1", "b": "1", "c": "1"}
+    assert (extracted(config, night(config)), titles(config)) == (["b"], {"a": "1", "b": "1", "c": "1"})
 
 
 def test_a_night_that_can_read_nothing_leaves_the_table_alone(write, run, monkeypatch) -> None:
     config = run(on_damaged="skip")
     write("a.parquet", {"a": "1"})
     night(config)
-    damage_page(write("a.parquet", {"a": "2"}))
+    damage_pages(write("a.parquet", {"a": "2"}), [0])
     with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 1 object.*The table stays as it is"):
         night(config)
-
-    def away(unit: Any, *rest: Any) -> Any:
-        raise storage.Unavailable(f"{unit.path}: the store is overloaded")
-
     write("b.jsonl", {"b": "1"})
     with monkeypatch.context() as patch:
+        away = mock.Mock(side_effect=storage.Unavailable("the store is overloaded"))
         patch.setattr(nightly.changes, "read_unit", away)
         with pytest.raises(RunError, match="overloaded"):  # an outage is no damage
             night(config)
     assert titles(config) == {"a": "1"}
-    assert night(config).extracted == 1
-    assert titles(config) == {"a": "1", "b": "1"}
+    assert (night(config).extracted, titles(config)) == (1, {"a": "1", "b": "1"})
 
 
 def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, run) -> None:
@@ -522,11 +448,9 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
     (tmp_path / "root/nights/2026-01-01").mkdir(parents=True)
     with pytest.raises(ConfigError, match="no night has ended well here yet"):
         Watch(root)
-    write("a.jsonl", {"a": "1", "b": "bad", "c": "3"})
-    nights = [night(config)]
-    write("a.jsonl", {"a": "2", "b": "bad", "c": "3", "d": "4"})
-    nights.append(night(config))
-    for made, usd in zip(nights, (0.2, 0.1), strict=True):
+    for documents, usd in (({"a": "1", "b": "bad", "c": "3"}, 0.2), ({"a": "2", "b": "bad", "c": "3", "d": "4"}, 0.1)):
+        write("a.jsonl", documents)
+        made = night(config)
         bill = Bill(f"session {made.name}", 1.0, usd, until=5.0, final=True)
         book.write(storage.join(root, "nights", made.name), bill)
     found = Watch(root).look()
@@ -534,22 +458,9 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
     assert (found.extracted, found.state, found.usd, found.units) == (5, "complete", pytest.approx(0.3), 2)
     console = Console(file=io.StringIO(), width=120)
     console.print(terminal.render(found))
-    shown = console.file.getvalue()
-    assert "documents   4; 1 failed" in shown
-    assert "$60.00 per 1,000 documents" in shown  # of the five that were extracted
-    assert f"the table is that of the night {nights[1].name}; 5 documents extracted in all nights" in shown
+    for part in ("documents   4; 1 failed", "$60.00 per 1,000 documents",  # of the five that were extracted
+                 f"the table is that of the night {made.name}; 5 documents extracted in all nights"):  # fmt: skip
+        assert part in console.file.getvalue()
     html = page.render(data.load(root))
     for part in (">4<", ">3 ok<", ">1 failed (25%)<", ">$0.30<", "; 5 extracted<"):
         assert part in html, part
-
-
-def test_the_command_says_what_it_left_out_and_ends_with_exit_code_1(tmp_path, write, run, monkeypatch) -> None:
-    monkeypatch.setattr(nightly, "run_night", lambda config, **keys: run_night(config, build=build, **keys))
-    config = run()
-    write("a.jsonl", {"a": "1"})
-    (tmp_path / "in/b.parquet").write_bytes(b"PAR1")
-    (tmp_path / "run.yaml").write_text(config.model_dump_json())
-    done = CliRunner().invoke(app, ["nightly", str(tmp_path / "run.yaml"), "model=fake"])
-    assert isinstance(done.exception, RunError)
-    assert "b.parquet: cannot be read as Parquet" in str(done.exception)
-    assert Path(config.output.path, "state.json").exists()

@@ -1,9 +1,6 @@
 """Makes a run's folder as a finished or broken-off run leaves it, with as many units as wanted, in a second or two.
-
 Documents and times are drawn; the files are made by raypd's own meter, book, writer and records.
 """
-
-from __future__ import annotations
 
 import json
 import random
@@ -23,18 +20,14 @@ from raypd.dataset import writer
 from raypd.run.records import Bill, Manifest, NodeTime, RunRecord, Session, UnitSummary, WorkerTime, write
 from raypd.tasks.columns import EXTRACTION
 
-CATEGORIES = {
-    "headphones": ["Brand", "Fit", "Connection", "Noise cancelling", "Battery life in h", "Color"],
-    "running shoes": ["Brand", "Audience", "Surface", "Weight in g", "Waterproof"],
-    "coffee": ["Brand", "Form", "Roast", "Origin", "Net weight in g"],
-    "backpacks": ["Brand", "Volume in l", "Laptop size in inches", "Material"],
-}
+CATEGORIES = {"headphones": ["Brand", "Fit", "Connection", "Noise cancelling", "Battery life in h", "Color"],
+              "running shoes": ["Brand", "Audience", "Surface", "Weight in g", "Waterproof"],
+              "coffee": ["Brand", "Form", "Roast", "Origin", "Net weight in g"],
+              "backpacks": ["Brand", "Volume in l", "Laptop size in inches", "Material"]}  # fmt: skip
 WORDS = ["Auralis", "over-ear", "wireless", "true", "40", "graphite black", "Ethiopia", "nylon", "trail", "750"]
-ERRORS = [
-    "products-{n}.jsonl:{n}: not JSON: Expecting ',' delimiter: line 1 column {n} (char {n})",
-    "the document has {n} tokens; with its answers the model's context of 2048 has room for 1890",
-    "category 'gadget-{n}' is not in task.categories",
-]
+ERRORS = ["products-{n}.jsonl:{n}: not JSON: Expecting ',' delimiter: line 1 column {n} (char {n})",
+          "the document has {n} tokens; with its answers the model's context of 2048 has room for 1890",
+          "category 'gadget-{n}' is not in task.categories"]  # fmt: skip
 START = 1_790_000_000.0
 FINGERPRINT = "0123456789ab"
 VERSIONS = {"raypd": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "ray": "2.60.0"}
@@ -83,12 +76,10 @@ def value(name: str, shown: str | None, confidence: float = 0.5, status: str = "
 
 
 def _value(name: str, draw: random.Random) -> dict[str, Any]:
-    found = value(name, draw.choice(WORDS), draw.betavariate(6, 1.2))
+    found, null = value(name, draw.choice(WORDS), draw.betavariate(6, 1.2)), {"value": None, "status": "null"}
     if draw.random() < 0.2:
-        found |= {"value": None, "status": "null"}
-    elif draw.random() < 0.02:
-        found |= {"value": None, "status": "invalid", "raw": "12 to"}
-    return found
+        return found | null
+    return found | null | {"status": "invalid", "raw": "12 to"} if draw.random() < 0.02 else found
 
 
 def build(root: Path, plan: Plan) -> Path:
@@ -100,7 +91,13 @@ def build(root: Path, plan: Plan) -> Path:
         unit.committed_at += shift
         table = pa.Table.from_pylist(rows, writer.output_schema(EXTRACTION))
         storage.put(writer.unit_path(str(root), unit.unit), writer._encoded(table, unit))
-    write(f"{root}/run.json", RunRecord(FINGERPRINT, _config(plan), "2026-09-21T11:11:00+00:00", VERSIONS))
+    task = {"kind": "extraction", "categories": {c: {"attributes": a} for c, a in plan.categories.items()}}
+    config = {"input": {"path": "s3://corpus/products/*.parquet", "id_column": "id"}, "task": task,
+              "output": {"path": "s3://corpus/runs/products"}, "model": {"name": plan.model, "dtype": "auto"},
+              "decoding": {"method": "hyper_parallel", "max_value_tokens": 30},
+              "engine": {"max_num_batched_tokens": 2048, "cache_tokens": None},
+              "cluster": {"max_workers": plan.workers, "unit_documents": plan.documents}, **plan.config}  # fmt: skip
+    write(f"{root}/run.json", RunRecord(FINGERPRINT, config, "2026-09-21T11:11:00+00:00", VERSIONS))
     for number in range(plan.sessions):
         id = f"20260921T1111{number:02d}-a1b2c{number}"
         own = [(unit, rows) for unit, rows in done if unit.session == id]
@@ -125,19 +122,6 @@ def edit_bill(root: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         file.write_text(json.dumps(tree))
 
 
-def _config(plan: Plan) -> dict[str, Any]:
-    return {
-        "input": {"path": "s3://corpus/products/*.parquet", "id_column": "id"},
-        "output": {"path": "s3://corpus/runs/products"},
-        "task": {"kind": "extraction", "categories": {c: {"attributes": a} for c, a in plan.categories.items()}},
-        "model": {"name": plan.model, "dtype": "auto"},
-        "decoding": {"method": "hyper_parallel", "max_value_tokens": 30},
-        "engine": {"max_num_batched_tokens": 2048, "cache_tokens": None},
-        "cluster": {"max_workers": plan.workers, "unit_documents": plan.documents},
-        **plan.config,
-    }
-
-
 def _schedule(plan: Plan, draw: random.Random) -> list[_Done]:
     """Which worker did which unit when: 40 s of loading, units one after the other, an idle moment now and then."""
     done: list[_Done] = []
@@ -150,7 +134,9 @@ def _schedule(plan: Plan, draw: random.Random) -> list[_Done]:
             start = free[worker] + (draw.random() * 60 if draw.random() < 0.03 else 0.2)
             seconds = 31.0 * draw.uniform(0.8, 1.25)
             free[worker] = start + seconds
-            rows = plan.rows(row, plan.documents) if plan.rows else _rows(row, plan.documents)
+            first = row % (4000 - plan.documents)
+            own = [{**one, "row": row + i} for i, one in enumerate(_documents()[first : first + plan.documents])]
+            rows = plan.rows(row, plan.documents) if plan.rows else own
             n, failed = len(rows), sum(row["status"] != "ok" for row in rows)
             counts = {"prefill_tokens": 310 * n, "shared_tokens": 400 * n, "decode_tokens": 24 * n, "steps": 5 * n}
             summary = UnitSummary(
@@ -163,11 +149,6 @@ def _schedule(plan: Plan, draw: random.Random) -> list[_Done]:
     return done
 
 
-def _rows(first: int, count: int) -> list[dict[str, Any]]:
-    start = first % (4000 - count)
-    return [{**row, "row": first + i} for i, row in enumerate(_documents()[start : start + count])]
-
-
 @cache
 def _documents() -> list[dict[str, Any]]:
     draw = random.Random(7)
@@ -176,14 +157,11 @@ def _documents() -> list[dict[str, Any]]:
 
 def _bill(plan: Plan, session: str, began: float, ended: float, done: Sequence[_Done]) -> Bill:
     """A session's bill: every worker is a machine of its own, the head is one more at a tenth of the price."""
-    book = Book(Bill(session, began, 0.0, budget_usd=plan.budget_usd))
-
-    def node(name: str, kind: str, market: str, usd: float, slots: int) -> NodeTime:
-        return NodeTime(name, began, name == "head", kind, market, "us-east-1", usd, "table 2026-11-01", slots=slots)
-
-    price = plan.usd_per_hour
-    nodes = [node(f"n{w}", "g6e.xlarge", "spot" if w % 2 else "on-demand", price, 1) for w in range(plan.workers)]
-    book.see([*nodes, node("head", "m7i.large", "on-demand", price / 10, 0)], 1, began)
+    book, price = Book(Bill(session, began, 0.0, budget_usd=plan.budget_usd)), plan.usd_per_hour
+    nodes = [(f"n{w}", "g6e.xlarge", ("on-demand", "spot")[w % 2], price, 1) for w in range(plan.workers)]
+    book.see([NodeTime(name, began, name == "head", kind, market, "us-east-1", usd, "table 2026-11-01", slots=slots)
+              for name, kind, market, usd, slots in (*nodes, ("head", "m7i.large", "on-demand", price / 10, 0))],
+             1, began)  # fmt: skip
     workers = [_Worker(number, began + 2) for number in range(plan.workers)]
     for i, (unit, rows) in enumerate(sorted(done, key=lambda pair: pair[0].committed_at)):
         book.take(workers[int(unit.worker.removeprefix("worker-"))].do(unit, rows))
@@ -207,13 +185,8 @@ class _Worker:
 
     def do(self, unit: UnitSummary, rows: list[dict[str, Any]]) -> WorkerTime:
         """Does a unit in one step; the report of it."""
-        counts = SimpleNamespace(**unit.counts)
-        categories = [row["category"] or "" for row in rows]
-
-        def step() -> list[Any]:
-            self.now = unit.committed_at
-            return [SimpleNamespace(counts=counts)]
-
+        counts, categories = SimpleNamespace(**unit.counts), [row["category"] or "" for row in rows]
+        step = lambda: setattr(self, "now", unit.committed_at) or [SimpleNamespace(counts=counts)]  # noqa: E731
         self.now = unit.began
         self.meter.ready()
         self.meter.begin(unit.unit)

@@ -1,35 +1,22 @@
 """Runs to look at."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from raypd.report import charts, data
-from tests.report.browser import chromium
+from tests.report.browser import browser  # noqa: F401
 from tests.report.builder import Plan, build
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., data.RunReport]:
     """Builds a run and reads it: make(units=10, ledger=False)."""
-
-    def made(**keys: Any) -> data.RunReport:
-        return data.load(str(build(tmp_path / "run", Plan(**keys))))
-
-    return made
+    return lambda **keys: data.load(str(build(tmp_path / "run", Plan(**keys))))
 
 
 @pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at something else: charts take most of the time of a page."""
     monkeypatch.setattr(charts, "inline", lambda *_: "<svg></svg>")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found

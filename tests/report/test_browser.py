@@ -1,11 +1,7 @@
 """The page in a real browser: nothing of a document runs, nothing is asked from the network, nothing is cut off."""
 
-from __future__ import annotations
-
 import io
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,17 +12,15 @@ from tests.processes import LONG, wait_for
 from tests.report import hostile
 from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build, value
-from tests.servers import Call, Reply, serving
+from tests.servers import Reply, serving
 
 
 def hostile_plan() -> Plan:
     """A run whose ids, sources, categories, names, values, errors and configuration are all hostile."""
     texts = hostile.TEXTS
+    text = lambda number: texts[number % len(texts)]  # noqa: E731
 
-    def text(number: int) -> str:
-        return texts[number % len(texts)]
-
-    def row(n: int) -> dict[str, Any]:
+    def row(n: int):
         values = [value(text(n + i), text(n + i + 1), i / 30, text(i) if i == 3 else "ok") for i in range(len(texts))]
         made = {"id": text(n), "source": text(n + 1), "row": n, "attempts": 1, "category": text(n + 2), "status": "ok",
                 "error": None, "record": "{}", "values": values, "truncated": n % 5 == 0}  # fmt: skip
@@ -40,7 +34,7 @@ def hostile_plan() -> Plan:
 _pages: dict[str, str] = {}  # by the plan, since some are looked at in several ways
 
 
-def _page(tmp_path: Path, plan: Plan) -> Path:
+def _page(tmp_path, plan: Plan):
     if repr(plan) not in _pages:
         _pages[repr(plan)] = page.render(data.load(str(build(tmp_path / "run", plan))))
     file = tmp_path / "report.html"
@@ -60,35 +54,23 @@ def test_hostile_documents_run_nothing_and_load_nothing(browser, tmp_path):
     while tab.locator("#on").is_visible() and tab.locator("#on").is_enabled():
         tab.click("#on")
     tab.wait_for_load_state("networkidle")
-    assert tab.evaluate(f"window.{hostile.MARK}") is None
-    assert asked == [file.as_uri()]
-    assert errors == []
+    assert (tab.evaluate(f"window.{hostile.MARK}"), asked, errors) == (None, [file.as_uri()], [])
     assert tab.evaluate("document.scrollingElement.scrollWidth") <= PHONE["width"]
-    assert (
-        tab.evaluate("document.querySelectorAll('article a, article img, article script, iframe, base, link').length")
-        == 0
-    )
+    forbidden = "article a, article img, article script, iframe, base, link"
+    assert tab.evaluate(f"document.querySelectorAll('{forbidden}').length") == 0
 
 
 def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
     """Shown by a page whose escaping was broken on purpose: nothing in it runs all the same."""
     file = _page(tmp_path, Plan(units=3))
     heard: list[str] = []
-
-    def listen(call: Call) -> Reply:
-        heard.append(call.path)
-        return Reply(404)
-
-    with serving(listen) as url:
+    with serving(lambda call: heard.append(call.path) or Reply(404)) as url:
         evil = "".join(hostile.TEXTS[1:10]).replace("127.0.0.1:9", url.removeprefix("http://"))
-        whole = file.read_text()
-        file.write_text(whole.replace('<div id="documents">', f'{evil}<div id="documents">', 1))
+        file.write_text(file.read_text().replace('<div id="documents">', f'{evil}<div id="documents">', 1))
         tab, _, errors = open_page(browser, file)
         tab.wait_for_load_state("networkidle")
-        assert tab.evaluate(f"window.{hostile.MARK}") is None
-        assert heard == []
-        without = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", file.read_text())
-        file.write_text(without)
+        assert (tab.evaluate(f"window.{hostile.MARK}"), heard) == (None, [])
+        file.write_text(re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", file.read_text()))
         tab, *_ = open_page(browser, file)  # the same without the policy: so this test could fail
         tab.wait_for_function(f"window.{hostile.MARK} !== undefined", timeout=1000 * LONG)
         wait_for(lambda: heard, "nothing was asked for")
@@ -131,9 +113,7 @@ def test_a_table_that_goes_on_has_a_shadow_at_that_side(browser, tmp_path, schem
         dark = [np.median(abs(seen[:, at] - plain).sum(-1)) > 20 for at in (1, -2)]  # lines and letters are few
         return bool(dark[0]), bool(dark[1])
 
-    assert shadows("Machines", 0.0) == (False, True)
-    assert shadows("Machines", 0.5) == (True, True)
-    assert shadows("Machines", 1.0) == (True, False)
+    assert [shadows("Machines", at) for at in (0.0, 0.5, 1.0)] == [(False, True), (True, True), (True, False)]
     tab.set_viewport_size(DESKTOP)
     assert shadows("Machines", 0.0) == (False, False)
 
@@ -141,8 +121,7 @@ def test_a_table_that_goes_on_has_a_shadow_at_that_side(browser, tmp_path, schem
 def test_search_filter_order_and_paging(browser, tmp_path):
     tab, *_ = open_page(browser, _page(tmp_path, Plan(units=40, documents=25)))
     articles = tab.locator("#documents article")
-    assert articles.count() == 20
-    assert tab.inner_text("#place") == "1 to 20 of 240"
+    assert (articles.count(), tab.inner_text("#place")) == (20, "1 to 20 of 240")
     tab.click("#on")
     assert tab.inner_text("#place") == "21 to 40 of 240"
     tab.select_option("#status", "error")
@@ -154,28 +133,21 @@ def test_search_filter_order_and_paging(browser, tmp_path):
     sure = [float(s) for s in articles.evaluate_all("found => found.map(a => a.dataset.sure)")]
     assert sure == sorted(sure)
     first = articles.first.locator("h3 bdi").first.inner_text()
-    tab.fill("#query", f"{first.lower()} coffee")
-    assert articles.count() == 1
-    tab.fill("#query", "no such thing")
-    assert articles.count() == 0
-    assert tab.locator("#nothing").is_visible()
+    for query, count in ((f"{first.lower()} coffee", 1), ("no such thing", 0)):
+        tab.fill("#query", query)
+        assert (articles.count(), tab.locator("#nothing").is_visible()) == (count, not count)
 
 
 def test_without_scripts_all_documents_are_there(browser, tmp_path):
-    context = browser.new_context(java_script_enabled=False)
-    tab = context.new_page()
-    tab.goto(_page(tmp_path, Plan(units=40, documents=25)).as_uri())
-    assert tab.locator("#documents article").count() == 240
-    assert tab.locator("#find").is_hidden()
-    context.close()
+    tab, *_ = open_page(browser, _page(tmp_path, Plan(units=40, documents=25)), java_script_enabled=False)
+    assert (tab.locator("#documents article").count(), tab.locator("#find").is_hidden()) == (240, True)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_what_is_behind_it(browser, tmp_path, scheme):
     """Contrast of at least 4.5 to 1 (WCAG AA), also in charts, labels and notes."""
-    tab, *_ = open_page(
-        browser, _page(tmp_path, Plan(units=20, missing=2, how="failed", model="fake")), color_scheme=scheme
-    )
+    plan = Plan(units=20, missing=2, how="failed", model="fake")
+    tab, *_ = open_page(browser, _page(tmp_path, plan), color_scheme=scheme)
     found = tab.evaluate(
         """() => {
           const rgb = (c) => c.match(/[\\d.]+/g).map(Number);

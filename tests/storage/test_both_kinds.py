@@ -1,11 +1,8 @@
 """What the rest of raypd relies on, held for a local folder and for a real S3 server alike."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +12,7 @@ from tests.processes import ended, start
 
 
 @pytest.fixture(params=["local", "s3"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def root(request: pytest.FixtureRequest, tmp_path) -> str:
     return str(tmp_path / "folder") if request.param == "local" else f"{request.getfixturevalue('bucket')}/folder"
 
 
@@ -33,19 +30,17 @@ def test_put_read_replace_and_delete(root: str) -> None:
     assert not storage.exists(path)
     with pytest.raises(FileNotFoundError):
         storage.read(path)
-    assert storage.put_new(path, b"first")
-    assert not storage.put_new(path, b"second")
+    assert [storage.put_new(path, text) for text in (b"first", b"second")] == [True, False]
     assert storage.read(path) == b"first"
     before = storage.version(path)
-    assert storage.put_if(path, b"third", before)
-    assert not storage.put_if(path, b"fourth", before)
-    assert not storage.put_if(storage.join(root, "other"), b"", before)
+    conditional = ((path, b"third"), (path, b"fourth"), (storage.join(root, "other"), b""))
+    assert [storage.put_if(where, text, before) for where, text in conditional] == [True, False, False]
     assert storage.read(path) == b"third"
     storage.put(path, b"")
     assert (storage.read(path), next(storage.find(path)).size, storage.exists(path)) == (b"", 0, True)
     assert storage.names(root) == ["a b+ü%41.txt"]
-    storage.delete(path)
-    storage.delete(path)
+    for _ in range(2):
+        storage.delete(path)
     assert storage.names(root) == []
 
 
@@ -56,8 +51,7 @@ def test_of_many_writers_at_once_one_wins(root: str) -> None:
     for _ in range(2):
         with ThreadPoolExecutor(6) as pool:
             won = list(pool.map(write, texts))
-        assert won.count(True) == 1
-        assert storage.read(path) == texts[won.index(True)]
+        assert (won.count(True), storage.read(path)) == (1, texts[won.index(True)])
         write, texts = partial(storage.put_if, path, version=storage.version(path)), [2 * text for text in texts]
 
 
@@ -65,8 +59,7 @@ def test_reading_from_an_offset_line_by_line_and_behind_the_end(root: str) -> No
     path = storage.join(root, "lines")
     lines = [b"%d " % i * 300 + b"\n" for i in range(9000)]  # more than the first range of a read
     storage.put(path, b"".join(lines))
-    offset = sum(map(len, lines[:4000]))
-    with storage.open_read(path, offset) as file:
+    with storage.open_read(path, sum(map(len, lines[:4000]))) as file:
         assert list(file) == lines[4000:]
     with storage.open_read(path, 10**9) as file:
         assert file.read() == b""
@@ -75,17 +68,15 @@ def test_reading_from_an_offset_line_by_line_and_behind_the_end(root: str) -> No
 
 def test_any_range_is_read_whole(root: str) -> None:
     """pyarrow takes a short read for the end of the file."""
-    data = random.Random(1).randbytes(300_000)
+    data, draws = random.Random(1).randbytes(300_000), random.Random(2)
     path = storage.join(root, "x")
     storage.put(path, data)
-    draws = random.Random(2)
     with storage.open_file(path) as file:
         for _ in range(60):
             begin, length = draws.randrange(300_000), draws.choice([1, 100, 40_000, 70_000, 200_000])
             assert file.read_at(length, begin) == data[begin : begin + length]
         file.seek(65_530)
-        assert file.read(10) == data[65_530:65_540]
-        assert file.size() == 300_000
+        assert (file.read(10), file.size()) == (data[65_530:65_540], 300_000)
 
 
 def test_a_replaced_object_is_noticed_at_the_first_byte_and_between_two_reads(root: str) -> None:
@@ -101,57 +92,39 @@ def test_a_replaced_object_is_noticed_at_the_first_byte_and_between_two_reads(ro
             file.read()
     else:
         assert file.read() == b"a" * ((3 << 20) - 5)  # an open file stays what it was
-    for opened in (storage.open_read, storage.open_file):
+    for opened in (lambda: storage.open_read(path, 0, planned), lambda: storage.open_file(path, planned)):
         with pytest.raises(storage.Changed):
-            (opened(path, 0, planned) if opened is storage.open_read else opened(path, planned)).read()
+            opened().read()
     storage.delete(path)
     with pytest.raises(OSError, match="/folder/x"):
         storage.open_read(path, 0, planned).read()
 
 
 def test_find_folders_globs_keys_and_hidden_names(root: str) -> None:
-    fill(
-        root, "a.jsonl", "in/b.jsonl", "in/deep/c.jsonl", "in/deep/d.txt", "_tmp/e.jsonl", "in/.f.jsonl", "in2/g.jsonl"
-    )
-    assert found(root) == ["a.jsonl", "in/b.jsonl", "in/deep/c.jsonl", "in/deep/d.txt", "in2/g.jsonl"]
-    assert found(root + "/") == found(root)
-    assert sorted(item.name for item in storage.walk(root)) == sorted(
-        ["_tmp/e.jsonl", "a.jsonl", "in/.f.jsonl", "in/b.jsonl", "in/deep/c.jsonl", "in/deep/d.txt", "in2/g.jsonl"]
-    )
-    assert found(root + "/in") == ["b.jsonl", "deep/c.jsonl", "deep/d.txt"]
-    assert found(root + "/in/b.jsonl") == ["b.jsonl"]
-    assert found(root + "/*.jsonl") == ["a.jsonl"]
-    assert found(root + "/in*/*.jsonl") == ["in/b.jsonl", "in2/g.jsonl"]
-    assert found(root + "/**/*.jsonl") == ["a.jsonl", "in/b.jsonl", "in/deep/c.jsonl", "in2/g.jsonl"]
-    assert found(root + "/in/**") == ["b.jsonl", "deep/c.jsonl", "deep/d.txt"]
-    assert found(root + "/in/deep/[!c].t?t") == ["d.txt"]
-    assert found(root + "/in/deep/[a-c]*") == ["c.jsonl"]
+    seen = ["a.jsonl", "in/b.jsonl", "in/deep/c.jsonl", "in/deep/d.txt", "in2/g.jsonl"]
+    fill(root, *seen, "_tmp/e.jsonl", "in/.f.jsonl")
+    of_in = [name.removeprefix("in/") for name in seen[1:4]]
+    for path, names in {
+        "": seen, "/": seen, "/in": of_in, "/in/**": of_in, "/in/b.jsonl": ["b.jsonl"], "/*.jsonl": ["a.jsonl"],
+        "/in*/*.jsonl": ["in/b.jsonl", "in2/g.jsonl"], "/in/deep/[!c].t?t": ["d.txt"], "/in/deep/[a-c]*": ["c.jsonl"],
+        "/**/*.jsonl": [name for name in seen if name.endswith("l")],
+    }.items():  # fmt: skip
+        assert found(root + path) == names, path
+    for path, names in {"": [*seen, "_tmp/e.jsonl", "in/.f.jsonl"], "/in": [*of_in, ".f.jsonl"]}.items():
+        assert sorted(item.name for item in storage.walk(root + path)) == sorted(names)
     assert storage.folders(root + "/in") == ["deep"]
-    walked = sorted(item.name for item in storage.walk(root + "/in"))
-    assert walked == [".f.jsonl", "b.jsonl", "deep/c.jsonl", "deep/d.txt"]
-    assert storage.is_folder(root + "/in")
-    assert not storage.is_folder(root + "/in/b.jsonl")
-    assert not storage.is_folder(root + "/i")
+    assert [storage.is_folder(root + path) for path in ("/in", "/in/b.jsonl", "/i")] == [True, False, False]
     first = next(storage.find(root + "/in"))
     assert (first.size, storage.read(first.path)) == (10, b"in/b.jsonl")
-
-
-def test_a_name_with_special_characters_is_first_of_all_a_name(root: str) -> None:
+    # A name with special characters is first of all a name.
     fill(root, "a[1].jsonl", "a1.jsonl", "b*.jsonl", "b1.jsonl")
-    assert found(root + "/a[1].jsonl") == ["a[1].jsonl"]
-    assert found(root + "/b*.jsonl") == ["b*.jsonl"]
-    assert found(root + "/a[[]1].jsonl") == ["a[1].jsonl"]
+    for path, name in (("a[1].jsonl", "a[1].jsonl"), ("b*.jsonl", "b*.jsonl"), ("a[[]1].jsonl", "a[1].jsonl")):
+        assert found(f"{root}/{path}") == [name]
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("part", "no such .*did you mean .*/folder/parts\\?"),
-        ("*.csv", "matches"),
-        ("nothing/*.csv", "/folder/nothing"),
-        ("only", "only hidden"),
-    ],
-)
+@pytest.mark.parametrize(("path", "reason"), [
+    ("part", "no such .*did you mean .*/folder/parts\\?"), ("*.csv", "matches"), ("nothing/*.csv", "/folder/nothing"),
+    ("only", "only hidden")])  # fmt: skip
 def test_nothing_found_is_said_with_what_was_meant(root: str, path: str, reason: str) -> None:
     fill(root, "parts/a.jsonl", "only/_b.jsonl")
     with pytest.raises(InputError, match=f"^{root}/{path.replace('*', '[*]')}: .*{reason}"):
@@ -159,16 +132,13 @@ def test_nothing_found_is_said_with_what_was_meant(root: str, path: str, reason:
 
 
 def test_nothing_is_no_folder_to_walk() -> None:
-    assert list(storage.walk("/no/such/folder")) == []
-    assert storage.names("/no/such/folder") == []
-    assert storage.folders("/no/such/folder") == []
+    for look in (lambda path: list(storage.walk(path)), storage.names, storage.folders):
+        assert look("/no/such/folder") == []
     assert storage.join("s3://b/p/", "units", "u") == "s3://b/p/units/u"
-    assert storage.absolute("s3://b/p/") == "s3://b/p"
-    assert storage.absolute("file:///a/../b") == "/b"
-    with pytest.raises(InputError, match=r"gs://b: gs:// is not a storage"):
-        storage.absolute("gs://b")
-    with pytest.raises(InputError, match=r"is not the name of a bucket"):
-        storage.absolute("s3://a b/x")
+    assert (storage.absolute("s3://b/p/"), storage.absolute("file:///a/../b")) == ("s3://b/p", "/b")
+    for path, words in (("gs://b", r"gs://b: gs:// is not a storage"), ("s3://a b/x", "is not the name of a bucket")):
+        with pytest.raises(InputError, match=words):
+            storage.absolute(path)
 
 
 # The system refuses a write in its middle, as on a full disk, and needs no right to mount one.
@@ -191,6 +161,6 @@ assert storage.put_new(folder + "/c", b"c" * 40_000)
 """
 
 
-def test_a_write_that_the_disk_refuses_in_its_middle_leaves_nothing(tmp_path: Path) -> None:
+def test_a_write_that_the_disk_refuses_in_its_middle_leaves_nothing(tmp_path) -> None:
     ended(start("-c", FULL_DISK, str(tmp_path)))
     assert storage.names(str(tmp_path / "units")) == ["a", "c"]

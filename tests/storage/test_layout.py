@@ -1,11 +1,10 @@
 """The rows of a run as others read them: pyarrow's datasets, pandas, DuckDB; one schema whatever a unit holds."""
 
-from __future__ import annotations
+import datetime
+from unittest import mock
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
+import duckdb
+import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs
@@ -16,22 +15,19 @@ from pydantic import ValidationError
 from raypd import storage
 from raypd.config import OutputConfig
 from raypd.dataset import writer
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, RunError
 from raypd.run.records import UnitSummary
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
 from tests import s3
 
-VALUE: dict[str, Any] = {"name": "Color", "value": "red"}
-FULL: dict[str, dict[str, Any]] = {
-    "extraction": {"category": "c", "values": [VALUE], "truncated": False},
-    "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
-    "generation": {"sample": 0, "text": "words", "warnings": ["none"]},
-}
+FULL = {"extraction": {"category": "c", "values": [{"name": "Color", "value": "red"}], "truncated": False},
+        "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
+        "generation": {"sample": 0, "text": "words", "warnings": ["none"]}}  # fmt: skip
 SCHEMAS = {kind: shape.schema for kind, shape in columns.SHAPES.items()}
 
 
-def write(output: str, number: int, records: Callable[[int], Record], schema: pa.Schema, **partition: str) -> None:
+def write(output: str, number: int, records, schema: pa.Schema, **partition: str) -> None:
     """Commits a unit of four documents."""
     documents = [Document(row, f"{number}-{row}", {}, source="a.jsonl", place=4 * number + row) for row in range(4)]
     table = writer.make_table(documents, [records(row) for row in range(4)], schema, 1)
@@ -42,59 +38,37 @@ def write(output: str, number: int, records: Callable[[int], Record], schema: pa
 
 def fill(output: str, kind: str, **partition: str) -> None:
     """Three units: with answers, with nothing but nulls, with nothing but errors."""
-    schema = SCHEMAS[kind]
-    full = {k: v for k, v in FULL[kind].items() if k in schema.names}
-    write(output, 0, lambda row: Record(row, full), schema, **partition)
-    write(output, 1, lambda row: Record(row, {}), schema, **partition)
-    write(output, 2, lambda row: Record(row, error=f"it failed\0 {row}"), schema, **partition)
+    for number, own in enumerate(({"columns": FULL[kind]}, {"columns": {}}, {"error": "it failed\0"})):
+        write(output, number, lambda row, own=own: Record(row, **own), SCHEMAS[kind], **partition)
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_units_of_nulls_and_of_errors_have_the_schema_of_all(tmp_path: Path, kind: str) -> None:
-    fill(str(tmp_path), kind)
-    schemas = [pq.read_schema(path).remove_metadata() for path in sorted((tmp_path / "units").iterdir())]
-    assert schemas == [writer.output_schema(SCHEMAS[kind])] * 3
-
-
-@pytest.mark.parametrize("kind", SCHEMAS)
-def test_pyarrow_pandas_and_duckdb_read_a_run_as_it_is(tmp_path: Path, kind: str) -> None:
-    duckdb = pytest.importorskip("duckdb", reason="needs duckdb: pip install -e '.[dev]'")
-    import pandas as pd
-
+def test_units_have_one_schema_and_pyarrow_pandas_and_duckdb_read_a_run_as_it_is(tmp_path, kind: str) -> None:
     fill(str(tmp_path), kind, date="2026-11-21", market="de")
     write(str(tmp_path), 3, lambda row: Record(row, {}), SCHEMAS[kind], date="2026-11-22", market="de")
     (tmp_path / "units/date=2026-11-21/market=de/.tmp-host-1-2").write_bytes(b"PAR1 torn")  # a writer at work
     folder = tmp_path / "units"
+    schemas = [pq.read_schema(path).remove_metadata() for path in folder.glob("*/*/u-*.parquet")]
+    assert schemas == [writer.output_schema(SCHEMAS[kind])] * 4  # also where all are nulls, or errors
     want = sorted(f"{unit}-{row}" for unit in range(4) for row in range(4))
     table = ds.dataset(folder, format="parquet", partitioning="hive").to_table()
-    assert sorted(table["id"].to_pylist()) == want
-    assert table.schema.names[-2:] == ["date", "market"]
+    assert (sorted(table["id"].to_pylist()), table.schema.names[-2:]) == (want, ["date", "market"])
     frame = pd.read_parquet(folder)
-    assert sorted(frame["id"]) == want
-    assert sorted(frame["status"].value_counts().items()) == [("error", 4), ("ok", 12)]
-    rows = duckdb.sql(
-        f"select date::varchar, market, count(*), count(error) from read_parquet('{folder}/**/*.parquet', "
-        "hive_partitioning=true) group by all order by all"
-    ).fetchall()
-    assert rows == [("2026-11-21", "de", 12, 4), ("2026-11-22", "de", 4, 0)]
+    assert (sorted(frame["id"]), sorted(frame["status"].value_counts().items())) == (want, [("error", 4), ("ok", 12)])
+    rows = f"read_parquet('{folder}/**/*.parquet', hive_partitioning=true)"
+    query = f"select date::varchar, market, count(*), count(error) from {rows} group by all order by all"
+    assert duckdb.sql(query).fetchall() == [("2026-11-21", "de", 12, 4), ("2026-11-22", "de", 4, 0)]
     if kind == "extraction":
-        query = f"select v.value from (select unnest(values) as v from read_parquet('{folder}/**/*.parquet'))"
+        query = f"select v.value from (select unnest(values) as v from {rows})"
         assert duckdb.sql(query).fetchall() == [("red",)] * 4
 
 
 def test_a_run_on_s3_is_read_by_pyarrow_pandas_and_duckdb(connected: s3.Server, bucket: str) -> None:
     """DuckDB through pyarrow's dataset: its own extension for S3 is a download at run time."""
-    import duckdb
-    import pandas as pd
-
     fill(f"{bucket}/run", "extraction")
-    files = pyarrow.fs.S3FileSystem(
-        access_key=s3.KEY_ID,
-        secret_key=s3.SECRET,
-        endpoint_override=connected.url.removeprefix("http://"),
-        scheme="http",
-        region="us-east-1",
-    )
+    files = pyarrow.fs.S3FileSystem(access_key=s3.KEY_ID, secret_key=s3.SECRET,
+                                    endpoint_override=connected.url.removeprefix("http://"), scheme="http",
+                                    region="us-east-1")  # fmt: skip
     folder = f"{bucket.removeprefix('s3://')}/run/units"
     dataset = ds.dataset(folder, filesystem=files, format="parquet")
     assert len(dataset.to_table()) == 12
@@ -103,20 +77,17 @@ def test_a_run_on_s3_is_read_by_pyarrow_pandas_and_duckdb(connected: s3.Server, 
     assert pd.read_parquet(folder, filesystem=files)["status"].tolist().count("error") == 4
 
 
-def test_units_in_partitions_are_found_without_knowing_which(tmp_path: Path) -> None:
+def test_units_in_partitions_are_found_without_knowing_which(tmp_path) -> None:
     output = str(tmp_path)
     fill(output, "generation", date="2026-11-21")
     write(output, 3, lambda row: Record(row, {}), columns.GENERATION)
-    assert writer.committed(output) == {"u-0", "u-1", "u-2", "u-3"}
-    assert writer.read_summary(output, "u-2").failed == 4
+    assert (writer.committed(output), writer.read_summary(output, "u-2").failed) == ({"u-0", "u-1", "u-2", "u-3"}, 4)
     assert writer.read_rows(output, "u-0", 1)[0]["text"] == "words"
     assert writer.is_committed(output, "u-0", {"date": "2026-11-21"})
     assert not writer.is_committed(output, "u-3", {"date": "2026-11-21"})
 
 
 def test_partitions_that_cannot_be_are_refused() -> None:
-    import datetime
-
     settings = OutputConfig(path="x", partition={"date": datetime.date(2026, 11, 21), "run": 7})  # as YAML reads them
     assert settings.partition == {"date": "2026-11-21", "run": "7"}
     for wrong, message in (({"Date": "x"}, "a key is of"), ({"a": "b/c"}, "a value is of"), ({"a": ""}, "a value")):
@@ -126,22 +97,14 @@ def test_partitions_that_cannot_be_are_refused() -> None:
         writer.output_schema(columns.GENERATION, {"status": "x"})
 
 
-def test_out_of_reach_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_reach_is_not_damaged(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody must be told to delete a unit because the network is down."""
-    from raypd.errors import RunError
-
     fill(str(tmp_path), "generation")
-
-    def fail(error: OSError) -> str:
-        def opened(path: str) -> Any:
-            raise error
-
-        monkeypatch.setattr(storage, "open_file", opened)
-        with pytest.raises(RunError) as caught:
+    for error, words in (
+        (storage.StorageError("s3://b/x: the store is overloaded"), "same command resumes|cannot be read"),
+        (OSError(5, "Input/output error"), "same command resumes|cannot be read"),
+        (OSError("Couldn't deserialize thrift"), "delete it")):  # fmt: skip
+        monkeypatch.setattr(storage, "open_file", mock.Mock(side_effect=error))
+        with pytest.raises(RunError, match=words) as caught:
             writer.read_summary(str(tmp_path), "u-0")
-        return str(caught.value)
-
-    for error in (storage.StorageError("s3://b/x: the store is overloaded"), OSError(5, "Input/output error")):
-        assert "delete" not in fail(error)
-        assert "same command resumes" in fail(error) or "cannot be read" in fail(error)
-    assert "delete it" in fail(OSError("Couldn't deserialize thrift"))
+        assert ("delete" in str(caught.value)) == (words == "delete it")

@@ -1,16 +1,12 @@
 """Whole runs on real Ray whose input and output lie on a real S3 server, behind a proxy that fails calls."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +15,6 @@ import ray
 
 from raypd import storage
 from raypd.cluster import driver
-from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError
 from tests import s3
@@ -31,12 +26,11 @@ from tests.runs import run_process, with_keys
 
 
 @pytest.fixture
-def make(config, bucket: str) -> Callable[..., RunConfig]:
+def make(config, bucket: str):
     """Makes configurations over `fill`'s input: make(endpoint, units_in_flight=1, partition={...})."""
 
-    def made(endpoint: str, partition: dict[str, str] | None = None, **keys: Any) -> RunConfig:
-        settings = {"endpoint_url": endpoint, "read_timeout": 5}
-        run = config(f"{bucket}/in/*/*", f"{bucket}/runs/one", settings, **keys)
+    def made(endpoint: str, partition: dict[str, str] | None = None, **keys):
+        run = config(f"{bucket}/in/*/*", f"{bucket}/runs/one", {"endpoint_url": endpoint, "read_timeout": 5}, **keys)
         return with_keys(run, output={"partition": partition or {}})
 
     return made
@@ -62,27 +56,20 @@ def ids(output: str) -> Counter[str]:
 
 
 def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected, bucket, make, ray_here) -> None:
-    count = fill(bucket)
-    run = make(connected.url, {"date": "2026-11-20"})
+    count, run = fill(bucket), make(connected.url, {"date": "2026-11-20"})
     result = driver.run_extract(run, build=fakes.build)
     assert (result.documents, result.ok, result.units, result.units_planned) == (count, count, 11, 11)
     assert ids(run.output.path) == Counter(map(str, range(count)))
-
-    line = json.dumps({"id": str(count), "title": "new"}).encode()
-    storage.put(f"{bucket}/in/text/d.jsonl", line)
+    storage.put(f"{bucket}/in/text/d.jsonl", json.dumps({"id": str(count), "title": "new"}).encode())
     later = make(connected.url, {"date": "2026-11-21"})
     assert driver.run_extract(later, build=fakes.build).units == 12
     assert ids(run.output.path) == Counter(map(str, range(count + 1)))
     folder = f"{run.output.path}/units"
     assert storage.folders(folder) == ["date=2026-11-20", "date=2026-11-21"]
-    assert len(storage.names(f"{folder}/date=2026-11-21")) == 1
-    unit = storage.names(f"{folder}/date=2026-11-21")[0].removesuffix(".parquet")
-    assert writer.read_summary(run.output.path, unit).documents == 1
+    (name,) = storage.names(f"{folder}/date=2026-11-21")
+    assert writer.read_summary(run.output.path, name.removesuffix(".parquet")).documents == 1
 
-    def never(config, threads):
-        raise AssertionError("a worker was built")
-
-    again = driver.run_extract(later, build=never)
+    again = driver.run_extract(later, build=lambda *_: pytest.fail("a worker was built"))
     assert json.loads(storage.read(f"{run.output.path}/manifest.json"))["documents"] == again.documents == count + 1
     assert again.output == run.output.path
     with pytest.raises(ConfigError, match=r"one/?: holds the run of another configuration.*input\.id_column"):
@@ -121,9 +108,8 @@ def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucke
         texts |= {item.path: storage.read(item.path) for item in storage.walk(f"{bucket}/runs")}
         texts |= {str(path): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
         assert len(texts) > 20
-        for where, text in texts.items():
-            for secret in (s3.SECRET, "raypd-test-T0K3N-77"):
-                assert secret.encode() not in text, where
+        secrets = (s3.SECRET.encode(), b"raypd-test-T0K3N-77")
+        assert [where for where, text in texts.items() if any(secret in text for secret in secrets)] == []
     finally:
         end_all()
         ray.shutdown()

@@ -1,13 +1,10 @@
 """What is sent to S3 and what becomes of its answers, for what the test server does not know: the SDK's requests are
 answered here, before they reach a network."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from unittest import mock
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
@@ -24,9 +21,8 @@ Answer = tuple[int, dict[str, str], bytes]
 class Raw(io.BytesIO):
     """A body as urllib3 hands it out."""
 
-    def stream(self, amt: int = 1 << 16, decode_content: bool | None = None) -> Iterator[bytes]:
-        while chunk := self.read(amt):
-            yield chunk
+    def stream(self, amt: int = 1 << 16, decode_content: bool | None = None):
+        return iter(lambda: self.read(amt), b"")
 
 
 class Store:
@@ -34,9 +30,9 @@ class Store:
 
     def __init__(self) -> None:
         self.requests: list[AWSPreparedRequest] = []
-        self.answer: Callable[[AWSPreparedRequest], Answer] = lambda request: (200, {"ETag": '"e"'}, b"")
+        self.answer = parts_and_lists
 
-    def __call__(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
+    def __call__(self, request: AWSPreparedRequest, **_) -> AWSResponse:
         self.requests.append(request)
         for name, value in request.headers.items():
             request.headers[name] = value.decode() if isinstance(value, bytes) else value
@@ -44,7 +40,7 @@ class Store:
         raw = Raw(b"" if request.method == "HEAD" else body)
         return AWSResponse(request.url, status, {"Content-Length": str(len(body)), **headers}, raw)
 
-    def use(self, **settings: Any) -> None:
+    def use(self, **settings) -> None:
         storage.configure(StorageConfig.model_validate({"max_attempts": 3, **settings}))
         storage.default.s3.boto().meta.events.register_first("before-send.s3", self)
 
@@ -53,7 +49,7 @@ class Store:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path):
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     nowhere = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none"))
@@ -68,7 +64,10 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
     storage.configure(StorageConfig())
 
 
-def refusal(code: str, message: str = "", status: int = 403, **headers: str) -> Callable[[Any], Answer]:
+EMPTY = b"<ListBucketResult></ListBucketResult>"
+
+
+def refusal(code: str, message: str = "", status: int = 403, **headers: str):
     text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
     return lambda request: (status, headers, text)
 
@@ -78,13 +77,10 @@ def parts_and_lists(request: AWSPreparedRequest) -> Answer:
         return 200, {}, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
     if request.method == "POST":
         return 200, {}, b'<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>'
-    if request.method == "GET" and "list-type" in request.url:
-        return 200, {}, b"<ListBucketResult></ListBucketResult>"
-    return 200, {"ETag": '"e"'}, b""
+    return (200, {}, EMPTY) if "list-type" in request.url else (200, {"ETag": '"e"'}, b"")
 
 
 def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: Store) -> None:
-    store.answer = parts_and_lists
     store.use(sse="aws:kms", kms_key_id="arn:key", requester_pays=True)
     storage.put_new("s3://bkt/a", b"x")
     storage.put("s3://bkt/a", b"x" * (s3.MULTIPART_BYTES + 1))
@@ -92,21 +88,19 @@ def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: 
     storage.read("s3://bkt/a")
     list(storage.walk("s3://bkt/f"))
     assert store.header("x-amz-request-payer") == ["requester"] * len(store.requests)
-    writes = [r for r in store.requests if (r.method == "PUT" and "partNumber" not in r.url) or "?uploads" in r.url]
-    assert len(writes) == 2
-    assert [w.headers["x-amz-server-side-encryption"] for w in writes] == ["aws:kms"] * 2
-    assert [w.headers["x-amz-server-side-encryption-aws-kms-key-id"] for w in writes] == ["arn:key"] * 2
-    reads = [r for r in store.requests if r not in writes]
-    assert not any("x-amz-server-side-encryption" in r.headers for r in reads)
+    encryption = "x-amz-server-side-encryption"
+    for request in store.requests:
+        write = (request.method == "PUT" and "partNumber" not in request.url) or "?uploads" in request.url
+        own = [request.headers.get(name) for name in (encryption, f"{encryption}-aws-kms-key-id")]
+        assert own == (["aws:kms", "arn:key"] if write else [None, None])
+    assert store.header(encryption).count("aws:kms") == 2
     store.requests.clear()
     store.use(sse="AES256")
     storage.put("s3://bkt/a", b"x")
-    assert store.header("x-amz-server-side-encryption") == ["AES256"]
-    assert store.header("x-amz-request-payer") == [None]
+    assert (store.header(encryption), store.header("x-amz-request-payer")) == (["AES256"], [None])
 
 
 def test_each_storage_has_settings_and_a_connection_of_its_own(store: Store) -> None:
-    store.answer = parts_and_lists
     unsigned = storage.Storage(StorageConfig(anonymous=True))
     unsigned.s3.boto().meta.events.register_first("before-send.s3", store)
     for each in (storage.default, unsigned, storage.default):
@@ -115,7 +109,6 @@ def test_each_storage_has_settings_and_a_connection_of_its_own(store: Store) -> 
 
 
 def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
-    store.answer = parts_and_lists
     for glob, prefix in (("p/part-*.jsonl", "p%2Fpart-"), ("p/*/x", "p%2F"), ("**", ""), ("p/a[1]", "p%2Fa")):
         store.requests.clear()
         with pytest.raises(InputError):
@@ -123,48 +116,36 @@ def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
         assert re.search(r"[?&]prefix=([^&]*)", store.requests[-1].url)[1] == prefix
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "of_the_store", "words"),
-    [
-        ("NoSuchBucket", 404, False, "there is no bucket 'bkt'; check the name"),
-        ("AccessDenied", 403, False, "forbidden: the credentials of the environment variables need s3:"),
-        ("ExpiredToken", 400, True, "the credentials have expired: renew them; the same command resumes"),
-        ("InvalidAccessKeyId", 403, True, "does not accept the credentials of the environment variables"),
-        ("SignatureDoesNotMatch", 403, True, "does not accept the credentials"),
-        ("RequestTimeTooSkewed", 403, True, "the clock of this machine is wrong"),
-        ("IllegalLocationConstraintException", 400, False, "is in region eu-west-1: set storage.region=eu-west-1"),
-        ("SlowDown", 503, True, "the store is overloaded (SlowDown), still so at attempt 3"),
-        ("ThrottlingException", 400, True, "overloaded"),
-        ("TooManyRequests", 429, True, "overloaded"),
-        ("InternalError", 500, True, "the store answered InternalError to s3:"),
-        ("RequestTimeout", 400, True, "the store answered RequestTimeout"),
-        ("InvalidObjectState", 403, False, "the object is archived"),
-        ("NotImplemented", 501, False, "the store answered NotImplemented"),
-        ("Odd", 502, True, "the store answered Odd"),
-        ("Odd", 400, False, "the store says: you sent ***"),
-    ],
-)
+@pytest.mark.parametrize(("code", "status", "of_the_store", "words"), [
+    ("NoSuchBucket", 404, False, "there is no bucket 'bkt'; check the name"),
+    ("AccessDenied", 403, False, "forbidden: the credentials of the environment variables need s3:"),
+    ("ExpiredToken", 400, True, "the credentials have expired: renew them; the same command resumes"),
+    ("InvalidAccessKeyId", 403, True, "does not accept the credentials of the environment variables"),
+    ("SignatureDoesNotMatch", 403, True, "does not accept the credentials"),
+    ("RequestTimeTooSkewed", 403, True, "the clock of this machine is wrong"),
+    ("IllegalLocationConstraintException", 400, False, "is in region eu-west-1: set storage.region=eu-west-1"),
+    ("SlowDown", 503, True, "the store is overloaded (SlowDown), still so at attempt 3"),
+    ("ThrottlingException", 400, True, "overloaded"), ("TooManyRequests", 429, True, "overloaded"),
+    ("InternalError", 500, True, "the store answered InternalError to s3:"),
+    ("RequestTimeout", 400, True, "the store answered RequestTimeout"),
+    ("InvalidObjectState", 403, False, "the object is archived"),
+    ("NotImplemented", 501, False, "the store answered NotImplemented"), ("Odd", 502, True, "the store answered Odd"),
+    ("Odd", 400, False, "the store says: you sent ***")])  # fmt: skip
 def test_a_refusal_says_what_to_do_and_whether_it_is_about_the_store(store, code, status, of_the_store, words) -> None:
     store.answer = refusal(code, f"you sent {SECRET}", status, **{"x-amz-bucket-region": "eu-west-1"})
-    for call, kind in (
-        (lambda: list(storage.find("s3://bkt/a")), InputError),
-        (lambda: storage.read("s3://bkt/a"), storage.StorageError),
-        (lambda: storage.put_new("s3://bkt/a", b""), storage.StorageError),
-        (lambda: storage.open_file("s3://bkt/a", None, 10).read(), storage.StorageError),
-    ):
-        with pytest.raises(storage.Unavailable if of_the_store else kind) as caught:
-            call()
-        assert isinstance(caught.value, storage.Unavailable) == of_the_store
-        assert words in str(caught.value)
-        assert str(caught.value).startswith("s3://bkt/a: ")
+    for n, call in enumerate((
+        lambda path: list(storage.find(path)), storage.read, lambda path: storage.put_new(path, b""),
+        lambda path: storage.open_file(path, None, 10).read())):  # fmt: skip
+        kind = storage.StorageError if n else InputError
+        with pytest.raises(storage.Unavailable if of_the_store else kind, match=r"^s3://bkt/a: ") as caught:
+            call("s3://bkt/a")
+        assert (isinstance(caught.value, storage.Unavailable), words in str(caught.value)) == (of_the_store, True)
         assert SECRET not in repr(caught.value) + str(caught.value)
 
 
 def test_credentials_that_cannot_be_renewed_are_no_fault_of_an_object(store: Store) -> None:
-    def expired(request: AWSPreparedRequest) -> Answer:  # as botocore says it
-        raise RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired.")
-
-    store.answer = expired
+    words = "Credentials were refreshed, but the refreshed credentials are still expired."  # as botocore says it
+    store.answer = mock.Mock(side_effect=RuntimeError(words))
     with pytest.raises(storage.Unavailable, match=r"s3://bkt/a: .*still expired; renew the credentials"):
         storage.read("s3://bkt/a")
 
@@ -181,43 +162,37 @@ def test_a_bucket_in_another_region_is_followed_where_the_store_says_which(store
 
 def test_a_head_that_gives_no_reason_is_looked_into(store: Store) -> None:
     listing: dict[str, Answer] = {}
-
-    def answer(request: AWSPreparedRequest) -> Answer:
-        return listing["is"] if "list-type" in request.url else (403, {}, b"")
-
-    store.answer = answer
-    # With s3:ListBucket under a prefix alone, S3 calls a key that does not exist forbidden.
-    listing["is"] = (200, {}, b"<ListBucketResult></ListBucketResult>")
-    assert not storage.exists("s3://bkt/a")
-    with pytest.raises(FileNotFoundError):
-        storage.read("s3://bkt/a")
+    store.answer = lambda request: listing["is"] if "list-type" in request.url else (403, {}, b"")
     longer_key = b"<ListBucketResult><Contents><Key>ab</Key><Size>1</Size></Contents></ListBucketResult>"
-    listing["is"] = (200, {}, longer_key)
-    assert not storage.exists("s3://bkt/a")
-    listing["is"] = (200, {}, longer_key.replace(b">ab<", b">a<"))
-    with pytest.raises(storage.StorageError, match=r"forbidden: .* need s3:GetObject"):
-        storage.exists("s3://bkt/a")
-    listing["is"] = refusal("ExpiredToken", "", 400)(None)
-    with pytest.raises(storage.StorageError, match="credentials have expired"):
-        storage.exists("s3://bkt/a")
+    # With s3:ListBucket under a prefix alone, S3 calls a key that does not exist forbidden.
+    for listed in (EMPTY, longer_key):
+        listing["is"] = (200, {}, listed)
+        assert not storage.exists("s3://bkt/a")
+        with pytest.raises(FileNotFoundError):
+            storage.read("s3://bkt/a")
+    own_key = (200, {}, longer_key.replace(b">ab<", b">a<"))
+    for listing["is"], words in ((own_key, r"forbidden: .* need s3:GetObject"),
+                                 (refusal("ExpiredToken", "", 400)(None), "credentials have expired")):  # fmt: skip
+        with pytest.raises(storage.StorageError, match=words):
+            storage.exists("s3://bkt/a")
 
 
 def test_no_credentials_and_no_such_profile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    storage.configure(StorageConfig())
-    with pytest.raises(InputError, match=r"s3://bkt/a: Unable to locate credentials: set AWS_ACCESS_KEY_ID"):
-        list(storage.find("s3://bkt/a"))
-    storage.configure(StorageConfig(profile="nightly"))
-    with pytest.raises(InputError, match=r"profile \(nightly\) could not be found; it is storage.profile"):
-        list(storage.find("s3://bkt/a"))
+    for profile, words in ((None, r"s3://bkt/a: Unable to locate credentials: set AWS_ACCESS_KEY_ID"),
+                           ("nightly", r"profile \(nightly\) could not be found; it is storage.profile")):  # fmt: skip
+        storage.configure(StorageConfig(profile=profile))
+        with pytest.raises(InputError, match=words):
+            list(storage.find("s3://bkt/a"))
 
 
 def test_a_conflict_with_a_write_in_progress_is_tried_again(store: Store) -> None:
-    answers = [refusal("ConditionalRequestConflict", "", 409)] * 2 + [lambda request: (200, {"ETag": '"e"'}, b"")]
+    conflict = refusal("ConditionalRequestConflict", "", 409)
+    answers = [conflict, conflict, store.answer]
     store.answer = lambda request: answers.pop(0)(request)
     assert storage.put_new("s3://bkt/a", b"x")
-    store.answer = refusal("ConditionalRequestConflict", "", 409)
+    store.answer = conflict
     with pytest.raises(storage.StorageError, match="ConditionalRequestConflict"):
         storage.put_new("s3://bkt/a", b"x")
 
@@ -240,14 +215,11 @@ def test_a_store_without_conditional_writes_is_told_once(store: Store, kind: str
 
     store.answer = answer
     store.use(endpoint_url="http://store.example:9000")
-    assert storage.put_new("s3://bkt/run/a", b"1")
-    assert not storage.put_new("s3://bkt/run/a", b"2")
-    assert storage.put_new("s3://bkt/run/b", b"3")
+    for name, text, new in (("a", b"1", True), ("a", b"2", False), ("b", b"3", True)):
+        assert storage.put_new(f"s3://bkt/run/{name}", text) == new
     assert list(objects.values()) == [b"1", b"3"]
-    assert [r.getMessage() for r in caplog.records if r.name == "raypd.storage"] == [
-        "raypd: the store at http://store.example:9000 does not know conditional writes (If-None-Match): two runs at "
-        "once into one folder can write a unit twice, though never tear one"
-    ]
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "raypd.storage"]
+    assert "the store at http://store.example:9000 does not know conditional writes (If-None-Match): two runs" in line
 
 
 def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
@@ -255,7 +227,7 @@ def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
 
     def page(request: AWSPreparedRequest) -> Answer:
         if "max-keys=1" in request.url:  # whether the path itself is a key
-            return 200, {}, b"<ListBucketResult></ListBucketResult>"
+            return 200, {}, EMPTY
         token = re.search(r"continuation-token=(\d+)", request.url)
         begin = int(token[1]) if token else 0
         text = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{begin + 1000}</NextContinuationToken>"
@@ -264,8 +236,7 @@ def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
         return 200, {}, f"<ListBucketResult>{text}</ListBucketResult>".encode()
 
     store.answer = page
-    listed = storage.find("s3://bkt/in/*.jsonl")
-    for i, item in enumerate(itertools.islice(listed, 3500)):
+    for i, item in enumerate(itertools.islice(storage.find("s3://bkt/in/*.jsonl"), 3500)):
         assert (item.name, item.size, item.stamp) == (f"{i:09d}.jsonl", i, f"{i:x}")
         assert len(store.requests) == 2 + i // 1000
 

@@ -1,17 +1,14 @@
 """output.columns typed: DuckDB and pyarrow read columns of their own types; evaluation and report read both forms."""
 
-from __future__ import annotations
-
 import datetime
 import json
-from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from raypd.answering import components
 from raypd.config import OWN_COLUMNS, RunConfig
 from raypd.dataset import writer
 from raypd.evaluation.score import evaluate
@@ -21,51 +18,39 @@ from raypd.run.records import UnitSummary
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import EXTRACTION, columns_of, record_of, record_row, typed_row, value_row
 from raypd.training import teacher
-from tests.runs import TITLES, extraction, run_config, run_here, with_keys, write_jsonl
+from tests.runs import TITLES, extraction, run_config, run_here, write_jsonl
 
-SHOES = [
-    {"name": "Brand"},
-    {"name": "Size", "type": "number"},
-    {"name": "Count", "type": "integer"},
-    {"name": "Lit", "type": "boolean"},
-    {"name": "Since", "type": "date"},
-    {"name": "Opens", "type": "time"},
-    {"name": "Colors", "type": "enum", "values": ["red", "blue"], "many": True},
-    {"name": "maker.country", "path": ["maker", "country"]},
-    {"name": "maker.days", "path": ["maker", "days"], "type": "date", "many": True},
-]
+SHOES = [{"name": "Brand"}, {"name": "Size", "type": "number"}, {"name": "Count", "type": "integer"},
+         {"name": "Lit", "type": "boolean"}, {"name": "Since", "type": "date"}, {"name": "Opens", "type": "time"},
+         {"name": "Colors", "type": "enum", "values": ["red", "blue"], "many": True},
+         {"name": "maker.country", "path": ["maker", "country"]},
+         {"name": "maker.days", "path": ["maker", "days"], "type": "date", "many": True}]  # fmt: skip
 TEA = [{"name": "Kind"}, {"name": "Brand"}]
-FOUND = {
-    "Brand": "Acme", "Size": 7, "Count": 2**62, "Lit": False, "Since": "2024-02-29", "Opens": "18:30:00",
-    "Colors": ["red", "blue"], "maker.country": None, "maker.days": ["2024-01-31"],
-}  # fmt: skip
-SPAN = {"span": {"begin": 3, "end": 7}, "span_exact": True}
+FOUND = {"Brand": "Acme", "Size": 7, "Count": 2**62, "Lit": False, "Since": "2024-02-29", "Opens": "18:30:00",
+         "Colors": ["red", "blue"], "maker.country": None, "maker.days": ["2024-01-31"]}  # fmt: skip
+SPAN, NO_SPAN = {"span": {"begin": 3, "end": 7}, "span_exact": True}, {"span": None, "span_exact": None}
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
+def config(tmp_path) -> RunConfig:
     return run_config(extraction(shoes=SHOES, tea=TEA), "x", tmp_path, output={"columns": "typed"})
 
 
-def in_record(config: RunConfig, category: str, entries: dict[str, Any]) -> dict[str, Any]:
+def in_record(config: RunConfig, category: str, entries):
     """The columns that the task makes."""
     schema = config.task.categories[category]
-    values = [
-        value_row(a.name, entries.get(a.name), "ok" if entries.get(a.name) is not None else "null", 0.5)
-        | (SPAN if a.name == "Brand" else {"span": None, "span_exact": None})
-        for a in schema.attributes
-    ]
+    given = [(a.name, entries.get(a.name)) for a in schema.attributes]
+    values = [value_row(name, value, "null" if value is None else "ok", 0.5) | (SPAN if name == "Brand" else NO_SPAN)
+              for name, value in given]  # fmt: skip
     record = json.dumps(record_of(schema, entries), ensure_ascii=False)
     return {"category": category, "record": record, "values": values, "truncated": False}
 
 
-def commit(config: RunConfig, output: Path, typed: bool) -> None:
+def commit(config: RunConfig, output, typed: bool) -> None:
     documents = [Document(row, f"d{row}", {}, source="a.jsonl", place=row) for row in range(3)]
-    records = [
-        Record(0, in_record(config, "shoes", FOUND)),
-        Record(1, in_record(config, "tea", {"Kind": "green", "Brand": "B"})),
-        Record(2, error="too long"),
-    ]
+    records = [Record(0, in_record(config, "shoes", FOUND)),
+               Record(1, in_record(config, "tea", {"Kind": "green", "Brand": "B"})),
+               Record(2, error="too long")]  # fmt: skip
     for record in records if typed else []:
         record.columns = typed_row(record.columns, config)
     table = writer.make_table(documents, records, columns_of(config) if typed else EXTRACTION, 1)
@@ -73,41 +58,34 @@ def commit(config: RunConfig, output: Path, typed: bool) -> None:
     assert writer.commit(str(output), table, UnitSummary("u-0", "f" * 12, "s", "a.jsonl", 0, 3, 2, 1, 0.1))
 
 
-def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_path: Path) -> None:
+def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_path) -> None:
     commit(config, tmp_path, typed=True)
+    rows = f"FROM read_parquet('{tmp_path}/units/*.parquet')"
     names = "Brand, Size, Count, Lit, Since, Opens, Colors, maker, Kind"
-    sql = f"SELECT {names} FROM read_parquet('{{}}/*.parquet') ORDER BY id"
-    relation = duckdb.sql(sql.format(tmp_path / "units"))
+    relation = duckdb.sql(f"SELECT {names} {rows} ORDER BY id")
     assert [str(t) for t in relation.types] == [
         "VARCHAR", "DOUBLE", "BIGINT", "BOOLEAN", "DATE", "VARCHAR", "VARCHAR[]",
-        'STRUCT(country VARCHAR, "days" DATE[])', "VARCHAR",
-    ]  # fmt: skip
-    day = datetime.date(2024, 2, 29)
-    maker = {"country": None, "days": [datetime.date(2024, 1, 31)]}
-    shoes, tea, failed = relation.fetchall()
-    assert shoes == ("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"], maker, None)
-    assert (tea[0], tea[8], tea[1:8]) == ("B", "green", (None,) * 7)
-    assert failed == (None,) * 9
-    query = "SELECT Brand__confidence, Brand__span.begin, maker__status.country FROM read_parquet('{}/*.parquet')"
-    assert duckdb.sql(query.format(tmp_path / "units")).fetchall()[0] == (0.5, 3, "null")
+        'STRUCT(country VARCHAR, "days" DATE[])', "VARCHAR"]  # fmt: skip
+    day, maker = datetime.date(2024, 2, 29), {"country": None, "days": [datetime.date(2024, 1, 31)]}
+    assert relation.fetchall() == [("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"], maker, None),
+                                   ("B", *(None,) * 7, "green"), (None,) * 9]  # fmt: skip
+    query = f"SELECT Brand__confidence, Brand__span.begin, maker__status.country {rows}"
+    assert duckdb.sql(query).fetchall()[0] == (0.5, 3, "null")
     schema = ds.dataset(tmp_path / "units").schema
     assert schema.field("Brand__confidence").type == pa.float32()
-    assert "Size__span" not in schema.names
-    assert not {"record", "values"} & set(schema.names)
+    assert not {"Size__span", "record", "values"} & set(schema.names)
     own = [*OWN_COLUMNS, "category", "truncated"]
     assert [name for name in schema.names if name in own] == own
 
 
-def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None:
+def test_typed_rows_are_records_again(config: RunConfig, tmp_path) -> None:
     for typed in (True, False):
         manifest.claim(config, str(tmp_path / str(typed)))
         commit(config, tmp_path / str(typed), typed)
     typed_rows, untyped_rows = (writer.read_rows(str(tmp_path / str(typed)), "u-0", 9) for typed in (True, False))
     for mine, untyped_row in zip(typed_rows, untyped_rows, strict=True):
-        mine["record"], untyped_row["record"] = (
-            row["record"] and json.loads(row["record"]) for row in (mine, untyped_row)
-        )
         for row in (mine, untyped_row):
+            row["record"] = row["record"] and json.loads(row["record"])
             row["values"] = row["values"] and sorted(row["values"], key=lambda value: value["name"])
             for value in row["values"] or []:
                 value["number"] = value["number"] and float(value["number"])
@@ -116,38 +94,22 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None
         mine, untyped_row = ({**row, "record": None} for row in (mine, untyped_row))
         assert document_of([mine]).entries == document_of([untyped_row]).entries
         assert record_row(untyped_row) is untyped_row
-    labels = tmp_path / "labels.jsonl"
-    gold = {
-        "id": "d0",
-        "target": {"Brand": "acme", "Colors": ["red", "blue"], "maker": {"country": "de", "days": None}},
-    }
-    labels.write_text(json.dumps(gold) + "\n")
-    measures = [evaluate(str(tmp_path / str(typed)), str(labels)).measures for typed in (True, False)]
-    assert measures[0] == measures[1]
-    right = next(measure.value for measure in measures[0] if measure.name == "values right")
+    target = {"Brand": "acme", "Colors": ["red", "blue"], "maker": {"country": "de", "days": None}}
+    (tmp_path / "labels.jsonl").write_text(json.dumps({"id": "d0", "target": target}) + "\n")
+    measures, of_untyped = (evaluate(str(tmp_path / typed), str(tmp_path / "labels.jsonl")).measures
+                            for typed in ("True", "False"))  # fmt: skip
+    assert measures == of_untyped
+    right = next(measure.value for measure in measures if measure.name == "values right")
     assert right == 0.5  # Brand and Colors; the maker's country is missing, and days of which it has none
-    documents = [Document(0, "d0", {}, source="a.jsonl", place=0)]
-    teacher.label(documents, str(tmp_path / "True"), "target")
-    assert documents[0].fields["target"]["Colors"] == ["red", "blue"]
+    document = Document(0, "d0", {}, source="a.jsonl", place=0)
+    teacher.label([document], str(tmp_path / "True"), "target")
+    assert document.fields["target"]["Colors"] == ["red", "blue"]
 
 
-def test_a_resumed_run_cannot_change_its_columns(config: RunConfig) -> None:
-    assert with_keys(config, output={"columns": "record"}).fingerprint() != config.fingerprint()
-
-
-def test_a_local_run_writes_typed_columns(tmp_path: Path) -> None:
-    from raypd.answering import components
-
-    run = run_config(
-        extraction(c=["a", {"name": "b", "type": "integer"}]),
-        write_jsonl(tmp_path / "in.jsonl", ["one", "two", ""]),
-        tmp_path / "out",
-        input=TITLES,
-        output={"columns": "typed"},
-        model={"name": "fake"},
-    )
+def test_a_local_run_writes_typed_columns(tmp_path) -> None:
+    run = run_config(extraction(c=["a", {"name": "b", "type": "integer"}]),
+                     write_jsonl(tmp_path / "in.jsonl", ["one", "two", ""]), tmp_path / "out", input=TITLES,
+                     output={"columns": "typed"}, model={"name": "fake"})  # fmt: skip
     run_here(run, components.build)
     rows = ds.dataset(tmp_path / "out/units").to_table().to_pylist()
-    assert [(row["status"], row["a"], row["b"]) for row in rows] == [
-        ("ok", "fake", None), ("ok", "fake", None), ("error", None, None),
-    ]  # fmt: skip
+    assert [(row["status"], row["a"], row["b"]) for row in rows] == [("ok", "fake", None)] * 2 + [("error", None, None)]

@@ -1,16 +1,11 @@
 """ANSWER_KEYS against what the tasks do: a key that it leaves out changes no output row, and one that it names arrives.
-
 Real tasks and engines over tiny models; what the fingerprint makes of the table is tests/config/test_fingerprint.py.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,24 +29,19 @@ from tests.tasks import test_extraction, test_question_answering
 from tests.tiny import tiny_model, tiny_tokenizer
 
 CONTEXT = 4096
-DOCUMENTS = {
-    "extraction": [test_extraction.document(i, f"title {i} " * (i + 1)) for i in range(4)],
-    "question_answering": test_question_answering.RAGGED,
-    "generation": [Document(i, f"id{i}", {"prompt": text}) for i, text in enumerate(["Hi", "größe {}", ["1?", "2?"]])],
-}
+PROMPTS = ["Hi", "größe {}", ["1?", "2?"]]
+DOCUMENTS = {"extraction": [test_extraction.document(i, f"title {i} " * (i + 1)) for i in range(4)],
+             "question_answering": test_question_answering.RAGGED,
+             "generation": [Document(i, f"id{i}", {"prompt": text}) for i, text in enumerate(PROMPTS)]}  # fmt: skip
 SMALL = {"max_value_tokens": 9, "max_new_tokens": 14, "stacked_documents": 2, "mask_tokens": 3}
-PROGRAMS = [
-    *((extraction, name) for name in METHODS["extraction"] if name != "speculative"),  # that is an engine
+PROGRAMS = [  # speculative is an engine
+    *((extraction, name) for name in METHODS["extraction"] if name != "speculative"),
     *((question_answering, name) for name in METHODS["question_answering"]),
-    *(
-        (import_module(f"raypd.decoding.methods.{name}"), name)
-        for name in METHODS["generation"]
-        if name != "speculative"
-    ),
+    *((import_module(f"raypd.decoding.methods.{n}"), n) for n in METHODS["generation"] if n != "speculative"),
 ]
 
 
-def uses() -> Iterator[Any]:
+def uses():
     """(kind, method, isolate, temperature), with isolate where the method has it."""
     for kind, methods in METHODS.items():
         for method, temperature in itertools.product(methods, (0.0, 0.7)):
@@ -63,11 +53,9 @@ def uses() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> list[str]:
     """Two folders of Medusa heads that guess otherwise."""
-    made = []
-    for count in (1, 2):
-        folder = tmp_path_factory.mktemp(f"heads{count}")
+    made = [str(tmp_path_factory.mktemp("heads")) for _ in range(2)]
+    for count, folder in enumerate(made, 1):
         save_heads(MedusaHeads.for_model(load(ModelConfig()).model, count=count), folder)
-        made.append(str(folder))
     return made
 
 
@@ -77,12 +65,11 @@ def load(config: ModelConfig) -> LoadedModel:
     tokenizer = tiny_tokenizer()
     for method in ("apar", "space"):
         add_control_tokens(model, tokenizer, method)
-    if config.dtype == "float64":
-        model = model.double()
+    model = model.double() if config.dtype == "float64" else model
     return LoadedModel(model, tokenizer, config.name, model.dtype, torch.device("cpu"), CONTEXT)
 
 
-def config_of(kind: str, folders: list[str], **decoding: Any) -> RunConfig:
+def config_of(kind: str, folders: list[str], **decoding) -> RunConfig:
     tasks = {"question_answering": {"kind": kind, "max_answer_tokens": 8}, "generation": {"kind": kind}}
     task = tasks.get(kind, test_extraction.TREE["task"])
     decoding = {"heads": folders[0], "draft_model": "small", **SMALL, **decoding}
@@ -99,14 +86,14 @@ def changed(config: RunConfig, key: str, folders: list[str]) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
-def rows_of(parts: WorkerComponents, documents: list[Document]) -> list[Any]:
+def rows_of(parts: WorkerComponents, documents: list[Document]):
     """Every output row, in an order of its own."""
     records, _ = answer(parts.task, documents, parts.engine, sampling=parts.sampling)
     rows = [(record.index, record.error, record.columns) for record in records]
     return sorted(rows, key=lambda row: (row[0], row[2].get("question_id", ""), row[2].get("turn", 0)))
 
 
-def leaves(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree, at: str = ""):
     """Where every single value stands, and the value."""
     if isinstance(tree, (dict, list, tuple)):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
@@ -118,9 +105,8 @@ def leaves(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize(("kind", "method", "isolate", "temperature"), uses())
 def test_what_is_left_out_changes_no_row(kind, method, isolate, temperature, folders) -> None:
     config = config_of(kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature})
-    idle = config.decoding.idle_keys(kind)
+    idle, other = config.decoding.idle_keys(kind), config
     assert idle
-    other = config
     for key in idle:
         other = changed(other, key, folders)
     assert other.decoding.idle_keys(kind) == idle
@@ -133,21 +119,17 @@ def test_what_is_left_out_changes_no_row(kind, method, isolate, temperature, fol
 
 @pytest.mark.parametrize(("kind", "method", "isolate", "temperature"), uses())
 def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monkeypatch) -> None:
-    heard: list[Any] = []
+    heard = []
     for module, name in PROGRAMS:
         monkeypatch.setattr(module, name, spy(getattr(module, name), name, heard))
 
-    def arrives(config: RunConfig) -> list[Any]:
+    def arrives(config: RunConfig):
         """All that a worker's engine and programs are told."""
         heard.clear()
         parts = build(config, None, lambda model: heard.append(model.name) or load(model))
         requests = list(parts.task.plan(DOCUMENTS[kind]))
-        return [
-            *heard,
-            getattr(parts.engine, "draft_tokens", None),
-            plain(parts.sampling),
-            *(request.seed for request in requests),
-        ]
+        return [*heard, getattr(parts.engine, "draft_tokens", None), plain(parts.sampling),
+                *(request.seed for request in requests)]  # fmt: skip
 
     config = config_of(kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature})
     before = arrives(config)
@@ -155,17 +137,17 @@ def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monk
         assert arrives(changed(config, key, folders)) != before, f"decoding.{key} is used by no program of {method}"
 
 
-def spy(program: Any, name: str, heard: list[Any]) -> Any:
+def spy(program, name: str, heard):
     """The method, which first tells with what it was called."""
 
-    def called(*given: Any, **named: Any) -> Any:
+    def called(*given, **named):
         heard.append((name, plain(given), plain(named)))
         return program(*given, **named)
 
     return called
 
 
-def plain(value: Any) -> Any:
+def plain(value):
     """What two calls can be compared by; of heads their number, of other objects their kind alone."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
@@ -189,5 +171,4 @@ def test_other_tasks_read_the_same_documents_whatever_extraction_would_read(kind
         config = make_config(config_tree(kind, tmp_path), changes)
         columns = [name for key, name in config.wanted_columns().items() if key.startswith("task.")]
         read.append([(unit.id, read_unit(unit, config, columns)) for unit in planner.plan(config)])
-    assert read[0] == read[1]
-    assert sum(len(documents) for _, documents in read[0]) == 6
+    assert (read[0], sum(len(documents) for _, documents in read[0])) == (read[1], 6)

@@ -1,9 +1,6 @@
 """A template of a user's: what it may do, how long it may take, and that this is found before Ray starts."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -21,26 +18,21 @@ PICKLE = f'{{{{ category.attributes[0].parse_raw("{OPCODES}", proto="pickle", al
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
-def config(template: Path, **keys: object) -> RunConfig:
+def config(template, **keys: object) -> RunConfig:
     attributes = [{"name": "Brand"}, {"name": "Fit", "type": "enum", "values": ["in", "over"]}]
     task = {"categories": {"shoes": {"description": "worn", "attributes": attributes}}, "template": str(template)}
     return run_config(task, **keys)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (SHELL, r"mine\.j2: .*__class__.* is unsafe"),
-        (GLOBALS, r"mine\.j2: .*__globals__.* is unsafe"),
-        (PICKLE, r"mine\.j2: .*has no attribute 'parse_raw'"),
-        ("{{ category.attributes.clear() }}", r"mine\.j2: .*not safely callable|is unsafe"),
-        ("{% include 'other' %}", r"mine\.j2: .*no loader"),
-        (ENDLESS, r"mine\.j2: it is not rendered within 2 s"),
-        ("{{ 10 ** (10 ** 10) }}", r"mine\.j2: it is not rendered within 2 s"),
-        ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"),
-    ],
-)
-def test_what_a_template_may_not_do(tmp_path: Path, text: str, words: str) -> None:
+@pytest.mark.parametrize(("text", "words"), [
+    (SHELL, r"mine\.j2: .*__class__.* is unsafe"), (GLOBALS, r"mine\.j2: .*__globals__.* is unsafe"),
+    (PICKLE, r"mine\.j2: .*has no attribute 'parse_raw'"),
+    ("{{ category.attributes.clear() }}", r"mine\.j2: .*not safely callable|is unsafe"),
+    ("{% include 'other' %}", r"mine\.j2: .*no loader"), (ENDLESS, r"mine\.j2: it is not rendered within 2 s"),
+    ("{{ 10 ** (10 ** 10) }}", r"mine\.j2: it is not rendered within 2 s"),
+    ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"), ("{{ products }}", "must hold"),
+    ("{{ nothing }}", "'nothing' is undefined"), ("{% for %}", r"mine.j2:1: not a valid")])  # fmt: skip
+def test_what_a_template_may_not_do(tmp_path, text: str, words: str) -> None:
     file, mark = tmp_path / "mine.j2", tmp_path / "mark"
     file.write_text("{{ products }}" + text.replace("MARK", str(mark)))
     with pytest.raises(ConfigError, match=words):
@@ -52,45 +44,36 @@ def test_nothing_in_a_prompt_could_be_an_answer() -> None:
     """Whatever the type: a small model copies a date that stands in its prompt."""
     types = get_args(Attribute.model_fields["type"].annotation)
     keys: dict[str, dict[str, Any]] = {"enum": {"values": ["red", "blue"]}, "pattern": {"pattern": "[A-Z]+"}}
-    attributes = [
-        {"name": f"{kind} {'many' if many else 'one'}", "type": kind, "many": many, **keys.get(kind, {})}
-        for kind in types
-        for many in (False, True)
-    ]
+    attributes = [{"name": f"{kind} {'many' if many else 'one'}", "type": kind, "many": many, **keys.get(kind, {})}
+                  for kind in types for many in (False, True)]  # fmt: skip
     task = ExtractionConfig.model_validate({"categories": {"things": {"attributes": attributes}}})
     questions = template_text(None, "question_answering.j2")
-    for message in [*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)]:
-        assert not re.search(r"[0-9\"']", message), message
+    assert not re.search(r"[0-9\"']", "".join([*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)]))
 
 
-def test_what_a_template_has(tmp_path: Path) -> None:
+def test_what_a_template_has(tmp_path) -> None:
     file = tmp_path / "mine.j2"
-    file.write_text(
-        "{{ category.name }} {{ category.description }}{% for a in category.attributes %} {{ a.name }} {{ a.type }}"
-        " {{ a.values | join('/') }} {{ a['values'] | length }}{{ a.description }}{% endfor %}{{ products }}"
-    )
+    each = "{{ a.name }} {{ a.type }} {{ a.values | join('/') }} {{ a['values'] | length }}{{ a.description }}"
+    about = "{{ category.name }} {{ category.description }}{% for a in category.attributes %} "
+    file.write_text(about + each + "{% endfor %}{{ products }}")
     assert messages(config(file).task) == {"shoes": f"shoes worn Brand text  0 Fit enum in/over 2{DOCUMENTS}"}
     file.write_bytes(b"\xff{{ products }}")
     with pytest.raises(ConfigError, match=r"mine\.j2: the template cannot be read: .*utf-8"):
         messages(config(file).task)
 
 
-def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path: Path) -> None:
+def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": 1, "title": "a", "category": "shoes"}\n')
     (tmp_path / "mine.j2").write_text("{{ nothing }}{{ products }}")
     run = config(tmp_path / "mine.j2", model="fake", output={"path": str(tmp_path / "out")})
     (tmp_path / "run.yaml").write_text(run.model_dump_json())
     said = ended(start("-X", "importtime", "-m", "raypd", "extract", str(tmp_path / "run.yaml")), 2)
     assert "mine.j2: 'nothing' is undefined; it may use category, instruction and documents" in said
-    assert "resumes" not in said
-    assert "ray._private" not in said  # of the list of imports
+    assert not re.search(r"resumes|ray\._private", said)  # of the list of imports
     assert not (tmp_path / "out").exists()
 
 
 def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
     attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
-    task = {"categories": {"shoes": {"attributes": attributes}}}
-    message = messages(run_config(task).task)["shoes"]
-    assert "(one of: b0, b1, " in message
-    assert "b99, or one of 19,900 more)" in message
-    assert "b100" not in message
+    message = messages(run_config({"categories": {"shoes": {"attributes": attributes}}}).task)["shoes"]
+    assert re.search(r"\(one of: b0, b1, .*, b99, or one of 19,900 more\)", message)

@@ -1,7 +1,5 @@
 """A new kind of task is a class in tasks/ and a section in config/tasks.py, and no other file knows of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -49,41 +47,30 @@ class ToyTask:
             yield Request([document.index], program, finish, seed_of(0, [document.id]))
 '''
 EDITS = {
-    "config/tasks.py": [("\nTaskConfig = Annotated[\n   ", SECTION)],
-    "tasks/__init__.py": [("\nTASKS = {", '\nTASKS = {\n    "toy": "raypd.tasks.toy:ToyTask",')],
-    "tasks/columns.py": [
-        (
-            "\nSHAPES = {",
-            '\nTOY = pa.schema([("prompt", pa.string()), ("shout", pa.string())])'
-            '\nSHAPES = {\n    "toy": RowShape(TOY, "shout", name="prompt"),',
-        )
-    ],
-}
+    "config/tasks.py": ("\nTaskConfig = Annotated[\n   ", SECTION),
+    "tasks/__init__.py": ("\nTASKS = {", '\nTASKS = {\n    "toy": "raypd.tasks.toy:ToyTask",'),
+    "tasks/columns.py": ("\nSHAPES = {", '\nTOY = pa.schema([("prompt", pa.string()), ("shout", pa.string())])'
+                                         '\nSHAPES = {\n    "toy": RowShape(TOY, "shout", name="prompt"),'),
+}  # fmt: skip
 SCRIPT = """
 import json, sys
-from raypd.answering.answer import answer
 from raypd.answering.components import WorkerComponents, build
-from raypd.billing.meter import Meter
 from raypd.config.load import load_config
-from raypd.dataset import planner, reader, writer
+from raypd.dataset import writer
 from raypd.decoding.engine import Engine
 from raypd.decoding.sampling import Sampling
-from raypd.run.records import UnitSummary
 from raypd.tasks import build_task
-from raypd.tasks.columns import columns_of, row_values, rows_of
+from raypd.tasks.columns import row_values
+from tests.runs import run_here, with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
 
-config = load_config(sys.argv[1], [])
-real = WorkerComponents(Engine(tiny_model("llama")), build_task(config, tiny_tokenizer(), 512), Sampling(), 4)
-for parts in (build(config, None), real):
-    for unit in planner.plan(config):
-        documents = reader.read_unit(unit, config)
-        records = [record for answers in answer(parts, documents, Meter("", "autoregressive")) for record in answers]
-        table = writer.make_table(documents, rows_of(records, config), columns_of(config), 1)
-        name = f"{unit.id}-{parts is real}"
-        summary = UnitSummary(name, config.fingerprint(), "s", unit.path, 0, 2, *writer.count_documents(table), 0.1)
-        assert writer.commit(config.output.path, table, summary)
-        for row in writer.read_rows(config.output.path, name, 9):
+def real(config, threads):
+    return WorkerComponents(Engine(tiny_model("llama")), build_task(config, tiny_tokenizer(), 512), Sampling(), 4)
+
+for make in (build, real):
+    config = with_keys(load_config("toy.yaml", []), output={"path": f"out-{make.__name__}"})
+    for unit in run_here(config, make):
+        for row in writer.read_rows(config.output.path, unit.id, 9):
             print(json.dumps([row["id"], *([v.name, v.value, v.status] for v in row_values(row))]))
 """
 
@@ -92,27 +79,19 @@ def test_a_toy_task_touches_tasks_and_its_section_alone(tmp_path: Path) -> None:
     package = tmp_path / "raypd"
     shutil.copytree(ROOT, package)
     (package / "tasks" / "toy.py").write_text(TASK)
-    for name, edits in EDITS.items():
+    for name, (before, after) in EDITS.items():
         text = (package / name).read_text()
-        for before, after in edits:
-            assert text.count(before) == 1, (name, before)
-            text = text.replace(before, after)
-        (package / name).write_text(text)
+        assert text.count(before) == 1, (name, before)
+        (package / name).write_text(text.replace(before, after))
     (tmp_path / "in.jsonl").write_text('{"id": "a", "title": "tea"}\n{"id": "b", "title": "oak"}\n')
-    tree = {
-        "input": {"path": "in.jsonl", "text_columns": ["title"]},
-        "output": {"path": "out"},
-        "task": {"kind": "toy", "mark": "?"},
-        "decoding": {"max_new_tokens": 5},
-        "model": {"name": "fake", "fake": {"load_seconds": 0}},
-    }
+    tree = {"input": {"path": "in.jsonl", "text_columns": ["title"]}, "output": {"path": "out"},
+            "task": {"kind": "toy", "mark": "?"}, "decoding": {"max_new_tokens": 5},
+            "model": {"name": "fake", "fake": {"load_seconds": 0}}}  # fmt: skip
     (tmp_path / "toy.yaml").write_text(json.dumps(tree))
     (tmp_path / "toy.py").write_text(SCRIPT)
     path = os.pathsep.join([str(tmp_path), str(ROOT.parent)])
-    done = subprocess.run(
-        [sys.executable, "-P", "toy.py", "toy.yaml"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-P", "toy.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
+                          capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     faked, decoded = (list(map(json.loads, lines)) for lines in zip(*[iter(done.stdout.splitlines())] * 2, strict=True))
     assert faked == [["a", ["fake", "fake", "ok"]], ["b", ["fake", "fake", "ok"]]]
