@@ -132,6 +132,22 @@ def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = 
 
 
 @app.command()
+def fit(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = False) -> None:
+    """Find the cheapest model that holds an F1 on your documents.
+
+    Labels a sample, trains candidates, scores and prices each, and writes the configuration to run. Section `fit` says
+    how. The same command goes on where it was cut off.
+    """
+    from raypd.fitting.fit import missing, run_fit
+    from raypd.fitting.page import describe
+
+    result = run_fit(config, overrides or [], verbose=verbose)
+    print(clean(describe(result, missing(result))))
+    if result.stopped is not None:
+        raise typer.Exit(3)
+
+
+@app.command()
 def evaluate(
     run: o.Run,
     labels: o.Labels,

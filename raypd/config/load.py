@@ -22,7 +22,7 @@ from raypd.errors import ConfigError, did_you_mean
 _PATHS = (
     "input.path", "task.categories_file", "task.schema", "task.template", "task.few_shot",
     "model.name", "model.adapter",
-    "training.labels", "training.validation", "training.annotations",
+    "fit.labels", "training.labels", "training.validation", "training.annotations",
     "training.preference.samples", "training.preference.baseline", "training.preference.judged",
 )  # fmt: skip
 

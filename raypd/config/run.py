@@ -12,6 +12,7 @@ from pydantic import model_validator
 from raypd.config.card import TEMPLATES, card_of, template_of
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
+from raypd.config.fit import FitConfig
 from raypd.config.model import SAMPLING_KEYS, DecodingConfig, EndpointConfig, EngineConfig, ModelConfig
 from raypd.config.section import Section
 from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
@@ -38,6 +39,7 @@ class RunConfig(Section):
     storage: StorageConfig = StorageConfig()
     nightly: NightlyConfig = NightlyConfig()
     training: TrainingConfig = TrainingConfig()
+    fit: FitConfig = FitConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -128,6 +130,7 @@ class RunConfig(Section):
             "storage",
             "nightly",
             "training",
+            "fit",
             "input.path",
             "input.on_damaged",
         }
