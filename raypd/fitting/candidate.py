@@ -18,8 +18,8 @@ from raypd.estimation.machines import EstimateOptions
 from raypd.evaluation.score import evaluate
 from raypd.fitting.labels import over
 from raypd.fitting.result import Score
-from raypd.run import layout, records
-from raypd.run.records import Estimate, Figure, RecordError
+from raypd.run import layout, read, records
+from raypd.run.records import Estimate, Figure
 from raypd.run.training import TrainingRecord
 from raypd.training.job import run_training
 
@@ -63,9 +63,8 @@ def train(bench: Bench, name: str, changes: dict[str, Any], labels: int, share: 
         documents = storage.join(folder, "train.jsonl")
         storage.put(documents, b"".join(lines))
     config = training_config(bench, changes, documents, storage.join(folder, "training"))
-    try:
-        record = records.read(TrainingRecord, storage.join(config.output.path, layout.TRAINING))
-    except FileNotFoundError:
+    record = read.record(TrainingRecord, config.output.path, layout.TRAINING)
+    if record is None or not storage.exists(record.weights):
         record = run_training(bench.limited(config), verbose=bench.verbose, say=bench.say, ends=bench.ends)
     made = {"decoding.method": config.decoding.method, **{k: v for k, v in changes.items() if k[:9] != "training."}}
     if record.weights.endswith("adapter"):
@@ -101,9 +100,8 @@ def measure(bench: Bench, score: Score, run: str | None = None) -> Figure:
     """
     config = with_changes(bench.config, score.changes)
     path = storage.join(bench.folder, "estimates", f"{score.name}-{config.fingerprint()}.json".replace(" ", "-"))
-    try:
-        result = records.read(Estimate, path)
-    except (FileNotFoundError, RecordError):
+    result = read.record(Estimate, path)
+    if result is None:
         bench.say(f"{score.name}: measuring what the corpus would cost")
         if run is not None:
             result = earlier.estimate_from(config, EstimateOptions(run=run))

@@ -32,6 +32,7 @@ from raypd.models.load import check_model_config
 from raypd.run import console, layout, records
 from raypd.run.console import Interrupted
 from raypd.run.lease import RunLease
+from raypd.run.records import RecordError
 from raypd.run.text import usd
 from raypd.training.data import check
 
@@ -61,9 +62,10 @@ def run_fit(
     result = _begin(config, folder)
     _check(config, folder)
     storage.make_folder(folder)
-    records.write(storage.join(folder, layout.FIT), result)
     lease = RunLease(folder, say)
-    how = "failed"
+    how, kept = "failed", storage.join(folder, layout.FIT)
+    if not storage.exists(kept):
+        records.write(kept, result)
     try:
         with console.signals(), ray_session.connected(config.cluster, verbose):  # once for all runs and trainings
             Fit(config, result, verbose, say).run()
@@ -76,7 +78,7 @@ def run_fit(
             lease.end(how)
     result.recommended = recommend(result)
     _write_configuration(result, path, overrides)
-    records.write(storage.join(folder, layout.FIT), result)
+    records.write(kept, result)
     page.write(result, missing(result))
     return result
 
@@ -105,9 +107,12 @@ class Fit:
         self._add(
             result.scores, AS_CONFIGURED, partial(candidate.test, bench, AS_CONFIGURED, {}, self._run("configured"))
         )
-        if fit.teacher is not None and result.gold:
-            run = self._run("teacher")
-            self._add(result.scores, TEACHER, partial(candidate.test, bench, TEACHER, fit.teacher, run), run)
+        if fit.teacher is not None:
+            run = self._run("teacher")  # over the test part, or the run that has made the labels
+            keys = labels.teacher_keys(self.config)
+            by_itself = partial(Score, name=TEACHER, method=str(keys.get("decoding.method", "")), changes=keys)
+            tested = partial(candidate.test, bench, TEACHER, keys, run)
+            self._add(result.scores, TEACHER, tested if result.gold else by_itself, run)
         for name, changes in fit.candidates.items():
             self._add(result.scores, name, partial(candidate.train, bench, name, changes, documents, 1.0))
         for name, changes in fit.candidates.items():
@@ -126,14 +131,13 @@ class Fit:
         self.say(f"{name}: {'training and ' if name not in (AS_CONFIGURED, TEACHER) else ''}running over the test part")
         try:
             score = make()
-            scores.append(score)
             if costs:
                 self.result.corpus_documents = candidate.measure(self.bench, score, run)
+            scores.append(score)
         except (BudgetReached, Interrupted, ConfigError):
             raise
         except UserError as error:
             self.say(f"{name}: {error}")
-            scores[:] = [score for score in scores if score.name != name]
             scores.append(Score(name=name, method="", error=str(error)))
 
     def _run(self, name: str) -> str:
@@ -218,18 +222,27 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
     gold = not (config.fit.teacher is not None and config.fit.labels is None) and not (
         config.fit.labels is not None and labels.is_run(config.fit.labels)
     )
-    result = FitResult(path=folder, identity=_identity(config), floor=config.fit.f1_floor, gold=gold)
-    result.task, result.model = config.task.kind, config.model.name
-    path = storage.join(folder, layout.FIT)
-    with contextlib.suppress(FileNotFoundError):
-        if records.read(FitResult, path).identity != result.identity:
-            raise ConfigError(
-                f"fit.path {folder}: holds the fit of other documents, labels or attributes; give another fit.path, or "
-                "go back to that configuration"
-            )
+    result = FitResult(
+        path=folder,
+        identity=_identity(config),
+        floor=config.fit.f1_floor,
+        gold=gold,
+        task=config.task.kind,
+        model=config.model.name,
+    )
+    try:
+        before = records.read(FitResult, storage.join(folder, layout.FIT))
+    except FileNotFoundError:
+        if set(storage.names(folder)) - {layout.LEASE, layout.SESSIONS}:
+            raise ConfigError(f"fit.path {folder}: is not empty, and no fit's; give another fit.path") from None
         return result
-    if storage.exists(folder) and storage.names(folder):
-        raise ConfigError(f"fit.path {folder}: is not empty, and no fit's; give another fit.path")
+    except RecordError as error:
+        raise ConfigError(f"{error}; give another fit.path") from None
+    if before.identity != result.identity:
+        raise ConfigError(
+            f"fit.path {folder}: holds the fit of other documents, labels or attributes; give another fit.path, or go "
+            "back to that configuration"
+        )
     return result
 
 

@@ -85,9 +85,19 @@ def is_run(path: str) -> bool:
     return storage.exists(storage.join(storage.absolute(path), layout.RUN))
 
 
+def teacher_keys(config: RunConfig) -> dict[str, Any]:
+    """The teacher's keys over those of the configuration: as any weights, or a server, can be asked, unless it says."""
+    keys = config.fit.teacher or {}
+    by_server = any(key.startswith("model.endpoint") for key in keys)
+    fake = keys.get("model.name") == "fake"
+    method = "autoregressive" if by_server else "hyper_parallel" if fake else "guided"
+    unsaid = {"decoding.method": method, **dict.fromkeys(("model.adapter", "model.revision"))}
+    return (unsaid if "model.name" in keys else {}) | keys
+
+
 def teacher_config(config: RunConfig, documents: str, output: str) -> RunConfig:
-    """The configuration of the teacher's run over some documents, with the user's own method unless it names one."""
-    return with_changes(config, {**(config.fit.teacher or {}), **over(documents), "output.path": output})
+    """The configuration of the teacher's run over some documents."""
+    return with_changes(config, {**teacher_keys(config), **over(documents), "output.path": output})
 
 
 def over(documents: str) -> dict[str, Any]:

@@ -6,35 +6,26 @@ from dataclasses import dataclass, field
 
 from raypd.run.records import Figure
 
-AS_CONFIGURED, TEACHER = "as configured", "teacher"  # names of rows that are not trained
+AS_CONFIGURED, TEACHER = "as configured", "teacher"  # names of scores of what is not trained
 
 
 @dataclass(kw_only=True)
 class Score:
-    """One model on the test part. changes: keys, dotted, that make the user's configuration this one.
-
-    labels: documents that it was trained on. measure: what f1 is, as `raypd evaluate` names it. f1: None where it could
-    not be made, `error` says why. usd_per_1000: of decoding, None where the machine has no price. corpus_hours, corpus_usd: on one node.
-    training_seconds, training_usd: of its training alone.
-    """
+    """One model on the test part."""
 
     name: str
     method: str
-    labels: int = 0
-    measure: str = ""
-    f1: Figure | None = None
-    documents_per_second: Figure | None = None
-    usd_per_1000: Figure | None = None
-    corpus_hours: Figure | None = None
+    labels: int = 0  # documents that it was trained on
+    measure: str = ""  # what f1 is, as `raypd evaluate` names it
+    f1: Figure | None = None  # None where it could not be made; `error` says why
+    documents_per_second: Figure | None = None  # of one worker
+    usd_per_1000: Figure | None = None  # of decoding; None where the machine has no price
+    corpus_hours: Figure | None = None  # on one node
     corpus_usd: Figure | None = None
     training_seconds: float = 0.0
     training_usd: float = 0.0
-    changes: dict[str, str | None] = field(default_factory=dict)
+    changes: dict[str, str | None] = field(default_factory=dict)  # keys, dotted, of the user's configuration
     error: str | None = None
-
-    @property
-    def trained(self) -> bool:
-        return self.name not in (AS_CONFIGURED, TEACHER)
 
     def holds(self, floor: float) -> bool:
         """Whether its F1 is surely (the low end of the 95% interval) at the floor or above."""
@@ -43,25 +34,22 @@ class Score:
 
 @dataclass(kw_only=True)
 class FitResult:
-    """A fit. gold: labels are not the teacher's answers. scores:
-    every candidate with all labels, then what was not trained. curve: the candidates with fewer labels. stopped: why
-    it ended early. usd: of all that it ran."""
+    """What a fit has done so far."""
 
     path: str
-    identity: str  # digest of what decides which documents are in which part
+    identity: str  # digest of what decides which documents are in which part, and their labels
     floor: float
-    gold: bool = True
+    gold: bool  # labels are not the teacher's answers
+    task: str
+    model: str
     documents: dict[str, int] = field(default_factory=dict)  # of train, validation, test
     corpus_documents: Figure | None = None
-    scores: list[Score] = field(default_factory=list)
-    curve: list[Score] = field(default_factory=list)
-    recommended: str | None = None
-    configuration: str | None = None
-    stopped: str | None = None
-    usd: float = 0.0
-    seconds: float = 0.0
-    task: str = ""
-    model: str = ""
+    scores: list[Score] = field(default_factory=list)  # what is not trained, then the candidates with all labels
+    curve: list[Score] = field(default_factory=list)  # the candidates with fewer labels
+    recommended: str | None = None  # a score's name
+    configuration: str | None = None  # the YAML that was written
+    stopped: str | None = None  # why it ended early
+    usd: float = 0.0  # of all its runs and trainings
 
     @property
     def measure(self) -> str:
