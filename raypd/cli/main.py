@@ -165,6 +165,24 @@ def evaluate(
 
 
 @app.command()
+def calibrate(
+    run: o.Run,
+    labels: o.Labels,
+    output: o.CalibrationTo = None,
+    tolerance: o.Tolerance = 0.0,
+    labels_column: o.LabelsColumn = "target",
+) -> None:
+    """Turn confidences into how often such values are right.
+
+    From a run that was made with model.calibration=none and labels that its model has not seen. What is written
+    beside the weights counts in every run with them; any other is named by model.calibration.
+    """
+    from raypd.evaluation.calibrate import calibrate_run
+
+    print(clean(calibrate_run(run, labels, output, labels_column, tolerance)))
+
+
+@app.command()
 def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as_json: o.AsJson = False) -> None:
     """Prove that a run lost and doubled nothing.
 

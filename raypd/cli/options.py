@@ -41,6 +41,10 @@ Against = Annotated[
 LabelsColumn = Annotated[str, typer.Option(help="What holds the labelled values, as training.labels_column")]
 Tolerance = Annotated[float, typer.Option(min=0, help="Share by which a number may differ from a label that is one")]
 
+CalibrationTo = Annotated[
+    str | None, typer.Option("--output", "-o", help="Where it goes; none: beside the run's adapter or weights")
+]
+
 # ------------------------------------------------------------------------------------------------------ verify, errors
 Threads = Annotated[int, typer.Option(min=1, help="Units that are compared at the same time")]
 Everything = Annotated[bool, typer.Option("--all", help="Every failed document on a line (tab-separated)")]

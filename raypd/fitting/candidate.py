@@ -6,21 +6,27 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from raypd import storage
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
+from raypd.errors import UserError
 from raypd.estimation import earlier
 from raypd.estimation.checks import with_changes
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
-from raypd.evaluation.score import evaluate
+from raypd.evaluation.calibration import calibrate, calibration_error, confidences, reliability
+from raypd.evaluation.score import evaluate, labelled_values
 from raypd.fitting.labels import over
 from raypd.fitting.result import Score
 from raypd.run import layout, read, records
 from raypd.run.records import Estimate, Figure
 from raypd.run.training import TrainingRecord
+from raypd.tasks.calibration import FILE
 from raypd.training.job import run_training
 
 _MEASURES = ("scored F1", "strict F1")  # the first that there is
@@ -72,14 +78,41 @@ def train(bench: Bench, name: str, changes: dict[str, Any], labels: int, share: 
     else:
         made |= {"model.name": record.weights, "model.adapter": None, "model.revision": None}
     score = test(bench, name, made, storage.join(folder, "test"))
+    if share == 1:
+        _calibrate(bench, score, Path(record.weights), folder)
     score.labels, score.training_seconds, score.training_usd = record.data.documents, record.seconds, record.usd
     return score
 
 
+def _calibrate(bench: Bench, score: Score, weights: Path, folder: str) -> None:
+    """Puts a calibration beside the weights, made from the validation part; what it brings is told by the test part."""
+    validation = storage.join(folder, "validation")
+    _run(bench, score.changes, "validation", validation)
+    column = bench.config.training.labels_column
+    try:
+        made = calibrate(labelled_values(validation, bench.part("validation"), column))
+    except UserError as error:  # few labels, or no scikit-learn: confidences stay as the model has them
+        bench.say(f"{score.name}: not calibrated: {error}")
+        return
+    made.write(weights / FILE)
+    values = labelled_values(storage.join(folder, "test"), bench.part("test"), column)
+    right = [value.right for value in values]
+    for confidence in (np.array([value.confidence for value in values]), confidences(made, values)):
+        points = reliability(confidence, right)
+        score.calibration_error.append(calibration_error(points))
+        score.reliability.append([list(point) for point in points])
+
+
+def _run(bench: Bench, changes: dict[str, Any], part: str, output: str) -> RunConfig:
+    keys = {**changes, **over(bench.part(part)), "output.path": output, "output.min_confidence": 0.0}
+    config = with_changes(bench.config, {**keys, "model.calibration": "none"})
+    run_extract(bench.limited(config), verbose=bench.verbose)
+    return config
+
+
 def test(bench: Bench, name: str, changes: dict[str, Any], output: str) -> Score:
     """Runs a model over the test part and scores its answers."""
-    config = with_changes(bench.config, {**changes, **over(bench.part("test")), "output.path": output})
-    run_extract(bench.limited(config), verbose=bench.verbose)
+    config = _run(bench, changes, "test", output)
     score = Score(name=name, method=config.decoding.method, changes=changes)
     score.measure, score.f1 = f1(output, bench)
     return score

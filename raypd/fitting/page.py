@@ -31,6 +31,7 @@ def write(result: FitResult, why: str) -> str:
         note=_about_corpus(result),
         quality=_quality(result),
         learning=_learning(result),
+        sureness=_reliability(result),
     )
     try:
         storage.put(where, content.encode())
@@ -47,6 +48,10 @@ def describe(result: FitResult, why: str) -> str:
              for row in rows]  # fmt: skip
     lines = ["  ".join(row).rstrip() for row in cells]
     lines += [f"{score.name}: {score.error}" for score in result.scores + result.curve if score.error]
+    for score in result.scores:
+        if score.calibration_error:
+            before, after = score.calibration_error
+            lines.append(f"confidence: {score.name}, calibration error {before:.3f}, calibrated {after:.3f}")
     names = dict.fromkeys(score.name for score in result.curve)
     for name in names:
         points = [s for s in [*result.curve, *result.scores] if s.name == name and s.f1 is not None]
@@ -122,6 +127,36 @@ def _quality(result: FitResult) -> Chart:
     chart.table = Table(
         ["model", "documents/s", "F1"], [[s.name, text.number(v), f"{f.value:.3f}"] for s, f, v in points]
     )
+    return chart
+
+
+def _reliability(result: FitResult) -> Chart:
+    """The share of right values by their confidence, of the recommended or else the first calibrated candidate."""
+    chart = Chart("Confidence", "share of right values by confidence; dashed: as it should be")
+    calibrated = [score for score in result.scores if score.reliability]
+    if not calibrated:
+        chart.missing = "No candidate could be calibrated."
+        return chart
+    score = next((score for score in calibrated if score.name == result.recommended), calibrated[0])
+    before, after = score.reliability
+
+    def draw(axes: Axes, width: int) -> None:
+        axes.plot([0, 1], [0, 1], color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
+        for points, role in ((before, "muted"), (after, "accent")):
+            axes.plot(
+                [p[0] for p in points], [p[1] for p in points], color=ROLES[role], linewidth=2, marker="o", markersize=4
+            )
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("confidence")
+        charts.value_axis(axes, 1.0, "share right")
+
+    errors = "calibration error {:.3f} as the model has it, {:.3f} calibrated".format(*score.calibration_error)
+    chart.draw("reliability", chart.title, f"{score.name}: {errors}.", (FULL, 300), draw)
+    chart.note = f"{score.name}: {errors}, on the test part."
+    chart.legend = {"muted": "as the model has it", "accent": "calibrated on the validation part"}
+    rows = [["calibrated", f"{sure:.2f}", f"{share:.2f}", text.count(count)] for sure, share, count in after]
+    rows += [["as the model has it", f"{sure:.2f}", f"{share:.2f}", text.count(count)] for sure, share, count in before]
+    chart.table = Table(["confidence", "mean", "share right", "values"], rows)
     return chart
 
 

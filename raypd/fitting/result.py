@@ -24,6 +24,8 @@ class Score:
     corpus_usd: Figure | None = None
     training_seconds: float = 0.0
     training_usd: float = 0.0
+    calibration_error: list[float] = field(default_factory=list)  # as the model has it, calibrated on validation
+    reliability: list[list[list[float]]] = field(default_factory=list)  # of both: (confidence, share right, values)
     changes: dict[str, str | None] = field(default_factory=dict)  # keys, dotted, of the user's configuration
     error: str | None = None
 
