@@ -1,6 +1,6 @@
 """Confidence as the share of such values that are right, by a logistic regression over what the model found likely.
 
-What is fitted where (`raypd calibrate`, `raypd fit`) stands in a file beside the weights, and is used without scikit-learn.
+`raypd calibrate` and `raypd fit` write it into a file beside the weights; it is used without scikit-learn.
 """
 
 from __future__ import annotations
