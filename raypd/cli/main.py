@@ -289,6 +289,31 @@ def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, t
 
 
 @app.command()
+def review(
+    run: o.Run,
+    overrides: o.Overrides = None,
+    documents: o.Reviewed = 40,
+    apply: o.Corrected = None,
+    output: o.LabelsTo = None,
+) -> None:
+    """Look at the least sure values, correct them, and make labels of that.
+
+    Writes a page with a box for each value, and the same as CSV; --apply FILE makes labels of what was corrected,
+    for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd train` (input.path).
+    """
+    from raypd import storage
+    from raypd.report import review as reviews
+
+    root = storage.absolute(run)
+    if apply is None:
+        html, table = reviews.write(root, documents, overrides or [])
+        print(clean(f"page:  {html}\ntable: {table}\nnext: correct either, then `raypd review {run} --apply FILE`"))
+        return
+    where, count = reviews.apply(root, apply, output, overrides or [])
+    print(clean(f"labels: {where} ({count:,} documents)\nnext: `raypd evaluate {run} {where}`"))
+
+
+@app.command()
 def status(
     run: o.Run, overrides: o.Overrides = None, watch: o.Watch = False, every: o.Every = 5.0, as_json: o.AsJson = False
 ) -> None:

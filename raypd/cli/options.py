@@ -101,6 +101,9 @@ PageTo = Annotated[str | None, typer.Option("--output", "-o", help="Where to wri
 Texts = Annotated[
     bool, typer.Option("--texts", help="Also texts of the input, the values marked in them; the page then holds them")
 ]
+Reviewed = Annotated[int, typer.Option("--documents", min=1, help="How many, half of them the least sure")]
+Corrected = Annotated[str | None, typer.Option("--apply", metavar="FILE", help="The corrected CSV")]
+LabelsTo = Annotated[str | None, typer.Option("--output", "-o", help="Where labels go; none: into the run")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again until the run has ended")]
 Every = Annotated[float, typer.Option(min=0.5, help="Seconds between two looks")]
 

@@ -61,8 +61,8 @@ def render(run: RunReport) -> str:
     )
 
 
-def fill(template: str, **content: Any) -> str:
-    """A page from one of the templates, with the style, the script and the policy that all have."""
+def fill(template: str, script_of: str = "report.js", **content: Any) -> str:
+    """A page from one of the templates, with the style and the policy that all have, and a script."""
     environment = Environment(
         loader=PackageLoader("raypd.report"),
         autoescape=True,
@@ -72,7 +72,7 @@ def fill(template: str, **content: Any) -> str:
     )
     environment.filters |= {name: getattr(text, name) for name in _FILTERS}
     environment.globals |= {"text": text, "ROWS": _ROWS, "REASONS": _REASONS}
-    style, script = ((_TEMPLATES / name).read_text() for name in ("report.css", "report.js"))
+    style, script = ((_TEMPLATES / name).read_text() for name in ("report.css", script_of))
     return environment.get_template(template).render(
         style=Markup(style), script=Markup(script), policy=_policy(style, script), made=time.time(), **content
     )
