@@ -13,7 +13,7 @@
     return `"${harmless.replaceAll('"', '""')}"`;
   };
   for (const article of articles) {  // who changes a value has looked
-    for (const box of article.querySelectorAll(".value")) {
+    for (const box of article.querySelectorAll(".box")) {
       box.addEventListener("input", () => { article.querySelector(".looked").checked = true; say(); });
     }
   }
@@ -23,7 +23,7 @@
     const lines = [list.dataset.columns];
     for (const article of articles.filter((a) => a.querySelector(".looked").checked)) {
       const { source, row, id, category } = article.dataset;
-      for (const box of article.querySelectorAll(".value")) {
+      for (const box of article.querySelectorAll(".box")) {
         const { name, value, sure } = box.dataset;
         lines.push([source, row, id, category, name, value, box.value, sure].map(cell).join(","));
       }
