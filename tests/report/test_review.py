@@ -14,7 +14,6 @@ from raypd.config.load import make_config
 from raypd.errors import ConfigError, InputError
 from raypd.evaluation.score import evaluate
 from raypd.report import review
-from tests.report.browser import browser  # noqa: F401
 from tests.runs import config_tree, extraction
 
 ATTRIBUTES = [
