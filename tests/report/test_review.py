@@ -29,7 +29,8 @@ def run(tmp_path, in_process) -> str:
     """The folder of a run over forty documents."""
     rows = [{"id": f"={n}", "title": f"<b>Shoe</b> {n}", "category": "shoes"} for n in range(40)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tree = config_tree(extraction(shoes=ATTRIBUTES), tmp_path / "in.jsonl", tmp_path / "run", model={"name": "fake", "fake": {"load_seconds": 0}},
+    fake = {"name": "fake", "fake": {"load_seconds": 0}}
+    tree = config_tree(extraction(shoes=ATTRIBUTES), tmp_path / "in.jsonl", tmp_path / "run", model=fake,
                        input={"text_columns": ["title"]})  # fmt: skip
     config = make_config(tree | {"cluster": {"unit_documents": 10}})
     driver.run_extract(config, build=build)
