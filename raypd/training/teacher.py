@@ -1,4 +1,4 @@
-"""Labels from elsewhere: answers of a larger model (distillation, HPD section 4.4) or of the model itself, corrections."""
+"""Labels from elsewhere: corrections, or answers of a larger model (distillation, HPD section 4.4) or of the model."""
 
 from __future__ import annotations
 
