@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from raypd.answering.components import WorkerComponents
     from raypd.estimation.tune import TuneResult
+    from raypd.fitting.result import FitResult
     from raypd.models.load import LoadedModel
     from raypd.nights.nightly import Night
     from raypd.tasks.base import Record
@@ -246,6 +247,13 @@ def nightly(config: str | Path, *, settings: Mapping[str, Any] | None = None, fu
     from raypd.nights.nightly import run_night
 
     return run_night(load_config(config, _overrides(settings)), full=full)
+
+
+def fit(config: str | Path, *, settings: Mapping[str, Any] | None = None) -> FitResult:
+    """The cheapest model that holds an F1 on the documents of a YAML, trained and measured, as `raypd fit`."""
+    from raypd.fitting.fit import run_fit
+
+    return run_fit(str(config), _overrides(settings))
 
 
 def _run(config: RunConfig) -> Run:

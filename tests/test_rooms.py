@@ -32,6 +32,7 @@ ROOMS = (  # from the bottom: each may import those before it
     "report",
     "training",
     "evaluation",
+    "fitting",
     "api",
     "cli",
     "__main__",

@@ -132,6 +132,22 @@ def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = 
 
 
 @app.command()
+def fit(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = False) -> None:
+    """Find the cheapest model that holds an F1 on your documents.
+
+    Labels a sample, trains candidates, scores and prices each, and writes the configuration to run. Section `fit` says
+    how. The same command goes on where it was cut off.
+    """
+    from raypd.fitting.fit import missing, run_fit
+    from raypd.fitting.page import describe
+
+    result = run_fit(config, overrides or [], verbose=verbose)
+    print(clean(describe(result, missing(result))))
+    if result.stopped is not None:
+        raise typer.Exit(3)
+
+
+@app.command()
 def evaluate(
     run: o.Run,
     labels: o.Labels,
@@ -146,6 +162,24 @@ def evaluate(
 
     evaluation = score(run, labels, against, tolerance, labels_column)
     print(json.dumps(asdict(evaluation), indent=1) if as_json else clean(describe(evaluation)))
+
+
+@app.command()
+def calibrate(
+    run: o.Run,
+    labels: o.Labels,
+    output: o.CalibrationTo = None,
+    tolerance: o.Tolerance = 0.0,
+    labels_column: o.LabelsColumn = "target",
+) -> None:
+    """Turn confidences into how often such values are right.
+
+    From a run that was made with model.calibration=none and labels that its model has not seen. What is written
+    beside the weights counts in every run with them; any other is named by model.calibration.
+    """
+    from raypd.evaluation.calibrate import calibrate_run
+
+    print(clean(calibrate_run(run, labels, output, labels_column, tolerance)))
 
 
 @app.command()
@@ -252,6 +286,31 @@ def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, t
 
         add(found, overrides or [])
     print(page.write(found, storage.absolute(output) if output is not None else None))
+
+
+@app.command()
+def review(
+    run: o.Run,
+    overrides: o.Overrides = None,
+    documents: o.Reviewed = 40,
+    apply: o.Corrected = None,
+    output: o.LabelsTo = None,
+) -> None:
+    """Look at the least sure values, correct them, and make labels of that.
+
+    Writes a page with a box for each value, and the same as CSV; --apply FILE makes labels of what was corrected,
+    for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd train` (input.path).
+    """
+    from raypd import storage
+    from raypd.report import review as reviews
+
+    root = storage.absolute(run)
+    if apply is None:
+        html, table = reviews.write(root, documents, overrides or [])
+        print(clean(f"page:  {html}\ntable: {table}\nnext: correct either, then `raypd review {run} --apply FILE`"))
+        return
+    where, count = reviews.apply(root, apply, output, overrides or [])
+    print(clean(f"labels: {where} ({count:,} documents)\nnext: `raypd evaluate {run} {where}`"))
 
 
 @app.command()

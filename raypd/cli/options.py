@@ -41,6 +41,10 @@ Against = Annotated[
 LabelsColumn = Annotated[str, typer.Option(help="What holds the labelled values, as training.labels_column")]
 Tolerance = Annotated[float, typer.Option(min=0, help="Share by which a number may differ from a label that is one")]
 
+CalibrationTo = Annotated[
+    str | None, typer.Option("--output", "-o", help="Where it goes; none: beside the run's adapter or weights")
+]
+
 # ------------------------------------------------------------------------------------------------------ verify, errors
 Threads = Annotated[int, typer.Option(min=1, help="Units that are compared at the same time")]
 Everything = Annotated[bool, typer.Option("--all", help="Every failed document on a line (tab-separated)")]
@@ -97,6 +101,9 @@ PageTo = Annotated[str | None, typer.Option("--output", "-o", help="Where to wri
 Texts = Annotated[
     bool, typer.Option("--texts", help="Also texts of the input, the values marked in them; the page then holds them")
 ]
+Reviewed = Annotated[int, typer.Option("--documents", min=1, help="How many, half of them the least sure")]
+Corrected = Annotated[str | None, typer.Option("--apply", metavar="FILE", help="The corrected CSV")]
+LabelsTo = Annotated[str | None, typer.Option("--output", "-o", help="Where labels go; none: into the run")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again until the run has ended")]
 Every = Annotated[float, typer.Option(min=0.5, help="Seconds between two looks")]
 

@@ -74,6 +74,19 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[None]:
+    """Connects as `connect`, and disconnects at the end unless somebody else had connected."""
+    mine = connect(config, verbose)
+    try:
+        yield
+    finally:
+        if mine:
+            import ray
+
+            ray.shutdown()
+
+
 def _init(**keys: Any) -> None:
     """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that has died.
 

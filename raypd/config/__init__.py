@@ -3,6 +3,7 @@
 
 from raypd.config.cluster import ClusterConfig, CostConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
+from raypd.config.fit import FitConfig
 from raypd.config.model import SAMPLING_KEYS, DecodingConfig, FakeConfig, Method, ModelConfig
 from raypd.config.run import RunConfig
 from raypd.config.section import without_credentials

@@ -60,6 +60,9 @@ class OutputConfig(Section):
         description="Of an extraction: the values as a JSON object and a list, or a column of its own type for each "
         "attribute",
     )
+    min_confidence: float = Field(
+        0.0, ge=0, le=1, description="Of an extraction: a value below it becomes null, with status unsure, kept in raw"
+    )
     partition: dict[str, str] = Field(
         {},
         description="Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} -> "

@@ -21,8 +21,8 @@ from raypd.errors import ConfigError, did_you_mean
 
 _PATHS = (
     "input.path", "task.categories_file", "task.schema", "task.template", "task.few_shot",
-    "model.name", "model.adapter",
-    "training.labels", "training.validation", "training.annotations",
+    "model.name", "model.adapter", "model.calibration",
+    "fit.labels", "training.labels", "training.validation", "training.annotations",
     "training.preference.samples", "training.preference.baseline", "training.preference.judged",
 )  # fmt: skip
 
@@ -121,7 +121,7 @@ def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
         value = part.get(name) if isinstance(part, dict) else None
         if (key == "task.schema" and not is_file(value)) or (key == "task.template" and value in TEMPLATES):
             continue
-        if sections == ["model"] and not (str(value).startswith(("./", "../")) or (folder / str(value)).is_dir()):
+        if sections == ["model"] and not (str(value).startswith(("./", "../")) or (folder / str(value)).exists()):
             continue  # of the Hub
         if isinstance(part, dict) and value is not None:
             many = [_anchored(path, folder) for path in value] if isinstance(value, list) else None

@@ -70,6 +70,11 @@ class ModelConfig(Section):
     )
     device: str = Field("auto", description="auto: cuda where there is one, else cpu; or cpu, cuda, cuda:1, ...")
     adapter: Uri | None = Field(None, description="peft LoRA adapter: folder or Hub id, merged at load")
+    calibration: str | None = Field(
+        None,
+        description="File of `raypd calibrate` that turns probabilities into confidences; null: the one beside adapter "
+        "or weights, if there is one; none: as the model has them",
+    )
     quantization: Literal["none", "nf4", "int8", "w8a8", "fp8"] = Field(
         "none",
         description="nf4, int8: bitsandbytes (extra `quantize`); w8a8: weights and activations in 8 bits, on a CPU "

@@ -1,4 +1,4 @@
-"""The configuration that `raypd tune` writes: the user's own file, comments and all, with the changed keys."""
+"""The YAML that `raypd tune` or `raypd fit` writes: the user's own file, comments and all, with the changed keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raypd.config import RunConfig
 from raypd.config.load import anchor_paths, load_config, set_key, value_of
 from raypd.errors import ConfigError, RunError
 
-_MARK = "# Written by raypd tune."
+_MARK = "# Written by {}."
 
 
 def check_target(target: Path, source: Path) -> None:
@@ -21,13 +21,17 @@ def check_target(target: Path, source: Path) -> None:
         raise ConfigError(f"--output {target}: is the configuration itself; tune never writes over it")
     if target.is_dir():
         raise ConfigError(f"--output {target}: is a folder; give a file")
-    if target.exists() and not target.read_text(encoding="utf-8", errors="replace").startswith(_MARK):
+    if target.exists() and not target.read_text(encoding="utf-8", errors="replace").startswith(
+        _MARK.format("raypd tune")
+    ):
         raise ConfigError(f"{target}: is there already and not from raypd tune; --output names another file")
     if not target.parent.is_dir():
         raise ConfigError(f"--output {target}: the folder {target.parent} does not exist")
 
 
-def write(source: Path, overrides: list[str], changes: dict[str, Any], target: Path, why: str) -> RunConfig:
+def write(
+    source: Path, overrides: list[str], changes: dict[str, Any], target: Path, why: str, by: str = "raypd tune"
+) -> RunConfig:
     """Writes a configuration with overrides and changes (dotted key -> value); relative paths keep their meaning.
 
     why: the comment at the top. Returns what the file reads as. Raises RunError: it cannot be written or read back."""
@@ -48,7 +52,7 @@ def write(source: Path, overrides: list[str], changes: dict[str, Any], target: P
     out = io.StringIO()
     roundtrip.dump(tree, out)
     reasons = [part for line in why.splitlines() for part in textwrap.wrap(line, 98, break_on_hyphens=False)]
-    lines = [_MARK, *(f"# {line}" for line in reasons), ""]
+    lines = [_MARK.format(by), *(f"# {line}" for line in reasons), ""]
     try:
         target.write_text("\n".join(lines) + "\n" + out.getvalue(), encoding="utf-8")
     except OSError as error:

@@ -12,6 +12,7 @@ from pydantic import model_validator
 from raypd.config.card import TEMPLATES, card_of, template_of
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
+from raypd.config.fit import FitConfig
 from raypd.config.model import SAMPLING_KEYS, DecodingConfig, EndpointConfig, EngineConfig, ModelConfig
 from raypd.config.section import Section
 from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
@@ -38,6 +39,7 @@ class RunConfig(Section):
     storage: StorageConfig = StorageConfig()
     nightly: NightlyConfig = NightlyConfig()
     training: TrainingConfig = TrainingConfig()
+    fit: FitConfig = FitConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -128,6 +130,7 @@ class RunConfig(Section):
             "storage",
             "nightly",
             "training",
+            "fit",
             "input.path",
             "input.on_damaged",
         }
@@ -166,7 +169,8 @@ def _method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> str:
     if card.get("method") in METHODS[kind]:
         return str(card["method"])
     if kind == "extraction":
-        return METHODS[kind][0] if name == "fake" or tree.get("training") else "guided"
+        trains = tree.get("training") and not tree.get("fit")  # `raypd train`: its weights will be trained for it
+        return METHODS[kind][0] if name == "fake" or trains else "guided"
     vllm = isinstance(engine, dict) and engine.get("kind") == "vllm"
     return "autoregressive" if vllm else METHODS[kind][0]
 

@@ -39,7 +39,8 @@ class TrainingConfig(Section):
     labels: str | None = Field(
         None,
         description="Output folder of a run over the same input whose answers are the labels, in place of that column: "
-        "of a larger model (distillation), or of the model itself, decoded autoregressively (self-supervision)",
+        "of a larger model (distillation), or of the model itself, decoded autoregressively (self-supervision); or "
+        "JSON lines of `raypd review`",
     )
     annotations: str | None = Field(
         None,

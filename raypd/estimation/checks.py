@@ -22,8 +22,8 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        why = [item["msg"].removeprefix("Value error, ") for item in error.errors()]
-        raise ConfigError("; ".join(why)) from None
+        why = [(".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")) for item in error.errors()]
+        raise ConfigError("; ".join(f"{key}: {reason}" if key else reason for key, reason in why)) from None
 
 
 def check_sample(profiled: Profile) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,8 +68,10 @@ class CorpusSample:
         return len(self.scan.scanned) - len(self.readable)
 
 
-def draw(config: RunConfig, size: int, category: str | None = None) -> CorpusSample:
-    """Draws documents of the corpus, or of a category. Raises InputError: no plan, or no such document is readable."""
+def draw(config: RunConfig, size: int, category: str | None = None, columns: Sequence[str] = ()) -> CorpusSample:
+    """Draws documents of the corpus, or of a category. columns: to be read beside those that the configuration names.
+
+    Raises InputError: no plan, or no such document is readable."""
     corpus = scan(config)
     readable = sorted(member for member in corpus.scanned if member.category != _UNREADABLE)
     if category is not None:
@@ -84,7 +87,7 @@ def draw(config: RunConfig, size: int, category: str | None = None) -> CorpusSam
     drawn = [(readable[place].unit, readable[place].row) for place in places]
     read: dict[tuple[int, int], Document] = {}
     for unit in {unit for unit, _ in drawn}:
-        read |= {(unit, row): document for row, document in enumerate(read_unit(corpus.units[unit], config))
+        read |= {(unit, row): document for row, document in enumerate(read_unit(corpus.units[unit], config, columns))
                  if (unit, row) in drawn}  # fmt: skip
     return CorpusSample(corpus, readable, places, [read[place] for place in drawn])
 

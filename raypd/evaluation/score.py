@@ -24,6 +24,7 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import InputError
 from raypd.estimation import bootstrap
+from raypd.evaluation.calibration import LabelledValue, calibration_error, reliability
 from raypd.run.load import NoRun, load_record
 from raypd.run.text import counted
 
@@ -65,6 +66,8 @@ class Evaluation:
     missing: int = 0  # labelled documents that the run does not hold
     failed: int = 0  # documents that the run could not answer: counted as without any value
     not_asked: int = 0  # labelled values, null or not, of attributes that the run did not ask for
+    calibration_error: float | None = None  # of the confidences of an extraction
+    reliability: list[tuple[float, float, int]] = field(default_factory=list)  # (confidence, share right, values)
 
 
 def evaluate(
@@ -89,6 +92,11 @@ def evaluate(
         failed=sum(not rows for key, rows in answers.items() if key in gold),
         not_asked=sum(score.not_asked for score in scores.values()),
     )
+    values = _labelled(answers, gold, tolerance, attributes)
+    if values:
+        confidence = np.array([value.confidence for value in values])
+        evaluation.reliability = reliability(confidence, [value.right for value in values])
+        evaluation.calibration_error = calibration_error(evaluation.reliability)
     if other is not None:
         other_scores = _score(_answers(other), gold, tolerance, attributes)
         both = sorted(scores.keys() & other_scores.keys())
@@ -96,6 +104,47 @@ def evaluate(
             raise InputError(f"{other}: no document of {run} stands there, too")
         evaluation.differences = _differences([scores[key] for key in both], [other_scores[key] for key in both])
     return evaluation
+
+
+def labelled_values(
+    run: str, labels: str, labels_column: str = "target", tolerance: float = 0.0
+) -> list[LabelledValue]:
+    """The values of an extraction that have a confidence and a label. Raises InputError as `evaluate`."""
+    gold = {record["id"]: record for record in _lines(labels, labels_column)}
+    return _labelled(_answers(run), gold, tolerance, _attributes(run))
+
+
+def _labelled(
+    answers: dict[str, list[dict[str, Any]]],
+    gold: dict[str, dict[str, Any]],
+    tolerance: float,
+    attributes: dict[str, dict[str, str]],
+) -> list[LabelledValue]:
+    values = []
+    for key in sorted(answers.keys() & gold.keys()):
+        for row in answers[key]:
+            if "record" not in row or "target" not in gold[key]:
+                continue
+            record, target = _flat(json.loads(row["record"])), _flat(gold[key]["target"])
+            category = str(row["category"])
+            of_category = attributes.get(category, {})
+            for value in row["values"]:
+                name = of_category.get(value["name"], value["name"])
+                if name not in target or value["confidence"] is None:
+                    continue
+                forms = (gold[key].get("accepted") or {}).get(name) or [target[name]]
+                right = _outcome(record.get(name), forms, tolerance) in (VC, NN)
+                values.append(
+                    LabelledValue(
+                        category,
+                        value["name"],
+                        value["confidence"],
+                        null=value["value"] is None,
+                        stands=value.get("span") is not None,
+                        right=right,
+                    )
+                )
+    return values
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -125,14 +174,14 @@ def _lines(path: str, labels_column: str) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _attributes(run: str) -> dict[str, set[str]]:
+def _attributes(run: str) -> dict[str, dict[str, str]]:
     """Category -> the attributes that a run asked for, as its labels call them."""
     try:
         task = load_record(storage.absolute(run)).config.get("task") or {}
     except NoRun:  # a folder of units alone: all that is labelled counts
         return {}
     return {
-        category: {".".join(attribute.get("path") or [attribute["name"]]) for attribute in schema["attributes"]}
+        category: {a["name"]: ".".join(a.get("path") or [a["name"]]) for a in schema["attributes"]}
         for category, schema in (task.get("categories") or {}).items()
     }
 
@@ -169,7 +218,7 @@ def _score(
     answers: dict[str, list[dict[str, Any]]],
     gold: dict[str, dict[str, Any]],
     tolerance: float,
-    attributes: dict[str, set[str]],
+    attributes: dict[str, dict[str, str]],
 ) -> dict[str, Score]:
     scores = {}
     for key in sorted(answers.keys() & gold.keys()):
@@ -179,7 +228,7 @@ def _score(
             category = str((rows[0]["category"] if rows else None) or labels.get("category") or "")
             lists = "scored" in labels or bool(labels.get("accepted"))
             target = _flat(labels["target"])
-            names = target.keys() & attributes.get(category, target.keys())
+            names = target.keys() & set(attributes[category].values() if category in attributes else target)
             parts = _of_record(record, {name: target[name] for name in names}, labels, tolerance)
             scores[key] = Score(category, parts, lists, len(target) - len(names))
         elif "questions" in labels:
@@ -372,6 +421,9 @@ def describe(evaluation: Evaluation) -> str:
     """As a table, for the user."""
     lines = [f"{'':<24}{'':<18}{'value':>8}  95% interval    documents"]
     lines += [_row(measure) for measure in evaluation.measures]
+    if evaluation.calibration_error is not None:
+        values = counted(sum(count for *_, count in evaluation.reliability), "value")
+        lines.append(f"{'':<24}{'calibration error':<18}{evaluation.calibration_error:8.3f}  of confidence, {values}")
     if evaluation.differences:
         both = f"over the {counted(evaluation.differences[0].documents, 'document')} of both runs"
         lines += ["", f"{both:<42}{'value':>8}   other  difference [95%]"]

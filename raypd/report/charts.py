@@ -128,26 +128,26 @@ def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
     axes.xaxis.set_major_locator(MaxNLocator(6 if width > NARROW else 4, steps=[1, 2, 3, 5, 10]))
     axes.set_xlabel(f"running time, {name}")
     for border in clock.borders:
-        _dashed(axes.axvline, border / size, "muted", 1, (2, 3))
+        dashed(axes.axvline, border / size, "muted", 1, (2, 3))
     if clock.borders and len(clock.borders) < 6:
         point = (clock.borders[0] / size, 1)
-        _write(axes, "resumed", point, (4, 2), "muted", xycoords=("data", "axes fraction"), va="bottom")
+        write(axes, "resumed", point, (4, 2), "muted", xycoords=("data", "axes fraction"), va="bottom")
     return float(size)
 
 
-def _value_axis(axes: Axes, top: float, label: str) -> None:
+def value_axis(axes: Axes, top: float, label: str) -> None:
     axes.set_ylim(0, max(top, 1e-9))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.set_ylabel(label)
 
 
-def _dashed(
+def dashed(
     line: Callable[..., Any], position: float, role: str, width: float = 1, dashes: tuple[int, int] = (5, 3)
 ) -> None:
     line(position, color=ROLES[role], linewidth=width, linestyle=(0, dashes))
 
 
-def _write(axes: Axes, words: str, xy: tuple[float, float], offset: tuple[float, float], role: str, **how: Any) -> None:
+def write(axes: Axes, words: str, xy: tuple[float, float], offset: tuple[float, float], role: str, **how: Any) -> None:
     axes.annotate(words, xy, offset, textcoords="offset points", color=ROLES[role], **how)
 
 
@@ -183,13 +183,13 @@ def money(bill: RunBill | None, clock: RunningTime) -> Chart:
         under = np.concatenate([dollars, [0.0, 0.0]])
         axes.fill([*times / size, times[-1] / size, 0.0], under, color=ROLES["wash"], linewidth=0)
         axes.plot(times / size, dollars, color=ROLES["accent"], linewidth=2, clip_on=False)
-        _value_axis(axes, max(spent, shown or 0.0) * 1.12, "spent, USD")
+        value_axis(axes, max(spent, shown or 0.0) * 1.12, "spent, USD")
         axes.yaxis.set_major_formatter(FuncFormatter(_dollars(axes.get_yticks())))
         if shown is not None:
-            _dashed(axes.axhline, shown, "budget", 1.5)
-            _write(axes, f"budget {text.usd(shown)}", (0, shown), (4, -4), "budget", va="top")
+            dashed(axes.axhline, shown, "budget", 1.5)
+            write(axes, f"budget {text.usd(shown)}", (0, shown), (4, -4), "budget", va="top")
         point = (times[-1] / size, spent)
-        _write(axes, text.usd(spent), point, (-4, 5), "accent", ha="right", fontweight="bold")
+        write(axes, text.usd(spent), point, (-4, 5), "accent", ha="right", fontweight="bold")
 
     summary = f"{text.usd(spent)} spent in {text.duration(clock.total)}"
     summary += f", of a budget of {text.usd(budget)}." if budget is not None else "; no budget was set."
@@ -224,8 +224,8 @@ def rate(run: RunReport, clock: RunningTime) -> Chart:
         scaled = edges / _time_axis(axes, clock, width)
         axes.stairs(values, scaled, fill=True, color=ROLES["wash"], linewidth=0)
         axes.stairs(values, scaled, color=ROLES["accent"], linewidth=1.5, baseline=None)
-        _value_axis(axes, max(peak, mean) * 1.18, "documents/s")
-        _dashed(axes.axhline, mean, "ink")
+        value_axis(axes, max(peak, mean) * 1.18, "documents/s")
+        dashed(axes.axhline, mean, "ink")
 
     summary = f"{text.number(mean)} documents a second on average, at most {text.number(peak)}."
     chart.draw("rate", "Documents a second over time", summary, (HALF, 250), draw)
@@ -305,11 +305,11 @@ def confidence(values: Sequence[float]) -> Chart:
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_xlabel("confidence, 0 to 1")
-        _value_axis(axes, float(shares.max()) * 1.22, "answers")
+        value_axis(axes, float(shares.max()) * 1.22, "answers")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
-        _dashed(axes.axvline, middle, "ink")
+        dashed(axes.axvline, middle, "ink")
         offset, side = ((5, -2), "left") if middle < 0.5 else ((-5, -2), "right")
-        _write(axes, f"median {middle:.2f}", (middle, axes.get_ylim()[1]), offset, "ink", va="top", ha=side)
+        write(axes, f"median {middle:.2f}", (middle, axes.get_ylim()[1]), offset, "ink", va="top", ha=side)
 
     summary = f"Half of {text.count(len(values))} sampled answers have a confidence above {middle:.2f}."
     chart.draw("confidence", chart.title, summary, (HALF, 250), draw)
@@ -338,10 +338,10 @@ def losses(training: TrainingRecord) -> Chart:
             if points := validations[attempt.learning_rate]:
                 line = points if len(points) > 1 else [(0, points[0][1]), *points]
                 axes.plot(*zip(*line, strict=True), color=ROLES[role], linewidth=2)
-                _write(axes, f"{attempt.learning_rate:g}", points[-1], (-4, 6), role, ha="right")
+                write(axes, f"{attempt.learning_rate:g}", points[-1], (-4, 6), role, ha="right")
         axes.set_xlim(left=0)
         axes.set_xlabel("steps")
-        _value_axis(axes, 2 * highest, "loss")
+        value_axis(axes, 2 * highest, "loss")
 
     lowest = min((loss for _, loss in validations[best.learning_rate]), default=0.0)
     summary = f"The lowest validation loss is {lowest:.4f}, at learning rate {best.learning_rate:g}."

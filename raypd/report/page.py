@@ -50,6 +50,19 @@ def write(run: RunReport, path: str | None = None) -> str:
 
 def render(run: RunReport) -> str:
     """The page of a run."""
+    named = [(run.config.get(key) or {}).get(name) for key, name in _SUBTITLE]
+    return fill(
+        "report.html.j2",
+        run=run,
+        state=_STATES.get(run.state, f"unfinished: {run.state}"),
+        subtitle=[text.clean(part, 120) for part in named if part],
+        config=text.clean(dump(run.config), _CONFIG_CHARACTERS),
+        **_content(run),
+    )
+
+
+def fill(template: str, script_of: str = "report.js", **content: Any) -> str:
+    """A page from one of the templates, with the style and the policy that all have, and a script."""
     environment = Environment(
         loader=PackageLoader("raypd.report"),
         autoescape=True,
@@ -59,18 +72,9 @@ def render(run: RunReport) -> str:
     )
     environment.filters |= {name: getattr(text, name) for name in _FILTERS}
     environment.globals |= {"text": text, "ROWS": _ROWS, "REASONS": _REASONS}
-    style, script = ((_TEMPLATES / name).read_text() for name in ("report.css", "report.js"))
-    named = [(run.config.get(key) or {}).get(name) for key, name in _SUBTITLE]
-    return environment.get_template("report.html.j2").render(
-        run=run,
-        style=Markup(style),
-        script=Markup(script),
-        policy=_policy(style, script),
-        made=time.time(),
-        state=_STATES.get(run.state, f"unfinished: {run.state}"),
-        subtitle=[text.clean(part, 120) for part in named if part],
-        config=text.clean(dump(run.config), _CONFIG_CHARACTERS),
-        **_content(run),
+    style, script = ((_TEMPLATES / name).read_text() for name in ("report.css", script_of))
+    return environment.get_template(template).render(
+        style=Markup(style), script=Markup(script), policy=_policy(style, script), made=time.time(), **content
     )
 
 

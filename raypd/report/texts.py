@@ -10,7 +10,6 @@ from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError
 from raypd.report.data import RunReport
-from raypd.report.sample import Entry
 from raypd.run.load import load_run
 from raypd.run.text import clean
 from raypd.tasks.base import Document
@@ -39,20 +38,21 @@ def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
         for document in documents:
             sampled = shown.get((clean(document.source, 200), document.place))
             if sampled is not None and document.error is None:
-                sampled.text = list(_pieces(_text(document, config), sampled.entries))
+                spans = [(entry.span, entry.name) for entry in sampled.entries if entry.span is not None]
+                sampled.text = list(marked(text_in(document, config), spans))
 
 
-def _text(document: Document, config: RunConfig) -> str:
+def text_in(document: Document, config: RunConfig) -> str:
     """What spans count in: the column itself, or of several the text that is made of them."""
     columns = config.text_columns()
     return str(document.fields.get(columns[0])) if len(columns) == 1 else text_of(document, columns)
 
 
-def _pieces(text: str, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
+def marked(text: str, spans: Sequence[tuple[tuple[int, int], str]]) -> Iterator[tuple[str, str]]:
+    """A text in pieces, each with the names of the values that stand there; spans: where, and the name."""
     names: dict[tuple[int, int], list[str]] = {}
-    for entry in entries:
-        if entry.span is not None:
-            names.setdefault(entry.span, []).append(entry.name)
+    for span, name in spans:
+        names.setdefault(span, []).append(name)
     position = 0
     for (begin, end), marks in sorted(names.items(), key=lambda item: (item[0][0], -item[0][1])):
         if position <= begin < end <= min(len(text), _CHARACTERS):  # of two that overlap the first is marked

@@ -26,6 +26,7 @@ BATCH_ERRORS = "errors.jsonl"  # and the requests that have none
 ESTIMATE = "estimate.json"  # what `raypd estimate` found, before the run
 TRAINING = "training.json"  # what `raypd train` did
 CHECKPOINTS = "checkpoints"  # of a training, by learning rate
+FIT = "fit.json"  # what `raypd fit` found
 REPORT = "report.html"  # the page that `raypd report` makes
 
 STATE = "state.json"  # of nightly runs: the last good night

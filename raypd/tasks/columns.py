@@ -22,7 +22,7 @@ VALUE = pa.struct(
         ("number", pa.float64()),
         ("boolean", pa.bool_()),
         ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens' (docs/methods.md)
-        ("status", pa.string()),  # ok | null | truncated (cut at K_max) | invalid | ambiguous (not one number)
+        ("status", pa.string()),  # ok, null, truncated (at K_max), invalid, ambiguous (not one number), unsure
         ("raw", pa.string()),  # what was decoded, where no value could be made of it
         # Where a text stands in the document's: characters [begin, end); null where it does not stand there.
         ("span", pa.struct([("begin", pa.int32()), ("end", pa.int32())])),

@@ -26,6 +26,7 @@ from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_texts
 from raypd.tasks.automata import automaton_of, record_pattern, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
+from raypd.tasks.calibration import calibration_of
 from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.prompting import DOCUMENTS, encode, end_tokens, messages, pieces, tag_of
@@ -64,6 +65,7 @@ class ExtractionTask:
     ) -> None:
         assert isinstance(config.task, ExtractionConfig)
         self.input, self.task, self.decoding = config.input, config.task, config.decoding
+        self._calibration, self._min_confidence = calibration_of(config.model), config.output.min_confidence
         self._writes_keys = REGISTRY[self.decoding.method].whole_record  # the model does
         self._by_pattern = config.engine.kind == "vllm" and not self._writes_keys  # ... as the engine makes it
         self.tokenizer, self.context_length = tokenizer, context_length
@@ -294,8 +296,13 @@ class ExtractionTask:
         shift = span_shift(first.document, self.input.text_columns)
         values, named = [], {}
         for attribute, (body, window, (checked, rating)) in zip(category.attributes, answers, strict=True):
-            row = value_row(attribute.name, checked.value, checked.status, rating, checked.raw)
             span = span_of(attribute, checked.value, body.text, shift + body.begin)
+            if rating is not None and self._calibration is not None:
+                null, stands = checked.value is None, span["span"] is not None
+                rating = self._calibration.confidence(category.name, attribute.name, rating, null, stands)
+            if checked.value is not None and rating is not None and rating < self._min_confidence:
+                checked = CheckedValue("unsure", None, checked.raw)
+            row = value_row(attribute.name, checked.value, checked.status, rating, checked.raw)
             values.append({**row, **span, "window": window})
             named[attribute.name] = checked.value
         record = record_of(self.task.categories[category.name], named)

@@ -14,7 +14,7 @@ from raypd.config import Attribute
 from raypd.config.tasks import bare
 from raypd.tasks.numbers import read_number
 
-Status = Literal["ok", "null", "truncated", "invalid", "ambiguous"]
+Status = Literal["ok", "null", "truncated", "invalid", "ambiguous", "unsure"]
 _DECODER = json.JSONDecoder(strict=False)
 _NULLS = {"", "null", "none", "n/a"}
 _BARE = re.compile(r"(?:[^,}\n]|,(?= *\d))*")  # up to a comma that no digit follows, a brace or a newline

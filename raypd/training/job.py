@@ -6,16 +6,19 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raypd import storage
 from raypd.billing import book
+from raypd.billing.budget import BudgetReached
 from raypd.cluster import ledger_actor, ray_session
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
@@ -29,16 +32,23 @@ from raypd.tasks.prompting import check_template
 from raypd.training.data import check, check_input
 
 _SHOWN_SECONDS = 1.0
+_LOOK_SECONDS = 3.0  # between two looks at the budget and the time
 _KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}
 
 
 def run_training(
-    config: RunConfig, *, verbose: bool = False, say: Callable[[str], None] = console.say
+    config: RunConfig,
+    *,
+    verbose: bool = False,
+    say: Callable[[str], None] = console.say,
+    ends: float | None = None,
 ) -> TrainingRecord:
     """Trains with every learning rate, or goes on where the same command was cut off. `say` shows the user a line.
 
-    Raises ConfigError, InputError, ModelError before anything is trained; RunError where the workers ended (the same
-    command goes on from the latest checkpoint); Interrupted at SIGINT or SIGTERM.
+    ends: unix second at which it stops; None: it has the time that it takes.
+    Raises ConfigError, InputError, ModelError before anything is trained; BudgetReached where cost.budget_usd is spent
+    or `ends` has come; RunError where the workers ended (the same command goes on from the latest checkpoint);
+    Interrupted at SIGINT or SIGTERM.
     """
     storage.configure(config.storage)
     check(config)
@@ -49,27 +59,61 @@ def run_training(
     check_input(config)
     output = layout.output_folder(config)
     storage.make_folder(output)
-    connected = ray_session.connect(config.cluster, verbose)
-    try:
+    with ray_session.connected(config.cluster, verbose):
         resources = ray_session.worker_resources(config)
         session = uuid.uuid4().hex[:12]
         ledger = ledger_actor.start(config, output, session, time.time(), resources.cpus, resources.gpus)
+        limits = _Limits(config, sum(bill.usd for bill in book.bills(output) if bill.session != session), ledger, ends)
         try:
-            outcomes = [_fit(config, output, rate, resources, say) for rate in config.training.learning_rates]
+            outcomes = [_fit(config, output, rate, resources, say, limits) for rate in config.training.learning_rates]
+        except KeyboardInterrupt:
+            if limits.reached is not None:
+                raise BudgetReached(f"{limits.reached}; what is trained is kept up to its latest checkpoint") from None
+            raise Interrupted("interrupted; the same command goes on from the latest checkpoint") from None
         finally:
             ledger_actor.close(ledger)
         return _finish(config, output, outcomes)
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command goes on from the latest checkpoint") from None
-    finally:
-        if connected:
-            import ray
 
-            ray.shutdown()
+
+@dataclass
+class _Limits:
+    """The money and the time of a training. spent: USD of its earlier sessions; reached: why it has to stop."""
+
+    config: RunConfig
+    spent: float
+    ledger: Any
+    ends: float | None
+    reached: str | None = None
+
+    def look(self) -> None:
+        """Stops the main thread, as Ctrl-C does, at the end of the money or of the time. Called again and again."""
+        import ray
+
+        if self.reached is not None:
+            return
+        budget = self.config.cost.budget_usd
+        if self.ends is not None and time.time() > self.ends:
+            self.reached = "cost.deadline is reached: the same command with a later one goes on"
+        elif budget is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                standing = ray.get(self.ledger.standing.remote(), timeout=_LOOK_SECONDS)
+                total = self.spent + standing.usd
+                if total + standing.usd_per_second * self.config.cost.reserve_seconds > budget:
+                    self.reached = (
+                        f"cost.budget_usd {text.usd(budget)} is reached ({text.usd(total)}): the same command with "
+                        "more goes on"
+                    )
+        if self.reached is not None:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def _fit(
-    config: RunConfig, output: str, rate: float, resources: ray_session.WorkerResources, say: Callable[[str], None]
+    config: RunConfig,
+    output: str,
+    rate: float,
+    resources: ray_session.WorkerResources,
+    say: Callable[[str], None],
+    limits: _Limits,
 ) -> tuple[TrainingAttempt, TrainingData, Any]:
     """One learning rate through Ray Train: (what came of it, the data, the best checkpoint)."""
     import ray
@@ -99,7 +143,7 @@ def _fit(
         ),
     )
     say(f"learning rate {rate:g}: {text.counted(workers, 'worker')} starting")
-    follower = threading.Thread(target=_follow, args=(board, curve, rate, say), daemon=True)
+    follower = threading.Thread(target=_follow, args=(board, curve, rate, say, limits), daemon=True)
     follower.start()
     try:
         result = trainer.fit()
@@ -176,10 +220,21 @@ def _explained(error: Exception) -> UserError:
     return RunError(f"a training worker ended: {last}; the same command goes on from the latest checkpoint")
 
 
-def _follow(board: Any, curve: Curve, rate: float, say: Callable[[str], None]) -> None:
+def _follow(board: Any, curve: Curve, rate: float, say: Callable[[str], None], limits: _Limits) -> None:
     """Keeps the losses that the first worker puts on the board, and shows how far it is, until None comes."""
-    shown, due = 0, 0.0
-    while (progress := board.get()) is not None:
+    from ray.util.queue import Empty
+
+    shown, due, look_due = 0, 0.0, 0.0
+    while True:
+        if time.monotonic() > look_due:
+            limits.look()
+            look_due = time.monotonic() + _LOOK_SECONDS
+        try:
+            progress = board.get(timeout=_LOOK_SECONDS)
+        except Empty:
+            continue
+        if progress is None:
+            return
         if progress.measured != (None, None):
             curve.append((progress.step, *progress.measured))
         if progress.step > shown and (time.monotonic() > due or progress.step == progress.steps):

@@ -1,4 +1,4 @@
-"""Labels that are the answers of a run: of a larger model (distillation, HPD section 4.4), or of the model itself."""
+"""Labels from elsewhere: corrections, or answers of a larger model (distillation, HPD section 4.4) or of the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ def rows_of(run: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
 
 
 def label(documents: Sequence[Document], run: str, column: str) -> None:
-    """Puts the answers of a run over the same input, or errors, into `column`. Raises InputError: it has none."""
+    """Puts the answers of a run over the same input, or errors, into `column`. Raises InputError: it has none.
+
+    run: its folder, or JSON lines of {id, column}, as `raypd review` writes them."""
+    if run.endswith(".jsonl"):
+        _label_by_id(documents, run, column)
+        return
     rows: dict[Place, list[Row]] = defaultdict(list)
     for row in rows_of(run):
         rows[row["source"], row["row"]].append(row)
@@ -38,6 +43,19 @@ def label(documents: Sequence[Document], run: str, column: str) -> None:
         elif document.error is None:
             reason = "an answer that failed, was cut or is not valid" if answers else "no answer"
             document.error = f"training.labels: {reason} in the run that labels"
+
+
+def _label_by_id(documents: Sequence[Document], file: str, column: str) -> None:
+    try:
+        lines = [json.loads(line) for line in storage.read(storage.absolute(file)).splitlines() if line.strip()]
+        by_id = {str(line["id"]): line[column] for line in lines}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"training.labels {file}: expected JSON lines of id and {column!r}: {error!r}") from None
+    for document in documents:
+        if document.id in by_id:
+            document.fields[column] = by_id[document.id]
+        elif document.error is None:
+            document.error = "training.labels: no label in the file"
 
 
 def _answer(rows: Sequence[Row]) -> Any:

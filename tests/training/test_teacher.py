@@ -42,6 +42,20 @@ def test_whole_answers_of_an_extraction_are_labels(tmp_path):
     assert labels == [({"Brand": "b0"}, None), ({"Brand": "b1"}, None), *errors]
 
 
+def test_corrected_labels_are_joined_by_id(tmp_path):
+    file = tmp_path / "labels.jsonl"
+    file.write_text('{"id": 7, "target": {"Brand": "b"}}\n')
+    labelled = [Document(0, "7", {}), Document(1, "8", {})]
+    teacher.label(labelled, str(file), "target")
+    assert (labelled[0].fields, labelled[1].error) == (
+        {"target": {"Brand": "b"}},
+        "training.labels: no label in the file",
+    )
+    file.write_text('{"id": 7}\n')
+    with pytest.raises(InputError, match=r"labels\.jsonl: expected JSON lines of id and 'target'"):
+        teacher.label(labelled, str(file), "target")
+
+
 def test_whole_conversations_are_labels(tmp_path):
     def turn(index, number, reason="stop", sample=0):
         return Record(index, {"sample": sample, "turn": number, "text": f"{index}.{number}", "finish_reason": reason})

@@ -1,0 +1,44 @@
+"""The command `raypd calibrate`: checks what a calibration is made from, and says what it brings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from raypd import storage
+from raypd.config import ModelConfig
+from raypd.errors import ConfigError
+from raypd.evaluation.calibration import calibrate, calibration_error, confidences, reliability
+from raypd.evaluation.score import labelled_values
+from raypd.run.load import load_record
+from raypd.tasks.calibration import FILE, calibration_of
+
+
+def calibrate_run(
+    run: str, labels: str, output: str | None = None, labels_column: str = "target", tolerance: float = 0.0
+) -> str:
+    """Writes the calibration of a run's model; what it is and where, in words.
+
+    Raises ConfigError: the run's confidences are calibrated already, or there is no place for the file; InputError.
+    """
+    model = ModelConfig.model_validate(load_record(storage.absolute(run)).config["model"])
+    if calibration_of(model) is not None:
+        raise ConfigError(f"{run}: its confidences are calibrated already; run it with model.calibration=none")
+    weights = next((folder for folder in (model.adapter, model.name) if folder and Path(folder).is_dir()), None)
+    if output is None and weights is None:
+        raise ConfigError(f"{run}: its weights lie in no folder here; --output names a file for model.calibration")
+    path = Path(output) if output is not None else Path(str(weights), FILE)
+    values = labelled_values(run, labels, labels_column, tolerance)
+    made = calibrate(values)
+    try:
+        made.write(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error}") from None
+    right = [value.right for value in values]
+    before = calibration_error(reliability(np.array([value.confidence for value in values]), right))
+    after = calibration_error(reliability(confidences(made, values), right))
+    return (
+        f"{path}: fitted on {len(values):,} values, {sum(right) / len(right):.0%} of them right\n"
+        f"calibration error on these: {before:.3f} before, {after:.3f} now; `raypd evaluate` measures it on others"
+    )

@@ -1,0 +1,88 @@
+"""`raypd calibrate RUN LABELS`: from a run's confidences and labels to how often such values are right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raypd.errors import ConfigError, InputError
+from raypd.tasks.calibration import Calibration, features
+
+_ISOTONIC = 1000  # values from which on steps are fitted behind the regression
+_STRENGTH = 0.5  # of an attribute's own intercept beside the other features: few labels move it little
+_BINS = 10
+LEAST = 50  # values, for a calibration
+
+
+@dataclass
+class LabelledValue:
+    """A value of a run that has a confidence, and whether it is what the label says."""
+
+    category: str
+    attribute: str
+    confidence: float
+    null: bool
+    stands: bool  # in the document's text
+    right: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.category}/{self.attribute}"
+
+
+def calibrate(values: Sequence[LabelledValue]) -> Calibration:
+    """Fits a calibration (Platt's, with isotonic steps behind it where there are many values).
+
+    Raises InputError: too few values, or all are right or wrong; ConfigError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.isotonic import IsotonicRegression
+        from sklearn.linear_model import LogisticRegression
+    except ImportError:
+        raise ConfigError("a calibration needs scikit-learn: pip install 'raypd[fit]'") from None
+    right = np.array([value.right for value in values])
+    if len(values) < LEAST or right.all() or not right.any():
+        reason = "all are right" if len(values) >= LEAST and right.all() else f"{int(right.sum())} are right"
+        raise InputError(f"{len(values)} labelled values, of which {reason}: a calibration needs {LEAST} of both kinds")
+    names = sorted({value.key for value in values})
+    place = {name: number for number, name in enumerate(names)}
+    own = np.zeros((len(values), len(names)))
+    own[np.arange(len(values)), [place[value.key] for value in values]] = _STRENGTH
+    shared = np.array([features(value.confidence, value.null, value.stands) for value in values])
+    model: Any = LogisticRegression(C=1.0, max_iter=1000).fit(np.hstack([shared, own]), right)
+    weights = model.coef_[0]
+    made = Calibration(
+        weights[: shared.shape[1]].tolist(),
+        float(model.intercept_[0]),
+        {name: float(_STRENGTH * weights[shared.shape[1] + number]) for name, number in place.items()},
+        values=len(values),
+    )
+    if len(values) >= _ISOTONIC:
+        steps = IsotonicRegression(y_min=0.0, y_max=1.0).fit(confidences(made, values), right)
+        made.scores, made.shares = steps.X_thresholds_.tolist(), steps.y_thresholds_.tolist()
+    return made
+
+
+def confidences(calibration: Calibration, values: Sequence[LabelledValue]) -> np.ndarray:
+    """The calibrated confidences of values: [values]."""
+    return np.array([calibration.confidence(v.category, v.attribute, v.confidence, v.null, v.stands) for v in values])
+
+
+def reliability(confidence: np.ndarray, right: Sequence[bool]) -> list[tuple[float, float, int]]:
+    """(mean confidence, share that is right, values) in each tenth of 0 to 1 that holds any."""
+    bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
+    hits = np.asarray(right, dtype=float)
+    return [
+        (float(confidence[bins == n].mean()), float(hits[bins == n].mean()), int((bins == n).sum()))
+        for n in range(_BINS)
+        if (bins == n).any()
+    ]
+
+
+def calibration_error(points: Sequence[tuple[float, float, int]]) -> float:
+    """The expected calibration error: by how much confidence and share differ, over the values of all tenths."""
+    total = sum(count for *_, count in points)
+    return sum(abs(sure - share) * count for sure, share, count in points) / max(1, total)

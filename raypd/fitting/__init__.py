@@ -1,0 +1,1 @@
+"""`raypd fit`: from documents and a schema to weights, their figures, and a configuration to run."""

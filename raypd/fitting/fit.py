@@ -1,0 +1,282 @@
+"""`raypd fit`: labels, candidates, figures, and the cheapest model whose F1 surely holds the floor.
+
+Every step is a run or a training of its own in a folder of the fit, so that the same command goes on where it was cut
+off, and does nothing that is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from raypd import storage
+from raypd.answering.check import check_model
+from raypd.billing import book
+from raypd.billing.budget import BudgetReached
+from raypd.cluster import ray_session
+from raypd.config import RunConfig, rewrite
+from raypd.config.cluster import deadline_at
+from raypd.config.load import load_config
+from raypd.errors import ConfigError, UserError
+from raypd.estimation.checks import with_changes
+from raypd.fitting import candidate, labels, page
+from raypd.fitting.candidate import Bench
+from raypd.fitting.result import AS_CONFIGURED, TEACHER, FitResult, Score
+from raypd.models.load import check_model_config
+from raypd.run import console, layout, records
+from raypd.run.console import Interrupted
+from raypd.run.lease import RunLease
+from raypd.run.records import RecordError
+from raypd.run.text import usd
+from raypd.training.data import check
+
+_DECIDES: Any = {  # which documents are in which part, and what their labels are
+    "fit": {"labels", "teacher", "documents", "test_share", "validation_share"},
+    "input": True,
+    "task": True,
+    "training": {"labels_column", "seed"},
+}
+
+
+def run_fit(
+    path: str, overrides: list[str], *, verbose: bool = False, say: Callable[[str], None] = console.say
+) -> FitResult:
+    """Fits a model to the documents of a configuration, or goes on where the same command was cut off.
+
+    path, overrides: the user's YAML and key=value over it, which the recommended configuration is made from.
+
+    Raises:
+        ConfigError, InputError, ModelError: before anything is trained, or the folder is another fit's.
+        RunError: it cannot go on; what is done is kept.
+        Interrupted: at SIGINT or SIGTERM.
+    """
+    config = load_config(path, overrides)
+    storage.configure(config.storage)
+    folder = _folder(config)
+    result = _begin(config, folder)
+    _check(config, folder)
+    storage.make_folder(folder)
+    lease = RunLease(folder, say)
+    how, kept = "failed", storage.join(folder, layout.FIT)
+    if not storage.exists(kept):
+        records.write(kept, result)
+    try:
+        with console.signals(), ray_session.connected(config.cluster, verbose):  # once for all runs and trainings
+            Fit(config, result, verbose, say).run()
+        how = "complete" if result.stopped is None else "budget"
+    except (KeyboardInterrupt, Interrupted):
+        how = "interrupted"
+        raise Interrupted("interrupted; the same command goes on from there") from None
+    finally:
+        with contextlib.suppress(OSError):
+            lease.end(how)
+    result.recommended = recommend(result)
+    _write_configuration(result, path, overrides)
+    records.write(kept, result)
+    page.write(result, missing(result))
+    return result
+
+
+class Fit:
+    """The steps of a fit: labels, candidates with all labels, what is not trained, the curve, and costs."""
+
+    def __init__(self, config: RunConfig, result: FitResult, verbose: bool, say: Callable[[str], None]) -> None:
+        self.config, self.result, self.say = config, result, say
+        deadline = config.cost.deadline
+        self.ends = None if deadline is None else deadline_at(deadline, time.time())
+        self.bench = Bench(config, result.path, self._limited, self.ends, verbose, say)
+
+    def run(self) -> None:
+        """Does what is not done yet, until all is, or the budget or the time has ended."""
+        try:
+            parts = labels.parts_of(self.config, self.result.path, self._limited, self.bench.verbose, self.say)
+            self.result.documents = {part: len(rows) for part, rows in parts.items()}
+            self._score_all(self.result.documents["train"])
+        except BudgetReached as reached:
+            self.result.stopped = str(reached)
+        self.result.usd = self._spent()
+
+    def _score_all(self, documents: int) -> None:
+        fit, result, bench = self.config.fit, self.result, self.bench
+        self._add(
+            result.scores, AS_CONFIGURED, partial(candidate.test, bench, AS_CONFIGURED, {}, self._run("configured"))
+        )
+        if fit.teacher is not None:
+            run = self._run("teacher")  # over the test part, or the run that has made the labels
+            keys = labels.teacher_keys(self.config)
+            by_itself = partial(Score, name=TEACHER, method=str(keys.get("decoding.method", "")), changes=keys)
+            tested = partial(candidate.test, bench, TEACHER, keys, run)
+            self._add(result.scores, TEACHER, tested if result.gold else by_itself, run)
+        for name, changes in fit.candidates.items():
+            self._add(result.scores, name, partial(candidate.train, bench, name, changes, documents, 1.0))
+        for name, changes in fit.candidates.items():
+            for share in fit.curve:
+                make = partial(candidate.train, bench, name, changes, max(1, round(share * documents)), share)
+                self._add(result.curve, name, make, costs=False)
+
+    def _add(
+        self, scores: list[Score], name: str, make: Callable[[], Score], run: str | None = None, costs: bool = True
+    ) -> None:
+        """Makes a score; what fails for a reason of its own is a score with the error, and the fit goes on.
+
+        run: whose speed is that of the model; None: a sample is decoded. costs: whether they are wanted at all.
+        """
+        self._check_limits()
+        self.say(f"{name}: {'training and ' if name not in (AS_CONFIGURED, TEACHER) else ''}running over the test part")
+        try:
+            score = make()
+            if costs:
+                self.result.corpus_documents = candidate.measure(self.bench, score, run)
+            scores.append(score)
+        except (BudgetReached, Interrupted, ConfigError):
+            raise
+        except UserError as error:
+            self.say(f"{name}: {error}")
+            scores.append(Score(name=name, method="", error=str(error)))
+
+    def _run(self, name: str) -> str:
+        return storage.join(self.result.path, name)
+
+    def _spent(self) -> float:
+        """USD of all sessions of all runs and trainings below the folder."""
+        outputs = {str(ledger.parent) for ledger in Path(self.result.path).rglob(layout.LEDGER) if ledger.is_dir()}
+        return sum(bill.usd for output in outputs for bill in book.bills(output))
+
+    def _limited(self, config: RunConfig) -> RunConfig:
+        """With what is left of the budget; a run or training counts its own earlier sessions itself."""
+        budget = self.config.cost.budget_usd
+        if budget is None:
+            return config
+        left = budget - self._spent() + sum(bill.usd for bill in book.bills(storage.absolute(config.output.path)))
+        return with_changes(config, {"cost.budget_usd": max(left, 1e-6)})
+
+    def _check_limits(self) -> None:
+        """Raises BudgetReached at the end of the money or of the time."""
+        budget, spent = self.config.cost.budget_usd, self._spent()
+        if budget is not None and spent >= budget:
+            raise BudgetReached(f"cost.budget_usd {usd(budget)} is spent; the same command with more goes on")
+        if self.ends is not None and time.time() > self.ends:
+            raise BudgetReached("cost.deadline is reached; the same command with a later one goes on")
+
+
+def recommend(result: FitResult) -> str | None:
+    """The name of the cheapest score whose F1 surely holds the floor; None: there is none.
+
+    By USD per 1,000 documents, or by speed where the machine has no price.
+    """
+    holding = [score for score in result.scores if score.holds(result.floor) and score.documents_per_second]
+    return min(holding, key=_cost).name if holding else None
+
+
+def _cost(score: Score) -> float:
+    if score.usd_per_1000 is not None:
+        return score.usd_per_1000.value
+    assert score.documents_per_second is not None
+    return 1 / score.documents_per_second.value
+
+
+def missing(result: FitResult) -> str:
+    """Why no score holds the floor, and what would help, in words."""
+    scores = [score for score in result.scores if score.f1 is not None and score.name != TEACHER]
+    teacher = next((score.f1 for score in result.scores if score.name == TEACHER and score.f1), None)
+    if teacher is not None and teacher.value < result.floor:
+        return f"fit.f1_floor {result.floor:g} is above the F1 of the teacher itself, {teacher.value:.3f}"
+    if not scores:
+        return "no candidate could be scored"
+    best = max(scores, key=lambda score: score.f1.value if score.f1 else 0.0)
+    assert best.f1 is not None
+    lines = [f"the best is {best.name}, {best.f1.value:.3f}"]
+    if best.f1.value > result.floor and best.f1.low is not None:
+        tests = result.documents["test"]
+        needed = tests * ((best.f1.value - best.f1.low) / (best.f1.value - result.floor)) ** 2
+        lines.append(
+            f"it is above the floor, but not surely (from {best.f1.low:.3f}): about {needed:,.0f} test documents "
+            f"would tell, and there are {tests} (fit.documents)"
+        )
+    fewer = [score.f1.value for score in result.curve if score.name == best.name and score.f1]
+    if fewer:
+        gain = best.f1.value - fewer[-1]
+        more = "more labels would help" if gain > 0.01 else "more labels would help little"
+        lines.append(f"from {max(s.labels for s in result.curve if s.name == best.name)} to {best.labels} labels it "
+                     f"gained {gain:+.3f}: {more}")  # fmt: skip
+    return "; ".join(lines)
+
+
+def _folder(config: RunConfig) -> str:
+    path = config.fit.path or config.output.path.rstrip("/") + "-fit"
+    if storage.is_remote(path):
+        raise ConfigError(
+            f"fit.path {path}: weights are trained into a folder that all workers share; give a local one"
+        )
+    return storage.absolute(path)
+
+
+def _begin(config: RunConfig, folder: str) -> FitResult:
+    """The result to fill. Raises ConfigError where the folder is another fit's."""
+    gold = not (config.fit.teacher is not None and config.fit.labels is None) and not (
+        config.fit.labels is not None and labels.is_run(config.fit.labels)
+    )
+    result = FitResult(
+        path=folder,
+        identity=_identity(config),
+        floor=config.fit.f1_floor,
+        gold=gold,
+        task=config.task.kind,
+        model=config.model.name,
+    )
+    try:
+        before = records.read(FitResult, storage.join(folder, layout.FIT))
+    except FileNotFoundError:
+        if set(storage.names(folder)) - {layout.LEASE, layout.SESSIONS}:
+            raise ConfigError(f"fit.path {folder}: is not empty, and no fit's; give another fit.path") from None
+        return result
+    except RecordError as error:
+        raise ConfigError(f"{error}; give another fit.path") from None
+    if before.identity != result.identity:
+        raise ConfigError(
+            f"fit.path {folder}: holds the fit of other documents, labels or attributes; give another fit.path, or go "
+            "back to that configuration"
+        )
+    return result
+
+
+def _identity(config: RunConfig) -> str:
+    kept: dict[str, Any] = config.model_dump(mode="json", include=_DECIDES)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _check(config: RunConfig, folder: str) -> None:
+    """Raises what every candidate, and the teacher, would fail at, before anything is done."""
+    if config.task.kind != "extraction":
+        raise ConfigError(f"task.kind {config.task.kind}: `raypd fit` is for extraction")
+    bench = Bench(config, folder, lambda limited: limited, None, False, console.say)
+    for name, changes in config.fit.candidates.items():
+        try:
+            made = candidate.training_config(bench, changes, bench.part("train"), folder)
+            check(made)
+            check_model_config(made.model, machine=False)
+        except UserError as error:
+            raise type(error)(f"fit.candidates.{name}: {error}") from None
+    if config.fit.teacher is not None:
+        try:
+            check_model(labels.teacher_config(config, bench.part("test"), folder))
+        except UserError as error:
+            raise type(error)(f"fit.teacher: {error}") from None
+
+
+def _write_configuration(result: FitResult, path: str, overrides: list[str]) -> None:
+    """Writes what is recommended as a YAML; one of an earlier recommendation goes."""
+    target = Path(result.path, "recommended.yaml")
+    target.unlink(missing_ok=True)
+    choice = result.choice
+    if choice is None or choice.f1 is None:
+        return
+    why = f"{choice.name}: {result.measure} {choice.f1.value:.3f} on {result.documents['test']} documents"
+    rewrite.write(Path(path), overrides, dict(choice.changes), target, why, "raypd fit")
+    result.configuration = str(target)

@@ -1,0 +1,184 @@
+"""The labelled documents of a fit: drawn evenly, labelled by a column, a run or a teacher, and split."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from raypd import storage
+from raypd.cluster.driver import run_extract
+from raypd.config import RunConfig
+from raypd.dataset.planner import plan
+from raypd.dataset.reader import read_unit
+from raypd.errors import InputError
+from raypd.estimation import sampling
+from raypd.estimation.checks import with_changes
+from raypd.run import layout
+from raypd.run.text import counted, share
+from raypd.tasks.base import Document
+from raypd.training import teacher
+from raypd.verify import dead_letters
+
+Row = dict[str, Any]
+PARTS = ("train", "validation", "test")
+LEAST = {"train": 16, "validation": 4, "test": 10}  # documents, for figures that mean something
+_GOLDEN = 0.6180339887498949  # its multiples, less their whole part, lie evenly in 0 to 1
+
+
+def parts_of(
+    config: RunConfig, folder: str, limited: Callable[[RunConfig], RunConfig], verbose: bool, say: Callable[[str], None]
+) -> dict[str, list[Row]]:
+    """The documents of train, validation and test; they are kept in the folder, and read from there the next time.
+
+    limited: puts what is left of the budget into the configuration of a run.
+
+    Raises:
+        ConfigError, InputError: there are too few labelled documents, or no label has a value.
+        RunError: the teacher's run ended.
+    """
+    paths = {part: storage.join(folder, f"{part}.jsonl") for part in PARTS}
+    if not all(map(storage.exists, paths.values())):
+        rows = _rows(config, _labelled(config, folder, limited, verbose))
+        for warning in _warnings(rows, config):
+            say(warning)
+        for part, members in split(rows, config).items():
+            storage.put(paths[part], "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in members).encode())
+    parts = {part: [json.loads(line) for line in storage.read(path).splitlines()] for part, path in paths.items()}
+    for part, members in parts.items():
+        if len(members) < LEAST[part]:
+            for path in paths.values():
+                storage.delete(path)
+            total = sum(map(len, parts.values()))
+            raise InputError(
+                f"{counted(total, 'labelled document')}, of which {len(members)} are for {part}, which needs "
+                f"{LEAST[part]}: label more documents, raise fit.documents, or change fit.test_share and "
+                "fit.validation_share"
+            )
+    return parts
+
+
+def split(rows: list[Row], config: RunConfig) -> dict[str, list[Row]]:
+    """Rows by part: of every category in proportion, and all that say the same in one part."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_same(row, config), []).append(row)
+    column, shares = config.input.category_column, config.fit
+
+    def order(group: tuple[str, list[Row]]) -> tuple[str, bytes]:
+        drawn = hashlib.sha256(f"{config.training.seed}/{group[0]}".encode()).digest()
+        return str(group[1][0].get(column) if column else ""), drawn
+
+    parts: dict[str, list[Row]] = {part: [] for part in PARTS}
+    for number, (_, members) in enumerate(sorted(groups.items(), key=order)):
+        place = (number * _GOLDEN) % 1
+        held_out = shares.test_share + shares.validation_share
+        parts["test" if place < shares.test_share else "validation" if place < held_out else "train"] += members
+    parts["train"].sort(key=lambda row: hashlib.sha256(f"{config.training.seed}/{row['id']}".encode()).digest())
+    return parts
+
+
+def is_run(path: str) -> bool:
+    """Whether a path is the folder of a run, and not labelled documents."""
+    return storage.exists(storage.join(storage.absolute(path), layout.RUN))
+
+
+def teacher_keys(config: RunConfig) -> dict[str, Any]:
+    """The teacher's keys over those of the configuration: as any weights, or a server, can be asked, unless it says."""
+    keys = config.fit.teacher or {}
+    by_server = any(key.startswith("model.endpoint") for key in keys)
+    fake = keys.get("model.name") == "fake"
+    method = "autoregressive" if by_server else "hyper_parallel" if fake else "guided"
+    unsaid = {"decoding.method": method, **dict.fromkeys(("model.adapter", "model.revision"))}
+    return (unsaid if "model.name" in keys else {}) | keys
+
+
+def teacher_config(config: RunConfig, documents: str, output: str) -> RunConfig:
+    """The configuration of the teacher's run over some documents."""
+    return with_changes(config, {**teacher_keys(config), **over(documents), "output.path": output})
+
+
+def over(documents: str) -> dict[str, Any]:
+    """The keys that read a file of `parts_of` in place of the corpus."""
+    return {"input.path": documents, "input.format": "jsonl", "input.encoding": "utf-8", "input.id_column": "id"}
+
+
+def _labelled(
+    config: RunConfig, folder: str, limited: Callable[[RunConfig], RunConfig], verbose: bool
+) -> list[Document]:
+    """Documents with their labels in training.labels_column; those without have an error."""
+    fit, column = config.fit, config.training.labels_column
+    from_run = fit.labels is not None and is_run(fit.labels)
+    source = config if fit.labels is None or from_run else with_changes(config, {"input.path": fit.labels})
+    columns = (column, "scored", "accepted")
+    documents = [d for d in sampling.draw(source, fit.documents, columns=columns).documents if d.error is None]
+    if from_run:
+        teacher.label(documents, str(fit.labels), column)
+    elif fit.labels is None and fit.teacher is not None:
+        unlabelled = storage.join(folder, "unlabelled.jsonl")
+        rows = [{"id": d.id, **_read(d, config, ())} for d in documents]
+        if not storage.exists(unlabelled):
+            storage.put(unlabelled, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        asked = teacher_config(config, unlabelled, storage.join(folder, "teacher"))
+        manifest = run_extract(limited(asked), verbose=verbose)
+        if not manifest.ok:
+            reason = dead_letters.most_frequent(manifest.output) or "no reason is known"
+            raise InputError(f"fit.teacher answered none of {counted(manifest.documents, 'document')}: {reason}")
+        documents = [document for unit in plan(asked) for document in read_unit(unit, asked)]
+        teacher.label(documents, manifest.output, column)
+    return documents
+
+
+def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
+    """What is kept of labelled documents. Raises InputError where there are none, or no label has a value."""
+    column = config.training.labels_column
+    rows: dict[str, Row] = {}
+    unusable: list[str] = []
+    for document in documents:
+        labels = document.fields.get(column)
+        if isinstance(labels, str):  # Parquet has no maps of mixed values
+            try:
+                labels = json.loads(labels)
+            except ValueError:
+                labels = None
+        if document.error is not None or not isinstance(labels, dict):
+            unusable.append(document.error or f"column {column!r} holds no labels ({{attribute: value or null}})")
+        else:
+            extra = _read(document, config, ("scored", "accepted"))
+            rows.setdefault(document.id, {"id": document.id, **extra, column: labels})
+    if not rows:
+        reason = unusable[0] if unusable else "there are no documents"
+        raise InputError(
+            f"no labelled document: {reason}. Labels come from column training.labels_column ({column!r}), from "
+            "fit.labels or from fit.teacher"
+        )
+    if all(value is None for row in rows.values() for value in row[column].values()):
+        raise InputError(f"every label of {counted(len(rows), 'document')} is null: there is nothing to learn")
+    return list(rows.values())
+
+
+def _read(document: Document, config: RunConfig, more: tuple[str, ...]) -> Row:
+    names = [*config.wanted_columns().values(), config.input.category_column or "", *more]
+    return {name: document.fields[name] for name in names if document.fields.get(name) is not None}
+
+
+def _same(row: Mapping[str, Any], config: RunConfig) -> str:
+    """What is alike in documents that say the same: their words, without case, punctuation and white space."""
+    text = " ".join(str(row.get(column) or "") for column in config.text_columns())
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
+def _warnings(rows: list[Row], config: RunConfig) -> list[str]:
+    """Says which attributes have one and the same label everywhere: an F1 over these means little."""
+    column = config.training.labels_column
+    values: dict[str, set[str]] = {}
+    for row in rows:
+        for name, value in row[column].items():
+            values.setdefault(name, set()).add(json.dumps(value))
+    same = sorted(name for name, kinds in values.items() if len(kinds) == 1)
+    if not same:
+        return []
+    return [f"the label is the same in every document, so little can be learned: {', '.join(same[:8])} "
+            f"({len(same)} of {counted(len(values), 'attribute')}, {share(len(same), len(values))})"]  # fmt: skip

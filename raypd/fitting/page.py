@@ -1,0 +1,190 @@
+"""What a fit found, as lines for the terminal and as a page with two plots."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+
+from raypd import storage
+from raypd.errors import RunError
+from raypd.fitting.result import FitResult, Score
+from raypd.report import charts, page
+from raypd.report.charts import FULL, Chart, Table
+from raypd.report.svg import ROLES
+from raypd.run import layout, text
+from raypd.run.records import Figure
+from raypd.run.text import NONE
+
+_HEADS = ["model", "method", "labels", "F1", "95%", "documents/s", "1,000 documents", "the corpus", "its training"]
+
+
+def write(result: FitResult, why: str) -> str:
+    """Writes the page into the folder of the fit; its path. why: nothing is recommended. Raises RunError."""
+    where = storage.join(result.path, layout.REPORT)
+    content = page.fill(
+        "fit.html.j2",
+        result=result,
+        name=result.path.rpartition("/")[2],
+        command=f"raypd extract {result.configuration}",
+        why=why,
+        heads=_HEADS,
+        rows=[_cells(score) for score in result.scores],
+        note=_about_corpus(result),
+        quality=_quality(result),
+        learning=_learning(result),
+        sureness=_reliability(result),
+    )
+    try:
+        storage.put(where, content.encode())
+    except OSError as error:
+        raise RunError(f"{where}: the page cannot be written: {error}") from None
+    return where
+
+
+def describe(result: FitResult, why: str) -> str:
+    """The same for the terminal."""
+    rows = [_HEADS, *(_cells(score) for score in result.scores)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    cells = [[cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+             for row in rows]  # fmt: skip
+    lines = ["  ".join(row).rstrip() for row in cells]
+    lines += [f"{score.name}: {score.error}" for score in result.scores + result.curve if score.error]
+    for score in result.scores:
+        if score.calibration_error:
+            before, after = score.calibration_error
+            lines.append(f"confidence: {score.name}, calibration error {before:.3f}, calibrated {after:.3f}")
+    names = dict.fromkeys(score.name for score in result.curve)
+    for name in names:
+        points = [s for s in [*result.curve, *result.scores] if s.name == name and s.f1 is not None]
+        curve = ", ".join(f"{s.f1.value:.3f} with {s.labels}" for s in points if s.f1)
+        lines.append(f"labels: {name} {curve}")
+    lines.append(f"F1: {result.measure}, on {text.counted(result.documents.get('test', 0), 'document')}")
+    if result.stopped is not None:
+        lines.append(f"stopped: {result.stopped}")
+    if result.choice is not None:
+        floor = f"surely at fit.f1_floor, {result.floor:g}, or above"
+        lines += [
+            f"recommended: {result.choice.name}, the cheapest that is {floor}",
+            f"configuration: {result.configuration}",
+        ]
+        lines.append(f"next: `raypd extract {result.configuration}` runs it")
+    else:
+        lines.append(f"none is surely at fit.f1_floor, {result.floor:g}: {why}")
+    lines.append(f"page: {storage.join(result.path, layout.REPORT)}")
+    return "\n".join(lines)
+
+
+def _cells(score: Score) -> list[str]:
+    def shown(figure: Figure | None, show: text.Show) -> str:
+        return NONE if figure is None else show(figure.value)
+
+    interval = NONE if score.f1 is None or score.f1.low is None else f"{score.f1.low:.3f} to {score.f1.high:.3f}"
+    corpus = shown(score.corpus_hours, lambda hours: text.duration(3600 * hours))
+    corpus += f", {text.usd(score.corpus_usd.value)}" if score.corpus_usd is not None else ""
+    training = text.duration(score.training_seconds) if score.training_seconds else NONE
+    training += f", {text.usd(score.training_usd)}" if score.training_usd else ""
+    return [
+        score.name,
+        score.method or NONE,
+        text.count(score.labels) if score.labels else NONE,
+        shown(score.f1, lambda value: f"{value:.3f}"),
+        interval,
+        shown(score.documents_per_second, text.number),
+        shown(score.usd_per_1000, text.usd),
+        corpus,
+        training,
+    ]
+
+
+def _about_corpus(result: FitResult) -> str:
+    if result.corpus_documents is None:
+        return ""
+    return f"The corpus: {text.count(result.corpus_documents.value)} documents, on one node of this kind."
+
+
+def _quality(result: FitResult) -> Chart:
+    """F1 with its interval over the documents a second; the floor as a line."""
+    chart = Chart("Quality by speed", "F1 with its 95% interval; the dashed line is the floor")
+    points = [(s, s.f1, s.documents_per_second.value) for s in result.scores if s.f1 and s.documents_per_second]
+    if not points:
+        chart.missing = "No model could be scored and measured."
+        return chart
+    fastest = max(speed for *_, speed in points)
+
+    def draw(axes: Axes, width: int) -> None:
+        for score, f1, speed in points:
+            role = "accent" if score.name == result.recommended else "muted"
+            axes.plot([speed, speed], [f1.low or f1.value, f1.high or f1.value], color=ROLES[role], linewidth=2)
+            axes.plot([speed], [f1.value], color=ROLES[role], linewidth=0, marker="o", markersize=6)
+            side = ("right", -8) if speed > 0.6 * fastest else ("left", 8)
+            charts.write(axes, score.name, (speed, f1.value), (side[1], 0), role, ha=side[0], va="center")
+        charts.dashed(axes.axhline, result.floor, "budget", 1.5)
+        axes.set_xlim(0, 1.15 * fastest)
+        axes.set_xlabel("documents/s of one worker")
+        charts.value_axis(axes, 1.0, "F1")
+
+    summary = "; ".join(f"{s.name} {f1.value:.3f} at {text.number(speed)} documents/s" for s, f1, speed in points)
+    chart.draw("quality", chart.title, summary, (FULL, 300), draw)
+    chart.table = Table(
+        ["model", "documents/s", "F1"], [[s.name, text.number(v), f"{f.value:.3f}"] for s, f, v in points]
+    )
+    return chart
+
+
+def _reliability(result: FitResult) -> Chart:
+    """The share of right values by their confidence, of the recommended or else the first calibrated candidate."""
+    chart = Chart("Confidence", "share of right values by confidence; dashed: as it should be")
+    calibrated = [score for score in result.scores if score.reliability]
+    if not calibrated:
+        chart.missing = "No candidate could be calibrated."
+        return chart
+    score = next((score for score in calibrated if score.name == result.recommended), calibrated[0])
+    before, after = score.reliability
+
+    def draw(axes: Axes, width: int) -> None:
+        axes.plot([0, 1], [0, 1], color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
+        for points, role in ((before, "muted"), (after, "accent")):
+            axes.plot(
+                [p[0] for p in points], [p[1] for p in points], color=ROLES[role], linewidth=2, marker="o", markersize=4
+            )
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("confidence")
+        charts.value_axis(axes, 1.0, "share right")
+
+    errors = "calibration error {:.3f} as the model has it, {:.3f} calibrated".format(*score.calibration_error)
+    chart.draw("reliability", chart.title, f"{score.name}: {errors}.", (FULL, 300), draw)
+    chart.note = f"{score.name}: {errors}, on the test part."
+    chart.legend = {"muted": "as the model has it", "accent": "calibrated on the validation part"}
+    rows = [["calibrated", f"{sure:.2f}", f"{share:.2f}", text.count(count)] for sure, share, count in after]
+    rows += [["as the model has it", f"{sure:.2f}", f"{share:.2f}", text.count(count)] for sure, share, count in before]
+    chart.table = Table(["confidence", "mean", "share right", "values"], rows)
+    return chart
+
+
+def _learning(result: FitResult) -> Chart:
+    """F1 over the number of labels, a line a candidate."""
+    chart = Chart("More labels", "F1 by the number of labelled documents in training")
+    names = list(dict.fromkeys(score.name for score in result.curve))
+    lines = {
+        name: [(s.labels, s.f1.value) for s in [*result.curve, *result.scores] if s.name == name and s.f1]
+        for name in names
+    }
+    lines = {name: sorted(points) for name, points in lines.items() if len(points) > 1}
+    if not lines:
+        chart.missing = "The curve was not asked for (fit.curve), or is not there yet."
+        return chart
+
+    def draw(axes: Axes, width: int) -> None:
+        for name, points in lines.items():
+            role = "accent" if name == result.recommended else "muted"
+            axes.plot(*zip(*points, strict=True), color=ROLES[role], linewidth=2, marker="o", markersize=4)
+            charts.write(axes, name, points[-1], (-4, 8), role, ha="right")
+        charts.dashed(axes.axhline, result.floor, "budget", 1.5)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("labelled documents")
+        charts.value_axis(axes, 1.0, "F1")
+
+    summary = "; ".join(f"{name}: " + ", ".join(f"{f1:.3f} with {n}" for n, f1 in p) for name, p in lines.items())
+    chart.draw("learning", chart.title, summary, (FULL, 280), draw)
+    rows = [[name, text.count(labels), f"{f1:.3f}"] for name, points in lines.items() for labels, f1 in points]
+    chart.table = Table(["model", "labels", "F1"], rows)
+    return chart

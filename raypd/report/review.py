@@ -1,0 +1,187 @@
+"""`raypd review RUN`: its least sure documents and some at random, to be corrected; and the corrections as labels.
+
+It is written as a page (one file, no server), whose button saves what was looked at as CSV, and as that CSV for a
+spreadsheet, a line a value. `--apply` reads either back, and writes the documents whole, with their labels.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raypd import storage
+from raypd.config import Attribute, ExtractionConfig, RunConfig
+from raypd.dataset import planner, writer
+from raypd.dataset.reader import read_unit
+from raypd.errors import ConfigError, InputError
+from raypd.report import page
+from raypd.report.texts import marked, text_in
+from raypd.run.load import load_run
+from raypd.run.read import by_document, spread
+from raypd.tasks.base import Document
+from raypd.tasks.columns import RowValue, record_of, record_row, row_values
+from raypd.tasks.values import check
+
+PAGE, TABLE, LABELS = "review.html", "review.csv", "labels.jsonl"
+COLUMNS = ("source", "row", "id", "category", "attribute", "value", "correct", "confidence")
+_UNITS = 100  # that are read, evenly spread
+_SURE = 1.0  # of a document without confidences
+Place = tuple[str, int]  # source and place in it, of a document
+
+
+@dataclass
+class ReviewDocument:
+    """A document to look at: its text in pieces, each with the attributes whose values stand there, and its values."""
+
+    source: str
+    row: int
+    id: str
+    category: str
+    values: list[RowValue]
+    pieces: list[tuple[str, str]]
+
+
+def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str, str]:
+    """Writes page and CSV of so many documents into the run's folder; their paths.
+
+    Raises ConfigError: no run of extraction, or nothing is answered; InputError: its input cannot be read."""
+    config = _config(root, overrides)
+    chosen = _chosen(root, documents)
+    if not chosen:
+        raise ConfigError(f"{root}: no document is answered yet")
+    texts = _documents(config, root, chosen)
+    shown = []
+    for place, row in chosen.items():
+        values, document = row_values(row), texts.get(place)
+        text = text_in(document, config) if document is not None else ""
+        spans = [(value.span, value.name) for value in values if value.span is not None]
+        pieces = list(marked(text, spans))
+        shown.append(ReviewDocument(*place, str(row["id"]), str(row.get("category") or ""), values, pieces))
+    where = storage.join(root, PAGE), storage.join(root, TABLE)
+    name = root.rstrip("/").rpartition("/")[2]
+    html = page.fill("review.html.j2", documents=shown, name=name, root=root, columns=COLUMNS, script_of="review.js")
+    storage.put(where[0], html.encode())
+    storage.put(where[1], _table(shown).encode("utf-8-sig"))  # spreadsheets know UTF-8 by its mark
+    return where
+
+
+def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = ()) -> tuple[str, int]:
+    """Makes labels of a corrected CSV: (where they are, documents). output: None: into the run's folder.
+
+    Raises ConfigError: no run of extraction; InputError, with the line: a value that its attribute cannot have, a
+    document or attribute that the run does not have."""
+    config = _config(root, overrides)
+    assert isinstance(config.task, ExtractionConfig)
+    categories = config.task.categories
+    named: dict[Place, dict[str, Any]] = {}
+    of_category: dict[Place, str] = {}
+    for line, row in _rows(file):
+        place, category = (row["source"], int(row["row"])), row["category"]
+        attributes = {a.name: a for a in categories[category].attributes} if category in categories else {}
+        if row["attribute"] not in attributes:
+            raise InputError(f"{file}:{line}: {row['attribute']!r} is no attribute of {category!r} in this run")
+        of_category[place] = category
+        named.setdefault(place, {})[row["attribute"]] = _typed(attributes[row["attribute"]], row["correct"], file, line)
+    documents = _documents(config, root, named)
+    if missing := named.keys() - documents.keys():
+        raise InputError(f"{file}: the input does not have {sorted(missing)[0]} and {len(missing) - 1} other documents")
+    column = config.training.labels_column
+    lines = []
+    for place, values in named.items():
+        fields = documents[place].fields
+        columns = [*config.wanted_columns().values(), config.input.category_column or ""]
+        kept = {name: fields[name] for name in columns if fields.get(name) is not None}
+        target = record_of(categories[of_category[place]], values)
+        lines.append(json.dumps({"id": documents[place].id, **kept, column: target}, ensure_ascii=False) + "\n")
+    where = storage.absolute(output) if output is not None else storage.join(root, LABELS)
+    storage.put(where, "".join(lines).encode())
+    return where, len(lines)
+
+
+def _config(root: str, overrides: Sequence[str]) -> RunConfig:
+    config = load_run(root, list(overrides))
+    if not isinstance(config.task, ExtractionConfig):
+        raise ConfigError(f"{root}: only the values of an extraction can be reviewed")
+    return config
+
+
+def _chosen(root: str, documents: int) -> dict[Place, dict[str, Any]]:
+    """A row by its place: half of them the least sure, half at random, of units that are evenly spread."""
+    rows: dict[Place, dict[str, Any]] = {}
+    for unit, path in spread(sorted(writer.objects(root)), _UNITS):
+        for place, (row,) in by_document(writer.as_records(writer.read_table(root, unit, path=path)[1])).items():
+            if row["status"] == "ok":
+                rows[place] = record_row(row)
+    least = sorted(rows, key=lambda place: (_sureness(rows[place]), place))[: documents // 2]
+    others = sorted(rows.keys() - set(least))
+    drawn = random.Random(0).sample(others, min(documents - len(least), len(others)))
+    return {place: rows[place] for place in [*least, *drawn]}
+
+
+def _sureness(row: Mapping[str, Any]) -> float:
+    return min((v.confidence for v in row_values(row) if v.confidence is not None), default=_SURE)
+
+
+def _documents(config: RunConfig, root: str, places: Mapping[Place, Any]) -> dict[Place, Document]:
+    """The documents of some places, read from the run's input again."""
+    sources = {source for source, _ in places}
+    documents: dict[Place, Document] = {}
+    for unit in planner.plan(config, root):
+        if sources & {part.name for part in unit.parts}:
+            for document in read_unit(unit, config):
+                if (place := (document.source, int(document.place))) in places:
+                    documents[place] = document
+    return documents
+
+
+def _table(documents: Sequence[ReviewDocument]) -> str:
+    out = io.StringIO()
+    rows = csv.writer(out)
+    rows.writerow(COLUMNS)
+    for document in documents:
+        for value in document.values:
+            text = "" if value.value is None else value.value
+            sure = "" if value.confidence is None else f"{value.confidence:.3f}"
+            cells = [document.source, document.row, document.id, document.category, value.name, text, text, sure]
+            rows.writerow([harmless(str(cell)) for cell in cells])
+    return out.getvalue()
+
+
+def harmless(cell: str) -> str:
+    """A cell that a spreadsheet does not run: with a quote before it where it begins as a formula, or with a quote."""
+    return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "'") else cell
+
+
+def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
+    """(line, cells) of a corrected CSV, as `harmless` had them. Raises InputError."""
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: cannot be read: {error}") from None
+    reader = csv.DictReader(io.StringIO(text))
+    if missing := set(COLUMNS[:7]) - set(reader.fieldnames or ()):
+        raise InputError(f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`")
+    rows = []
+    for row in reader:
+        if None in row or None in row.values() or not row["row"].isdigit():
+            raise InputError(f"{file}:{reader.line_num}: not a line of `raypd review`")
+        rows.append((reader.line_num, {name: cell.removeprefix("'") for name, cell in row.items()}))
+    return rows
+
+
+def _typed(attribute: Attribute, text: str, file: str, line: int) -> Any:
+    """A corrected value by its attribute's type. Raises InputError."""
+    if not text.strip() or text.strip() == "null":
+        return None
+    plain = attribute.type in ("number", "integer", "boolean") or attribute.many
+    checked = check(attribute, text if plain else json.dumps(text, ensure_ascii=False))
+    if checked.status != "ok":
+        kind = f"one of {', '.join(attribute.values)}" if attribute.values else f"a {attribute.type}"
+        raise InputError(f"{file}:{line}: {text!r} is no value of {attribute.name!r}, which is {kind}")
+    return checked.value

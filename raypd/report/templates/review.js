@@ -1,0 +1,38 @@
+"use strict";
+(() => {
+  const list = document.getElementById("documents");
+  const done = document.getElementById("done");
+  const articles = Array.from(list.querySelectorAll("article"));
+  const say = () => {
+    const looked = articles.filter((article) => article.querySelector(".looked").checked).length;
+    done.textContent = `${looked} of ${articles.length} looked at`;
+    return looked;
+  };
+  const cell = (text) => {
+    const harmless = /^[=+\-@']/.test(text) ? `'${text}` : text;
+    return `"${harmless.replaceAll('"', '""')}"`;
+  };
+  for (const article of articles) {  // who changes a value has looked
+    for (const box of article.querySelectorAll(".box")) {
+      box.addEventListener("input", () => { article.querySelector(".looked").checked = true; say(); });
+    }
+  }
+  list.addEventListener("change", say);
+  document.getElementById("save").addEventListener("click", () => {
+    if (!say()) { done.textContent = "nothing is ticked yet"; return; }
+    const lines = [list.dataset.columns];
+    for (const article of articles.filter((a) => a.querySelector(".looked").checked)) {
+      const { source, row, id, category } = article.dataset;
+      for (const box of article.querySelectorAll(".box")) {
+        const { name, value, sure } = box.dataset;
+        lines.push([source, row, id, category, name, value, box.value, sure].map(cell).join(","));
+      }
+    }
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([`\ufeff${lines.join("\r\n")}\r\n`], { type: "text/csv" }));
+    link.download = "review.csv";
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+  say();
+})();

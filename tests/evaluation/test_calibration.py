@@ -1,0 +1,106 @@
+"""Calibrated confidences: against draws whose chances are known, in a task, and as a command."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from raypd.answering.components import build
+from raypd.cluster import driver
+from raypd.config import ModelConfig
+from raypd.errors import ConfigError, InputError, ModelError
+from raypd.evaluation import score
+from raypd.evaluation.calibrate import calibrate_run
+from raypd.evaluation.calibration import LabelledValue, calibrate, calibration_error, confidences, reliability
+from raypd.evaluation.score import labelled_values
+from raypd.tasks.calibration import FILE, Calibration, calibration_of
+from tests.runs import with_keys, write_jsonl
+from tests.tasks.test_extraction import answers, document, make
+
+
+def drawn(count: int, seed: int) -> list[LabelledValue]:
+    """Values that are surer than right: by a power, the more for Color, the less where they stand in the document."""
+    draw, values = np.random.default_rng(seed), []
+    for number in range(count):
+        attribute, sure, stands = ("Brand", "Color")[number % 2], draw.uniform(0.3, 1.0), bool(draw.random() < 0.5)
+        chance = sure ** {"Brand": 2, "Color": 6}[attribute] * (1.0 if stands else 0.6)
+        values.append(LabelledValue("shoes", attribute, sure, False, stands, bool(draw.random() < chance)))
+    return values
+
+
+@pytest.mark.parametrize("count", [400, 4000])  # without and with isotonic steps
+def test_calibrated_confidences_are_the_share_of_right_values(count):
+    made, fresh = calibrate(drawn(count, 0)), drawn(4000, 1)
+    right = [value.right for value in fresh]
+    before = calibration_error(reliability(np.array([value.confidence for value in fresh]), right))
+    after = calibration_error(reliability(confidences(made, fresh), right))
+    assert before > 0.3
+    assert after < 0.04
+    assert bool(made.scores) == (count >= 1000)
+    colors = [value for value in fresh if value.attribute == "Color"]
+    of_colors = calibration_error(reliability(confidences(made, colors), [value.right for value in colors]))
+    assert of_colors < 0.06
+
+
+def test_the_error_is_the_mean_gap_over_values():
+    points = reliability(np.array([0.05, 0.15, 0.15, 1.0]), [False, True, False, True])
+    assert points == [(0.05, 0.0, 1), (0.15, 0.5, 2), (1.0, 1.0, 1)]
+    assert calibration_error(points) == pytest.approx((0.05 * 1 + 0.35 * 2) / 4)
+
+
+def test_a_task_calibrates_and_leaves_out_what_is_unsure(tmp_path):
+    path = tmp_path / FILE
+    Calibration([0.5, 0.0, 1.0, 2.0], -0.5, {"shoes/Brand": 0.3}).write(path)
+    (plain,), (calibrated,), (strict,) = (
+        answers(make(**keys), [document(0)]).values()
+        for keys in ({}, {"model": {"calibration": str(path)}}, {"output": {"path": "out", "min_confidence": 0.999}})
+    )
+    made = calibration_of(ModelConfig(calibration=str(path)))
+    assert made is not None
+    for before, after in zip(plain.columns["values"], calibrated.columns["values"], strict=True):
+        place = ("shoes", before["name"], before["confidence"])
+        expected = made.confidence(*place, null=before["value"] is None, stands=before["span"] is not None)
+        assert after == {**before, "confidence": pytest.approx(expected)}
+    unsure = [value for value in strict.columns["values"] if value["status"] == "unsure"]
+    assert unsure
+    for value in unsure:
+        assert (value["value"], value["confidence"] < 0.999, bool(value["raw"])) == (None, True, True)
+        assert json.loads(strict.columns["record"])[value["name"]] is None
+
+
+def test_the_command_writes_what_a_run_reads(config, tmp_path, in_process, monkeypatch):
+    run = with_keys(config(str(write_jsonl(tmp_path / "in.jsonl", ["x", "xx"]))), model={"name": "fake"})
+    driver.run_extract(run, build=build)
+    labels, output = tmp_path / "labels.jsonl", str(tmp_path / "made.json")
+    labels.write_text('{"id": "0", "target": {"a": "b"}}')
+    with pytest.raises(ConfigError, match="lie in no folder here; --output names a file"):
+        calibrate_run(run.output.path, str(labels))
+    with pytest.raises(InputError, match="0 labelled values"):  # the fake engine is never sure
+        calibrate_run(run.output.path, str(labels), output)
+    monkeypatch.setattr("raypd.evaluation.calibrate.labelled_values", lambda *_: drawn(400, 0))
+    assert "fitted on 400 values" in calibrate_run(run.output.path, str(labels), output)
+    calibrated = with_keys(run, model={"calibration": output}, output={"path": str(tmp_path / "next")})
+    assert calibrated.fingerprint() != run.fingerprint()
+    driver.run_extract(calibrated, build=build)
+    with pytest.raises(ConfigError, match="calibrated already; run it with model"):
+        calibrate_run(calibrated.output.path, str(labels), output)
+
+
+def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
+    values = [{"name": "Size", "value": "7", "confidence": 0.5, "span": None}]
+    row = {"id": "0", "category": "shoes", "record": '{"size": {"eu": "7"}}', "values": values}
+    monkeypatch.setattr(score, "_answers", lambda run: {"0": [row], "1": []})
+    monkeypatch.setattr(score, "_lines", lambda *_: iter([{"id": "0", "target": {"size": {"eu": "8"}},
+                                                          "accepted": {"size.eu": ["8", "7"]}}]))  # fmt: skip
+    monkeypatch.setattr(score, "_attributes", lambda run: {"shoes": {"Size": "size.eu"}})
+    assert labelled_values("run", "labels") == [LabelledValue("shoes", "Size", 0.5, False, False, True)]
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"weights": [1], "intercept": 0, "attributes": {}}', "[1]"])
+def test_a_file_that_is_none_is_refused(text, tmp_path):
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ModelError, match=r"calibration\.json: cannot be read"):
+        calibration_of(ModelConfig(name=str(tmp_path)))
+    assert calibration_of(ModelConfig(name=str(tmp_path), calibration="none")) is None

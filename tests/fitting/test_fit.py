@@ -1,0 +1,204 @@
+"""A fit with tiny random models through Ray: cut off, out of money, taken up again; and its rules without Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raypd.billing.budget import BudgetReached
+from raypd.cluster.driver import run_extract
+from raypd.config.load import load_config
+from raypd.errors import ConfigError, InputError, UserError
+from raypd.fitting import labels, page
+from raypd.fitting.fit import missing, recommend, run_fit
+from raypd.fitting.result import AS_CONFIGURED, TEACHER, FitResult, Score
+from raypd.run.console import Interrupted
+from raypd.run.records import Figure
+from raypd.training import teacher
+from raypd.training.job import run_training
+from tests.runs import run_config
+from tests.tiny import save_tiny
+from tests.training.data import tree, write_corpus
+
+TRAINED = {"full": {"training.weights": "full", "training.learning_rates": [3e-3], "training.epochs": 25}}
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.fixture
+def yaml_of(tmp_path: Path):
+    """Writes a configuration over a corpus of so many labelled documents: its path."""
+
+    def write(documents: int = 64, seed: int = 0, **fit) -> str:
+        corpus = write_corpus(tmp_path / "corpus.jsonl", documents, seed)
+        model = tmp_path / "base"
+        if not model.exists():
+            save_tiny(model, hidden_size=64)
+        training = {"batch_size": 24, "evaluations": 1}
+        keys = {"documents": 64, "curve": [0.5], "sample": 4, "f1_floor": 0.5, "candidates": TRAINED, **fit}
+        config = tree(corpus, tmp_path / "out", str(model), training=training, fit=keys)
+        config["decoding"]["isolate"] = "documents"
+        config["cost"] = {"prices": {"local": 1.0}}
+        (tmp_path / "fit.yaml").write_text(yaml.safe_dump(config))
+        return str(tmp_path / "fit.yaml")
+
+    return write
+
+
+@pytest.mark.timeout(900)
+def test_it_goes_on_and_recommends_what_can_be_run(tmp_path, yaml_of, ray_here):
+    path, folder, trainings = yaml_of(), tmp_path / "out-fit", []
+
+    def stop_at_the_second(line: str) -> None:
+        trainings.extend([line] * line.startswith("full: training"))
+        if len(trainings) > 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        run_fit(path, [], say=stop_at_the_second)
+    weights = next(folder.rglob("model.safetensors"))
+    written = weights.stat().st_mtime_ns
+    stopped = run_fit(path, ["cost.budget_usd=0.0000001"], say=quiet)
+    assert (stopped.scores, stopped.recommended) == ([], None)
+    assert "cost.budget_usd" in str(stopped.stopped)
+    result = run_fit(path, [], say=quiet)
+    assert (weights.stat().st_mtime_ns, result.stopped) == (written, None)  # it was not trained again
+    untrained, full = result.scores
+    assert (untrained.name, full.name, result.recommended) == (AS_CONFIGURED, "full", "full")
+    assert (untrained.holds(0.5), full.holds(0.5), full.labels) == (False, True, result.documents["train"])
+    assert [(s.name, s.labels < full.labels, s.error) for s in result.curve] == [("full", True, None)]
+    bills = [json.loads(bill.read_text())["usd"] for bill in folder.rglob("ledger/*.json")]
+    assert result.usd == pytest.approx(sum(bills))
+    assert 0 < full.training_usd < result.usd
+    assert "<svg" in (folder / "report.html").read_text()
+    run = run_extract(load_config(str(result.configuration)))
+    assert (run.ok, run.failed) == (64, 0)
+    with pytest.raises(ConfigError, match="holds the fit of other documents"):
+        run_fit(path, ["fit.documents=63"], say=quiet)
+
+
+def test_a_training_ends_with_the_money(yaml_of, ray_here):
+    """At 3,600 USD an hour a second costs one; the start of Ray Train alone takes some."""
+    keys = ["cost.prices.local=3600", "cost.budget_usd=6", "cost.reserve_seconds=1", "decoding.method=hyper_parallel"]
+    with pytest.raises(BudgetReached, match="is kept up to its latest checkpoint"):
+        run_training(load_config(yaml_of(), [*keys, "training.epochs=1000"]), say=quiet)
+
+
+def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, ray_here):
+    config = load_config(yaml_of(teacher={"model.name": "fake"}), ["training.labels_column=labels", "fit.documents=40"])
+    parts = labels.parts_of(config, str(tmp_path / "f"), lambda limited: limited, False, quiet)
+    answers = {row["id"]: json.loads(row["record"]) for row in teacher.rows_of(str(tmp_path / "f" / "teacher"))}
+    assert {row["id"]: row["labels"] for rows in parts.values() for row in rows} == answers
+    assert len(answers) == 40
+
+
+def test_a_teacher_that_answers_nothing_is_said(tmp_path, yaml_of, ray_here):
+    server = {"url": "http://127.0.0.1:1", "key_variable": None, "retries": 0}
+    config = load_config(yaml_of(teacher={"model.name": "big", "model.endpoint": server}), ["fit.documents=30"])
+    with pytest.raises(UserError, match=r"fit.teacher answered none of 30 documents: .*Connection refused"):
+        labels.parts_of(config, str(tmp_path / "f"), lambda limited: limited, False, quiet)
+
+
+@pytest.mark.parametrize(("documents", "message"), [(10, "10 labelled documents, of which"), (0, "no labelled")])
+def test_too_few_labels_are_refused_with_what_to_do(documents, message, yaml_of, ray_here):
+    path = yaml_of(max(documents, 1))
+    with pytest.raises(InputError, match=message):
+        run_fit(path, [] if documents else ["training.labels_column=nothing"], say=quiet)
+
+
+def test_labels_that_are_all_null_teach_nothing(tmp_path, yaml_of, ray_here):
+    path = yaml_of()
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [json.loads(line) for line in corpus.read_text().splitlines()]
+    corpus.write_text("".join(json.dumps({**row, "target": dict.fromkeys(row["target"])}) + "\n" for row in rows))
+    with pytest.raises(InputError, match="every label of 64 documents is null"):
+        run_fit(path, [], say=quiet)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("fit.candidates={a: {training.weights: fulll}}", "fit.candidates.a: training.weights: .*lora"),
+        ("fit.candidates={a: {task.kind: x}}", "give keys of model, decoding, training, engine"),
+        ("fit.candidates={a: {decoding.method: guided}}", "fit.candidates.a: .* guided .* cannot be trained"),
+        ("fit.teacher={model.name: ./nowhere}", "fit.teacher: .*nowhere"),
+        ("fit.path=s3://bucket/fit", "give a local one"),
+        ("fit.curve=[1.5]", "between 0 and 1"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_done(override, message, tmp_path, yaml_of):
+    with pytest.raises(Exception, match=message):
+        run_fit(yaml_of(), [override], say=quiet)
+    assert not (tmp_path / "out-fit").exists()
+
+
+def rows_of(titles: list[str], categories: int = 1) -> list[labels.Row]:
+    return [{"id": str(n), "category": f"c{n % categories}", "title": title} for n, title in enumerate(titles)]
+
+
+def test_documents_that_say_the_same_are_in_one_part():
+    titles = [f"Shoe {n // 3}{'!' * (n % 3)}" for n in range(300)]
+    parts = labels.split(rows_of(titles), run_config())
+    places = [{row["title"].strip("!") for row in rows} for rows in parts.values()]
+    assert sum(map(len, places)) == 100 == len(set().union(*places))
+    assert [len(parts[name]) for name in labels.PARTS] == pytest.approx([195, 30, 75], abs=6)
+
+
+def test_every_category_is_in_every_part():
+    parts = labels.split(rows_of([f"t{n}" for n in range(200)], 8), run_config())
+    for rows in parts.values():
+        assert {row["category"] for row in rows} == {f"c{n}" for n in range(8)}
+    assert [row["id"] for row in parts["train"]] != sorted(row["id"] for row in parts["train"])  # a prefix is a sample
+
+
+def test_the_same_label_everywhere_is_said():
+    rows = [{"id": str(n), "target": {"Brand": f"b{n}", "Color": "red"}} for n in range(9)]
+    (line,) = labels._warnings(rows, run_config())
+    assert "Color (1 of 2 attributes, 50%)" in line
+
+
+def score(name: str, low: float, value: float, speed: float = 1.0, usd: float | None = None, **keys) -> Score:
+    f1 = Figure(value, low, 2 * value - low)
+    price = None if usd is None else Figure(usd)
+    return Score(name=name, method="m", f1=f1, documents_per_second=Figure(speed), usd_per_1000=price, **keys)
+
+
+def result_of(*scores: Score, floor: float = 0.7, curve: tuple[Score, ...] = (), gold: bool = True) -> FitResult:
+    parts = {"train": 100, "validation": 20, "test": 50}
+    return FitResult(path="/x/fit", identity="i", floor=floor, gold=gold, task="extraction", model="<m>",
+                     documents=parts, scores=list(scores), curve=list(curve))  # fmt: skip
+
+
+def test_the_cheapest_that_surely_holds_the_floor_is_recommended():
+    dear, cheap, unsure = (
+        score("dear", 0.75, 0.8, 1, 2.0),
+        score("cheap", 0.7, 0.8, 1, 1.0),
+        score("no", 0.69, 0.9, 9, 0),
+    )
+    assert recommend(result_of(dear, cheap, unsure)) == "cheap"
+    assert recommend(result_of(score("slow", 0.8, 0.9, 1), score("fast", 0.8, 0.9, 2))) == "fast"  # without prices
+    assert recommend(result_of(unsure)) is None
+
+
+def test_what_is_missing_is_said():
+    near = result_of(score("near", 0.66, 0.74, labels=100), curve=(score("near", 0.5, 0.7, labels=50),))
+    assert "about 200 test documents would tell, and there are 50" in missing(near)  # (0.08 / 0.04) ** 2 times as many
+    assert "from 50 to 100 labels it gained +0.040: more labels would help" in missing(near)
+    assert "above the F1 of the teacher itself, 0.600" in missing(result_of(score(TEACHER, 0.5, 0.6)))
+    assert missing(result_of(Score(name="a", method="", error="broke"))) == "no candidate could be scored"
+
+
+def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
+    bad = Score(name="<script>alert(1)</script>", method="", error="<img src=x onerror=alert(1)>")
+    result = result_of(score("good", 0.8, 0.9), bad, gold=False)
+    result.path = str(tmp_path)
+    html = Path(page.write(result, "because")).read_text()
+    assert ("<script>alert" in html, "<img" in html, "&lt;img" in html) == (False, False, True)
+    shown = page.describe(result, "because")
+    assert "agreement with the teacher" in shown
+    assert "none is surely at fit.f1_floor, 0.7: because" in shown

@@ -1,0 +1,115 @@
+"""What `raypd review` shows, and what becomes of its corrected CSV: from a spreadsheet, and saved by a real browser."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from raypd.answering.components import build
+from raypd.cluster import driver
+from raypd.config.load import make_config
+from raypd.errors import ConfigError, InputError
+from raypd.evaluation.score import evaluate
+from raypd.report import review
+from tests.runs import config_tree, extraction
+
+ATTRIBUTES = [
+    {"name": "Brand"},
+    {"name": "Size", "type": "number"},
+    {"name": "Color", "type": "enum", "values": ["red", "blue"]},
+    {"name": "Tags", "many": True},
+]
+
+
+@pytest.fixture
+def run(tmp_path, in_process) -> str:
+    """The folder of a run over forty documents."""
+    rows = [{"id": f"={n}", "title": f"<b>Shoe</b> {n}", "category": "shoes"} for n in range(40)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fake = {"name": "fake", "fake": {"load_seconds": 0}}
+    tree = config_tree(extraction(shoes=ATTRIBUTES), tmp_path / "in.jsonl", tmp_path / "run", model=fake,
+                       input={"text_columns": ["title"]})  # fmt: skip
+    config = make_config(tree | {"cluster": {"unit_documents": 10}})
+    driver.run_extract(config, build=build)
+    return config.output.path
+
+
+def corrected(path: str, **values: str) -> list[dict[str, str]]:
+    """The lines of a CSV, with other values for all documents in the column `correct`."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{**row, "correct": values.get(row["attribute"], row["correct"])} for row in rows]
+
+
+def saved(rows: list[dict[str, str]], path: Path) -> str:
+    with open(path, "w", newline="") as file:
+        out = csv.DictWriter(file, list(rows[0]))
+        out.writeheader()
+        out.writerows(rows)
+    return str(path)
+
+
+def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
+    page, table = review.write(run, 12)
+    html = Path(page).read_text()
+    assert ("<b>Shoe" in html, html.count("<article")) == (False, 12)
+    rows = corrected(table, Brand="'=1+1", Size="", Color="blue", Tags='["a", "b"]')
+    assert all(row["id"].startswith("'=") for row in rows)  # no spreadsheet runs it
+    where, count = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
+    assert count == len(labels) == 12
+    first = labels[0]
+    assert first["target"] == {"Brand": "=1+1", "Size": None, "Color": "blue", "Tags": ["a", "b"]}
+    assert (first["id"][0], first["title"][:4], first["category"]) == ("=", "<b>S", "shoes")
+    assert evaluate(run, where).unlabelled == 28
+    assert Path(review.write(run, 12)[1]).read_bytes() == Path(table).read_bytes()  # the same are drawn again
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"Color": "green"}, r"mine\.csv:\d+: 'green' is no value of 'Color', which is one of red, blue"),
+        ({"Size": "7/8"}, r"'7/8' is no value of 'Size', which is a number"),
+        ({"row": "x"}, "not a line of `raypd review`"),
+        ({"row": "999999"}, "the input does not have"),
+        ({"attribute": "Brnd"}, "'Brnd' is no attribute of 'shoes'"),
+        ({"correct": None}, "mine.csv:1: no column correct"),
+    ],
+)
+def test_what_cannot_be_a_label_is_named_with_its_line(change, message, run, tmp_path):
+    rows = corrected(review.write(run, 4)[1], **{k: v for k, v in change.items() if k[0].isupper()})
+    for row in rows:
+        for name, value in change.items():
+            if name in row and value is None:
+                del row[name]
+            elif name in row:
+                row[name] = value
+    with pytest.raises(InputError, match=message):
+        review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+
+
+def test_only_extractions_that_have_begun_are_reviewed(run, tmp_path):
+    for unit in Path(run, "units").iterdir():
+        unit.unlink()
+    with pytest.raises(ConfigError, match="no document is answered yet"):
+        review.write(run, 4)
+    with pytest.raises(ConfigError, match="no run here"):
+        review.write(str(tmp_path / "nothing"), 4)
+
+
+def test_a_browser_saves_what_was_looked_at(run, tmp_path, browser):
+    view = browser.new_page()
+    problems: list[str] = []
+    view.on("pageerror", lambda error: problems.append(str(error)))
+    view.goto(f"file://{review.write(run, 6)[0]}")
+    view.click("#save")
+    assert view.inner_text("#done") == "nothing is ticked yet"
+    view.locator(".box[data-name=Brand]").nth(1).fill('-a "b", c')
+    with view.expect_download() as download:
+        view.click("#save")
+    download.value.save_as(tmp_path / "saved.csv")
+    where, count = review.apply(run, str(tmp_path / "saved.csv"), str(tmp_path / "mine.jsonl"))
+    assert (count, json.loads(Path(where).read_text())["target"]["Brand"], problems) == (1, '-a "b", c', [])
