@@ -22,7 +22,7 @@ from raypd.estimation.machines import EstimateOptions
 from raypd.evaluation.calibration import calibrate, calibration_error, confidences, reliability
 from raypd.evaluation.score import evaluate, labelled_values
 from raypd.fitting.labels import over
-from raypd.fitting.result import Score
+from raypd.fitting.result import CandidateScore
 from raypd.run import layout, read, records
 from raypd.run.records import Estimate, Figure
 from raypd.run.training import TrainingRecord
@@ -55,7 +55,7 @@ def training_config(bench: Bench, changes: dict[str, Any], documents: str, outpu
     return with_changes(bench.config, keys)
 
 
-def train(bench: Bench, name: str, changes: dict[str, Any], labels: int, share: float) -> Score:
+def train(bench: Bench, name: str, changes: dict[str, Any], labels: int, share: float) -> CandidateScore:
     """Trains a candidate on the first `labels` documents of the training part, and runs it over the test part.
 
     Raises what `run_training` and `run_extract` raise.
@@ -84,7 +84,7 @@ def train(bench: Bench, name: str, changes: dict[str, Any], labels: int, share: 
     return score
 
 
-def _calibrate(bench: Bench, score: Score, weights: Path, folder: str) -> None:
+def _calibrate(bench: Bench, score: CandidateScore, weights: Path, folder: str) -> None:
     """Puts a calibration beside the weights, made from the validation part; what it brings is told by the test part."""
     validation = storage.join(folder, "validation")
     _run(bench, score.changes, "validation", validation)
@@ -110,10 +110,10 @@ def _run(bench: Bench, changes: dict[str, Any], part: str, output: str) -> RunCo
     return config
 
 
-def test(bench: Bench, name: str, changes: dict[str, Any], output: str) -> Score:
+def test(bench: Bench, name: str, changes: dict[str, Any], output: str) -> CandidateScore:
     """Runs a model over the test part and scores its answers."""
     config = _run(bench, changes, "test", output)
-    score = Score(name=name, method=config.decoding.method, changes=changes)
+    score = CandidateScore(name=name, method=config.decoding.method, changes=changes)
     score.measure, score.f1 = f1(output, bench)
     return score
 
@@ -126,7 +126,7 @@ def f1(output: str, bench: Bench) -> tuple[str, Figure]:
     return name, Figure(of_all[name].value, of_all[name].low, of_all[name].high)
 
 
-def measure(bench: Bench, score: Score, run: str | None = None) -> Figure:
+def measure(bench: Bench, score: CandidateScore, run: str | None = None) -> Figure:
     """Adds to a score what its model costs over the corpus; the corpus's documents.
 
     run: an earlier run whose speed counts; None: a sample is decoded now, once.

@@ -27,7 +27,7 @@ from raypd.errors import ConfigError, UserError
 from raypd.estimation.checks import with_changes
 from raypd.fitting import candidate, labels, page
 from raypd.fitting.candidate import Bench
-from raypd.fitting.result import AS_CONFIGURED, TEACHER, FitResult, Score
+from raypd.fitting.result import AS_CONFIGURED, TEACHER, FitResult, CandidateScore
 from raypd.models.load import check_model_config
 from raypd.run import console, layout, records
 from raypd.run.console import Interrupted
@@ -110,7 +110,7 @@ class Fit:
         if fit.teacher is not None:
             run = self._run("teacher")  # over the test part, or the run that has made the labels
             keys = labels.teacher_keys(self.config)
-            by_itself = partial(Score, name=TEACHER, method=str(keys.get("decoding.method", "")), changes=keys)
+            by_itself = partial(CandidateScore, name=TEACHER, method=str(keys.get("decoding.method", "")), changes=keys)
             tested = partial(candidate.test, bench, TEACHER, keys, run)
             self._add(result.scores, TEACHER, tested if result.gold else by_itself, run)
         for name, changes in fit.candidates.items():
@@ -121,7 +121,12 @@ class Fit:
                 self._add(result.curve, name, make, costs=False)
 
     def _add(
-        self, scores: list[Score], name: str, make: Callable[[], Score], run: str | None = None, costs: bool = True
+        self,
+        scores: list[CandidateScore],
+        name: str,
+        make: Callable[[], CandidateScore],
+        run: str | None = None,
+        costs: bool = True,
     ) -> None:
         """Makes a score; what fails for a reason of its own is a score with the error, and the fit goes on.
 
@@ -138,7 +143,7 @@ class Fit:
             raise
         except UserError as error:
             self.say(f"{name}: {error}")
-            scores.append(Score(name=name, method="", error=str(error)))
+            scores.append(CandidateScore(name=name, method="", error=str(error)))
 
     def _run(self, name: str) -> str:
         return storage.join(self.result.path, name)
@@ -174,7 +179,7 @@ def recommend(result: FitResult) -> str | None:
     return min(holding, key=_cost).name if holding else None
 
 
-def _cost(score: Score) -> float:
+def _cost(score: CandidateScore) -> float:
     if score.usd_per_1000 is not None:
         return score.usd_per_1000.value
     assert score.documents_per_second is not None

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.fitting.result import FitResult, Score
+from raypd.fitting.result import FitResult, CandidateScore
 from raypd.report import charts, page
 from raypd.report.charts import FULL, Chart, Table
 from raypd.report.svg import ROLES
@@ -73,7 +73,7 @@ def describe(result: FitResult, why: str) -> str:
     return "\n".join(lines)
 
 
-def _cells(score: Score) -> list[str]:
+def _cells(score: CandidateScore) -> list[str]:
     def shown(figure: Figure | None, show: text.Show) -> str:
         return NONE if figure is None else show(figure.value)
 

@@ -10,7 +10,7 @@ AS_CONFIGURED, TEACHER = "as configured", "teacher"  # names of scores of what i
 
 
 @dataclass(kw_only=True)
-class Score:
+class CandidateScore:
     """One model on the test part."""
 
     name: str
@@ -46,8 +46,10 @@ class FitResult:
     model: str
     documents: dict[str, int] = field(default_factory=dict)  # of train, validation, test
     corpus_documents: Figure | None = None
-    scores: list[Score] = field(default_factory=list)  # what is not trained, then the candidates with all labels
-    curve: list[Score] = field(default_factory=list)  # the candidates with fewer labels
+    scores: list[CandidateScore] = field(
+        default_factory=list
+    )  # what is not trained, then the candidates with all labels
+    curve: list[CandidateScore] = field(default_factory=list)  # the candidates with fewer labels
     recommended: str | None = None  # a score's name
     configuration: str | None = None  # the YAML that was written
     stopped: str | None = None  # why it ended early
@@ -60,6 +62,6 @@ class FitResult:
         return name if self.gold else f"{name}, as agreement with the teacher"
 
     @property
-    def choice(self) -> Score | None:
+    def choice(self) -> CandidateScore | None:
         """The score that is recommended."""
         return next((score for score in self.scores if score.name == self.recommended), None)

@@ -14,7 +14,7 @@ from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.fitting import labels, page
 from raypd.fitting.fit import missing, recommend, run_fit
-from raypd.fitting.result import AS_CONFIGURED, TEACHER, FitResult, Score
+from raypd.fitting.result import AS_CONFIGURED, TEACHER, FitResult, CandidateScore
 from raypd.run.console import Interrupted
 from raypd.run.records import Figure
 from raypd.training import teacher
@@ -162,13 +162,15 @@ def test_the_same_label_everywhere_is_said():
     assert "Color (1 of 2 attributes, 50%)" in line
 
 
-def score(name: str, low: float, value: float, speed: float = 1.0, usd: float | None = None, **keys) -> Score:
+def score(name: str, low: float, value: float, speed: float = 1.0, usd: float | None = None, **keys) -> CandidateScore:
     f1 = Figure(value, low, 2 * value - low)
     price = None if usd is None else Figure(usd)
-    return Score(name=name, method="m", f1=f1, documents_per_second=Figure(speed), usd_per_1000=price, **keys)
+    return CandidateScore(name=name, method="m", f1=f1, documents_per_second=Figure(speed), usd_per_1000=price, **keys)
 
 
-def result_of(*scores: Score, floor: float = 0.7, curve: tuple[Score, ...] = (), gold: bool = True) -> FitResult:
+def result_of(
+    *scores: CandidateScore, floor: float = 0.7, curve: tuple[CandidateScore, ...] = (), gold: bool = True
+) -> FitResult:
     parts = {"train": 100, "validation": 20, "test": 50}
     return FitResult(path="/x/fit", identity="i", floor=floor, gold=gold, task="extraction", model="<m>",
                      documents=parts, scores=list(scores), curve=list(curve))  # fmt: skip
@@ -190,11 +192,11 @@ def test_what_is_missing_is_said():
     assert "about 200 test documents would tell, and there are 50" in missing(near)  # (0.08 / 0.04) ** 2 times as many
     assert "from 50 to 100 labels it gained +0.040: more labels would help" in missing(near)
     assert "above the F1 of the teacher itself, 0.600" in missing(result_of(score(TEACHER, 0.5, 0.6)))
-    assert missing(result_of(Score(name="a", method="", error="broke"))) == "no candidate could be scored"
+    assert missing(result_of(CandidateScore(name="a", method="", error="broke"))) == "no candidate could be scored"
 
 
 def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
-    bad = Score(name="<script>alert(1)</script>", method="", error="<img src=x onerror=alert(1)>")
+    bad = CandidateScore(name="<script>alert(1)</script>", method="", error="<img src=x onerror=alert(1)>")
     result = result_of(score("good", 0.8, 0.9), bad, gold=False)
     result.path = str(tmp_path)
     html = Path(page.write(result, "because")).read_text()
