@@ -27,7 +27,7 @@ from raypd.errors import ConfigError, UserError
 from raypd.estimation.checks import with_changes
 from raypd.fitting import candidate, labels, page
 from raypd.fitting.candidate import Bench
-from raypd.fitting.result import AS_CONFIGURED, TEACHER, FitResult, CandidateScore
+from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.models.load import check_model_config
 from raypd.run import console, layout, records
 from raypd.run.console import Interrupted

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.fitting.result import FitResult, CandidateScore
+from raypd.fitting.result import CandidateScore, FitResult
 from raypd.report import charts, page
 from raypd.report.charts import FULL, Chart, Table
 from raypd.report.svg import ROLES

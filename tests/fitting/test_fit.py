@@ -14,7 +14,7 @@ from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.fitting import labels, page
 from raypd.fitting.fit import missing, recommend, run_fit
-from raypd.fitting.result import AS_CONFIGURED, TEACHER, FitResult, CandidateScore
+from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.run.console import Interrupted
 from raypd.run.records import Figure
 from raypd.training import teacher
