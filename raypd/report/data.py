@@ -14,7 +14,7 @@ from raypd.errors import RunError
 from raypd.report.ledger import RunBill, read_bill
 from raypd.report.sample import AnswerSample, read_sample
 from raypd.report.units import CommittedUnit, Units, read_units, unit_objects
-from raypd.run import layout, read
+from raypd.run import layout, lease, read
 from raypd.run.load import NoRun, load_record
 from raypd.run.records import Estimate, Manifest, NightState
 from raypd.run.training import TrainingRecord
@@ -65,7 +65,7 @@ class RunFiles:
         by_session: dict[str, list[CommittedUnit]] = {}
         for unit in units:
             by_session.setdefault(unit.session, []).append(unit)
-        sessions = []
+        sessions, killed = [], set(map(lease.killed, self.runs))
         for session in read.sessions(self.runs if runs is None else runs):
             committed, bill = by_session.get(session.id, []), bills.get(session.id)
             heard = max(
@@ -74,7 +74,8 @@ class RunFiles:
                 bill.until if bill else 0.0,
                 *(u.committed_at for u in committed),
             )
-            how = session.how or ("running" if self.now - heard < _ALIVE_SECONDS else "killed")
+            alive = self.now - heard < _ALIVE_SECONDS and session.id not in killed
+            how = session.how or ("running" if alive else "killed")
             ended = session.ended or heard if session.how else heard
             documents, usd = round(sum(u.documents for u in committed) * scale), bill.usd if bill else None
             count = round(len(committed) * scale)

@@ -147,6 +147,15 @@ def held(output: str, say: Callable[[str], None]) -> Iterator[RunLease]:
             lease.end(how)
 
 
+def killed(output: str) -> str | None:
+    """The session that holds a run and whose process, of this machine, is gone; None: none that is seen from here."""
+    try:
+        holder = records.read(Lease, storage.join(output, layout.LEASE))
+    except (OSError, RecordError):
+        return None
+    return holder.session if not holder.ended and _runs_here(holder) is False else None
+
+
 def _machine() -> str | None:
     """The boot of this machine and the space in which its process ids are counted; None where that is not known."""
     try:

@@ -80,13 +80,23 @@ def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(tmp_
     assert not second.took_over
     second.end("complete")
     code = f"import os; from raypd.run import lease; lease.RunLease({str(tmp_path)!r}); os.kill(os.getpid(), 9)"
+    assert lease.killed(str(tmp_path)) is None
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
     lines: list[str] = []
+    assert str(lease.killed(str(tmp_path))) > second.id  # it is said at once, not after its heartbeat is missed
     third = lease.RunLease(str(tmp_path), lines.append)
     assert clock.slept == 0
     assert third.took_over
     assert "was killed: taking its place" in lines[0]
     third.end("complete")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"session": 1}'])
+def test_a_lease_that_was_edited_by_hand_holds_nobody(text, tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "lease.json").write_text(text)
+    session = lease.RunLease(str(tmp_path))
+    assert (session.took_over, clock.slept) == (False, 0)
+    session.end("complete")
 
 
 @pytest.mark.parametrize("shift", [-86400.0, 0.0, 86400.0])
