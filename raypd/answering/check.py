@@ -29,3 +29,25 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
         if warning := untrained(config):
             print(warning, file=sys.stderr, flush=True)
         check_task(config)
+        if machine and config.engine.kind == "raypd":
+            print(path_of(config), file=sys.stderr, flush=True)
+
+
+def path_of(config: RunConfig) -> str:
+    """What decodes on a machine like this one, in words, and of a CPU why it is not the fastest way."""
+    import torch
+
+    from raypd.decoding import native
+    from raypd.decoding.attention.avx512 import is_best
+    from raypd.models.load import resolve_device, resolve_dtype
+
+    device = resolve_device(config.model.device)
+    dtype = resolve_dtype(config.model.dtype, device)
+    kind = str(dtype).removeprefix("torch.")
+    if device.type != "cpu":
+        return f"decoding on {device} in {kind}"
+    if is_best(device, dtype):
+        return f"decoding on the CPU in {kind}, with AVX-512 BF16"
+    amx = native.has("amx_bf16") and dtype == torch.bfloat16
+    reason = "oneDNN with AMX" if amx else f"torch alone: the fast path {native.refusal() or 'is for bfloat16'}"
+    return f"decoding on the CPU in {kind}, by {reason}"
