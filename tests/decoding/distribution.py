@@ -24,17 +24,6 @@ def chance_of_texts(stock, prompt, length, sampling):
     return texts
 
 
-def chi_square(counts, chances, runs):
-    """(statistic, degrees of freedom), cells that expect fewer than 5 put together."""
-    assert set(counts) <= set(chances), "a text that one token at a time never says"
-    cells = [(counts.get(text, 0), runs * chance) for text, chance in chances.items()]
-    small = [cell for cell in cells if cell[1] < 5]
-    cells = [cell for cell in cells if cell[1] >= 5]
-    if small:
-        cells.append((sum(c for c, _ in small), sum(e for _, e in small)))
-    return sum((c - e) ** 2 / e for c, e in cells if e > 0), len(cells) - 1
-
-
 def check_logprobs(stock, prompt, answer):
     """Sampled tokens have the log-probabilities of the stock model."""
     logprobs = reference.plain_output(stock, [*prompt, *answer.tokens])[0].log_softmax(-1)[len(prompt) - 1 : -1]
@@ -43,8 +32,14 @@ def check_logprobs(stock, prompt, answer):
 
 
 def check_distribution(answers, chances, least_freedom):
-    """Within 4 standard deviations of what chi-square gives (Wilson and Hilferty's cube root is close to normal)."""
-    statistic, freedom = chi_square(Counter(tuple(answer.tokens) for answer in answers), chances, len(answers))
+    """Within 4 standard deviations of what chi-square gives (Wilson and Hilferty's cube root is close to normal), cells
+    that expect fewer than 5 put together."""
+    counts = Counter(tuple(answer.tokens) for answer in answers)
+    assert set(counts) <= set(chances), "a text that one token at a time never says"
+    cells = [(counts.get(text, 0), len(answers) * chance) for text, chance in chances.items()]
+    small = [sum(column) for column in zip(*(cell for cell in cells if cell[1] < 5), strict=True)]
+    cells = [cell for cell in cells if cell[1] >= 5] + [small] * bool(small)
+    statistic, freedom = sum((c - e) ** 2 / e for c, e in cells if e > 0), len(cells) - 1
     assert freedom > least_freedom
     spread = 2 / (9 * freedom)
     assert ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5 < 4, (statistic, freedom)

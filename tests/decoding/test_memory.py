@@ -25,19 +25,14 @@ from tests.tiny import tiny_model
 
 def device(engine: Engine, fails: Callable[[int], bool], plain: bool = False) -> list[int]:
     """Lets passes fail by their number of tokens, after all layers have written to the cache; the sizes that failed."""
-    failed, tokens = [], [0]
-
-    def begins(module, inputs) -> None:
-        tokens[0] = len(inputs[0])
+    failed, tokens, kind = [], [], RuntimeError if plain else torch.OutOfMemoryError
 
     def ends(module, inputs) -> None:
-        if fails(tokens[0]):
-            failed.append(tokens[0])
-            if plain:
-                raise RuntimeError("CUDA error: out of memory")
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if fails(tokens[-1]):
+            failed.append(tokens[-1])
+            raise kind("CUDA error: out of memory. Tried to allocate 2.00 GiB")
 
-    engine.model.register_forward_pre_hook(begins)
+    engine.model.register_forward_pre_hook(lambda _, inputs: tokens.append(len(inputs[0])))
     engine.model.head.register_forward_pre_hook(ends)
     return failed
 

@@ -32,12 +32,6 @@ def test_keys_are_those_of_the_configuration(name):
     assert not spec.text_method or issubclass(resolve_name(spec.text_method), TextMethod)
 
 
-def test_the_default_of_a_task_is_the_first_that_does_it():
-    defaults = ("hyper_parallel", "intra_prompt", "autoregressive")
-    kinds = ("extraction", "question_answering", "generation")
-    assert {kind: methods[0] for kind, methods in METHODS.items()} == dict(zip(kinds, defaults, strict=True))
-
-
 def test_a_method_is_a_file_and_an_entry():
     """In a process of its own, since the configuration reads the registry when it is imported."""
     said = subprocess.run([sys.executable, "-m", "tests.decoding.toy_method"], capture_output=True, text=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -62,29 +62,30 @@ def test_converted_once_whoever_asks_and_however_many_at_once(cache: Path) -> No
     assert folder.is_dir()
 
 
-@pytest.mark.parametrize("damage", ["one_bit", "cut", "gone", "manifest", "empty_folder", "killed"])
-def test_a_damaged_cache_is_made_anew(cache: Path, damage: str) -> None:
+def change_a_bit(weights: Path) -> None:
+    stat, data = weights.stat(), bytearray(weights.read_bytes())
+    data[5000] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # size and time say nothing
+    embedded._hashed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        change_a_bit,
+        lambda weights: weights.write_bytes(bytes(range(100))),
+        lambda weights: weights.unlink(),
+        lambda weights: (weights.parent / embedded.MANIFEST).write_text("[]"),
+        lambda weights: [path.unlink() for path in weights.parent.iterdir()],
+        lambda weights: weights.parent.rename(weights.parent.with_name(f".{weights.parent.name}.killed")),
+    ],
+    ids=["one_bit", "cut", "gone", "manifest", "empty_folder", "killed"],
+)
+def test_a_damaged_cache_is_made_anew(cache: Path, damage: Callable[[Path], object]) -> None:
     folder = embedded.embedded_model()
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
-    weights = folder / "model.safetensors"
-    if damage == "one_bit":
-        stat, data = weights.stat(), bytearray(weights.read_bytes())
-        data[5000] ^= 1
-        weights.write_bytes(data)
-        os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # size and time say nothing
-        embedded._hashed.cache_clear()
-    elif damage == "cut":
-        weights.write_bytes(contents[weights.name][:100])
-    elif damage == "gone":
-        weights.unlink()
-    elif damage == "manifest":
-        (folder / embedded.MANIFEST).write_text("[]")
-    elif damage == "empty_folder":
-        shutil.rmtree(folder)
-        folder.mkdir()
-    else:  # a conversion was killed
-        shutil.rmtree(folder)
-        (cache / f".{folder.name}.killed").mkdir()
+    damage(folder / "model.safetensors")
     assert embedded.embedded_model() == folder
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
     assert (cache / "conversions").read_text() == "converted\n" * 2

@@ -74,9 +74,6 @@ def test_rope_that_depends_on_the_longest_row() -> None:
     assert "dynamic RoPE" in str(reason_in_rope(by_layer))
 
 
-# --------------------------------------------------------------- models that go wrong in ways no configuration shows
-
-
 def ignore_positions(model: PreTrainedModel) -> None:
     forward = model.model.forward
 
@@ -92,17 +89,12 @@ def mix_neighbours(model: PreTrainedModel) -> None:
 
 
 def drop_arguments(model: PreTrainedModel) -> None:
-    attention = model.model.layers[1].self_attn
-    forward = attention.forward
-    attention.forward = lambda *a, step=None, **arguments: forward(*a, **arguments)
+    forward = model.model.layers[1].self_attn.forward
+    model.model.layers[1].self_attn.forward = lambda *a, step=None, **arguments: forward(*a, **arguments)
 
 
 def skip_attention(model: PreTrainedModel) -> None:
     model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
-
-
-def overflow(model: PreTrainedModel) -> None:
-    model.lm_head.weight.data *= torch.inf
 
 
 SPOILT = [(kind, spoil, "other logits than apart") for spoil in (ignore_positions, mix_neighbours)
@@ -115,7 +107,7 @@ SPOILT = [(kind, spoil, "other logits than apart") for spoil in (ignore_position
         *SPOILT,
         ("granite", drop_arguments, "must hand unknown keyword arguments on"),
         ("granite", skip_attention, r"called for the layers [0]"),
-        ("granite", overflow, "not finite"),
+        ("granite", lambda model: model.lm_head.weight.data.mul_(torch.inf), "not finite"),
     ],
 )
 def test_the_self_test_sees(kind: str, spoil: Callable[[PreTrainedModel], None], reason: str) -> None:
