@@ -139,7 +139,9 @@ def measure(bench: Bench, score: CandidateScore, run: str | None = None) -> Figu
         if run is not None:
             result = earlier.estimate_from(config, EstimateOptions(run=run))
         else:
-            result = estimate(config, EstimateOptions(sample=bench.config.fit.sample), bench.verbose)
+            result = estimate(
+                config, EstimateOptions(bench.config.fit.sample, bench.config.fit.sample_minutes), bench.verbose
+            )
         records.write(path, result)
     score.documents_per_second = result.speeds[0].documents_per_second
     if result.machines:
