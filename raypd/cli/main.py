@@ -49,6 +49,17 @@ def _options(
 
 
 @app.command()
+def init(data: o.Sampled, schema: o.Schema = None, output: o.ConfigTo = None) -> None:
+    """Write a configuration for data of your own.
+
+    Looks at the columns of its first rows. raypd init tickets.jsonl --schema ticket.json
+    """
+    from raypd.cli import init as init_command
+
+    print(clean(init_command.run(data, schema, output)))
+
+
+@app.command()
 def extract(
     source: o.Source,
     overrides: o.Overrides = None,

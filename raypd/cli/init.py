@@ -1,0 +1,82 @@
+"""The command `raypd init`: a configuration over data of one's own, from a look at its first rows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from raypd import storage
+from raypd.config.load import load_config
+from raypd.config.schema import task_of
+from raypd.config.yaml_file import dump
+from raypd.dataset.delimited import DELIMITERS
+from raypd.errors import ConfigError, InputError
+
+_ROWS = 500  # that are looked at
+_TEXT_CHARACTERS = 20.0  # a column of texts has more on average, and is no name, code or date
+_IDS = ("id", "_id", "uuid", "key", "sku", "asin", "url")
+_CATEGORIES = ("category", "kind", "type")
+
+
+def run(data: str, schema: str | None, output: str | None) -> str:
+    """Writes the YAML, and says in words what stands in it and what to do next.
+
+    Raises ConfigError: the file is there already, or the schema is none; InputError: no such data."""
+    if storage.is_remote(data):
+        raise InputError(f"{data}: init looks into local files; copy one of them here, and change input.path then")
+    name = os.path.basename(data.rstrip("/*")).split(".")[0] or "documents"
+    target = Path(output or f"{name}.yaml")
+    if target.exists():
+        raise ConfigError(f"{target}: is there already; --output gives another name")
+    columns = _columns(next(iter(storage.find(storage.absolute(data)))).path)
+    lower = {column.casefold(): column for column in columns}
+    id_column = next((lower[word] for word in _IDS if word in lower), None)
+    means = {column: mean for column, mean in columns.items() if mean is not None and column != id_column}
+    texts = [column for column, mean in means.items() if mean >= _TEXT_CHARACTERS] or list(means)
+    if not texts:
+        raise InputError(f"{data}: no column of text; it has {', '.join(columns)}")
+    categories = f"{name}.categories.yaml"
+    task = task_of(schema) if schema is not None else {"categories_file": categories}
+    sections: dict[str, Any] = {
+        "input": {"path": data, "id_column": id_column, "text_columns": texts, "category_column": None},
+        "output": {"path": f"runs/{name}"},
+        "task": task,
+    }
+    if schema is None:
+        sections["input"]["category"] = name
+    others = [column for column in columns if column not in (*texts, id_column)]
+    about = "# Written by raypd init. `raypd config show` prints every key with its default and meaning.\n"
+    about += f"# Columns that are not read: {', '.join(others)}\n" if others else ""
+    if category := next((lower[word] for word in _CATEGORIES if word in lower), None):
+        about += f"# Attributes can differ by {category!r}: input.category_column, and task.categories by its values\n"
+    target.write_text(about + dump(sections), encoding="utf-8")
+    if schema is not None:
+        load_config(target)
+    read = f"{target}: reads {', '.join(texts)}" + (f", id {id_column}" if id_column else ", documents are numbered")
+    words = ["raypd", "schema", "suggest", data, "--category", name, "-o", categories]
+    suggest = shlex.join([*words, f"input.text_columns=[{','.join(texts)}]"])
+    return f"{read}\nnext: " + (f"`{suggest}`, then " if schema is None else "") + f"`raypd extract {target}`"
+
+
+def _columns(path: str) -> dict[str, float | None]:
+    """Column -> mean characters of its first texts; None of columns that hold something else."""
+    file = path.replace("'", "''")
+    form = next((form for form in DELIMITERS if f".{form}" in os.path.basename(path).lower()), None)
+    source = f"read_csv('{file}', delim='{DELIMITERS[form]}')" if form else f"'{file}'"
+    try:
+        table = duckdb.connect().sql(f"SELECT * FROM {source} LIMIT {_ROWS}").to_arrow_reader(_ROWS).read_all()
+    except duckdb.Error as error:
+        raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    if form and len(table.schema) == 1 and re.search("[;\t|,]", table.schema.names[0]):
+        raise InputError(f"{path}: one column, {table.schema.names[0]!r}: csv is read with commas, tsv with tabs")
+    means: dict[str, float | None] = {}
+    for column in table.schema:
+        texts = table[column.name].drop_null().to_pylist() if pa.types.is_string(column.type) else []
+        means[column.name] = sum(map(len, texts)) / len(texts) if texts else None
+    return means

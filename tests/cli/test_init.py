@@ -1,0 +1,74 @@
+"""`raypd init` over files as people have them, and the run that its configuration is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raypd.answering.components import build
+from raypd.cli import init
+from raypd.cluster import driver
+from raypd.config.load import load_config
+from raypd.errors import ConfigError, InputError
+
+ROWS = [{"Id": f"n{n}", "subject": f"The {n}th letter to the shop", "kind": "a", "n": n} for n in range(6)]
+SCHEMA = '{"type": "object", "properties": {"product": {"type": "string"}}}'
+
+
+def written(folder: Path, form: str) -> str:
+    path = folder / f"letters.{form}"
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif form == "csv":
+        path.write_text("Id,subject,kind,n\n" + "".join(",".join(map(str, row.values())) + "\n" for row in ROWS))
+    else:
+        path.write_bytes(gzip.compress(lines.encode()) if form.endswith("gz") else lines.encode())
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "csv", "parquet"])
+def test_the_configuration_runs(form, tmp_path, in_process, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.json").write_text(SCHEMA)
+    said = init.run(written(tmp_path, form), "s.json", None)
+    assert said.endswith("next: `raypd extract letters.yaml`")
+    config = load_config("letters.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
+    assert (config.input.id_column, config.input.text_columns) == ("Id", ["subject"])
+    assert "kind" in Path("letters.yaml").read_text()
+    assert driver.run_extract(config, build=build).ok == 6
+
+
+def test_without_a_schema_it_says_how_to_get_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "csv")
+    said = init.run("letters.csv", None, "mine.yaml")
+    suggest = "raypd schema suggest letters.csv --category letters -o letters.categories.yaml"
+    assert f"{suggest} 'input.text_columns=[subject]'" in said
+    Path("letters.categories.yaml").write_text("letters: {attributes: [{name: Product}]}")
+    assert load_config("mine.yaml").input.category == "letters"
+    with pytest.raises(ConfigError, match=r"mine\.yaml: is there already"):
+        init.run("letters.csv", None, "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("[1, 2", "cannot be read"), ('{"n": 1}\n{"n": 2}\n', "no column of text; it has n")]
+)
+def test_what_has_no_texts_is_refused(content, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text(content)
+    with pytest.raises(InputError, match=message):
+        init.run("a.jsonl", None, None)
+    assert not Path("a.yaml").exists()
+
+
+def test_another_delimiter_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("id;body\n1;a long text of a letter to the shop\n")
+    with pytest.raises(InputError, match="one column, 'id;body': csv is read with commas"):
+        init.run("a.csv", None, None)
