@@ -100,14 +100,17 @@ def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | N
     """Puts the adapter on a model without storage (device meta), and compares names and shapes of all tensors."""
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 
-    settings = PeftConfig.from_pretrained(str(adapter.settings.parent))
+    try:
+        settings = PeftConfig.from_pretrained(str(adapter.settings.parent))
+    except Exception as error:  # peft checks what goes together, each in its own way
+        return f"{adapter.settings}: {error}"
     settings.init_lora_weights = False  # an initialisation from the weights (pissa, olora) has none to read here
     with torch.device("meta"):
         with explained(source, "its model cannot be built"):
             empty = AutoModelForCausalLM.from_config(base, trust_remote_code=source.trust_remote_code)
         try:
             wrapped = PeftModel(empty, settings, low_cpu_mem_usage=True)
-        except ValueError as error:  # none of its target modules is there
+        except Exception as error:  # none of its target modules is there, or what is set cannot be made
             return str(error)
     expected = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     shapes = {key: tuple(value.shape) for key, value in expected.items()}

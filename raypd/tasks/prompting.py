@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from raypd.config import Category, ExtractionConfig, RunConfig
 from raypd.config.card import TEMPLATES
-from raypd.errors import ConfigError
-from raypd.tasks.sandbox import TemplateFault, render, render_apart
+from raypd.errors import ConfigError, ModelError
+from raypd.tasks.sandbox import TemplateFault, render, render_apart, time_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HERE = Path(__file__).parent / "templates"
 DOCUMENTS = "\u241edocuments\u241e"  # stands for the documents while the templates are applied
+_TEMPLATE_SECONDS = 10.0  # of a model's own chat template, which renders in milliseconds
 _SHOWN_VALUES = 100  # of an enum: ten thousand would fill the context of every document
 
 
@@ -75,7 +76,7 @@ def pieces(
     user's turn, with the answer's header behind it, or for models without a chat template `cue`. Each piece is
     tokenized alone, so that the same ids come out whatever is put in the place of a mark."""
     if tokenizer.chat_template:
-        text = rendered(tokenizer, [{"role": "user", "content": message.strip()}])
+        text = _of_model(tokenizer, [{"role": "user", "content": message.strip()}])
     else:
         text = f"{tokenizer.bos_token or ''}{message.rstrip()}{cue}"
     return [encode(tokenizer, piece, special=True) for piece in re.split("|".join(map(re.escape, marks)), text)]
@@ -84,9 +85,25 @@ def pieces(
 def rendered(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], *, thinking: bool = False, header: bool = True
 ) -> str:
-    """Turns in the chat template, `header`: with the answer's; applied here alone, so that parts fit together."""
+    """Turns in the chat template, `header`: with the answer's; applied here alone, so that parts fit together.
+
+    Raises ValueError: the template refuses the turns, is wrong, or does not end."""
     options = {"add_generation_prompt": header, "enable_thinking": thinking}
-    return str(tokenizer.apply_chat_template(list(turns), tokenize=False, **options))
+    try:
+        with time_limit(_TEMPLATE_SECONDS):
+            return str(tokenizer.apply_chat_template(list(turns), tokenize=False, **options))
+    except TimeoutError:
+        raise ValueError(f"the model's chat template does not end within {_TEMPLATE_SECONDS:g} s") from None
+    except Exception as error:  # whatever a template raises
+        raise ValueError(f"the model's chat template cannot be applied: {error}") from None
+
+
+def _of_model(tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], header: bool = True) -> str:
+    """Turns of raypd's own in the chat template, which must do. Raises ModelError."""
+    try:
+        return rendered(tokenizer, turns, header=header)
+    except ValueError as error:
+        raise ModelError(f"model {tokenizer.name_or_path!r}: {error}") from None
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -104,7 +121,7 @@ def _behind_an_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
     if not tokenizer.chat_template:
         return None
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": DOCUMENTS}]
-    behind = rendered(tokenizer, turns, header=False).partition(DOCUMENTS)[2].lstrip()
+    behind = _of_model(tokenizer, turns, header=False).partition(DOCUMENTS)[2].lstrip()
     ids = encode(tokenizer, behind, special=True)[:1]
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import resource
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +63,20 @@ def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
     if "fault" in answer:
         raise TemplateFault(answer["fault"], answer["line"])
     return list(answer["texts"])
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Ends Python code of this thread with a TimeoutError: a template of the model's own, which may never end."""
+    thread = ctypes.c_ulong(threading.get_ident())
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    timer = threading.Timer(seconds, raise_in, (thread, ctypes.py_object(TimeoutError)))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,14 @@ def refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_an_adapter_for_another_model(refused: Any, tmp_path: Path, made_for: dict[str, Any], reason: str) -> None:
     message = refused(save_adapter(tmp_path / "adapter", "owner/other", **made_for))
     assert all(words in message for words in (reason, "trained for 'owner/other'"))
+
+
+def test_settings_that_do_not_go_together(refused: Any, tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "adapter", "owner/other")
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    changes = {"lora_bias": True, "init_lora_weights": "pissa"}
+    (adapter / "adapter_config.json").write_text(json.dumps({**settings, **changes}))
+    assert "adapter_config.json" in refused(adapter)
 
 
 def test_names_of_the_base_model(base: Path) -> None:

@@ -6,10 +6,12 @@ from typing import Any, get_args
 import pytest
 
 from raypd.config import Attribute, ExtractionConfig, RunConfig
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, ModelError
+from raypd.tasks import prompting
 from raypd.tasks.prompting import DOCUMENTS, check_template, messages, template_text
 from tests.processes import ended, start
 from tests.runs import run_config
+from tests.tiny import tiny_tokenizer
 
 SHELL = "{{ category.attributes[0].__class__.__mro__[-1].__subclasses__() }}"
 GLOBALS = "{{ lipsum.__globals__['os'].system('touch MARK') }}"
@@ -38,6 +40,19 @@ def test_what_a_template_may_not_do(tmp_path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_template(config(file))
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(("template", "words"), [
+    (ENDLESS, "does not end within 0.3 s"), ("{{ nothing.there }}", "cannot be applied: 'nothing' is undefined"),
+    ("{% for %}", "cannot be applied"), ("{{ raise_exception('no') }}", "cannot be applied: no")])  # fmt: skip
+def test_a_model_s_own_chat_template_that_does_not_work_is_named(monkeypatch, template: str, words: str) -> None:
+    monkeypatch.setattr(prompting, "_TEMPLATE_SECONDS", 0.3)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(ModelError, match=words):
+        prompting.pieces(tokenizer, "a message", [])
+    with pytest.raises(ModelError, match=words):
+        prompting.end_tokens(tokenizer)
 
 
 def test_nothing_in_a_prompt_could_be_an_answer() -> None:
