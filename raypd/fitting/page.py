@@ -114,7 +114,8 @@ def _quality(result: FitResult) -> Chart:
         for score, f1, speed in points:
             role = "accent" if score.name == result.recommended else "muted"
             axes.plot([speed, speed], [f1.low or f1.value, f1.high or f1.value], color=ROLES[role], linewidth=2)
-            axes.plot([speed], [f1.value], color=ROLES[role], linewidth=0, marker="o", markersize=6)
+            half = 0.008 * fastest
+            axes.plot([speed - half, speed + half], [f1.value] * 2, color=ROLES[role], linewidth=4)
             side = ("right", -8) if speed > 0.6 * fastest else ("left", 8)
             charts.write(axes, score.name, (speed, f1.value), (side[1], 0), role, ha=side[0], va="center")
         charts.dashed(axes.axhline, result.floor, "budget", 1.5)
@@ -143,9 +144,7 @@ def _reliability(result: FitResult) -> Chart:
     def draw(axes: Axes, width: int) -> None:
         axes.plot([0, 1], [0, 1], color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
         for points, role in ((before, "muted"), (after, "accent")):
-            axes.plot(
-                [p[0] for p in points], [p[1] for p in points], color=ROLES[role], linewidth=2, marker="o", markersize=4
-            )
+            axes.plot([p[0] for p in points], [p[1] for p in points], color=ROLES[role], linewidth=2)
         axes.set_xlim(0, 1)
         axes.set_xlabel("confidence")
         charts.value_axis(axes, 1.0, "share right")
@@ -176,7 +175,7 @@ def _learning(result: FitResult) -> Chart:
     def draw(axes: Axes, width: int) -> None:
         for name, points in lines.items():
             role = "accent" if name == result.recommended else "muted"
-            axes.plot(*zip(*points, strict=True), color=ROLES[role], linewidth=2, marker="o", markersize=4)
+            axes.plot(*zip(*points, strict=True), color=ROLES[role], linewidth=2)
             charts.write(axes, name, points[-1], (-4, 8), role, ha="right")
         charts.dashed(axes.axhline, result.floor, "budget", 1.5)
         axes.set_xlim(left=0)
