@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-
 from tests.decoding import reference
 from tests.decoding.pasta_script import BYTES, EOS
 
@@ -63,10 +61,8 @@ def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[V
     threads, children, used, wait = [main], [], 0, None
     while used < most and any(t.live for t in threads):
         live = [t for t in threads if t.live][: most - used]
-        mask = torch.zeros(len(text), len(text), dtype=torch.bool)
-        for q, (_, _, seen) in enumerate(text):
-            mask[q, seen] = True
-        logits = reference.dense_output(stock, [t for t, _, _ in text], [p for _, p, _ in text], mask)[0]
+        tokens, positions, seen = zip(*text, strict=True)
+        logits = reference.dense_output(stock, tokens, positions, reference.mask_of(seen))[0]
         for view in live:
             used += 1
             predicted, logprob, _ = reference.greedy(logits[view.last], None)

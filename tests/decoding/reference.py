@@ -6,7 +6,7 @@ runs the model over all of them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -36,6 +36,14 @@ def dense_output(
     how = {"attention_mask": masks, "use_cache": False, "output_hidden_states": True}
     output = model(input_ids=ids, position_ids=at, **how)
     return output.logits[0], output.hidden_states[-1][0]
+
+
+def mask_of(seen: Sequence[Collection[int]]) -> torch.Tensor:
+    """The boolean mask of what each token sees."""
+    mask = torch.zeros(len(seen), len(seen), dtype=torch.bool)
+    for q, keys in enumerate(seen):
+        mask[q, list(keys)] = True
+    return mask
 
 
 def plain_output(model: PreTrainedModel, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,12 +77,10 @@ def autoregressive(
 ) -> list[tuple[int, float, float]]:
     """(token, log-probability, gap) of each decoded token; `allowed_token_ids(tokens so far)` limit the next one."""
     answer: list[tuple[int, float, float]] = []
-    while len(answer) < count:
+    while len(answer) < count and not (answer and stop([t for t, _, _ in answer])):
         tokens = [t for t, _, _ in answer]
         logits = plain_output(model, [*prompt, *tokens])[0]
         answer.append(greedy(logits[-1], None if allowed_token_ids is None else ids_of(allowed_token_ids(tokens))))
-        if stop([t for t, _, _ in answer]):
-            break
     return answer
 
 
@@ -91,11 +97,7 @@ def hyper_parallel(
 
     `allow(slot, tokens so far)` and `closed(slot, tokens)` are the slot's rules.
     """
-    positions, offset = [], 0
-    for index in range(len(prompt)):
-        positions.append(index + offset)
-        if index in ends:
-            offset += k_max
+    positions = [index + k_max * sum(end < index for end in ends) for index in range(len(prompt))]
     values: list[list[tuple[int, float, float]]] = [[] for _ in ends]
     # (token, position, slot or -1, step at which it was there)
     text = [(token, position, -1, 0) for token, position in zip(prompt, positions, strict=True)]
@@ -107,18 +109,14 @@ def hyper_parallel(
         ]
         mask = torch.tensor(rows)
         logits = dense_output(model, [t[0] for t in text], [t[1] for t in text], mask)[0]
-        live = []
         for n, index in asked:
             so_far = [t for t, _, _ in values[n]]
             values[n].append(greedy(logits[index], ids_of(allowed_token_ids(n, so_far))))
-            if not closed(n, [t for t, _, _ in values[n]]):
-                live.append(n)
-        if not live or step == k_max:
-            return values
-        asked = []
-        for n in live:
-            asked.append((n, len(text)))
-            text.append((values[n][-1][0], positions[ends[n]] + step, n, step))
+        live = [n for n, _ in asked if not closed(n, [t for t, _, _ in values[n]])]
+        if not live:
+            break
+        asked = [(n, len(text) + place) for place, n in enumerate(live)]
+        text += [(values[n][-1][0], positions[ends[n]] + step, n, step) for n in live]
     return values
 
 
@@ -154,11 +152,7 @@ class Replay:
                 self.alive += [True] * len(feed.tokens)
                 for q in range(first, len(self.tokens)):
                     self.seen.append({k for k in range(len(self.tokens)) if self._sees(q, k)})
-                n = len(self.tokens)
-                mask = torch.zeros(n, n, dtype=torch.bool)
-                for q, keys in enumerate(self.seen):
-                    mask[q, list(keys)] = True
-                logits, hidden = dense_output(self.model, self.tokens, self.positions, mask)
+                logits, hidden = dense_output(self.model, self.tokens, self.positions, mask_of(self.seen))
                 places = [first + index for index in feed.sample_at]
                 limits = feed.allowed_token_ids or [None] * len(places)
                 picked = [greedy(logits[place], ids_of(limit)) for place, limit in zip(places, limits, strict=True)]

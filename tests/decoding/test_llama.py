@@ -92,18 +92,26 @@ def test_a_model_answers_as_before_and_its_embedding_is_left_alone(kind: str) ->
     assert error < 1.1 * before < 0.1
 
 
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
 @needs_native
-@pytest.mark.parametrize("outputs", [64, 200])
+@pytest.mark.parametrize(("outputs", "gated"), [(64, False), (200, False), (2 * 112, True)])
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
-def test_a_layer_adds_the_residual_and_rounds_once(bias: bool, outputs: int) -> None:
+def test_a_layer_adds_the_residual_or_multiplies_by_its_gate_and_rounds_once(bias, outputs, gated) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, outputs, bias=bias, dtype=torch.bfloat16)
-    x, residual = torch.randn(2, 35, 96).bfloat16(), torch.randn(35, 2, outputs).bfloat16().transpose(0, 1) / 2
-    exact = copy.deepcopy(linear).double()(x.double()) + residual.double()
-    found, before = panels(linear)(x, residual), residual + linear(x)
-    assert (found.double() - exact).norm() < 0.95 * (before.double() - exact).norm()
-    torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=2**-8)
+    layer, residual = panels(linear, gated), torch.randn(35, 2, outputs).bfloat16().transpose(0, 1) / 2
+    assert torch.equal(layer.weight, linear.weight)
+    x = torch.randn(2, 35, 96).bfloat16() * (8 if gated else 1)
+    behind = swiglu if gated else lambda y: y + residual.to(y.dtype)
+    exact, before = behind(copy.deepcopy(linear).double()(x.double())), behind(linear(x))
+    found = (layer(x) if gated else layer(x, residual)).double()
+    assert (found - exact).norm() < (0.7 if gated else 0.95) * (before.double() - exact).norm()
+    torch.testing.assert_close(found, exact, atol=1e-5, rtol=2**-8)
 
 
 @needs_native
@@ -147,26 +155,6 @@ def test_some_outputs_are_those_of_the_layer(rows: int, kind: type) -> None:
     if kind is PanelLinear:
         assert torch.equal(found, wanted)
     torch.testing.assert_close(found, wanted, atol=1e-2, rtol=2**-7)
-
-
-def swiglu(x: torch.Tensor) -> torch.Tensor:
-    gate, up = x.chunk(2, -1)
-    return torch.nn.functional.silu(gate) * up
-
-
-@needs_native
-@pytest.mark.parametrize("bias", [True, False])
-@torch.inference_mode()
-def test_a_gated_layer_is_nearer_to_float64_than_torch(bias: bool) -> None:
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(96, 2 * 112, bias=bias, dtype=torch.bfloat16)
-    layer = panels(linear, True)
-    assert torch.equal(layer.weight, linear.weight)
-    x = torch.randn(2, 35, 96).bfloat16() * 8
-    exact = swiglu(copy.deepcopy(linear).double()(x.double()))
-    found, before = layer(x).double(), swiglu(linear(x)).double()
-    assert (found - exact).norm() < 0.7 * (before - exact).norm()
-    torch.testing.assert_close(found, exact, atol=1e-5, rtol=2**-8)
 
 
 @needs_native

@@ -71,9 +71,13 @@ def test_where_triton_is_missing_it_is_refused(monkeypatch):
     monkeypatch.delattr("raypd.decoding.attention.triton_kernel", raising=False)
     model = tiny_model("gemma2")
     before = model.config._attn_implementation
-    for attention, words in (("triton", "needs the package triton"), ("flash", "no attention 'flash'")):
+    for keys, words in (
+        ({"attention": "triton"}, "needs the package triton"),
+        ({"attention": "flash"}, "no attention 'flash'"),
+        ({"cuda_graphs": True}, "cuda_graphs needs attention 'triton'"),
+    ):
         with pytest.raises(ValueError, match=words):
-            Engine(model, attention=attention)
+            Engine(model, **keys)
     assert model.config._attn_implementation == before != NAME
 
 
@@ -86,8 +90,3 @@ def test_a_worker_takes_the_one_that_its_configuration_names(attention, config):
             build(made, None, lambda _: loaded)
     else:
         assert build(made, None, lambda _: loaded).engine.attend is sdpa.attend
-
-
-def test_cuda_graphs_without_the_kernel_are_refused():
-    with pytest.raises(ValueError, match="cuda_graphs needs attention 'triton'"):
-        Engine(tiny_model("llama"), cuda_graphs=True)

@@ -20,13 +20,6 @@ WINDOW = 24
 KINDS = ["gemma2", "gemma3_text", "mistral"]
 
 
-def without_rotation(kind: str) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Models whose RoPE turns nothing, so that of a gap nothing is felt but the window."""
-    flat = {"rope_type": "linear", "factor": 1e15, "rope_theta": 10_000.0}
-    rope = {"full_attention": flat, "sliding_attention": flat} if kind == "gemma3_text" else flat
-    return pair(kind, sliding_window=WINDOW, rope_parameters=rope, num_hidden_layers=4)
-
-
 @torch.no_grad()
 def alone(stock: PreTrainedModel, prompt: list[int], count: int) -> list[tuple[int, float, float]]:
     """The model's own greedy answer behind a prompt, under the masks and windows that transformers makes itself."""
@@ -41,7 +34,9 @@ def alone(stock: PreTrainedModel, prompt: list[int], count: int) -> list[tuple[i
 @pytest.mark.parametrize("shared", [0, len(INSTRUCTION)])
 def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
     """Sixteen values at once against each alone, in a prompt that ends at its attribute and has no gaps."""
-    model, stock = without_rotation(kind)
+    flat = {"rope_type": "linear", "factor": 1e15, "rope_theta": 10_000.0}  # of a gap only the window is felt
+    rope = {"full_attention": flat, "sliding_attention": flat} if kind == "gemma3_text" else flat
+    model, stock = pair(kind, sliding_window=WINDOW, rope_parameters=rope, num_hidden_layers=4)
     rng = random.Random(4)
     tokens, slots = INSTRUCTION + tokens_of(rng, 12, 12), []
     for _ in range(16):

@@ -53,15 +53,9 @@ SHORT = {"weights": "lora", "lora_rank": 4, "learning_rates": [1e-2], "epochs": 
 
 def short(tmp_path, base, name, **sections):
     """The configuration of a training of 24 steps, which keeps a checkpoint every six."""
-    corpus = tmp_path / "corpus.jsonl"
-    if not corpus.exists():
-        write_corpus(corpus, 24)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", 24)
     training = {**SHORT, "validation": str(corpus), **sections.pop("training", {})}
     return make_config(tree(corpus, tmp_path / name, base, training=training, **sections))
-
-
-def weights(config):
-    return load_file(Path(config.output.path, "adapter", "adapter_model.safetensors"))
 
 
 def cut_off(config, files):
@@ -89,7 +83,8 @@ def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
     lines = []
     done = run_training(cut, say=lines.append)
     assert (done.best.steps, step_of(lines[-1])) == (24, 24)
-    torch.testing.assert_close(weights(uncut), weights(cut), rtol=0, atol=0)
+    files = [Path(config.output.path, "adapter", "adapter_model.safetensors") for config in (uncut, cut)]
+    torch.testing.assert_close(*map(load_file, files), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("key", ["input.path", "training.validation"])
