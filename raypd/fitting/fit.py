@@ -134,16 +134,17 @@ class Fit:
         """
         self._check_limits()
         self.say(f"{name}: {'training and ' if name not in (AS_CONFIGURED, TEACHER) else ''}running over the test part")
+        score = CandidateScore(name=name, method="")
         try:
             score = make()
             if costs:
                 self.result.corpus_documents = candidate.measure(self.bench, score, run)
-            scores.append(score)
         except (BudgetReached, Interrupted, ConfigError):
             raise
         except UserError as error:
             self.say(f"{name}: {error}")
-            scores.append(CandidateScore(name=name, method="", error=str(error)))
+            score.error = str(error)
+        scores.append(score)
 
     def _run(self, name: str) -> str:
         return storage.join(self.result.path, name)
