@@ -1,4 +1,4 @@
-"""From 300 labelled listings to a trained model, its figures and a configuration to run: a quarter of an hour on two cores.
+"""From 300 labelled listings to a trained model, its figures and a configuration: a quarter of an hour on two cores.
 
 python examples/fit.py
 """
