@@ -29,9 +29,9 @@ def start(*words: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def ended(process: subprocess.Popen[str], code: int = 0) -> str:
+def ended(process: subprocess.Popen[str], code: int = 0, seconds: float = LONG) -> str:
     """Waits for the end of a process, whose exit code has to be this; its output."""
-    out, err = process.communicate(timeout=LONG)
+    out, err = process.communicate(timeout=seconds)
     assert process.returncode == code, err[-3000:] + out[-3000:]
     return out + err
 

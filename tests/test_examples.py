@@ -36,7 +36,13 @@ def test_llm_answers_in_this_process_without_ray() -> None:
     assert ended(start("-c", LLM)).strip().endswith("done 1")  # one model for all
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda script: script.stem)
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+LONG = {"fit": [pytest.mark.slow, pytest.mark.timeout(3600)]}  # it trains
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(path, id=path.stem, marks=LONG.get(path.stem, ())) for path in SCRIPTS]
+)
 def test_examples_run(script: Path, tmp_path: Path) -> None:
     code = "import os, runpy, sys; os.chdir(sys.argv[2]); runpy.run_path(sys.argv[1], run_name='__main__')"
-    assert ended(start("-c", code, str(script), str(tmp_path)))
+    assert ended(start("-c", code, str(script), str(tmp_path)), seconds=3000)
