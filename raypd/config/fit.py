@@ -12,6 +12,19 @@ from raypd.config.section import Section, without_credentials
 _SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate may change
 
 
+_SECRET = re.compile(r"api_?key|access_?key|secret|password|credential", re.I)
+
+
+def _check_secrets(value: Any) -> None:
+    """Raises ValueError for a secret in keys that no section checks before they are used: a run records them."""
+    if isinstance(value, str):
+        without_credentials(value)
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        if _SECRET.search(name):
+            raise ValueError(f"{name}: a configuration holds no secrets; model.endpoint.key_variable names a variable")
+        _check_secrets(inner)
+
+
 class FitConfig(Section):
     """What `raypd fit` needs beside the run's own keys; other commands do not look at it."""
 
@@ -43,6 +56,12 @@ class FitConfig(Section):
     @classmethod
     def _no_credentials(cls, path: str | None) -> str | None:
         return None if path is None else without_credentials(path)
+
+    @field_validator("teacher", "candidates")
+    @classmethod
+    def _no_secrets(cls, keys: dict[str, Any] | None) -> dict[str, Any] | None:
+        _check_secrets(keys)
+        return keys
 
     @field_validator("candidates")
     @classmethod

@@ -61,7 +61,7 @@ def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) ->
     return [f"{head.ljust(_WIDTH)}  # {note}", *lines]
 
 
-_WORDS = {str: "text", int: "integer", float: "number", bool: "true | false", NoneType: "null"}
+_WORDS = {str: "text", int: "integer", float: "number", bool: "true | false", NoneType: "null", Any: "value"}
 
 
 def _type(annotation: Any) -> str:

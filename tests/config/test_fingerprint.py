@@ -142,9 +142,20 @@ def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
                 *("format", "encoding", "id_column", "text_columns"),
                 *("category_column", "category", "max_document_bytes"),
             },
-            "output": {"columns"},  # a table has one form
+            "output": {"columns", "min_confidence"},
             "engine": {"kind"},
-            "model": {"name", "revision", "dtype", "adapter", "quantization", "trust_remote_code", "endpoint"},
+            "model": {
+                *(
+                    "name",
+                    "revision",
+                    "dtype",
+                    "adapter",
+                    "calibration",
+                    "quantization",
+                    "trust_remote_code",
+                    "endpoint",
+                )
+            },
         }.get(section), f"{section}: say in RunConfig.idle_keys which of its keys cannot change an answer, or here"
 
 

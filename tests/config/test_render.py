@@ -14,7 +14,7 @@ from raypd.config import KINDS, RunConfig
 from raypd.config.render import render
 from tests.runs import extraction, run_config
 
-WORDS = {"text", "integer", "number", "true", "false", "null", "list", "mapping"}
+WORDS = {"text", "integer", "number", "true", "false", "null", "list", "mapping", "value"}
 TASKS: dict[str, dict[str, Any]] = {"extraction": extraction(c=["a"]), "question_answering": {}, "generation": {}}
 
 

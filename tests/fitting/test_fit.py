@@ -128,6 +128,8 @@ def test_labels_that_are_all_null_teach_nothing(tmp_path, yaml_of, ray_here):
         ("fit.candidates={a: {decoding.method: guided}}", "fit.candidates.a: .* guided .* cannot be trained"),
         ("fit.teacher={model.name: ./nowhere}", "fit.teacher: .*nowhere"),
         ("fit.path=s3://bucket/fit", "give a local one"),
+        ("fit.teacher={model.endpoint: {url: 'http://h', api_key: sk-1}}", "api_key: a configuration holds no secrets"),
+        ("fit.teacher={model.endpoint.url: 'http://me:pw@h'}", "must hold no credentials"),
         ("fit.curve=[1.5]", "between 0 and 1"),
     ],
 )
