@@ -83,7 +83,7 @@ def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(tmp_
     assert lease.killed(str(tmp_path)) is None
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
     lines: list[str] = []
-    assert str(lease.killed(str(tmp_path))) > second.id  # it is said at once, not after its heartbeat is missed
+    assert lease.killed(str(tmp_path)) not in (None, second.id)  # it is said at once, not after its heartbeat is missed
     third = lease.RunLease(str(tmp_path), lines.append)
     assert clock.slept == 0
     assert third.took_over
