@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
 
 from raypd.config import StorageConfig, without_credentials
 from raypd.errors import InputError
@@ -154,6 +155,10 @@ class S3Client:
         except BotoCoreError as error:
             kind = StorageError if type(error).__name__ in _BEFORE else Unavailable
             raise kind(f"{path}: {self._text(error)}") from None
+        except (
+            HTTPError
+        ) as error:  # an answer that breaks off after its head, which botocore neither tries again nor names
+            raise Unavailable(f"{path}: {self._text(error)}") from None
         except RuntimeError as error:  # how botocore reports renewed credentials that have expired all the same
             if "credentials" not in str(error).lower():
                 raise

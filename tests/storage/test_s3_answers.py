@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from urllib3.exceptions import ProtocolError
 
 from raypd import storage
 from raypd.config import StorageConfig
@@ -148,6 +149,13 @@ def test_credentials_that_cannot_be_renewed_are_no_fault_of_an_object(store: Sto
     store.answer = mock.Mock(side_effect=RuntimeError(words))
     with pytest.raises(storage.Unavailable, match=r"s3://bkt/a: .*still expired; renew the credentials"):
         storage.read("s3://bkt/a")
+
+
+def test_an_answer_that_breaks_off_in_its_body_is_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = mock.PropertyMock(side_effect=ProtocolError("Connection broken: reset"))
+    monkeypatch.setattr(AWSResponse, "content", broken)
+    with pytest.raises(storage.Unavailable, match=r"s3://bkt/f.*Connection broken"):
+        list(storage.walk("s3://bkt/f"))
 
 
 def test_a_bucket_in_another_region_is_followed_where_the_store_says_which(store: Store) -> None:
