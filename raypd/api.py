@@ -86,7 +86,7 @@ class Answer:
 
     value: Any = None  # the record, {attribute: value or None}; the answer or text. None where there is none
     confidence: Any = None  # 0 to 1 (docs/methods.md), of a record {attribute: confidence}
-    status: Any = None  # ok, null, truncated, invalid or ambiguous, of a record by attribute; of a text stop or length
+    status: Any = None  # ok, null, truncated, invalid, ambiguous or unsure, by attribute; of a text stop or length
     error: str | None = None  # why there is nothing
 
 

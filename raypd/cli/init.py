@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from raypd import storage
 from raypd.config.load import load_config
-from raypd.config.schema import task_of
+from raypd.config.schema import is_file, task_of
 from raypd.config.yaml_file import dump
 from raypd.dataset.delimited import DELIMITERS
 from raypd.errors import ConfigError, InputError
@@ -30,7 +30,8 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     Raises ConfigError: the file is there already, or the schema is none; InputError: no such data."""
     if storage.is_remote(data):
         raise InputError(f"{data}: init looks into local files; copy one of them here, and change input.path then")
-    name = os.path.basename(data.rstrip("/*")).split(".")[0] or "documents"
+    parts = [part for part in Path(data).parts if not set(part) & set("*?[")]
+    name = (re.sub(r"\W+", "-", parts[-1].split(".")[0]) if parts else "").strip("-") or "documents"
     target = Path(output or f"{name}.yaml")
     if target.exists():
         raise ConfigError(f"{target}: is there already; --output gives another name")
@@ -42,9 +43,16 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     if not texts:
         raise InputError(f"{data}: no column of text; it has {', '.join(columns)}")
     categories = f"{name}.categories.yaml"
-    task = task_of(schema) if schema is not None else {"categories_file": categories}
+    task = {"categories_file": categories}
+    if schema is not None:
+        task = {key: _beside(value, target) if is_file(value) else value for key, value in task_of(schema).items()}
     sections: dict[str, Any] = {
-        "input": {"path": data, "id_column": id_column, "text_columns": texts, "category_column": None},
+        "input": {
+            "path": _beside(data, target),
+            "id_column": id_column,
+            "text_columns": texts,
+            "category_column": None,
+        },
         "output": {"path": f"runs/{name}"},
         "task": task,
     }
@@ -56,12 +64,21 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     if category := next((lower[word] for word in _CATEGORIES if word in lower), None):
         about += f"# Attributes can differ by {category!r}: input.category_column, and task.categories by its values\n"
     target.write_text(about + dump(sections), encoding="utf-8")
-    if schema is not None:
-        load_config(target)
+    try:
+        if schema is not None:
+            load_config(target)
+    except ConfigError:
+        target.unlink()
+        raise
     read = f"{target}: reads {', '.join(texts)}" + (f", id {id_column}" if id_column else ", documents are numbered")
-    words = ["raypd", "schema", "suggest", data, "--category", name, "-o", categories]
+    words = ["raypd", "schema", "suggest", data, "--category", name, "-o", str(target.parent / categories)]
     suggest = shlex.join([*words, f"input.text_columns=[{','.join(texts)}]"])
     return f"{read}\nnext: " + (f"`{suggest}`, then " if schema is None else "") + f"`raypd extract {target}`"
+
+
+def _beside(path: str, target: Path) -> str:
+    """A path as a configuration in the target's folder has it."""
+    return path if os.path.isabs(path) else os.path.relpath(path, target.parent)
 
 
 def _columns(path: str) -> dict[str, float | None]:

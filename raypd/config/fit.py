@@ -69,6 +69,8 @@ class FitConfig(Section):
         for name, keys in candidates.items():
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
                 raise ValueError(f"{name!r}: a name is of letters, digits and . _ -")
+            if name == "teacher":
+                raise ValueError("'teacher' is the name of what fit.teacher is: give the candidate another")
             for key in keys:
                 if key.partition(".")[0] not in _SECTIONS or "." not in key:
                     raise ValueError(f"{name}: {key!r}: give keys of {', '.join(_SECTIONS)}, such as training.weights")

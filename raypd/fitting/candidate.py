@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
 from raypd.evaluation.calibration import calibrate, calibration_error, confidences, reliability
 from raypd.evaluation.score import evaluate, labelled_values
-from raypd.fitting.labels import over
+from raypd.fitting.labels import input_keys
 from raypd.fitting.result import CandidateScore
 from raypd.run import layout, read, records
 from raypd.run.records import Estimate, Figure
@@ -33,7 +32,7 @@ _MEASURES = ("scored F1", "strict F1")  # the first that there is
 
 
 @dataclass(frozen=True)
-class Bench:
+class FitContext:
     """What all candidates share. folder: of the fit; limited: puts what is left of the budget into a configuration;
     ends: unix second of the deadline."""
 
@@ -48,54 +47,55 @@ class Bench:
         return storage.join(self.folder, f"{name}.jsonl")
 
 
-def training_config(bench: Bench, changes: dict[str, Any], documents: str, output: str) -> RunConfig:
+def training_config(context: FitContext, changes: dict[str, Any], documents: str, output: str) -> RunConfig:
     """The configuration of a candidate's training: `hyper_parallel`, unless the candidate says otherwise."""
-    keys = {"decoding.method": "hyper_parallel", **changes, **over(documents), "output.path": output}
-    keys |= {"training.labels": None, "training.validation": bench.part("validation")}
-    return with_changes(bench.config, keys)
+    keys = {"decoding.method": "hyper_parallel", **changes, **input_keys(documents), "output.path": output}
+    keys |= {"training.labels": None, "training.validation": context.part("validation")}
+    return with_changes(context.config, keys)
 
 
-def train(bench: Bench, name: str, changes: dict[str, Any], labels: int, share: float) -> CandidateScore:
+def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, share: float) -> CandidateScore:
     """Trains a candidate on the first `labels` documents of the training part, and runs it over the test part.
 
     Raises what `run_training` and `run_extract` raise.
     """
-    settings = [changes, bench.config.training.model_dump(mode="json"), bench.config.model.model_dump(mode="json")]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    folder = storage.join(bench.folder, "candidates", f"{name}-{digest}", f"{100 * share:g}")
-    documents = bench.part("train")
+    whole = training_config(context, changes, context.part("train"), context.folder)
+    settings = whole.model_dump_json(include={"model", "decoding", "training"})
+    digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+    folder = storage.join(context.folder, "candidates", f"{name}-{digest}", f"{100 * share:g}")
+    documents = context.part("train")
     if share < 1:
         lines = storage.read(documents).splitlines(keepends=True)[:labels]
         documents = storage.join(folder, "train.jsonl")
         storage.put(documents, b"".join(lines))
-    config = training_config(bench, changes, documents, storage.join(folder, "training"))
+    config = training_config(context, changes, documents, storage.join(folder, "training"))
     record = read.record(TrainingRecord, config.output.path, layout.TRAINING)
     if record is None or not storage.exists(record.weights):
-        record = run_training(bench.limited(config), verbose=bench.verbose, say=bench.say, ends=bench.ends)
+        record = run_training(context.limited(config), verbose=context.verbose, say=context.say, ends=context.ends)
     made = {"decoding.method": config.decoding.method, **{k: v for k, v in changes.items() if k[:9] != "training."}}
     if record.weights.endswith("adapter"):
         made["model.adapter"] = record.weights
     else:
         made |= {"model.name": record.weights, "model.adapter": None, "model.revision": None}
-    score = test(bench, name, made, storage.join(folder, "test"))
+    score = test(context, name, made, storage.join(folder, "test"))
     if share == 1:
-        _calibrate(bench, score, Path(record.weights), folder)
+        _calibrate(context, score, Path(record.weights), folder)
     score.labels, score.training_seconds, score.training_usd = record.data.documents, record.seconds, record.usd
     return score
 
 
-def _calibrate(bench: Bench, score: CandidateScore, weights: Path, folder: str) -> None:
+def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder: str) -> None:
     """Puts a calibration beside the weights, made from the validation part; what it brings is told by the test part."""
     validation = storage.join(folder, "validation")
-    _run(bench, score.changes, "validation", validation)
-    column = bench.config.training.labels_column
+    _run(context, score.changes, "validation", validation)
+    column = context.config.training.labels_column
     try:
-        made = calibrate(labelled_values(validation, bench.part("validation"), column))
+        made = calibrate(labelled_values(validation, context.part("validation"), column))
     except UserError as error:  # few labels, or no scikit-learn: confidences stay as the model has them
-        bench.say(f"{score.name}: not calibrated: {error}")
+        context.say(f"{score.name}: not calibrated: {error}")
         return
     made.write(weights / FILE)
-    values = labelled_values(storage.join(folder, "test"), bench.part("test"), column)
+    values = labelled_values(storage.join(folder, "test"), context.part("test"), column)
     right = [value.right for value in values]
     for confidence in (np.array([value.confidence for value in values]), confidences(made, values)):
         points = reliability(confidence, right)
@@ -103,44 +103,44 @@ def _calibrate(bench: Bench, score: CandidateScore, weights: Path, folder: str) 
         score.reliability.append([list(point) for point in points])
 
 
-def _run(bench: Bench, changes: dict[str, Any], part: str, output: str) -> RunConfig:
-    keys = {**changes, **over(bench.part(part)), "output.path": output, "output.min_confidence": 0.0}
-    config = with_changes(bench.config, {**keys, "model.calibration": "none"})
-    run_extract(bench.limited(config), verbose=bench.verbose)
+def _run(context: FitContext, changes: dict[str, Any], part: str, output: str) -> RunConfig:
+    keys = {**changes, **input_keys(context.part(part)), "output.path": output, "output.min_confidence": 0.0}
+    config = with_changes(context.config, {**keys, "model.calibration": "none"})
+    run_extract(context.limited(config), verbose=context.verbose)
     return config
 
 
-def test(bench: Bench, name: str, changes: dict[str, Any], output: str) -> CandidateScore:
+def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -> CandidateScore:
     """Runs a model over the test part and scores its answers."""
-    config = _run(bench, changes, "test", output)
+    config = _run(context, changes, "test", output)
     score = CandidateScore(name=name, method=config.decoding.method, changes=changes)
-    score.measure, score.f1 = f1(output, bench)
+    score.measure, score.f1 = f1(output, context)
     return score
 
 
-def f1(output: str, bench: Bench) -> tuple[str, Figure]:
+def f1(output: str, context: FitContext) -> tuple[str, Figure]:
     """(name of the measure, its figure) of a run over the test part."""
-    column = bench.config.training.labels_column
-    of_all = {m.name: m for m in evaluate(output, bench.part("test"), labels_column=column).measures if not m.of}
+    column = context.config.training.labels_column
+    of_all = {m.name: m for m in evaluate(output, context.part("test"), labels_column=column).measures if not m.of}
     name = next(measure for measure in _MEASURES if measure in of_all)
     return name, Figure(of_all[name].value, of_all[name].low, of_all[name].high)
 
 
-def measure(bench: Bench, score: CandidateScore, run: str | None = None) -> Figure:
+def measure(context: FitContext, score: CandidateScore, run: str | None = None) -> Figure:
     """Adds to a score what its model costs over the corpus; the corpus's documents.
 
     run: an earlier run whose speed counts; None: a sample is decoded now, once.
     """
-    config = with_changes(bench.config, score.changes)
-    path = storage.join(bench.folder, "estimates", f"{score.name}-{config.fingerprint()}.json".replace(" ", "-"))
+    config = with_changes(context.config, score.changes)
+    path = storage.join(context.folder, "estimates", f"{score.name}-{config.fingerprint()}.json".replace(" ", "-"))
     result = read.record(Estimate, path)
     if result is None:
-        bench.say(f"{score.name}: measuring what the corpus would cost")
+        context.say(f"{score.name}: measuring what the corpus would cost")
         if run is not None:
             result = earlier.estimate_from(config, EstimateOptions(run=run))
         else:
             result = estimate(
-                config, EstimateOptions(bench.config.fit.sample, bench.config.fit.sample_minutes), bench.verbose
+                config, EstimateOptions(context.config.fit.sample, context.config.fit.sample_minutes), context.verbose
             )
         records.write(path, result)
     score.documents_per_second = result.speeds[0].documents_per_second

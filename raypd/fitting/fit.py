@@ -26,7 +26,7 @@ from raypd.config.load import load_config
 from raypd.errors import ConfigError, UserError
 from raypd.estimation.checks import with_changes
 from raypd.fitting import candidate, labels, page
-from raypd.fitting.candidate import Bench
+from raypd.fitting.candidate import FitContext
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.models.load import check_model_config
 from raypd.run import console, layout, records
@@ -90,12 +90,12 @@ class Fit:
         self.config, self.result, self.say = config, result, say
         deadline = config.cost.deadline
         self.ends = None if deadline is None else deadline_at(deadline, time.time())
-        self.bench = Bench(config, result.path, self._limited, self.ends, verbose, say)
+        self.context = FitContext(config, result.path, self._limited, self.ends, verbose, say)
 
     def run(self) -> None:
         """Does what is not done yet, until all is, or the budget or the time has ended."""
         try:
-            parts = labels.parts_of(self.config, self.result.path, self._limited, self.bench.verbose, self.say)
+            parts = labels.parts_of(self.config, self.result.path, self._limited, self.context.verbose, self.say)
             self.result.documents = {part: len(rows) for part, rows in parts.items()}
             self._score_all(self.result.documents["train"])
         except BudgetReached as reached:
@@ -103,21 +103,21 @@ class Fit:
         self.result.usd = self._spent()
 
     def _score_all(self, documents: int) -> None:
-        fit, result, bench = self.config.fit, self.result, self.bench
+        fit, result, context = self.config.fit, self.result, self.context
         self._add(
-            result.scores, AS_CONFIGURED, partial(candidate.test, bench, AS_CONFIGURED, {}, self._run("configured"))
+            result.scores, AS_CONFIGURED, partial(candidate.test, context, AS_CONFIGURED, {}, self._run("configured"))
         )
         if fit.teacher is not None:
             run = self._run("teacher")  # over the test part, or the run that has made the labels
             keys = labels.teacher_keys(self.config)
-            by_itself = partial(CandidateScore, name=TEACHER, method=str(keys.get("decoding.method", "")), changes=keys)
-            tested = partial(candidate.test, bench, TEACHER, keys, run)
-            self._add(result.scores, TEACHER, tested if result.gold else by_itself, run)
+            unscored = partial(CandidateScore, name=TEACHER, method=str(keys.get("decoding.method", "")), changes=keys)
+            tested = partial(candidate.test, context, TEACHER, keys, run)
+            self._add(result.scores, TEACHER, tested if result.gold else unscored, run)
         for name, changes in fit.candidates.items():
-            self._add(result.scores, name, partial(candidate.train, bench, name, changes, documents, 1.0))
+            self._add(result.scores, name, partial(candidate.train, context, name, changes, documents, 1.0))
         for name, changes in fit.candidates.items():
             for share in fit.curve:
-                make = partial(candidate.train, bench, name, changes, max(1, round(share * documents)), share)
+                make = partial(candidate.train, context, name, changes, max(1, round(share * documents)), share)
                 self._add(result.curve, name, make, costs=False)
 
     def _add(
@@ -138,7 +138,7 @@ class Fit:
         try:
             score = make()
             if costs:
-                self.result.corpus_documents = candidate.measure(self.bench, score, run)
+                self.result.corpus_documents = candidate.measure(self.context, score, run)
         except (BudgetReached, Interrupted, ConfigError):
             raise
         except UserError as error:
@@ -261,17 +261,17 @@ def _check(config: RunConfig, folder: str) -> None:
     """Raises what every candidate, and the teacher, would fail at, before anything is done."""
     if config.task.kind != "extraction":
         raise ConfigError(f"task.kind {config.task.kind}: `raypd fit` is for extraction")
-    bench = Bench(config, folder, lambda limited: limited, None, False, console.say)
+    context = FitContext(config, folder, lambda limited: limited, None, False, console.say)
     for name, changes in config.fit.candidates.items():
         try:
-            made = candidate.training_config(bench, changes, bench.part("train"), folder)
+            made = candidate.training_config(context, changes, context.part("train"), folder)
             check(made)
             check_model_config(made.model, machine=False)
         except UserError as error:
             raise type(error)(f"fit.candidates.{name}: {error}") from None
     if config.fit.teacher is not None:
         try:
-            check_model(labels.teacher_config(config, bench.part("test"), folder))
+            check_model(labels.teacher_config(config, context.part("test"), folder))
         except UserError as error:
             raise type(error)(f"fit.teacher: {error}") from None
 

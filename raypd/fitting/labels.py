@@ -45,7 +45,7 @@ def parts_of(
         for warning in _warnings(rows, config):
             say(warning)
         for part, members in split(rows, config).items():
-            storage.put(paths[part], "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in members).encode())
+            _write(paths[part], members)
     parts = {part: [json.loads(line) for line in storage.read(path).splitlines()] for part, path in paths.items()}
     for part, members in parts.items():
         if len(members) < LEAST[part]:
@@ -64,7 +64,7 @@ def split(rows: list[Row], config: RunConfig) -> dict[str, list[Row]]:
     """Rows by part: of every category in proportion, and all that say the same in one part."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(_same(row, config), []).append(row)
+        groups.setdefault(_normalized(row, config), []).append(row)
     column, shares = config.input.category_column, config.fit
 
     def order(group: tuple[str, list[Row]]) -> tuple[str, bytes]:
@@ -97,10 +97,10 @@ def teacher_keys(config: RunConfig) -> dict[str, Any]:
 
 def teacher_config(config: RunConfig, documents: str, output: str) -> RunConfig:
     """The configuration of the teacher's run over some documents."""
-    return with_changes(config, {**teacher_keys(config), **over(documents), "output.path": output})
+    return with_changes(config, {**teacher_keys(config), **input_keys(documents), "output.path": output})
 
 
-def over(documents: str) -> dict[str, Any]:
+def input_keys(documents: str) -> dict[str, Any]:
     """The keys that read a file of `parts_of` in place of the corpus."""
     return {"input.path": documents, "input.format": "jsonl", "input.encoding": "utf-8", "input.id_column": "id"}
 
@@ -120,7 +120,7 @@ def _labelled(
         unlabelled = storage.join(folder, "unlabelled.jsonl")
         rows = [{"id": d.id, **_read(d, config, ())} for d in documents]
         if not storage.exists(unlabelled):
-            storage.put(unlabelled, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+            _write(unlabelled, rows)
         asked = teacher_config(config, unlabelled, storage.join(folder, "teacher"))
         manifest = run_extract(limited(asked), verbose=verbose)
         if not manifest.ok:
@@ -159,12 +159,17 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
     return list(rows.values())
 
 
+def _write(path: str, rows: list[Row]) -> None:
+    """As ASCII, in which half a surrogate pair can stand; dates of Parquet as text."""
+    storage.put(path, "".join(json.dumps(row, default=str) + "\n" for row in rows).encode())
+
+
 def _read(document: Document, config: RunConfig, more: tuple[str, ...]) -> Row:
     names = [*config.wanted_columns().values(), config.input.category_column or "", *more]
     return {name: document.fields[name] for name in names if document.fields.get(name) is not None}
 
 
-def _same(row: Mapping[str, Any], config: RunConfig) -> str:
+def _normalized(row: Mapping[str, Any], config: RunConfig) -> str:
     """What is alike in documents that say the same: their words, without case, punctuation and white space."""
     text = " ".join(str(row.get(column) or "") for column in config.text_columns())
     return " ".join(re.findall(r"\w+", text.casefold()))

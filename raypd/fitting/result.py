@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from raypd.run.records import Figure
 
@@ -26,7 +27,7 @@ class CandidateScore:
     training_usd: float = 0.0
     calibration_error: list[float] = field(default_factory=list)  # as the model has it, calibrated on validation
     reliability: list[list[list[float]]] = field(default_factory=list)  # of both: (confidence, share right, values)
-    changes: dict[str, str | None] = field(default_factory=dict)  # keys, dotted, of the user's configuration
+    changes: dict[str, Any] = field(default_factory=dict)  # keys, dotted, of the user's configuration
     error: str | None = None
 
     def holds(self, floor: float) -> bool:

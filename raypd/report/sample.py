@@ -86,7 +86,7 @@ class SampleAttribute:
 
     @property
     def shares(self) -> list[str]:
-        """Of values, nulls, ambiguous ones, and all others: invalid or cut."""
+        """Of values, nulls, ambiguous ones, and all others: invalid, cut or unsure."""
         counts, total = [self.values, self.statuses["null"], self.statuses["ambiguous"]], self.statuses.total()
         return [share(count, total) for count in (*counts, total - sum(counts))]
 

@@ -41,7 +41,8 @@ class Calibration:
     def confidence(self, category: str, attribute: str, probability: float, null: bool, stands: bool) -> float:
         """The calibrated confidence of a value, 0 to 1."""
         score = float(np.dot(self.weights, features(probability, null, stands))) + self.intercept
-        share = 1 / (1 + math.exp(-(score + self.attributes.get(f"{category}/{attribute}", 0.0))))
+        score += self.attributes.get(f"{category}/{attribute}", 0.0)
+        share = 0.5 + 0.5 * math.tanh(score / 2)  # the sigmoid, which no score makes overflow
         return float(np.interp(share, self.scores, self.shares)) if self.scores else share
 
     def write(self, path: Path) -> None:

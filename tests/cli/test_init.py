@@ -44,6 +44,27 @@ def test_the_configuration_runs(form, tmp_path, in_process, monkeypatch):
     assert driver.run_extract(config, build=build).ok == 6
 
 
+@pytest.mark.parametrize("data", ["letters", "letters/*.jsonl"])
+def test_paths_are_those_that_the_configuration_needs(data, tmp_path, in_process, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("letters").mkdir()
+    Path("mine").mkdir()
+    written(Path("letters"), "jsonl")
+    Path("s.json").write_text(SCHEMA)
+    init.run(data, "s.json", "mine/run.yaml")
+    config = load_config("mine/run.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
+    assert driver.run_extract(config, build=build).ok == 6
+    assert "letters.yaml: reads subject" in init.run(data, None, None)
+
+
+def test_a_schema_that_is_none_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.json").write_text('{"properties": {"a": {"type": "nonsense"}}}')
+    with pytest.raises(ConfigError, match="nonsense"):
+        init.run(written(tmp_path, "csv"), "s.json", None)
+    assert not Path("letters.yaml").exists()
+
+
 def test_without_a_schema_it_says_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path, "csv")

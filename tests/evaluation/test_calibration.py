@@ -98,6 +98,11 @@ def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
     assert labelled_values("run", "labels") == [LabelledValue("shoes", "Size", 0.5, False, False, True)]
 
 
+def test_weights_of_any_size_give_a_confidence():
+    sure = [Calibration([w, 0, 0, 0], 0.0, {}).confidence("c", "a", 0.01, False, False) for w in (1e6, 0.0, -1e6)]
+    assert sure == [0.0, 0.5, 1.0]
+
+
 @pytest.mark.parametrize("text", ["{", "{}", '{"weights": [1], "intercept": 0, "attributes": {}}', "[1]"])
 def test_a_file_that_is_none_is_refused(text, tmp_path):
     (tmp_path / FILE).write_text(text)

@@ -12,9 +12,10 @@ from raypd.billing.budget import BudgetReached
 from raypd.cluster.driver import run_extract
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError, UserError
-from raypd.fitting import labels, page
+from raypd.fitting import candidate, labels, page
 from raypd.fitting.fit import missing, recommend, run_fit
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
+from raypd.run import records
 from raypd.run.console import Interrupted
 from raypd.run.records import Figure
 from raypd.training import teacher
@@ -128,6 +129,7 @@ def test_labels_that_are_all_null_teach_nothing(tmp_path, yaml_of, ray_here):
         ("fit.candidates={a: {decoding.method: guided}}", "fit.candidates.a: .* guided .* cannot be trained"),
         ("fit.teacher={model.name: ./nowhere}", "fit.teacher: .*nowhere"),
         ("fit.path=s3://bucket/fit", "give a local one"),
+        ("fit.candidates={teacher: {model.name: x}}", "give the candidate another"),
         ("fit.teacher={model.endpoint: {url: 'http://h', api_key: sk-1}}", "api_key: a configuration holds no secrets"),
         ("fit.teacher={model.endpoint.url: 'http://me:pw@h'}", "must hold no credentials"),
         ("fit.curve=[1.5]", "between 0 and 1"),
@@ -187,6 +189,24 @@ def test_the_cheapest_that_surely_holds_the_floor_is_recommended():
     assert recommend(result_of(dear, cheap, unsure)) == "cheap"
     assert recommend(result_of(score("slow", 0.8, 0.9, 1), score("fast", 0.8, 0.9, 2))) == "fast"  # without prices
     assert recommend(result_of(unsure)) is None
+
+
+def test_a_fit_is_read_back_whatever_its_candidates_change(tmp_path):
+    changes = {"engine.max_num_seqs": 8, "model.endpoint": {"url": "http://h"}, "model.adapter": None}
+    result = result_of(score("a", 0.1, 0.2, changes=changes))
+    records.write(str(tmp_path / "fit.json"), result)
+    assert records.read(FitResult, str(tmp_path / "fit.json")) == result
+
+
+def test_a_candidate_has_a_folder_for_each_of_its_settings(yaml_of, monkeypatch):
+    """Weights of another position gap are trained anew."""
+    outputs = []
+    monkeypatch.setattr(candidate, "run_training", lambda config, **_: outputs.append(config.output.path) or 1 / 0)
+    for keys in ([], [], ["decoding.max_value_tokens=11"], ["training.seed=5"]):
+        context = candidate.FitContext(load_config(yaml_of(), keys), "/f", lambda c: c, None, False, quiet)
+        with pytest.raises(ZeroDivisionError):
+            candidate.train(context, "full", TRAINED["full"], 9, 1.0)
+    assert (outputs[0] == outputs[1], len(set(outputs))) == (True, 3)
 
 
 def test_what_is_missing_is_said():
