@@ -64,7 +64,7 @@ def run_fit(
     storage.make_folder(folder)
     lease = RunLease(folder, say)
     how, kept = "failed", storage.join(folder, layout.FIT)
-    if not storage.exists(kept):
+    if not _begun(folder):
         records.write(kept, result)
     try:
         with console.signals(), ray_session.connected(config.cluster, verbose):  # once for all runs and trainings
@@ -244,12 +244,17 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
         return result
     except RecordError as error:
         raise ConfigError(f"{error}; give another fit.path") from None
-    if before.identity != result.identity:
+    if before.identity != result.identity and _begun(folder):
         raise ConfigError(
             f"fit.path {folder}: holds the fit of other documents, labels or attributes; give another fit.path, or go "
             "back to that configuration"
         )
     return result
+
+
+def _begun(folder: str) -> bool:
+    """Whether documents were drawn: what stands in a folder before that may change, such as a mistyped fit.labels."""
+    return any(storage.exists(storage.join(folder, name)) for name in (labels.UNLABELLED, f"{labels.PARTS[0]}.jsonl"))
 
 
 def _identity(config: RunConfig) -> str:

@@ -24,6 +24,7 @@ from raypd.verify import dead_letters
 
 Row = dict[str, Any]
 PARTS = ("train", "validation", "test")
+UNLABELLED = "unlabelled.jsonl"  # what the teacher is asked about
 LEAST = {"train": 16, "validation": 4, "test": 10}  # documents, for figures that mean something
 _GOLDEN = 0.6180339887498949  # its multiples, less their whole part, lie evenly in 0 to 1
 
@@ -117,7 +118,7 @@ def _labelled(
     if from_run:
         teacher.label(documents, str(fit.labels), column)
     elif fit.labels is None and fit.teacher is not None:
-        unlabelled = storage.join(folder, "unlabelled.jsonl")
+        unlabelled = storage.join(folder, UNLABELLED)
         rows = [{"id": d.id, **_read(d, config, ())} for d in documents]
         if not storage.exists(unlabelled):
             _write(unlabelled, rows)
