@@ -39,9 +39,10 @@ def test_calibrated_confidences_are_the_share_of_right_values(count):
     assert before > 0.3
     assert after < 0.04
     assert bool(made.scores) == (count >= 1000)
-    colors = [value for value in fresh if value.attribute == "Color"]
-    of_colors = calibration_error(reliability(confidences(made, colors), [value.right for value in colors]))
-    assert of_colors < 0.06
+    for kind in ({"attribute": "Color"}, {"attribute": "Brand"}, {"stands": True}, {"stands": False}):
+        values = [value for value in fresh if kind.items() <= vars(value).items()]
+        of_kind = calibration_error(reliability(confidences(made, values), [value.right for value in values]))
+        assert of_kind < 0.07, kind
 
 
 def test_the_error_is_the_mean_gap_over_values():
@@ -89,13 +90,19 @@ def test_the_command_writes_what_a_run_reads(config, tmp_path, in_process, monke
 
 
 def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
-    values = [{"name": "Size", "value": "7", "confidence": 0.5, "span": None}]
-    row = {"id": "0", "category": "shoes", "record": '{"size": {"eu": "7"}}', "values": values}
+    """A null is right where the label is null, and only there."""
+    names = {"Size": "size.eu", "Color": "Color", "Fit": "Fit", "Sport": "Sport"}
+    record = {"size": {"eu": "7"}, "Color": None, "Fit": None, "Sport": "golf"}
+    texts = {"Size": "7", "Color": None, "Fit": None, "Sport": "golf"}
+    values = [{"name": name, "value": text, "confidence": 0.5, "span": None} for name, text in texts.items()]
+    row = {"id": "0", "category": "shoes", "record": json.dumps(record), "values": values}
+    target = {"size": {"eu": "8"}, "Color": None, "Fit": "wide", "Sport": None}
+    gold = {"id": "0", "target": target, "accepted": {"size.eu": ["8", "7"]}}
     monkeypatch.setattr(score, "_answers", lambda run: {"0": [row], "1": []})
-    monkeypatch.setattr(score, "_lines", lambda *_: iter([{"id": "0", "target": {"size": {"eu": "8"}},
-                                                          "accepted": {"size.eu": ["8", "7"]}}]))  # fmt: skip
-    monkeypatch.setattr(score, "_attributes", lambda run: {"shoes": {"Size": "size.eu"}})
-    assert labelled_values("run", "labels") == [LabelledValue("shoes", "Size", 0.5, False, False, True)]
+    monkeypatch.setattr(score, "_lines", lambda *_: iter([gold]))
+    monkeypatch.setattr(score, "_attributes", lambda run: {"shoes": names})
+    joined = [(value.attribute, value.null, value.right) for value in labelled_values("run", "labels")]
+    assert joined == [("Size", False, True), ("Color", True, True), ("Fit", True, False), ("Sport", False, False)]
 
 
 def test_weights_of_any_size_give_a_confidence():
