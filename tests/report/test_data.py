@@ -96,6 +96,13 @@ def test_state_of_a_run_that_is_not_finished(make, how, ago):
     assert make(units=10, missing=3, how=kept, now=time.time() - ago).state == how
 
 
+def test_a_session_whose_process_is_gone_is_killed_at_once(make, monkeypatch):
+    running = make(units=10, missing=3, how="running", now=time.time() - 5)
+    assert running.state == "running"
+    monkeypatch.setattr(data.lease, "killed", lambda root: running.sessions[-1].id)
+    assert data.load(running.root).state == "killed"
+
+
 def test_secrets_do_not_leave():
     engine = {"max_num_batched_tokens": 2048, "cache_tokens": None, "max_value_tokens": 30, "password": None}
     tree = {"storage": {"secret_access_key": "abc", "access_key_id": "AKIAABCDEFGHIJKLMNOP", "session_token": "t"},

@@ -68,6 +68,14 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
     assert Path(review.write(run, 12)[1]).read_bytes() == Path(table).read_bytes()  # the same are drawn again
 
 
+def test_half_of_them_are_the_least_sure(run, monkeypatch):
+    monkeypatch.setattr(review, "_sureness", lambda row: 1 / (1 + row["row"]))  # the last ones
+    rows = sorted({int(row["row"]) for row in corrected(review.write(run, 8)[1])})
+    last = sorted(place for _, place in review._chosen(run, 40))
+    assert set(last[-4:]) <= set(rows)
+    assert set(last[-8:]) != set(rows)  # the others are drawn
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
