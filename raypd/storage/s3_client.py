@@ -155,9 +155,7 @@ class S3Client:
         except BotoCoreError as error:
             kind = StorageError if type(error).__name__ in _BEFORE else Unavailable
             raise kind(f"{path}: {self._text(error)}") from None
-        except (
-            HTTPError
-        ) as error:  # an answer that breaks off after its head, which botocore neither tries again nor names
+        except HTTPError as error:  # an answer's body that breaks off: botocore neither tries it again nor names it
             raise Unavailable(f"{path}: {self._text(error)}") from None
         except RuntimeError as error:  # how botocore reports renewed credentials that have expired all the same
             if "credentials" not in str(error).lower():
