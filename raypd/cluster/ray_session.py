@@ -105,8 +105,8 @@ def _init(**keys: Any) -> None:
             threading.Event().wait()  # Linux ends what Ray has started with the thread that did
 
     before = ray_private.children()
-    threading.Thread(target=start, name="ray.init", daemon=True).start()
-    try:
+    try:  # Ctrl-C may come while the thread starts
+        threading.Thread(target=start, name="ray.init", daemon=True).start()
         error = outcome.get(timeout=_START_SECONDS)
     except (queue.Empty, KeyboardInterrupt) as reason:
         for process in ray_private.children() - before:
