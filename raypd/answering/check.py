@@ -9,6 +9,8 @@ from raypd.config import RunConfig
 
 def check_model(config: RunConfig, machine: bool = False) -> None:
     """Raises ModelError or ConfigError before weights are loaded. machine: workers run on machines like this one."""
+    if (second := config.second_model()) is not None:
+        check_model(second, machine)
     if config.model.endpoint is not None:
         from raypd.models.endpoint import check_endpoint
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from raypd.config import ModelConfig, RunConfig
+from raypd.config import CascadeConfig, ModelConfig, RunConfig
 from raypd.config.model import MOST_SEQS
 from raypd.errors import ModelError
 from raypd.tasks.base import Task
@@ -58,7 +58,9 @@ def build(
     load: Callable[[ModelConfig], LoadedModel] | None = None,  # in place of load_model, for a caller that keeps models
     each: bool = False,  # every document is decoded, also one that says what another says
 ) -> WorkerComponents:
-    """Loads the model and makes engine and task. Raises ModelError or ConfigError."""
+    """Loads the model, or both of a cascade, and makes engine and task. Raises ModelError or ConfigError."""
+    if (second := config.second_model()) is not None:
+        return _of_cascade(config, second, threads, load, each)
     if config.model.is_fake:
         from raypd.testing import fake
 
@@ -75,6 +77,25 @@ def build(
     if not each and gives_the_same(config):
         task = Distinct(task, config)
     return WorkerComponents(engine, task, sampling, config.engine.max_num_seqs)
+
+
+def _of_cascade(
+    config: RunConfig,
+    second: RunConfig,
+    threads: int | None,
+    load: Callable[[ModelConfig], LoadedModel] | None,
+    each: bool,
+) -> WorkerComponents:
+    from raypd.answering.cascade_engine import CascadeEngine
+    from raypd.tasks.cascade import Cascade
+
+    alone = config.model_copy(update={"cascade": CascadeConfig()})
+    parts = [build(run, threads, load, each=True) for run in (alone, second)]
+    task: Task = Cascade(parts[0].task, parts[1].task, config, parts[1].sampling)
+    if not each and gives_the_same(config) and gives_the_same(second):
+        task = Distinct(task, config)
+    engine = CascadeEngine(parts[0].engine, parts[1].engine)
+    return WorkerComponents(engine, task, parts[0].sampling, config.engine.max_num_seqs)
 
 
 def _of_endpoint(config: RunConfig) -> tuple[Engine, Task]:

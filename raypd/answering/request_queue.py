@@ -211,7 +211,8 @@ class RequestQueue:
             return request.fail(reason(result))
         for name in writer.COUNTS:
             state.counts[name] += int(getattr(result.counts, name, 0))
-        self.meter.tokens(state.unit, [state.categories.get(row, "") for row in request.documents], result.counts)
+        billed = [state.categories.get(row, "") + request.billed for row in request.documents]
+        self.meter.tokens(state.unit, billed, result.counts)
         if result.error is not None:
             return request.fail(reason(result.error))
         try:

@@ -10,9 +10,11 @@ from raypd import storage
 from raypd.billing import bill as billing
 from raypd.billing import energy
 from raypd.billing.meter import COUNTS, coarser, zero
+from raypd.config import ModelConfig
 from raypd.run import layout, records
 from raypd.run import read as run_files
 from raypd.run.records import Bill, Counts, NodeTime, RunCost, UnitSummary, WorkerTime
+from raypd.tasks.base import SECOND
 
 _MOST_POINTS = 2000  # of the series
 _MOST_SPANS = 4000  # of all workers
@@ -25,16 +27,16 @@ def _path(output: str, session: str) -> str:
 class Book:
     """What a session's bill is made of; goes on from `last`, its last form. Safe in threads.
 
-    token_usd: for a million tokens of prompts and of answers, where a server behind `model.endpoint` takes them."""
+    models: the run's and a cascade's second, of which a server may take money for tokens."""
 
     def __init__(
         self,
         last: Bill,
         watts_per_gpu: float | None = None,
         co2e_grams_per_kwh: float | None = None,
-        token_usd: tuple[float, float] = (0.0, 0.0),
+        models: tuple[ModelConfig | None, ModelConfig | None] = (None, None),
     ) -> None:
-        self.last, self._token_usd = last, token_usd
+        self.last, self._models = last, models
         self._watts_per_gpu, self._co2e_grams_per_kwh = watts_per_gpu, co2e_grams_per_kwh
         self._lock = threading.RLock()
         self.nodes = {
@@ -80,9 +82,8 @@ class Book:
             charges = billing.make(
                 nodes, workers, self.last.began, until, shares=self.last.shares, final=self.last.final
             )
-        totals = self.totals()
-        prompt, answer = totals["prefill_tokens"] + totals["shared_tokens"], totals["decode_tokens"]
-        tokens = round(prompt * self._token_usd[0] + answer * self._token_usd[1])
+        categories = [each for worker in workers for each in worker.categories.items()]
+        tokens = round(sum(token_usd(counts, self._models[name.endswith(SECOND)]) for name, counts in categories))
         return replace(charges, parts={**charges.parts, "endpoint": tokens}, total=charges.total + tokens)
 
     def close(self, now: float) -> None:
@@ -137,6 +138,15 @@ class Book:
         seconds = records.Seconds(**{name: round(value, 6) for name, value in vars(worker.seconds).items()})
         spans = [(round(a, 3), round(b, 3), kind, unit) for a, b, kind, unit in spans]
         return replace(worker, ended=ended, seconds=seconds, spans=spans)
+
+
+def token_usd(counts: Mapping[str, float], model: ModelConfig | None) -> float:
+    """Micro-dollars that a server behind `model.endpoint` takes for tokens; 0 where there is none."""
+    server = model.endpoint if model is not None else None
+    if server is None:
+        return 0.0
+    prompt, answer = counts["prefill_tokens"] + counts["shared_tokens"], counts["decode_tokens"]
+    return prompt * server.usd_per_million_prompt_tokens + answer * server.usd_per_million_answer_tokens
 
 
 def _with_point(series: list[list[float]], point: list[float]) -> list[list[float]]:

@@ -276,11 +276,19 @@ def tune(
     reference: o.Reference = "auto",
     instance: o.PricedAs = None,
     fresh: o.Fresh = False,
+    cascade: o.CascadeLabels = None,
+    f1_floor: o.F1Floor = None,
     verbose: o.Verbose = False,
 ) -> None:
-    """Find the cheapest settings. A sample is measured; the configuration written still answers alike."""
+    """Find the cheapest settings. A sample is measured; the configuration written still answers alike.
+
+    With --cascade LABELS: when the second model (cascade.model) is asked, so that F1 still holds a floor.
+    """
     from raypd.cli import tune as tune_command
 
+    if cascade is not None:
+        tune_command.run_cascade(config, overrides or [], output, cascade, f1_floor, sample, minutes, verbose)
+        return
     limits = tune_command.TuneOptions(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
     tune_command.run(config, overrides or [], output, limits, verbose)
 

@@ -76,6 +76,13 @@ TunedTo = Annotated[
     str | None, typer.Option("--output", "-o", help="Where the new YAML goes; none: CONFIG.tuned.yaml beside it")
 ]
 BudgetUsd = Annotated[float | None, typer.Option(help="Most money for it, at the price of one node")]
+CascadeLabels = Annotated[
+    str | None,
+    typer.Option("--cascade", metavar="LABELS", help="Labelled documents: finds cascade.under, and no other setting"),
+]
+F1Floor = Annotated[
+    float | None, typer.Option(help="F1 that the cascade has to hold, surely (97.5%); none: fit.f1_floor")
+]
 Agreement = Annotated[float, typer.Option(help="Least share of values that must agree with the reference")]
 Judge = Annotated[
     Literal["low", "share"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import typer
+
 from raypd.cli.run import COMMANDS
 from raypd.config import rewrite
 from raypd.config.load import load_config
@@ -35,3 +37,32 @@ def run(path: str, overrides: list[str], output: str | None, options: TuneOption
     print(f"measurements:  {measurements}")
     run_it = f"raypd {COMMANDS[config.task.kind]} {target}"
     print(f"next: `raypd estimate {target}` says what a run with it takes, `{run_it}` runs it")
+
+
+def run_cascade(
+    path: str,
+    overrides: list[str],
+    output: str | None,
+    labels: str,
+    floor: float | None,
+    sample: int,
+    minutes: float | None,
+    verbose: bool,
+) -> None:
+    """Finds and writes cascade.under. Raises ConfigError before decoding: it cannot be written; Exit where none is."""
+    from raypd.evaluation.cascade import describe as describe_cascade
+    from raypd.evaluation.cascade import tune_cascade
+
+    config = load_config(path, overrides)
+    source = Path(path)
+    target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
+    rewrite.check_target(target, source)
+    floor = config.fit.f1_floor if floor is None else floor
+    result = tune_cascade(config, labels, floor, sample, minutes, verbose)
+    words = describe_cascade(result)
+    print(words)
+    if result.best is None:
+        raise typer.Exit(1)
+    changes = {"cascade.under": result.best.under, "cascade.share": 1.0}
+    rewrite.write(source, overrides, changes, target, words.splitlines()[-1])
+    print(f"configuration: {target}\nnext: `raypd extract {target}`")

@@ -78,11 +78,10 @@ class Ledger:
     ) -> None:
         storage.configure(config.storage)
         self._output, self._nodes = output, nodes
-        cost, server = config.cost, config.model.endpoint
+        cost = config.cost
         new = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
         kept = book.read(output, session) or new
-        tokens = (server.usd_per_million_prompt_tokens, server.usd_per_million_answer_tokens) if server else (0.0, 0.0)
-        self.book = Book(kept, cost.watts_per_gpu, cost.co2e_grams_per_kwh, tokens)
+        self.book = Book(kept, cost.watts_per_gpu, cost.co2e_grams_per_kwh, (config.model, config.cascade.model))
         self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
         self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
         self._ready: set[str] = set()  # workers

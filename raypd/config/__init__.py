@@ -1,6 +1,7 @@
 """The configuration: one pydantic tree, read from YAML by `load`. Every key has a default; unknown keys are errors."""
 # ruff: noqa: F401 -- what the other rooms import from here
 
+from raypd.config.cascade import CascadeConfig
 from raypd.config.cluster import ClusterConfig, CostConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
 from raypd.config.fit import FitConfig

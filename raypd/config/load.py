@@ -22,6 +22,7 @@ from raypd.errors import ConfigError, did_you_mean
 _PATHS = (
     "input.path", "task.categories_file", "task.schema", "task.template", "task.few_shot",
     "model.name", "model.adapter", "model.calibration",
+    "cascade.model.name", "cascade.model.adapter", "cascade.model.calibration",
     "fit.labels", "training.labels", "training.validation", "training.annotations",
     "training.preference.samples", "training.preference.baseline", "training.preference.judged",
 )  # fmt: skip
@@ -42,8 +43,9 @@ def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 def _read_file(path: Path) -> YamlFile:
     source = YamlFile.read(path)
-    if isinstance(source.tree.get("model"), str):
-        source.tree["model"] = {"name": source.tree["model"]}
+    for tree in (source.tree, source.tree.get("cascade")):
+        if isinstance(tree, dict) and isinstance(tree.get("model"), str):
+            tree["model"] = {"name": tree["model"]}
     anchor_paths(source.tree, path.parent)
     return source
 
@@ -121,7 +123,7 @@ def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
         value = part.get(name) if isinstance(part, dict) else None
         if (key == "task.schema" and not is_file(value)) or (key == "task.template" and value in TEMPLATES):
             continue
-        if sections == ["model"] and not (str(value).startswith(("./", "../")) or (folder / str(value)).exists()):
+        if sections[-1:] == ["model"] and not (str(value).startswith(("./", "../")) or (folder / str(value)).exists()):
             continue  # of the Hub
         if isinstance(part, dict) and value is not None:
             many = [_anchored(path, folder) for path in value] if isinstance(value, list) else None

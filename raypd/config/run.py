@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 
 from raypd.config.card import TEMPLATES, card_of, template_of
+from raypd.config.cascade import CascadeConfig
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
 from raypd.config.fit import FitConfig
@@ -34,6 +35,7 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     decoding: DecodingConfig = DecodingConfig()
     engine: EngineConfig = EngineConfig()
+    cascade: CascadeConfig = CascadeConfig()
     cluster: ClusterConfig = ClusterConfig()
     cost: CostConfig = CostConfig()
     storage: StorageConfig = StorageConfig()
@@ -80,7 +82,30 @@ class RunConfig(Section):
         if self._openai() and (self.model.endpoint is not None or REGISTRY[method].draft_model):
             other = "model.endpoint" if self.model.endpoint is not None else f"decoding.method {method}"
             raise ValueError(f"task.openai: {other} cannot give every request parameters of its own; leave it out")
+        if self.cascade.model is not None:
+            self._cascade_fits()
         return self
+
+    def _cascade_fits(self) -> None:
+        if not isinstance(self.task, ExtractionConfig):
+            raise ValueError(f"cascade: a second model answers for the first in an extraction, not in {self.task.kind}")
+        try:
+            self.second_model()
+        except ValidationError as error:
+            reason = error.errors()[0]
+            place = ".".join(["cascade", *map(str, reason["loc"])])
+            raise ValueError(f"{place}: {reason['msg'].removeprefix('Value error, ')}") from None
+
+    def second_model(self) -> RunConfig | None:
+        """The run that the cascade's second model would do alone; None: there is no cascade."""
+        if self.cascade.model is None:
+            return None
+        tree = self.model_dump()
+        tree |= {"model": tree["cascade"]["model"], "engine": {**tree["engine"], **self.cascade.engine}, "cascade": {}}
+        tree["decoding"] = {**tree["decoding"], "method": "auto", **self.cascade.decoding}
+        if tree["task"]["template"] in TEMPLATES:  # the first model's, which its card named
+            tree["task"]["template"] = None
+        return RunConfig.model_validate(tree)
 
     def _vllm_can(self, method: str) -> None:
         if method not in VLLM_METHODS:
@@ -134,9 +159,12 @@ class RunConfig(Section):
             "input.path",
             "input.on_damaged",
         }
-        idle |= {"model.device", "model.fake", "task.categories_file", "task.schema"}
+        idle |= {"task.categories_file", "task.schema"}
         idle |= {f"engine.{key}" for key in EngineConfig.model_fields if key != "kind"}
-        idle |= {f"model.endpoint.{key}" for key in EndpointConfig.model_fields if key != "url"}
+        for model in ("model", "cascade.model"):
+            idle |= {f"{model}.device", f"{model}.fake"}
+            idle |= {f"{model}.endpoint.{key}" for key in EndpointConfig.model_fields if key != "url"}
+        idle |= {"cascade"} if self.cascade.model is None else set()
         idle |= self.task.idle_keys
         idle |= {f"decoding.{key}" for key in self.decoding.idle_keys(self.task.kind)}
         # A request may sample where the configuration does not.
@@ -187,7 +215,7 @@ def _columns_differ(task: ExtractionConfig) -> None:
             path = tuple(name.casefold() for name in attribute.place)
             typed = f"{'list of ' * attribute.many}{_COLUMN_TYPES.get(attribute.type, attribute.type)}"
             columns = {".".join(path[:end]): "object" for end in range(1, len(path))} | {".".join(path): typed}
-            columns |= {f"{path[0]}__{more}": "of its own" for more in ("confidence", "status", "span")}
+            columns |= {f"{path[0]}__{more}": "of its own" for more in ("confidence", "status", "span", "model")}
             for column, holds in columns.items():
                 other, held = seen.setdefault(column, (f"{whose} ({holds})", holds))
                 if held != holds:

@@ -198,6 +198,10 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
         notes.append(
             f"shares of categories and lengths are from {len(scan.units)} of {counted(scan.units_planned, 'unit')}"
         )
+    server_usd = [cost.server_usd for cost in profiled.costs if cost is not None]
+    if any(server_usd):
+        usd = 1000 * sum(server_usd) / len(server_usd)
+        notes.append(f"the server's tokens cost {usd:.3g} USD per 1,000 documents on top, which is not in the figures")
     if sample.unreadable:
         scanned = counted(len(scan.scanned), "document")
         notes.append(f"{sample.unreadable} of {scanned} cannot be read: error rows in the run")

@@ -25,13 +25,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from raypd.answering.components import WorkerComponents, build
 from raypd.answering.progress import ProgressLines
 from raypd.answering.request_queue import Cancelled, RequestQueue, UnitState
+from raypd.billing import bill as billing
+from raypd.billing import book
 from raypd.billing.meter import Meter
 from raypd.cluster.one_worker import OneWorker
 from raypd.config import RunConfig
 from raypd.estimation import sampling
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.machines import TOKENS, instance_gpu
-from raypd.tasks.base import Document
+from raypd.tasks.base import SECOND, Document
 
 _SAMPLES = 8  # parts of the window whose speeds are compared
 _UNIT = "sample"
@@ -49,6 +51,7 @@ class DocumentCost:
     decode_tokens: float
     rows: list[dict[str, Any]] = field(default_factory=list)  # columns of its output rows
     error: str | None = None  # why it has none
+    server_usd: float = 0.0  # for tokens, to a server behind model.endpoint
 
 
 @dataclass
@@ -175,7 +178,7 @@ class Profiler:
         samples, complete = _window(np.array(meter.readings), lead, count)
         spent = samples.sum(0)  # prefill seconds, decode seconds, prefill tokens, decode tokens
         rates = spent[:2] / np.maximum(spent[2:], 1)
-        costs = _costs(unit, tokens, rates, len(documents))
+        costs = _costs(config, unit, tokens, rates, len(documents))
         later = sum(cost.seconds for place in first.values() if (cost := costs[place]) is not None)
         return Profile(
             config.decoding.method,
@@ -255,20 +258,24 @@ def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:
 
 
 def _costs(
-    unit: UnitState, tokens: Mapping[str, Mapping[str, float]], rates: Array, count: int
+    config: RunConfig, unit: UnitState, tokens: Mapping[str, Mapping[str, float]], rates: Array, count: int
 ) -> list[DocumentCost | None]:
     """What each document took, on average over its rounds. tokens: by row."""
     answered = sorted(unit.answered)
+    models = {"": config.model, SECOND: config.cascade.model}
 
     def cost(number: int) -> DocumentCost | None:
         rounds = [row for row in answered if row % count == number]
         if not rounds:
             return None
-        fed = {name: float(np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in rounds])) for name in TOKENS}
+        billed = [(tokens.get(f"{row}{name}", {}), model) for row in rounds for name, model in models.items()]
+        fed = {name: sum(counts.get(name, 0.0) for counts, _ in billed) / len(rounds) for name in TOKENS}
+        usd = sum(book.token_usd(counts, model) for counts, model in billed if counts) / len(rounds) / billing.MICRO
         seconds = fed["prefill_tokens"] * float(rates[0]) + fed["decode_tokens"] * float(rates[1])
         first = [record for record in unit.records if record.index == rounds[0]]
         error = next((record.error for record in first if record.error is not None), None)
-        return DocumentCost(seconds, **fed, rows=[r.columns for r in first if r.error is None], error=error)
+        rows = [record.columns for record in first if record.error is None]
+        return DocumentCost(seconds, **fed, rows=rows, error=error, server_usd=usd)
 
     return [cost(number) for number in range(count)]
 

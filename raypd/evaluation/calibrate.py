@@ -22,7 +22,10 @@ def calibrate_run(
 
     Raises ConfigError: the run's confidences are calibrated already, or there is no place for the file; InputError.
     """
-    model = ModelConfig.model_validate(load_record(storage.absolute(run)).config["model"])
+    config = load_record(storage.absolute(run)).config
+    if (config.get("cascade") or {}).get("model") is not None:
+        raise ConfigError(f"{run}: two models answered (cascade.model): calibrate each by a run of its own")
+    model = ModelConfig.model_validate(config["model"])
     if calibration_of(model) is not None:
         raise ConfigError(f"{run}: its confidences are calibrated already; run it with model.calibration=none")
     weights = next((folder for folder in (model.adapter, model.name) if folder and Path(folder).is_dir()), None)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from raypd import storage
+from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import InputError
 from raypd.estimation import bootstrap
@@ -114,6 +115,20 @@ def labelled_values(
     return _labelled(_answers(run), gold, tolerance, _attributes(run))
 
 
+def f1_of(
+    answers: dict[str, list[dict[str, Any]]], labels: str, config: RunConfig, labels_column: str = "target"
+) -> Measure:
+    """F1 of rows (`id` -> its rows, [] where it failed): scored where the labels say what is, else strict.
+
+    Raises InputError as `evaluate`."""
+    gold = {record["id"]: record for record in _lines(labels, labels_column)}
+    scores = list(_score(answers, gold, 0.0, _names(config.model_dump(include={"task"})["task"])).values())
+    measures = [_measure(name, scores) for name in ("scored F1", "strict F1")] if scores else []
+    if (measure := next(filter(None, measures), None)) is None:
+        raise InputError(f"{labels}: no document of the sample has a label with a value there")
+    return measure
+
+
 def _labelled(
     answers: dict[str, list[dict[str, Any]]],
     gold: dict[str, dict[str, Any]],
@@ -180,6 +195,10 @@ def _attributes(run: str) -> dict[str, dict[str, str]]:
         task = load_record(storage.absolute(run)).config.get("task") or {}
     except NoRun:  # a folder of units alone: all that is labelled counts
         return {}
+    return _names(task)
+
+
+def _names(task: dict[str, Any]) -> dict[str, dict[str, str]]:
     return {
         category: {a["name"]: ".".join(a.get("path") or [a["name"]]) for a in schema["attributes"]}
         for category, schema in (task.get("categories") or {}).items()

@@ -56,7 +56,7 @@ def run_fit(
         RunError: it cannot go on; what is done is kept.
         Interrupted: at SIGINT or SIGTERM.
     """
-    config = load_config(path, overrides)
+    config = load_config(path, [*overrides, "cascade.model=null"])  # each model is measured alone
     storage.configure(config.storage)
     folder = _folder(config)
     result = _begin(config, folder)

@@ -33,7 +33,6 @@ _log = logging.getLogger(__name__)
 CONTEXT = 400_000  # bytes of a prompt and its answer; what the server cannot take it refuses, for that document alone
 _ROLES, _END = ("system", "user", "assistant"), "<|end|>"
 _AGAIN = (408, 429, 500, 502, 503, 504)
-_WAIT_SECONDS = 1.0
 _AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
 _CHUNK = 1 << 14  # bytes that are read at a time
 _BYTES, _BYTES_A_TOKEN = 1 << 20, 64  # of an answer, and for each token that it may have
@@ -99,6 +98,7 @@ class EndpointEngine:
         self._pool = ThreadPoolExecutor(at_once)
         self._lock, self._next = threading.Lock(), 0.0  # when the next request may be sent (monotonic)
         self._failed_in_a_row = 0
+        self.patience = 1.0  # seconds that a step waits for an answer
         self._session = requests.Session()
         self._session.mount("http://", HTTPAdapter(pool_maxsize=at_once))
         self._session.mount("https://", HTTPAdapter(pool_maxsize=at_once))
@@ -119,8 +119,8 @@ class EndpointEngine:
         self._running[self._pool.submit(self._ask, list(prompt), seed)] = tag
 
     def step(self) -> list[Finished]:
-        """The answers that have come, after at most a second."""
-        done, _ = wait(self._running, _WAIT_SECONDS, FIRST_COMPLETED)
+        """The answers that have come, after at most `patience`."""
+        done, _ = wait(self._running, self.patience, FIRST_COMPLETED)
         finished = []
         for future in done:
             tag, error = self._running.pop(future), future.exception()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # it brings torch, which a worker without weights does withou
     from raypd.decoding.program import Program
     from raypd.decoding.sampling import Sampling
 
+SECOND = " (second model)"  # behind a category in the bill: what a cascade's second model took
+
 
 @dataclass
 class Document:
@@ -52,6 +54,7 @@ class Request:
     seed: int = 0  # made of the documents' ids, so that sampled answers do not depend on what they are batched with
     failed: Callable[[str], list[Record]] | None = None  # takes the reason; None: an error record a document
     sampling: Sampling | None = None  # None: as the run's
+    billed: str = ""  # stands behind the category's name in the bill
 
     def fail(self, reason: str) -> list[Record]:
         """The records of a program that could not be decoded."""

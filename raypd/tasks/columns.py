@@ -15,21 +15,21 @@ from raypd.tasks.base import Record
 
 Row = dict[str, Any]
 OWN = pa.schema([pa.field(name, pa.type_for_alias(kind), name == "error") for name, kind in OWN_COLUMNS.items()])
-VALUE = pa.struct(
-    [
-        ("name", pa.string()),
-        ("value", pa.string()),  # as text, whatever its type; null where there is none
-        ("number", pa.float64()),
-        ("boolean", pa.bool_()),
-        ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens' (docs/methods.md)
-        ("status", pa.string()),  # ok, null, truncated (at K_max), invalid, ambiguous (not one number), unsure
-        ("raw", pa.string()),  # what was decoded, where no value could be made of it
-        # Where a text stands in the document's: characters [begin, end); null where it does not stand there.
-        ("span", pa.struct([("begin", pa.int32()), ("end", pa.int32())])),
-        ("span_exact", pa.bool_()),  # whether letter for letter, or but for case and white space
-        ("window", pa.int32()),  # of a document in several (task.too_long), from 0: where the value was found
-    ]
-)
+_VALUE = [
+    ("name", pa.string()),
+    ("value", pa.string()),  # as text, whatever its type; null where there is none
+    ("number", pa.float64()),
+    ("boolean", pa.bool_()),
+    ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens' (docs/methods.md)
+    ("status", pa.string()),  # ok, null, truncated (at K_max), invalid, ambiguous (not one number), unsure
+    ("raw", pa.string()),  # what was decoded, where no value could be made of it
+    # Where a text stands in the document's: characters [begin, end); null where it does not stand there.
+    ("span", pa.struct([("begin", pa.int32()), ("end", pa.int32())])),
+    ("span_exact", pa.bool_()),  # whether letter for letter, or but for case and white space
+    ("window", pa.int32()),  # of a document in several (task.too_long), from 0: where the value was found
+]
+_MODEL = ("model", pa.string())  # that answered, in a run with a cascade: first or second
+VALUE = pa.struct(_VALUE)
 EXTRACTION = pa.schema(
     [
         ("category", pa.string()),
@@ -145,7 +145,11 @@ _TYPES = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(), 
 def columns_of(config: RunConfig) -> pa.Schema:
     """The task's columns as a run's table has them. Times stay text: Spark and Athena read it, and offsets are kept."""
     if not isinstance(config.task, ExtractionConfig) or config.output.columns == "record":
-        return SHAPES[config.task.kind].schema
+        schema = SHAPES[config.task.kind].schema
+        if config.cascade.model is None:
+            return schema
+        values = pa.field("values", pa.list_(pa.struct([*_VALUE, _MODEL])))
+        return schema.set(schema.get_field_index("values"), values)
     trees: dict[str, Row] = {}  # column -> its type, in nested objects by name
     for category in config.task.categories.values():
         for attribute in category.attributes:
@@ -155,6 +159,8 @@ def columns_of(config: RunConfig) -> pa.Schema:
                 types["__span"] = _SPAN
             if config.task.too_long == "windows":
                 types["__window"] = pa.int32()
+            if config.cascade.model is not None:
+                types["__model"] = pa.string()
             for suffix, kind in types.items():
                 _put(trees, [head + suffix, *inner], kind)
     return pa.schema([("category", pa.string()), *_fields(trees), ("truncated", pa.bool_())])
@@ -235,6 +241,8 @@ def typed_row(columns: Row, config: RunConfig) -> Row:
             details["__span"] = span and {**span, "exact": value["span_exact"]}
         if config.task.too_long == "windows":
             details["__window"] = value.get("window")
+        if config.cascade.model is not None:
+            details["__model"] = value.get("model")
         for suffix, detail in details.items():
             _put(row, [head + suffix, *inner], detail)
     return row
@@ -270,6 +278,8 @@ def record_row(row: Row) -> Row:
                 _get(row, [f"{head}__{detail}", *path]) for detail in ("confidence", "span", "window")
             )
             details = {"span": span and {"begin": span["begin"], "end": span["end"]}, "window": window}
+            if f"{head}__model" in row:
+                details["model"] = _get(row, [f"{head}__model", *path])
             details["span_exact"] = span and span["exact"]
             values.append({**value_row(".".join([head, *path]), value, status, confidence), **details})
     kept = {name: value for name, value in row.items() if name.split("__")[0] not in heads}

@@ -113,6 +113,20 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
 
 
 @pytest.mark.slow
+def test_a_cascade_s_server_is_asked_and_billed_for_what_the_first_model_is_unsure_of(tmp_path, ray_here):
+    with server(lambda *_: completion('{"Brand": "Acme", "Size": 42}')) as (url, received):
+        config = configuration(tmp_path, url, key_variable=None)
+        tree = config.model_dump()
+        cascade = {"model": tree["model"], "share": 0.5}
+        config = with_keys(config, model={"name": "fake", "endpoint": None}, cascade=cascade)
+        result = run_extract(config)
+    assert (result.ok, len(received)) == (6, 3)
+    records = ds.dataset(tmp_path / "out" / "units").to_table()["record"].to_pylist()
+    assert records.count('{"Brand": "Acme", "Size": 42}') == 3
+    (bill,) = book.bills(str(tmp_path / "out"))
+    assert bill.parts["endpoint"] == pytest.approx(3 * 10 * 5e4 / 1e6)  # and nothing for the first model's tokens
+
+
 def test_vllm_s_server_answers_as_the_engine_does(tmp_path):
     python = os.environ.get("RAYPD_VLLM_PYTHON")
     if not python:

@@ -1,0 +1,269 @@
+"""A cascade's second model answers what the first is not sure of, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+
+import pyarrow.dataset as ds
+import pytest
+from pydantic import ValidationError
+
+from raypd.answering.answer import answer
+from raypd.answering.components import build
+from raypd.billing.meter import Meter
+from raypd.cluster.driver import run_extract
+from raypd.decoding.counts import Finished, TokenCounts
+from raypd.errors import ConfigError, RunError
+from raypd.estimation.profile import DocumentCost
+from raypd.evaluation import cascade as tuning
+from raypd.tasks.base import Document, Record, Request
+from raypd.tasks.cascade import Cascade
+from raypd.tasks.columns import columns_of, rows_of, value_row
+from raypd.verify.verification import verify
+from tests.runs import TITLES, config_tree, extraction, run_config, run_here, with_keys, write_jsonl
+
+SHOES = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
+SECOND = {"model": {"name": "fake"}}
+
+
+def rows(brand, sure_brand, size, sure_size):
+    """A record's columns as a model gives them."""
+    values = [("Brand", brand, sure_brand), ("Size", size, sure_size)]
+    details = {"span": None, "span_exact": None, "window": None}
+    listed = [{**value_row(name, value, "ok" if value else "null", sure), **details} for name, value, sure in values]
+    record = json.dumps({"Brand": brand, "Size": size})
+    return {"category": "shoes", "record": record, "values": listed, "truncated": False}
+
+
+class ScriptedTask:
+    """A request a document, whose answer is looked up by its id: columns, or the reason of an error."""
+
+    def __init__(self, answers):
+        self.answers, self.asked = answers, []
+
+    def plan(self, documents):
+        for document in documents:
+            self.asked.append(document.id)
+            yield Request([document.index], document.id, lambda _, d=document: [self.record(d)])
+
+    def record(self, document):
+        reply = self.answers[document.id]
+        return Record(document.index, error=reply) if isinstance(reply, str) else Record(document.index, reply)
+
+
+class LastInFirstOut:
+    """An engine whose programs end in the reverse of their order."""
+
+    def __init__(self):
+        self.sequences = []
+
+    @property
+    def pending(self):
+        return len(self.sequences)
+
+    def submit(self, program, *, tag, sampling=None, seed=0):
+        self.sequences.append(Finished(tag, program, None, TokenCounts()))
+
+    def step(self):
+        return [self.sequences.pop()]
+
+
+def cascaded(first, second, **settings):
+    """({id: row}, what the second model was asked)."""
+    config = run_config(SHOES, cascade={**SECOND, **settings})
+    tasks = ScriptedTask(first), ScriptedTask(second)
+    parts = build(with_keys(config, cascade={"model": None}, model={"name": "fake", "fake": {"load_seconds": 0}}), None)
+    parts.task, parts.engine = Cascade(*tasks, config), LastInFirstOut()
+    documents = [Document(index, name, {}) for index, name in enumerate(first)]
+    records = answer(parts, documents, Meter("", "guided"))
+    assert [len(each) for each in records] == [1] * len(first)
+    return dict(zip(first, (each[0] for each in records), strict=True)), tasks[1].asked
+
+
+def test_values_under_the_threshold_are_the_second_model_s_and_say_so():
+    first = {
+        "sure": rows("Acme", 0.9, 42.0, 0.8),
+        "brand": rows("Ac", 0.79, 42.0, 0.9),
+        "null": rows("Acme", 0.95, None, 0.3),
+        "unrated": rows("Acme", 0.95, 1.0, None),
+        "failed": "too long",
+    }
+    second = {name: rows("Zeta", 0.5, 43.0, 0.5) for name in first}
+    records, asked = cascaded(first, second, under=0.8)
+    assert sorted(asked) == ["brand", "null", "unrated"]
+    assert records["failed"].error == "too long"
+    found = {
+        name: (json.loads(record.columns["record"]), [value["model"] for value in record.columns["values"]])
+        for name, record in records.items()
+        if record.error is None
+    }
+    assert found == {
+        "sure": ({"Brand": "Acme", "Size": 42.0}, ["first", "first"]),
+        "brand": ({"Brand": "Zeta", "Size": 42.0}, ["second", "first"]),
+        "null": ({"Brand": "Acme", "Size": 43.0}, ["first", "second"]),
+        "unrated": ({"Brand": "Acme", "Size": 43.0}, ["first", "second"]),
+    }
+    assert [value["confidence"] for value in records["brand"].columns["values"]] == [0.5, 0.9]
+
+
+def test_what_the_second_model_cannot_answer_is_an_error_row():
+    records, _ = cascaded({"a": rows("Acme", 0.1, 1.0, 0.1)}, {"a": "the server said 500"}, under=0.5)
+    assert records["a"].error == "the cascade's second model: the server said 500"
+
+
+def test_of_every_100_documents_the_least_sure_share_is_asked():
+    sure = {f"d{n:03}": 0.001 * ((37 * n) % 250) for n in range(250)}  # all unsure, in no order
+    first = {name: rows("Acme", confidence, 1.0, 0.9) for name, confidence in sure.items()}
+    records, asked = cascaded(first, dict.fromkeys(first, rows("Zeta", 0.5, 2.0, 0.5)), under=0.8, share=0.07)
+    names = list(sure)
+    least = [
+        sorted(names[a:b], key=sure.get)[: math.ceil(0.07 * (b - a) - 1e-9)] for a, b in pairwise((0, 100, 200, 250))
+    ]
+    assert set(asked) == {name for group in least for name in group}
+    assert sum("Zeta" in record.columns["record"] for record in records.values()) == 7 + 7 + 4
+
+
+@pytest.fixture(scope="module")
+def answers_of():
+    """The records of one configuration over some listings, with the embedded model."""
+    texts = [f"Acme Trail {n} running shoe, size {36 + n}" for n in range(5)]
+    documents = [Document(n, str(n), {"title": text}) for n, text in enumerate(texts)]
+
+    def answers(max_value_tokens=30, **sections):
+        decoding = {"method": "guided", "max_value_tokens": max_value_tokens}
+        config = run_config(SHOES, input=TITLES, decoding=decoding, **sections)
+        records = answer(build(config, None), documents, Meter("", "guided"))
+        return [{value["name"]: value for value in record[0].columns["values"]} for record in records]
+
+    return answers
+
+
+def test_two_real_models_answer_as_each_does_alone(answers_of):
+    plain, cut = answers_of(), answers_of(max_value_tokens=2)
+    under = sorted(value["confidence"] for row in plain for value in row.values())[4]
+    both = answers_of(
+        cascade={"model": "smollm2-135m-instruct", "under": under, "decoding": {"max_value_tokens": 2}, "share": 1.0}
+    )
+    alone = {"first": plain, "second": cut}
+    assert {value["model"] for row in both for value in row.values()} == {"first", "second"}
+    for n, row in enumerate(both):
+        for name, value in row.items():
+            assert value["model"] == ("second" if plain[n][name]["confidence"] < under else "first")
+            assert value == alone[value["model"]][n][name] | {"model": value["model"]}
+
+
+@pytest.mark.parametrize("columns", ["record", "typed"])
+def test_a_run_bills_each_model_resumes_and_verifies(tmp_path, ray_here, columns):
+    path = write_jsonl(tmp_path / "in.jsonl", [f"Acme shoe {n}" for n in range(30)])
+    fake = {"name": "fake", "fake": {"load_seconds": 0.0, "step_seconds": 0.001}}
+    config = run_config(
+        SHOES,
+        path,
+        tmp_path / "out",
+        input=TITLES,
+        output={"columns": columns},
+        model=fake,
+        cascade={"model": fake, "share": 0.1},
+        cluster={"address": "local", "unit_documents": 10, "max_workers": 1},
+    )
+    with pytest.raises(RunError, match="cut off"):
+        run_here(config, build=build, most=1)
+    result = run_extract(config)
+    assert (result.documents, result.ok) == (30, 30)
+    assert verify(str(tmp_path / "out"), config).passed
+    table = ds.dataset(tmp_path / "out" / "units").to_table().to_pylist()
+    models = [row["Brand__model"] if columns == "typed" else row["values"][0]["model"] for row in table]
+    assert models.count("second") == 3  # the fake model has no confidence: one of ten in every unit
+    ledgers = [json.loads(file.read_text()) for file in (tmp_path / "out" / "ledger").glob("*.json")]
+    (bill,) = [ledger for ledger in ledgers if ledger["totals"]["documents"]]
+    first, second = bill["categories"]["shoes"], bill["categories"]["shoes (second model)"]
+    assert (first["documents"], second["documents"]) == (20, 0)
+    assert first["decode_tokens"] > second["decode_tokens"] > 0
+
+
+def test_typed_rows_read_back():
+    config = run_config(SHOES, cascade=SECOND, output={"columns": "typed"})
+    columns = rows("Acme", 0.9, 42.0, 0.8)
+    columns["values"] = [{**value, "model": "second"} for value in columns["values"]]
+    (record,) = rows_of([Record(0, columns)], config)
+    assert record.columns["Size__model"] == "second"
+    assert set(record.columns) == set(columns_of(config).names)
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"task": "generation"}, "a second model answers for the first in an extraction, not in generation"),
+        ({"decoding": {"metod": "guided"}}, r"cascade\.decoding\.metod: Extra inputs are not permitted"),
+        ({"decoding": {"method": "apar"}}, "cascade: decoding.method apar does not do extraction"),
+        ({"under": 1.5}, "under"),
+    ],
+)
+def test_what_cannot_be_a_cascade_is_refused(sections, reason):
+    task = sections.get("task", SHOES)
+    cascade = SECOND | {key: value for key, value in sections.items() if key != "task"}
+    with pytest.raises(ValidationError, match=reason):
+        run_config(task, cascade=cascade)
+
+
+def test_only_a_cascade_that_is_there_changes_the_fingerprint():
+    def fingerprint(**cascade):
+        return run_config(SHOES, cascade=cascade).fingerprint()
+
+    assert fingerprint() == fingerprint(under=0.3)
+    assert len({fingerprint(), fingerprint(**SECOND), fingerprint(**SECOND, under=0.3)}) == 3
+
+
+def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, monkeypatch):
+    """100 documents: the first model is right where it is at least 0.6 sure, the second always, at 3 times the cost."""
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text(
+        "".join(
+            json.dumps({"id": n, "title": f"shoe {n}", "target": {"Brand": "Acme", "Size": n + 1}}) + "\n"
+            for n in range(100)
+        )
+    )
+
+    class Profiler:
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def profile(self, config, documents, limit, label):
+            second = config.model.name == "fake"
+            costs = []
+            for document in documents:
+                sure = int(document.id) / 100
+                brand = "Acme" if second or sure >= 0.6 else "Nobody"
+                cost = DocumentCost(3.0 if second else 1.0, 1, 1, 1)
+                cost.rows = [rows(brand, 1.0 if second else sure, float(int(document.id) + 1), 1.0)]
+                costs.append(cost)
+            return type("Profile", (), {"costs": costs, "seconds": 1.0})
+
+    monkeypatch.setattr(tuning, "RemoteProfiler", Profiler)
+    monkeypatch.setattr(tuning, "check_model", lambda config: None)
+    config = run_config(SHOES, labels, tmp_path / "out", input=TITLES, cascade=SECOND)
+    result = tuning.tune_cascade(config, str(labels), 0.9, 100)
+    tried = [trial.under for trial in result.trials]
+    assert tried == sorted(tried, reverse=True)
+    assert result.trials[-1].f1.low < 0.9 <= result.trials[-2].f1.low  # the first that fails ends it
+    assert result.best is result.trials[-2]
+    by = {trial.under: trial for trial in result.trials}
+    assert by[0.6].f1.value == 1.0
+    assert by[0.6].asked == pytest.approx(0.6)
+    assert by[0.6].seconds == pytest.approx(1.0 + 0.6 * 3.0)
+    assert (result.first.f1.value, result.second.f1.value) == (pytest.approx(0.7), 1.0)
+    assert (result.first.seconds, result.second.seconds) == (1.0, 3.0)
+    assert f"cascade.under: {result.best.under:g} holds 0.9" in tuning.describe(result)
+    impossible = tuning.tune_cascade(config, str(labels), 1.1, 100)
+    assert impossible.best is None
+    assert "no threshold surely holds 1.1" in tuning.describe(impossible)
+    with pytest.raises(ConfigError, match="name the second model"):
+        tuning.tune_cascade(run_config(**config_tree(SHOES)), str(labels), 0.9, 100)
