@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
+from raypd.answering.engine import CascadeEngine, Engine
 from raypd.config import CascadeConfig, ModelConfig, RunConfig
 from raypd.config.model import MOST_SEQS
 from raypd.errors import ModelError
@@ -16,20 +17,6 @@ if TYPE_CHECKING:
     from raypd.models.load import LoadedModel
 
 _LEAST_SEQS = 64  # of engine.max_num_seqs: auto
-
-
-class Engine(Protocol):
-    """What a worker needs of raypd.decoding.engine.Engine. sequences: what is being decoded, each with its `counts`."""
-
-    @property
-    def pending(self) -> int: ...
-
-    @property
-    def sequences(self) -> Sequence[Any]: ...
-
-    def submit(self, program: Any, *, tag: Any, sampling: Any, seed: int) -> Any: ...
-
-    def step(self) -> list[Any]: ...
 
 
 @dataclass
@@ -86,7 +73,6 @@ def _of_cascade(
     load: Callable[[ModelConfig], LoadedModel] | None,
     each: bool,
 ) -> WorkerComponents:
-    from raypd.answering.cascade_engine import CascadeEngine
     from raypd.tasks.cascade import Cascade
 
     alone = config.model_copy(update={"cascade": CascadeConfig()})

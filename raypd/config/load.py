@@ -21,6 +21,7 @@ from raypd.errors import ConfigError, did_you_mean
 
 _PATHS = (
     "input.path", "task.categories_file", "task.schema", "task.template", "task.few_shot",
+    "task.examples.path",
     "model.name", "model.adapter", "model.calibration",
     "cascade.model.name", "cascade.model.adapter", "cascade.model.calibration",
     "fit.labels", "training.labels", "training.validation", "training.annotations",

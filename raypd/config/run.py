@@ -23,6 +23,7 @@ from raypd.decoding.methods.registry import REGISTRY
 _COLUMN_TYPES = dict.fromkeys(("text", "enum", "time", "date-time", "pattern"), "text")  # others are of their own
 VLLM_METHODS = ("autoregressive", "guided")
 _VLLM_ONLY = {"model.device": "auto", "model.quantization": "none", "model.endpoint": None, "engine.cache_tokens": None}
+_PROMPT_FILES = ("task.template", "task.few_shot", "task.examples.path")  # of which the content counts
 _ANSWERS = 3  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
 
 
@@ -127,6 +128,8 @@ class RunConfig(Section):
             raise ValueError("input.category_column is null: set input.category to one of task.categories")
         if self.input.category is not None and self.input.category not in task.categories:
             raise ValueError(f"input.category {self.input.category!r} is not in task.categories")
+        if task.examples is not None and task.examples.nearest and self.decoding.stacked:
+            raise ValueError("task.examples.nearest: documents that share a prompt would see each other's examples")
         if self.output.columns == "typed":
             _columns_differ(task)
 
@@ -177,14 +180,15 @@ class RunConfig(Section):
         done at once, how many workers there are, and what the decoding method does not use do not change it."""
         # Keys at their defaults are left out, so that a raypd with a new key does not do finished corpora again.
         given = self.model_dump(exclude_defaults=True)
-        file = getattr(self.task, "template", None) or getattr(self.task, "few_shot", None)  # a part of the prompt
-        texts = [file if file in TEMPLATES else Path(file).read_text()] if file else []
+        examples = getattr(self.task, "examples", None)
+        files = [getattr(self.task, "template", None), getattr(self.task, "few_shot", None), examples and examples.path]
+        texts = [file if file in TEMPLATES else Path(file).read_text() for file in files if file]  # in the prompt
         answers = {
             "answers": _ANSWERS,
             "kind": self.task.kind,
             "method": self.decoding.method,
             "files": texts,
-            **_without(given, {*self.idle_keys(), "task.template", "task.few_shot"}),  # these are in `files`
+            **_without(given, {*self.idle_keys(), *_PROMPT_FILES}),
         }
         return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -207,6 +207,19 @@ class TaskSection(Section):
         return {f"input.text_columns {name!r}": name for name in source.text_columns}
 
 
+class ExamplesConfig(Section):
+    """Labelled documents that the prompt shows before the document that is asked about."""
+
+    path: str = Field(description="JSON lines with the columns of the input and the labels")
+    count: int = Field(3, ge=1, description="Of the document's category")
+    nearest: bool = Field(
+        False,
+        description="The most alike ones of each document (needs the extra `fit`); else the first of the file, which "
+        "are computed once for all documents",
+    )
+    labels_column: str = Field("target", description="An object of attribute: value")
+
+
 class ExtractionConfig(TaskSection):
     """Attribute value extraction: a record of typed values for every document."""
 
@@ -224,6 +237,9 @@ class ExtractionConfig(TaskSection):
         "Schema (a .json or .yaml file, or written here)",
     )
     instruction: str | None = Field(None, description="First words of the prompt, in place of those of raypd")
+    examples: ExamplesConfig | None = Field(
+        None, description="{path, count, nearest, labels_column}: labelled documents that the prompt shows first"
+    )
     template: str | None = Field(
         None,
         description="Jinja2 file in place of the prompt that comes with raypd, rendered in a sandbox; or product: the "

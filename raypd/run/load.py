@@ -63,7 +63,7 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
     if fingerprint != record.fingerprint:
         raise ConfigError(
             f"{output}: its configuration makes the fingerprint {fingerprint}, and the run has {record.fingerprint}: "
-            "an override or a file that prompts come from (task.template, task.few_shot) has changed it, or the run is "
+            "an override or a file that prompts come from (template, few_shot, examples) has changed it, or the run is "
             f"of another version of raypd ({record.versions.get('raypd', 'unknown')})"
         )
     return config

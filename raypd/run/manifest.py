@@ -55,9 +55,10 @@ def recorded(config: RunConfig) -> dict[str, Any]:
     tree = config.model_dump(mode="json")
     paths = tree["input"]["path"]
     tree["input"]["path"] = [storage.absolute(p) for p in paths] if isinstance(paths, list) else storage.absolute(paths)
-    for key in ("template", "few_shot"):
-        if tree["task"].get(key) and tree["task"][key] not in TEMPLATES:
-            tree["task"][key] = storage.absolute(tree["task"][key])
+    examples = tree["task"].get("examples") or {}
+    for section, key in ((tree["task"], "template"), (tree["task"], "few_shot"), (examples, "path")):
+        if section.get(key) and section[key] not in TEMPLATES:
+            section[key] = storage.absolute(section[key])
     return tree
 
 

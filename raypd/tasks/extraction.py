@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import Attribute, ExtractionConfig, RunConfig
-from raypd.decoding.grammar import UNREACHABLE, Grammar
+from raypd.decoding.grammar import UNREACHABLE, Grammar, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
@@ -29,6 +29,7 @@ from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.calibration import calibration_of
 from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
+from raypd.tasks.few_shot import LabelledExamples
 from raypd.tasks.prompting import DOCUMENTS, encode, end_tokens, messages, pieces, tag_of
 from raypd.tasks.spans import span_of, span_shift
 from raypd.tasks.values import CheckedValue, JsonObjectEnd, Rated, check, find_value
@@ -55,6 +56,7 @@ class _Body:
     document: Document
     text: str
     tokens: list[int]
+    examples: list[int] = field(default_factory=list)  # of its own, in front of it
     truncated: bool = False
     begin: int = 0  # character of the document's text at which its own begins
 
@@ -74,6 +76,7 @@ class ExtractionTask:
         self.texts = token_texts(tokenizer)
         self.ends = end_tokens(tokenizer)
         self._tag = tag_of(self.task)
+        self._examples = LabelledExamples(config, self._tag)
         self._open = self._encode(f"<{self._tag}>\n")
         self._close = self._encode(f"\n</{self._tag}>\n")
         self._vocabulary = vocabulary_of(tokenizer)
@@ -116,6 +119,7 @@ class ExtractionTask:
         ]
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
         before, behind = pieces(self.tokenizer, message, [DOCUMENTS])
+        before += self._encode(self._examples.first(name))
         pattern = record_pattern(category.attributes) if self._by_pattern else None
         ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars, pattern)
         if self._remaining_tokens(ready) < 16:
@@ -138,17 +142,8 @@ class ExtractionTask:
             grammar = Grammar(automaton_of(attribute), self._vocabulary)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
-        # A list of which the longest value fits: one of more is cut behind a whole one.
-        longest = attribute.model_copy(update={"max_items": 1}) if attribute.many else attribute
-        alone = Grammar(automaton_of(longest), self._vocabulary) if attribute.many else grammar
-        needed = 0 if self._writes_keys else alone.needed()
-        if needed >= UNREACHABLE:
-            raise ConfigError(f"{where}: no value of its pattern {attribute.pattern!r} can be written without quotes")
-        if needed > self.decoding.max_value_tokens:
-            raise ConfigError(
-                f"{where} needs {needed} tokens for its longest value; decoding.max_value_tokens is "
-                f"{self.decoding.max_value_tokens}"
-            )
+        if not self._writes_keys:
+            _check_length(attribute, grammar, self._vocabulary, self.decoding.max_value_tokens, where)
         self._of_type[key] = grammar
         return grammar
 
@@ -157,16 +152,18 @@ class ExtractionTask:
         text = text_of(document, list(self.input.text_columns))
         tokens = self._encode(text)
         limit = self._remaining_tokens(category)
+        examples = self._examples.nearest(category.name, text, self._encode, limit // 2)
+        limit -= len(examples)
         if self.task.max_document_tokens is not None:
             limit = min(limit, self.task.max_document_tokens)
         if len(tokens) <= limit:
-            return [_Body(document, text, tokens)]
+            return [_Body(document, text, tokens, examples)]
         if self.task.too_long == "windows":
             cut = windows(text, self._encode, limit)
-            return [_Body(document, piece, ids, begin=begin) for begin, piece, ids in cut]
+            return [_Body(document, piece, ids, examples, begin=begin) for begin, piece, ids in cut]
         if self.task.too_long == "refuse":
             raise ValueError(f"too long: {len(tokens)} tokens, at most {limit} fit (task.too_long is refuse)")
-        return [_Body(document, text, tokens[:limit], truncated=True)]
+        return [_Body(document, text, tokens[:limit], examples, truncated=True)]
 
     def _of_windows(self, category: _CategoryPrompt, bodies: list[_Body]) -> Iterator[Request]:
         """A request a window; the last one to end makes the document's record."""
@@ -239,7 +236,7 @@ class ExtractionTask:
         tokens = list(category.before)
         for number, body in enumerate(stack, 1):
             opening = self._open if len(stack) == 1 else self._encode(f'<{self._tag} id="{number}">\n')
-            tokens += [*opening, *body.tokens, *self._close]
+            tokens += [*body.examples, *opening, *body.tokens, *self._close]
         return [*tokens, *category.behind, *answer], len(category.before)
 
     def _slotted(self, category: _CategoryPrompt, stack: list[_Body]) -> SlottedPrompt:
@@ -308,3 +305,14 @@ class ExtractionTask:
         record = record_of(self.task.categories[category.name], named)
         columns: dict[str, Any] = {"category": category.name, "record": json.dumps(record, ensure_ascii=False)}
         return Record(first.document.index, {**columns, "values": values, "truncated": first.truncated})
+
+
+def _check_length(attribute: Attribute, grammar: Grammar, vocabulary: Vocabulary, limit: int, where: str) -> None:
+    """Raises ConfigError where the longest value does not fit `decoding.max_value_tokens`."""
+    if attribute.many:  # of a list its longest item has to: one of more is cut behind a whole one
+        grammar = Grammar(automaton_of(attribute.model_copy(update={"max_items": 1})), vocabulary)
+    needed = grammar.needed()
+    if needed >= UNREACHABLE:
+        raise ConfigError(f"{where}: no value of its pattern {attribute.pattern!r} can be written without quotes")
+    if needed > limit:
+        raise ConfigError(f"{where} needs {needed} tokens for its longest value; decoding.max_value_tokens is {limit}")

@@ -1,14 +1,19 @@
-"""Solved examples of question answering: rows as of the input, and the answers beside them."""
+"""Solved examples in a prompt: rows as of the input, and the answers beside them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from raypd.config import QuestionAnsweringConfig
+from raypd.config import Category, ExtractionConfig, QuestionAnsweringConfig, RunConfig
 from raypd.errors import ConfigError, in_words
+from raypd.tasks.base import Document
+from raypd.tasks.columns import value_in
+from raypd.tasks.documents import category_of, text_of
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
@@ -18,25 +23,31 @@ def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
     """
     if task.few_shot is None:
         return []
-    path = Path(task.few_shot)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: task.few_shot cannot be read: {error}") from None
     examples = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for place, row in _rows(task.few_shot, "task.few_shot"):
         try:
-            row = json.loads(line)
             questions = [_solved(question) for question in row[task.questions_column]]
             examples.append({"context": row[task.context_column].strip(), "questions": questions})
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ConfigError(
-                f"{path}:{number}: not a solved example ({type(error).__name__}: {in_words(error)}); it needs "
+                f"{place}: not a solved example ({type(error).__name__}: {in_words(error)}); it needs "
                 f"{task.context_column}, and {task.questions_column} as a list of objects with question and answers"
             ) from None
     return examples
+
+
+def _rows(path: str, key: str) -> Iterator[tuple[str, Any]]:
+    """(file:line, what stands there) of JSON lines. Raises ConfigError."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {key} cannot be read: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield f"{path}:{number}", json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
 
 
 def _solved(question: dict[str, Any]) -> dict[str, str]:
@@ -50,3 +61,86 @@ def _solved(question: dict[str, Any]) -> dict[str, str]:
     answers = question["answers"] if "answers" in question else [question["answer"]]
     answer = answers[0] if answers else None
     return {"text": text, "answer": "null" if answer is None else str(answer).strip()}
+
+
+# ------------------------------------------------------------------------------------------------------ of extraction
+@dataclass
+class _OfCategory:
+    """The examples of a category: what each document says, and how it stands in a prompt."""
+
+    texts: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    similar: Callable[[str], Sequence[float]] | None = None  # of a text to each; made when it is first asked for
+
+
+class LabelledExamples:
+    """The rows of `task.examples`, by category."""
+
+    def __init__(self, config: RunConfig, tag: str) -> None:
+        """tag: of documents in the prompt. Raises ConfigError with file and line, or where there is no example."""
+        assert isinstance(config.task, ExtractionConfig)
+        self.settings, categories = config.task.examples, config.task.categories
+        self._of = {name: _OfCategory() for name in categories}
+        if self.settings is None:
+            return
+        for place, row in _rows(self.settings.path, "task.examples.path"):
+            try:
+                document = Document(0, "", row)
+                name, text = category_of(document, config.input, categories), text_of(document, config.text_columns())
+                answer = _answer(categories[name], row[self.settings.labels_column])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ConfigError(
+                    f"{place}: not a labelled document ({type(error).__name__}: {in_words(error)}); it needs the "
+                    f"columns of the input and {self.settings.labels_column!r} (task.examples.labels_column)"
+                ) from None
+            self._of[name].texts.append(text)
+            self._of[name].shown.append(f"<{tag}>\n{text}\n</{tag}>\n{answer}\n\n")
+        if not any(examples.texts for examples in self._of.values()):
+            raise ConfigError(f"{self.settings.path}: task.examples.path holds no example")
+        if self.settings.nearest:
+            _vectorizer()
+
+    def first(self, category: str) -> str:
+        """What the prompts of a category show in common."""
+        if self.settings is None or self.settings.nearest:
+            return ""
+        return "".join(self._of[category].shown[: self.settings.count])
+
+    def nearest(self, category: str, text: str, encode: Callable[[str], list[int]], limit: int) -> list[int]:
+        """What the prompt of a document shows, the most alike last, as far as `limit` tokens hold it; none that says
+        what the document says."""
+        examples = self._of[category]
+        if self.settings is None or not self.settings.nearest or not examples.texts:
+            return []
+        if examples.similar is None:
+            vectorizer = _vectorizer()
+            known = vectorizer.fit_transform(examples.texts)
+            examples.similar = lambda text: (known @ vectorizer.transform([text]).T).toarray()[:, 0]
+        alike = examples.similar(text)
+        others = [n for n in range(len(alike)) if examples.texts[n] != text]
+        tokens: list[int] = []
+        for n in sorted(others, key=lambda n: (-alike[n], n))[: self.settings.count]:
+            example = encode(examples.shown[n])
+            if len(example) + len(tokens) > limit:
+                break
+            tokens = example + tokens
+        return tokens
+
+
+def _vectorizer() -> Any:
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+    except ImportError:
+        raise ConfigError("task.examples.nearest needs scikit-learn: pip install 'raypd[fit]'") from None
+    return TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True)
+
+
+def _answer(category: Category, target: Any) -> str:
+    """A record as it is to be written. Raises ValueError for a label that does not fit its attribute's type."""
+    lines = []
+    for attribute in category.attributes:
+        value = value_in(target, attribute)
+        if value is not None and not attribute.fits(value):
+            raise ValueError(f"attribute {attribute.name!r}: a label does not fit its type")
+        lines.append(f"{json.dumps(attribute.name, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}")
+    return "{\n" + ",\n".join(lines) + "\n}"

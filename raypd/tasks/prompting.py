@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from raypd.config import Category, ExtractionConfig, RunConfig
 from raypd.config.card import TEMPLATES
 from raypd.errors import ConfigError, ModelError
+from raypd.tasks.few_shot import LabelledExamples
 from raypd.tasks.sandbox import TemplateFault, render, render_apart, time_limit
 
 if TYPE_CHECKING:
@@ -64,9 +65,13 @@ def _shown(category: Category) -> dict[str, Any]:
 
 
 def check_template(config: RunConfig) -> None:
-    """Renders a template of the user's once, before anything is started. Raises ConfigError."""
-    if isinstance(config.task, ExtractionConfig) and config.task.template:
+    """Renders a template of the user's once, and reads examples, before anything is started. Raises ConfigError."""
+    if not isinstance(config.task, ExtractionConfig):
+        return
+    if config.task.template:
         messages(config.task)
+    if config.task.examples is not None:
+        LabelledExamples(config, tag_of(config.task))
 
 
 def pieces(

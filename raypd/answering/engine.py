@@ -1,14 +1,25 @@
-"""The engines of a cascade's two models as one."""
+"""What a worker needs of an engine, and the engines of a cascade's two models as one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from raypd.tasks.cascade import SecondProgram
 
-if TYPE_CHECKING:
-    from raypd.answering.components import Engine
+
+class Engine(Protocol):
+    """What a worker needs of raypd.decoding.engine.Engine. sequences: what is being decoded, each with its `counts`."""
+
+    @property
+    def pending(self) -> int: ...
+
+    @property
+    def sequences(self) -> Sequence[Any]: ...
+
+    def submit(self, program: Any, *, tag: Any, sampling: Any, seed: int) -> Any: ...
+
+    def step(self) -> list[Any]: ...
 
 
 class CascadeEngine:
