@@ -167,12 +167,21 @@ def evaluate(
     labels_column: o.LabelsColumn = "target",
     as_json: o.AsJson = False,
 ) -> None:
-    """Score a run's answers against labels. F1 of values, exact match, F1 and accuracy of answers to questions."""
+    """Score a run's answers against labels. F1 of values, exact match, F1 and accuracy of answers to questions.
+
+    Of an extraction a page (evaluation.html in the run's folder) shows what was wrong, label beside value.
+    """
+    from raypd.evaluation import page
     from raypd.evaluation.score import describe
     from raypd.evaluation.score import evaluate as score
 
     evaluation = score(run, labels, against, tolerance, labels_column)
-    print(json.dumps(asdict(evaluation), indent=1) if as_json else clean(describe(evaluation)))
+    if as_json:
+        print(json.dumps(asdict(evaluation), indent=1))
+        return
+    print(clean(describe(evaluation)))
+    if (where := page.write(run, labels, evaluation, labels_column, tolerance)) is not None:
+        print(clean(f"what was wrong: {where}"))
 
 
 @app.command()

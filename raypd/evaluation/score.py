@@ -79,9 +79,9 @@ def evaluate(
     Differences are run - `other`, over the same documents. tolerance: the share by which a number may differ from its
     label. labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both.
     """
-    gold = {record["id"]: record for record in _lines(labels, labels_column)}
-    answers = _answers(run)
-    attributes = _attributes(run)
+    gold = {record["id"]: record for record in read_labels(labels, labels_column)}
+    answers = read_answers(run)
+    attributes = asked_attributes(run)
     scores = _score(answers, gold, tolerance, attributes)
     if not scores:
         what = f"has {labels_column!r} or 'questions'" if answers.keys() & gold.keys() else "has labels"
@@ -99,7 +99,7 @@ def evaluate(
         evaluation.reliability = reliability(confidence, [value.right for value in values])
         evaluation.calibration_error = calibration_error(evaluation.reliability)
     if other is not None:
-        other_scores = _score(_answers(other), gold, tolerance, attributes)
+        other_scores = _score(read_answers(other), gold, tolerance, attributes)
         both = sorted(scores.keys() & other_scores.keys())
         if not both:
             raise InputError(f"{other}: no document of {run} stands there, too")
@@ -111,8 +111,8 @@ def labelled_values(
     run: str, labels: str, labels_column: str = "target", tolerance: float = 0.0
 ) -> list[LabelledValue]:
     """The values of an extraction that have a confidence and a label. Raises InputError as `evaluate`."""
-    gold = {record["id"]: record for record in _lines(labels, labels_column)}
-    return _labelled(_answers(run), gold, tolerance, _attributes(run))
+    gold = {record["id"]: record for record in read_labels(labels, labels_column)}
+    return _labelled(read_answers(run), gold, tolerance, asked_attributes(run))
 
 
 def f1_of(
@@ -121,7 +121,7 @@ def f1_of(
     """F1 of rows (`id` -> its rows, [] where it failed): scored where the labels say what is, else strict.
 
     Raises InputError as `evaluate`."""
-    gold = {record["id"]: record for record in _lines(labels, labels_column)}
+    gold = {record["id"]: record for record in read_labels(labels, labels_column)}
     scores = list(_score(answers, gold, 0.0, _names(config.model_dump(include={"task"})["task"])).values())
     measures = [_measure(name, scores) for name in ("scored F1", "strict F1")] if scores else []
     if (measure := next(filter(None, measures), None)) is None:
@@ -140,7 +140,7 @@ def _labelled(
         for row in answers[key]:
             if "record" not in row or "target" not in gold[key]:
                 continue
-            record, target = _flat(json.loads(row["record"])), _flat(gold[key]["target"])
+            record, target = flat_values(json.loads(row["record"])), flat_values(gold[key]["target"])
             category = str(row["category"])
             of_category = attributes.get(category, {})
             for value in row["values"]:
@@ -148,7 +148,7 @@ def _labelled(
                 if name not in target or value["confidence"] is None:
                     continue
                 forms = (gold[key].get("accepted") or {}).get(name) or [target[name]]
-                right = _outcome(record.get(name), forms, tolerance) in (VC, NN)
+                right = outcome(record.get(name), forms, tolerance) in (VC, NN)
                 values.append(
                     LabelledValue(
                         category,
@@ -165,7 +165,7 @@ def _labelled(
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _lines(path: str, labels_column: str) -> Iterator[dict[str, Any]]:
+def read_labels(path: str, labels_column: str) -> Iterator[dict[str, Any]]:
     try:
         text = storage.read(storage.absolute(path)).decode()
     except FileNotFoundError:
@@ -189,7 +189,7 @@ def _lines(path: str, labels_column: str) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _attributes(run: str) -> dict[str, dict[str, str]]:
+def asked_attributes(run: str) -> dict[str, dict[str, str]]:
     """Category -> the attributes that a run asked for, as its labels call them."""
     try:
         task = load_record(storage.absolute(run)).config.get("task") or {}
@@ -205,7 +205,7 @@ def _names(task: dict[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
-def _answers(run: str) -> dict[str, list[dict[str, Any]]]:
+def read_answers(run: str) -> dict[str, list[dict[str, Any]]]:
     """Document id -> the rows that answer it; none where it failed."""
     folder = storage.absolute(run)
     answers: dict[str, list[dict[str, Any]]] = {}
@@ -243,10 +243,10 @@ def _score(
     for key in sorted(answers.keys() & gold.keys()):
         labels, rows = gold[key], answers[key]
         if "target" in labels:
-            record = _flat(json.loads(rows[0]["record"])) if rows else {}
+            record = flat_values(json.loads(rows[0]["record"])) if rows else {}
             category = str((rows[0]["category"] if rows else None) or labels.get("category") or "")
             lists = "scored" in labels or bool(labels.get("accepted"))
-            target = _flat(labels["target"])
+            target = flat_values(labels["target"])
             names = target.keys() & set(attributes[category].values() if category in attributes else target)
             parts = _of_record(record, {name: target[name] for name in names}, labels, tolerance)
             scores[key] = Score(category, parts, lists, len(target) - len(names))
@@ -262,23 +262,23 @@ def _of_record(
     accepted = labels.get("accepted") or {}
     strict, loose, exact = [0.0] * 5, [0.0] * 5, [0.0] * 5
     for name, value in target.items():
-        strict[_outcome(record.get(name), [value], tolerance)] += 1
+        strict[outcome(record.get(name), [value], tolerance)] += 1
         if scored is None or name in scored:
             forms = accepted.get(name) or [value]
-            loose[_outcome(record.get(name), forms, tolerance)] += 1
-            exact[_outcome(record.get(name), forms, tolerance, fold=False)] += 1
+            loose[outcome(record.get(name), forms, tolerance)] += 1
+            exact[outcome(record.get(name), forms, tolerance, fold=False)] += 1
     return {"strict": strict, "scored": loose, "scored exact": exact}
 
 
-def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+def flat_values(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
     """Values of nested objects under `a.b`."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
+        flat |= flat_values(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
     return flat
 
 
-def _outcome(answer: Any, forms: Sequence[Any], tolerance: float = 0.0, fold: bool = True) -> int:
+def outcome(answer: Any, forms: Sequence[Any], tolerance: float = 0.0, fold: bool = True) -> int:
     accepted = {_plain(form, fold) for form in forms} - {""}
     value = _plain(answer, fold)
     if not accepted:

@@ -55,7 +55,7 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
     chosen = _chosen(root, documents)
     if not chosen:
         raise ConfigError(f"{root}: no document is answered yet")
-    texts = _documents(config, root, chosen)
+    texts = documents_at(config, root, chosen)
     shown = []
     for place, row in chosen.items():
         values, document = row_values(row), texts.get(place)
@@ -88,7 +88,7 @@ def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = (
             raise InputError(f"{file}:{line}: {row['attribute']!r} is no attribute of {category!r} in this run")
         of_category[place] = category
         named.setdefault(place, {})[row["attribute"]] = _typed(attributes[row["attribute"]], row["correct"], file, line)
-    documents = _documents(config, root, named)
+    documents = documents_at(config, root, named)
     if missing := named.keys() - documents.keys():
         raise InputError(f"{file}: the input does not have {sorted(missing)[0]} and {len(missing) - 1} other documents")
     column = config.training.labels_column
@@ -135,7 +135,7 @@ def _sureness(row: Mapping[str, Any]) -> float:
     return min((v.confidence for v in row_values(row) if v.confidence is not None), default=_SURE)
 
 
-def _documents(config: RunConfig, root: str, places: Mapping[Place, Any]) -> dict[Place, Document]:
+def documents_at(config: RunConfig, root: str, places: Mapping[Place, Any]) -> dict[Place, Document]:
     """The documents of some places, read from the run's input again."""
     sources = {source for source, _ in places}
     documents: dict[Place, Document] = {}

@@ -98,9 +98,9 @@ def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
     row = {"id": "0", "category": "shoes", "record": json.dumps(record), "values": values}
     target = {"size": {"eu": "8"}, "Color": None, "Fit": "wide", "Sport": None}
     gold = {"id": "0", "target": target, "accepted": {"size.eu": ["8", "7"]}}
-    monkeypatch.setattr(score, "_answers", lambda run: {"0": [row], "1": []})
-    monkeypatch.setattr(score, "_lines", lambda *_: iter([gold]))
-    monkeypatch.setattr(score, "_attributes", lambda run: {"shoes": names})
+    monkeypatch.setattr(score, "read_answers", lambda run: {"0": [row], "1": []})
+    monkeypatch.setattr(score, "read_labels", lambda *_: iter([gold]))
+    monkeypatch.setattr(score, "asked_attributes", lambda run: {"shoes": names})
     joined = [(value.attribute, value.null, value.right) for value in labelled_values("run", "labels")]
     assert joined == [("Size", False, True), ("Color", True, True), ("Fit", True, False), ("Sport", False, False)]
 

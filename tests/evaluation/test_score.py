@@ -23,12 +23,12 @@ from tests.runs import with_keys, write_jsonl
     ],
 )  # fmt: skip
 def test_outcome_of_a_value(answer, forms, outcome):
-    assert score._outcome(answer, forms) == outcome
+    assert score.outcome(answer, forms) == outcome
 
 
 def test_a_number_may_be_off_by_what_a_unit_rounds():
-    assert [score._outcome(answer, [204], 0.02) for answer in (205, 200.0, 209, "204", None)] == [VC, VC, VW, VC, VN]
-    assert score._outcome(True, [1], 0.02) == VW
+    assert [score.outcome(answer, [204], 0.02) for answer in (205, 200.0, 209, "204", None)] == [VC, VC, VW, VC, VN]
+    assert score.outcome(True, [1], 0.02) == VW
 
 
 def test_f1_is_scikit_learns():
@@ -38,7 +38,7 @@ def test_f1_is_scikit_learns():
     sums, gold_pairs, given_pairs = np.zeros(5), set(), set()
     for i in range(200):
         gold, answer = draw.choice(["a", "b", ""], 2)
-        sums[score._outcome(answer or None, [gold or None])] += 1
+        sums[score.outcome(answer or None, [gold or None])] += 1
         gold_pairs |= {(i, gold)} if gold else set()
         given_pairs |= {(i, answer)} if answer else set()
     pairs = sorted(gold_pairs | given_pairs)

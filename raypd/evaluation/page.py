@@ -1,0 +1,157 @@
+"""The page of `raypd evaluate`: what was wrong, document by document, the label beside the value, with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from raypd import storage
+from raypd.config import ExtractionConfig
+from raypd.errors import RunError
+from raypd.evaluation.score import (
+    NN,
+    NV,
+    VC,
+    VN,
+    Evaluation,
+    asked_attributes,
+    flat_values,
+    outcome,
+    read_answers,
+    read_labels,
+)
+from raypd.report import page, review
+from raypd.report.texts import marked, text_in
+from raypd.run.load import load_run
+
+PAGE = "evaluation.html"
+_DOCUMENTS = 200  # that are shown, those with the most wrong values
+REASONS = ("another value", "a part of the label", "more than the label", "no label", "missing", "no answer")
+_MEASURES = ("scored F1", "strict F1", "values right")
+
+
+@dataclass
+class WrongValue:
+    """A value that is not what the label says."""
+
+    attribute: str
+    label: str
+    value: str
+    reason: str  # of REASONS
+    status: str  # of the value
+    confidence: float | None
+
+
+@dataclass
+class WrongDocument:
+    """A document with wrong values: its text in pieces, each with the attributes whose values stand there."""
+
+    id: str
+    category: str
+    source: str
+    row: int
+    values: list[WrongValue]
+    pieces: list[tuple[str, str]]
+
+
+@dataclass
+class Mistakes:
+    """What an extraction had wrong."""
+
+    documents: list[WrongDocument]
+    attributes: dict[tuple[str, str], Counter[str]]  # (category, attribute) -> right, and of each reason
+
+
+def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tolerance: float) -> str | None:
+    """Writes the page of an extraction into the run's folder; where it is, None for a run of another kind.
+
+    Raises ConfigError, InputError: its input cannot be read again; RunError: the page cannot be written."""
+    root = storage.absolute(run)
+    config = load_run(root, [])
+    if not isinstance(config.task, ExtractionConfig):
+        return None
+    mistakes = find(run, labels, labels_column, tolerance)
+    shown = sorted(mistakes.documents, key=lambda document: -len(document.values))[:_DOCUMENTS]
+    texts = review.documents_at(config, root, {(document.source, document.row): document for document in shown})
+    for document in shown:
+        if (read := texts.get((document.source, document.row))) is not None and read.error is None:
+            text = text_in(read, config)
+            found = [(value.value, value.attribute) for value in document.values if value.value]
+            spans = [
+                ((text.find(value), text.find(value) + len(value)), name) for value, name in found if value in text
+            ]
+            document.pieces = list(marked(text, spans))
+    html = page.fill(
+        "evaluation.html.j2",
+        name=root.rstrip("/").rpartition("/")[2],
+        labels=labels,
+        measures=[measure for measure in evaluation.measures if measure.name in _MEASURES and not measure.of],
+        heads=["attribute", "right", *REASONS],
+        attributes=_rows(mistakes),
+        documents=shown,
+        wrong=len(mistakes.documents),
+    )
+    path = storage.join(root, PAGE)
+    try:
+        storage.put(path, html.encode())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error}") from None
+    return path
+
+
+def _rows(mistakes: Mistakes) -> list[list[str]]:
+    """Cells by attribute, the one with the most wrong values first."""
+    ranked = sorted(mistakes.attributes.items(), key=lambda item: item[1]["right"] - item[1].total())
+    return [
+        [" · ".join(filter(None, key)), *(str(counts[name]) if counts[name] else "" for name in ("right", *REASONS))]
+        for key, counts in ranked
+    ]
+
+
+def find(run: str, labels: str, labels_column: str = "target", tolerance: float = 0.0) -> Mistakes:
+    """The wrong values of an extraction. Raises InputError as `evaluate`."""
+    gold = {record["id"]: record for record in read_labels(labels, labels_column) if "target" in record}
+    names = asked_attributes(run)
+    mistakes = Mistakes([], {})
+    for id, rows in read_answers(run).items():
+        if id not in gold:
+            continue
+        row = rows[0] if rows else {}
+        target = flat_values(gold[id]["target"])
+        category = str(row.get("category") or gold[id].get("category") or "")
+        asked = names.get(category, {name: name for name in target})
+        record = flat_values(json.loads(row["record"])) if row else {}
+        values = {asked.get(value["name"], value["name"]): value for value in row.get("values") or []}
+        wrong = []
+        for name in [name for name in asked.values() if name in target]:
+            forms = (gold[id].get("accepted") or {}).get(name) or [target[name]]
+            reason = _reason(record.get(name), forms, tolerance) if row else "no answer"
+            mistakes.attributes.setdefault((category, name), Counter())[reason or "right"] += 1
+            if reason is not None:
+                value = values.get(name, {})
+                shown = _shown(record.get(name)) or str(value.get("raw") or "")
+                status = str(value.get("status", ""))
+                wrong.append(WrongValue(name, _shown(forms[0]), shown, reason, status, value.get("confidence")))
+        if wrong:
+            place = str(row.get("source", "")), int(row.get("row") or 0)
+            mistakes.documents.append(WrongDocument(id, category, *place, wrong, []))
+    return mistakes
+
+
+def _reason(value: Any, forms: list[Any], tolerance: float) -> str | None:
+    """Why a value is wrong; None: it is right."""
+    kind = outcome(value, forms, tolerance)
+    if kind in (VC, NN):
+        return None
+    if kind in (NV, VN):
+        return "no label" if kind == NV else "missing"
+    text, labels = str(value).casefold(), [str(form).casefold() for form in forms]
+    if any(text in label for label in labels):
+        return "a part of the label"
+    return "more than the label" if any(label in text for label in labels) else "another value"
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
