@@ -10,6 +10,7 @@ from raypd.config.run import RunConfig
 from raypd.config.section import without_credentials
 from raypd.config.tasks import (
     ANSWER_KEYS,
+    FORMATS,
     KINDS,
     METHODS,
     OWN_COLUMNS,

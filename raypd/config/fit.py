@@ -7,22 +7,9 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from raypd.config.section import Section, without_credentials
+from raypd.config.section import Section, check_secrets, without_credentials
 
 _SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate may change
-
-
-_SECRET = re.compile(r"api_?key|access_?key|secret|password|credential", re.I)
-
-
-def _check_secrets(value: Any) -> None:
-    """Raises ValueError for a secret in keys that no section checks before they are used: a run records them."""
-    if isinstance(value, str):
-        without_credentials(value)
-    for name, inner in value.items() if isinstance(value, dict) else ():
-        if _SECRET.search(name):
-            raise ValueError(f"{name}: a configuration holds no secrets; model.endpoint.key_variable names a variable")
-        _check_secrets(inner)
 
 
 class FitConfig(Section):
@@ -60,7 +47,7 @@ class FitConfig(Section):
     @field_validator("teacher", "candidates")
     @classmethod
     def _no_secrets(cls, keys: dict[str, Any] | None) -> dict[str, Any] | None:
-        _check_secrets(keys)
+        check_secrets(keys)
         return keys
 
     @field_validator("candidates")

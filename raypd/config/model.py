@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from raypd.config.section import Section, Uri
+from raypd.config.section import Section, Uri, check_secrets
 from raypd.config.tasks import ANSWER_KEYS
 from raypd.decoding.methods.registry import REGISTRY
 
@@ -50,10 +50,32 @@ class EndpointConfig(Section):
         "OPENAI_API_KEY", description="Environment variable that holds the key; null: the server needs none"
     )
     requests_per_minute: float | None = Field(None, gt=0, description="Of each worker; null: as many as it takes")
+    tokens_per_minute: float | None = Field(
+        None, gt=0, description="Read and written, of each worker, by the mean of the answers so far; null: as many"
+    )
+    response_format: Literal["text", "json_schema"] = Field(
+        "text", description="json_schema: the server is sent the schema of an extraction, and holds its answer to it"
+    )
+    logprobs: bool = Field(False, description="Ask for the tokens' probabilities, of which confidences are made")
+    parameters: dict[str, Any] = Field(
+        {},
+        description="Sent with each request over model, temperature, top_p, seed and max_completion_tokens, such as "
+        "{reasoning_effort: low}; null leaves one out",
+    )
     retries: int = Field(6, ge=0, description="Of a request that failed, or was refused for now")
     timeout_seconds: float = Field(120.0, gt=0)
     usd_per_million_prompt_tokens: float = Field(0.0, ge=0, description="For the bill")
     usd_per_million_answer_tokens: float = Field(0.0, ge=0, description="For the bill")
+
+    @field_validator("parameters")
+    @classmethod
+    def _no_secrets(cls, parameters: dict[str, Any]) -> dict[str, Any]:
+        check_secrets(parameters)
+        return parameters
+
+
+_ANSWERING = ("url", "response_format", "parameters")  # keys of an endpoint that can change an answer
+IDLE_ENDPOINT_KEYS = EndpointConfig.model_fields.keys() - set(_ANSWERING)
 
 
 class ModelConfig(Section):

@@ -14,7 +14,7 @@ from raypd.config.cascade import CascadeConfig
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
 from raypd.config.fit import FitConfig
-from raypd.config.model import SAMPLING_KEYS, DecodingConfig, EndpointConfig, EngineConfig, ModelConfig
+from raypd.config.model import IDLE_ENDPOINT_KEYS, SAMPLING_KEYS, DecodingConfig, EngineConfig, ModelConfig
 from raypd.config.section import Section
 from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
 from raypd.config.training import TrainingConfig
@@ -166,7 +166,7 @@ class RunConfig(Section):
         idle |= {f"engine.{key}" for key in EngineConfig.model_fields if key != "kind"}
         for model in ("model", "cascade.model"):
             idle |= {f"{model}.device", f"{model}.fake"}
-            idle |= {f"{model}.endpoint.{key}" for key in EndpointConfig.model_fields if key != "url"}
+            idle |= {f"{model}.endpoint.{key}" for key in IDLE_ENDPOINT_KEYS}
         idle |= {"cascade"} if self.cascade.model is None else set()
         idle |= self.task.idle_keys
         idle |= {f"decoding.{key}" for key in self.decoding.idle_keys(self.task.kind)}

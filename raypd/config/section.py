@@ -41,3 +41,16 @@ def without_password(address: str) -> str:
 
 Uri = Annotated[str, AfterValidator(without_credentials)]
 Address = Annotated[str, AfterValidator(without_password)]
+
+
+_SECRET_NAMES = re.compile(r"api_?key|access_?key|secret|password|credential", re.I)
+
+
+def check_secrets(value: object) -> None:
+    """Raises ValueError for a secret in keys that no section checks before they are used: a run records them."""
+    if isinstance(value, str):
+        without_credentials(value)
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        if _SECRET_NAMES.search(str(name)):
+            raise ValueError(f"{name}: a configuration holds no secrets; model.endpoint.key_variable names a variable")
+        check_secrets(inner)

@@ -4,7 +4,7 @@ packs many programs' feeds into one forward pass; tokens see tokens of the same 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -40,8 +40,8 @@ class Feed:
     Tokens stand in such an order that none sees a later one of the same feed: a long feed goes in chunks. `reach`:
     pairs (query segment, key segment) added to those already known; (0, 0) begins as CAUSAL, pairs never named are
     HIDDEN. `draft` asks heads between two feeds: such a feed holds no tokens, takes no pass, and is never the first.
-    `pattern`, in a first feed: a regular expression of all that is to be decoded (or ANY_OBJECT), for another engine
-    that holds an answer to one by itself; this one reads `allowed_token_ids`.
+    `pattern`, in a first feed: a regular expression of all that is to be decoded, ANY_OBJECT, or for a server a JSON
+    Schema: for another engine that holds an answer to one by itself; this one reads `allowed_token_ids`.
     """
 
     tokens: Sequence[int]  # [n]
@@ -56,7 +56,7 @@ class Feed:
     want_logits: bool = False  # for a method that verifies
     want_hidden: bool = False  # last hidden states, which the output embeddings read, for heads
     draft: DraftRequest | None = None
-    pattern: str | None = None
+    pattern: str | Mapping[str, Any] | None = None
 
 
 @dataclass

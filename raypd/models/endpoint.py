@@ -98,6 +98,7 @@ class EndpointEngine:
         self._pool = ThreadPoolExecutor(at_once)
         self._lock, self._next = threading.Lock(), 0.0  # when the next request may be sent (monotonic)
         self._failed_in_a_row = 0
+        self._answers = self._tokens = 0
         self.patience = 1.0  # seconds that a step waits for an answer
         self._session = requests.Session()
         self._session.mount("http://", HTTPAdapter(pool_maxsize=at_once))
@@ -114,9 +115,9 @@ class EndpointEngine:
 
     def submit(self, program: Program[Any], *, tag: Any, sampling: Any, seed: int) -> None:
         """Sends the server the prompt of a program that would write its answer token by token."""
-        prompt = next(program).tokens
+        feed = next(program)
         program.close()
-        self._running[self._pool.submit(self._ask, list(prompt), seed)] = tag
+        self._running[self._pool.submit(self._ask, list(feed.tokens), feed.pattern, seed)] = tag
 
     def step(self) -> list[Finished]:
         """The answers that have come, after at most `patience`."""
@@ -131,24 +132,15 @@ class EndpointEngine:
                 finished.append(Finished(tag, answer, None, counts))
         return finished
 
-    def _ask(self, prompt: list[int], seed: int) -> tuple[Continuation, TokenCounts]:
+    def _ask(self, prompt: list[int], schema: Any, seed: int) -> tuple[Continuation, TokenCounts]:
         messages, begun = self._messages(prompt)
-        sampling = self.config.decoding.sampling
-        body: dict[str, Any] = {
-            "model": self.config.model.name,
-            "messages": messages,
-            "max_completion_tokens": self.config.decoding.max_new_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p if sampling.top_p is not None else 1.0,
-            "seed": seed % 2**31,
-        }
-        tree = self._reply(body)
+        tree = self._reply(self._body(messages, schema, seed))
         try:
             choice = tree["choices"][0]
             content = choice["message"]["content"] or ""
             if isinstance(content, list):  # parts, as some servers write them
                 content = "".join(part.get("text", "") for part in content)
-            text = self._shown(content)
+            text = written = self._shown(content)
         except (LookupError, TypeError, AttributeError):
             raise RuntimeError(self._unexpected(json.dumps(tree))) from None
         if begun and begun.strip() in text:  # the answer's beginning, which the prompt gives; a server writes it again
@@ -156,7 +148,27 @@ class EndpointEngine:
         stopped = choice.get("finish_reason") == "stop"
         ids = [*self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
         counts = self._counts(tree.get("usage") or {}, len(prompt))
-        return Continuation([*ids, self._end] if stopped else ids, [], stopped), counts
+        logprobs = _byte_logprobs(choice.get("logprobs"), written)[-len(ids) :] if ids else []
+        if stopped:
+            return Continuation([*ids, self._end], [*logprobs, *logprobs[-1:]], stopped), counts
+        return Continuation(ids, logprobs, stopped), counts
+
+    def _body(self, messages: list[dict[str, str]], schema: Any, seed: int) -> dict[str, Any]:
+        """What is sent; a parameter that is null is left out."""
+        sampling = self.config.decoding.sampling
+        body: dict[str, Any] = {
+            "model": self.config.model.name,
+            "messages": messages,
+            "max_completion_tokens": self.config.decoding.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p if sampling.top_p < 1 else None,
+            "seed": seed % 2**31 if sampling.temperature > 0 else None,
+            "logprobs": self.endpoint.logprobs or None,
+        }
+        if isinstance(schema, Mapping):
+            form = {"name": "record", "schema": schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
+        return {name: value for name, value in {**body, **self.endpoint.parameters}.items() if value is not None}
 
     def _counts(self, usage: Any, prompt_bytes: int) -> TokenCounts:
         """The tokens that the bill counts. Raises RuntimeError for numbers that cannot be true of the request."""
@@ -171,6 +183,8 @@ class EndpointEngine:
                 f"{self._url}: its usage says {prompt:,} tokens read ({shared:,} cached) and {answer:,} written; at "
                 f"most {most[0]:,} were sent and {most[1]:,} asked for"
             )
+        with self._lock:
+            self._answers, self._tokens = self._answers + 1, self._tokens + prompt + answer
         return TokenCounts(prompt - shared, shared, answer, 1)
 
     def _reply(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -265,9 +279,25 @@ class EndpointEngine:
         return messages, begun
 
     def _wait_for_turn(self) -> None:
-        per_minute = self.endpoint.requests_per_minute
+        requests, tokens = self.endpoint.requests_per_minute, self.endpoint.tokens_per_minute
         with self._lock:
             now = time.monotonic()
             turn = max(now, self._next)
-            self._next = turn + (60.0 / per_minute if per_minute is not None else 0.0)
+            minutes = [1 / requests if requests is not None else 0.0]
+            if tokens is not None and self._answers:
+                minutes.append(self._tokens / self._answers / tokens)
+            self._next = turn + 60.0 * max(minutes)
         time.sleep(max(0.0, turn - now))
+
+
+def _byte_logprobs(logprobs: Any, text: str) -> list[float]:
+    """For each byte of a text the log probability of its token; [] where the server gives none, or of another text."""
+    try:
+        tokens = [
+            (bytes(token.get("bytes") or token["token"].encode()), float(token["logprob"]))
+            for token in logprobs["content"]
+        ]
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return []
+    each = [logprob for data, logprob in tokens for _ in data]
+    return each if b"".join(data for data, _ in tokens) == text.encode() else []

@@ -30,6 +30,7 @@ from raypd.tasks.calibration import calibration_of
 from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.few_shot import LabelledExamples
+from raypd.tasks.json_schema import record_schema
 from raypd.tasks.prompting import DOCUMENTS, encode, end_tokens, messages, pieces, tag_of
 from raypd.tasks.spans import span_of, span_shift
 from raypd.tasks.values import CheckedValue, JsonObjectEnd, Rated, check, find_value
@@ -46,7 +47,7 @@ class _CategoryPrompt:
     behind: list[int]
     keys: list[list[int]]  # the skeleton's piece before each slot; the first opens the object
     grammars: list[Grammar]
-    pattern: str | None = None  # of the answer, for an engine that holds it to one by itself
+    pattern: str | dict[str, Any] | None = None  # of the answer, for an engine that holds it to one by itself
 
 
 @dataclass
@@ -69,6 +70,8 @@ class ExtractionTask:
         self.input, self.task, self.decoding = config.input, config.task, config.decoding
         self._calibration, self._min_confidence = calibration_of(config.model), config.output.min_confidence
         self._writes_keys = REGISTRY[self.decoding.method].whole_record  # the model does
+        server = config.model.endpoint
+        self._by_schema = server is not None and server.response_format == "json_schema"
         self._by_pattern = config.engine.kind == "vllm" and not self._writes_keys  # ... as the engine makes it
         self.tokenizer, self.context_length = tokenizer, context_length
         self._encode = partial(encode, tokenizer, special=False)
@@ -120,8 +123,9 @@ class ExtractionTask:
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
         before, behind = pieces(self.tokenizer, message, [DOCUMENTS])
         before += self._encode(self._examples.first(name))
-        pattern = record_pattern(category.attributes) if self._by_pattern else None
-        ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars, pattern)
+        ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars)
+        if self._by_pattern or self._by_schema:
+            ready.pattern = (record_schema if self._by_schema else record_pattern)(category.attributes)
         if self._remaining_tokens(ready) < 16:
             key = "max_new_tokens" if self._writes_keys else "max_value_tokens"
             raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import math
 import os
 import re
 import signal
@@ -18,17 +19,22 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 import requests
+from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from raypd import LLM
+from raypd.answering.answer import answer
+from raypd.answering.components import build
 from raypd.billing import book
+from raypd.billing.meter import Meter
 from raypd.cluster.driver import run_extract
-from raypd.config import ModelConfig
+from raypd.config import Attribute, ModelConfig
 from raypd.decoding.program import Feed
 from raypd.errors import ConfigError
 from raypd.models.endpoint import EndpointEngine, byte_tokenizer
 from raypd.models.load import load_model
 from raypd.tasks.base import Document
+from raypd.tasks.json_schema import record_schema
 from raypd.tasks.prompting import rendered
 from raypd.training import teacher
 from tests.decoding.drivers import finished
@@ -112,7 +118,6 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
     assert [document.id for document in documents if "target" in document.fields] == ["0", "1", "2", "5"]
 
 
-@pytest.mark.slow
 def test_a_cascade_s_server_is_asked_and_billed_for_what_the_first_model_is_unsure_of(tmp_path, ray_here):
     with server(lambda *_: completion('{"Brand": "Acme", "Size": 42}')) as (url, received):
         config = configuration(tmp_path, url, key_variable=None)
@@ -127,6 +132,68 @@ def test_a_cascade_s_server_is_asked_and_billed_for_what_the_first_model_is_unsu
     assert bill.parts["endpoint"] == pytest.approx(3 * 10 * 5e4 / 1e6)  # and nothing for the first model's tokens
 
 
+def test_a_schema_parameters_and_probabilities(tmp_path, slept):
+    """The server gives the tokens of its answer; a value's confidence is the mean over its bytes."""
+    text = '{"Brand": "Ac\u00e9", "Size": 42}'
+    parts = [('{"Brand": "', 0.0), ("Ac", -0.5), ("é", -2.0), ('", "Size":', -0.1), (" 42", -0.3), ("}", 0.0)]
+    assert "".join(part for part, _ in parts) == text
+    status, tree = completion(text)
+    tokens = [{"token": part, "logprob": value, "bytes": list(part.encode())} for part, value in parts]
+    tree["choices"][0]["logprobs"] = {"content": tokens}
+    settings = {
+        "response_format": "json_schema",
+        "logprobs": True,
+        "parameters": {"temperature": None, "effort": "low"},
+    }
+    with server(lambda *_: (status, tree)) as (url, received):
+        parts = build(configuration(tmp_path, url, **settings), None)
+        ((record,),) = answer(parts, [Document(0, "a", {"title": "shoe"})], Meter("", "autoregressive"))
+    body = received[0][2]
+    assert (body["effort"], body["logprobs"], body.keys() & {"temperature", "seed", "top_p"}) == ("low", True, set())
+    schema = body["response_format"]["json_schema"]["schema"]
+    assert schema["required"] == ["Brand", "Size"]
+    values = {value["name"]: value for value in record.columns["values"]}
+    assert (values["Brand"]["value"], values["Size"]["number"]) == ("Acé", 42)
+    quotes = [0.0, -0.1]  # of tokens that reach into the value
+    assert values["Brand"]["confidence"] == pytest.approx(math.exp((sum(quotes) - 2 * 0.5 - 2 * 2.0) / 6))
+    assert values["Size"]["confidence"] == pytest.approx(math.exp(-0.3))
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        {"name": "a"},
+        {"name": "a", "type": "number", "required": True},
+        {"name": "a", "type": "boolean", "required": True},
+        {"name": "a", "type": "enum", "values": ["x", "y"]},
+        {"name": "a", "type": "date"},
+        {"name": "a", "type": "pattern", "pattern": r"\d{3}"},
+        {"name": "a", "type": "integer", "many": True, "max_items": 2},
+    ],
+)
+def test_the_schema_takes_what_the_attribute_takes(attribute):
+    attribute = Attribute(**attribute)
+    check = Draft202012Validator(
+        record_schema([attribute]), format_checker=Draft202012Validator.FORMAT_CHECKER
+    ).is_valid
+    null = not (attribute.required and attribute.type == "boolean")
+    values = ["x", "z", "123", "1234", "2026-02-28", "2026-02-30", 1, 1.5, True, [1], [1, 2], [1, 2, 3], ["x"]]
+    assert check({"a": None}) == null
+    for value in values:
+        assert check({"a": value}) == attribute.fits(value), value
+
+
+def test_tokens_a_minute_are_those_of_the_answers_so_far(tmp_path, slept):
+    with server(lambda *_: completion("Well.")) as (url, _):
+        config = with_keys(configuration(tmp_path, url, tokens_per_minute=60), engine={"max_num_seqs": 1})
+        engine = EndpointEngine(config, byte_tokenizer())
+        for n in range(3):
+            engine.submit((feed for feed in [Feed([1], [0])]), tag=n, sampling=None, seed=n)
+        finished(engine)
+    assert sum(slept) == pytest.approx(0 + 110, abs=1)  # the second knows of none yet, the third of 110 tokens
+
+
+@pytest.mark.slow
 def test_vllm_s_server_answers_as_the_engine_does(tmp_path):
     python = os.environ.get("RAYPD_VLLM_PYTHON")
     if not python:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -46,7 +46,7 @@ def autoregressive(
     max_new_tokens: int,
     stops: Stops,  # whether the text is complete
     allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None,  # what may come next; None: all
-    pattern: str | None = None,  # as `Feed.pattern`
+    pattern: str | Mapping[str, Any] | None = None,  # as `Feed.pattern`
     forced: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: (),
 ) -> Program[Continuation]:
     """Decodes one token a pass; the last one is not fed. The rules are given the tokens decoded so far; what is
