@@ -66,7 +66,7 @@ class EngineActor:
 
     def __init__(self, config: RunConfig, gpus: float, ledger: Any) -> None:
         """gpus: of this actor; ledger: handle of the actor that keeps the bill, None: there is none."""
-        self.config, self.node = config, node_id()
+        self.config, self.node, self.gpus = config, node_id(), gpus
         self.meter = Meter(self.node, config.decoding.method, gpus, power=energy.meter(gpus))
         self._reporter: Reporter | None = None
         if ledger is not None:
@@ -75,6 +75,11 @@ class EngineActor:
             self._reporter = Reporter(self.meter, ledger, self.progress)
 
     def load(self, build: Build, threads: int | None) -> None:
+        """Raises ModelError, ConfigError."""
+        if self.gpus and self.config.model.has_weights and self.config.model.device == "auto":
+            from raypd.models.load import check_gpu
+
+            check_gpu()
         self.parts = build(self.config, threads)
         self.schema = columns_of(self.config)
         self.meter.ready()

@@ -232,6 +232,17 @@ class EngineConfig(Section):
         False, description="Small passes run as CUDA graphs, which are not measured yet (needs attention: triton)"
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")
+    vllm: dict[str, Any] = Field(
+        {},
+        description="Arguments of vLLM's EngineArgs over those of raypd, such as {tensor_parallel_size: 2, "
+        "max_model_len: 8192}",
+    )
+
+    @field_validator("vllm")
+    @classmethod
+    def _no_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        check_secrets(arguments)
+        return arguments
 
     @property
     def most_seqs(self) -> int:
@@ -249,4 +260,6 @@ class EngineConfig(Section):
     def _graphs_of_the_kernel(self) -> EngineConfig:
         if self.cuda_graphs and self.attention != "triton":
             raise ValueError("cuda_graphs needs engine.attention: triton")
+        if self.vllm and self.kind != "vllm":
+            raise ValueError("vllm: these are arguments of vLLM's engine: set engine.kind: vllm")
         return self

@@ -75,6 +75,12 @@ class RunConfig(Section):
             raise ValueError(f"decoding.method {method} needs decoding.draft_model, a smaller model of the same family")
         if self.engine.kind == "vllm":
             self._vllm_can(method)
+        gpus = self.cluster.gpus_per_worker
+        if gpus is not None and gpus > 1 and self.engine.kind == "raypd" and self.model.has_weights:
+            raise ValueError(
+                f"cluster.gpus_per_worker {gpus:g}: raypd's engine holds a model on one GPU; engine.kind: vllm with "
+                f"engine.vllm: {{tensor_parallel_size: {gpus:g}}} spreads one over several"
+            )
         if isinstance(self.task, ExtractionConfig):
             self._categories_known(self.task)
         greedy = self.decoding.sampling.temperature == 0
@@ -163,7 +169,7 @@ class RunConfig(Section):
             "input.on_damaged",
         }
         idle |= {"task.categories_file", "task.schema"}
-        idle |= {f"engine.{key}" for key in EngineConfig.model_fields if key != "kind"}
+        idle |= {f"engine.{key}" for key in EngineConfig.model_fields if key not in ("kind", "vllm")}
         for model in ("model", "cascade.model"):
             idle |= {f"{model}.device", f"{model}.fake"}
             idle |= {f"{model}.endpoint.{key}" for key in IDLE_ENDPOINT_KEYS}

@@ -87,6 +87,17 @@ def load_model(config: ModelConfig) -> LoadedModel:
     return LoadedModel(model, tokenizer, config.name, dtype, device, context)
 
 
+def check_gpu() -> None:
+    """Raises ModelError where torch sees no GPU: a worker that was given one must not decode on the CPU instead."""
+    if not torch.cuda.is_available():
+        built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+        raise ModelError(
+            f"this worker was given a GPU, and torch {torch.__version__}, which {built}, sees none on its node: the "
+            "driver is older than that, or the container lacks NVIDIA_VISIBLE_DEVICES=all (`nvidia-smi` there shows "
+            "both); model.device=cpu with cluster.gpus_per_worker=0 decodes on CPUs"
+        )
+
+
 def resolve_device(name: str) -> torch.device:
     """`model.device` as a device that is there. `auto`: cuda where there is one, else cpu."""
     if name == "auto":

@@ -64,18 +64,18 @@ class VLLMEngine:
         model, sizes = config.model, config.engine
         dtype = str(resolve_dtype(model.dtype, resolve_device(model.device))).removeprefix("torch.")
         with _whole_model(config) as (model_path, revision):
-            arguments = EngineArgs(
-                model=model_path,
-                revision=revision,
-                trust_remote_code=model.trust_remote_code,
-                dtype=dtype,
-                max_num_seqs=sizes.most_seqs,
-                max_num_batched_tokens=max(sizes.max_num_batched_tokens, sizes.most_seqs),
-                enable_prefix_caching=True,
-                disable_log_stats=True,
-            )
+            arguments: dict[str, Any] = {
+                "model": model_path,
+                "revision": revision,
+                "trust_remote_code": model.trust_remote_code,
+                "dtype": dtype,
+                "max_num_seqs": sizes.most_seqs,
+                "max_num_batched_tokens": max(sizes.max_num_batched_tokens, sizes.most_seqs),
+                "enable_prefix_caching": True,
+                "disable_log_stats": True,
+            }
             try:
-                self._vllm = LLMEngine.from_engine_args(arguments)
+                self._vllm = LLMEngine.from_engine_args(EngineArgs(**{**arguments, **sizes.vllm}))
             except Exception as error:
                 text = " ".join(str(error).split())[:400]
                 raise ModelError(

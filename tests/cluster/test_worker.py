@@ -21,7 +21,7 @@ from raypd.run.retry_policy import Attempt, AttemptRecord, UnitLog, attempts_pat
 from raypd.tasks.base import Record
 from tests.cluster import fakes
 from tests.processes import LONG, wait_for
-from tests.runs import write_jsonl
+from tests.runs import with_keys, write_jsonl
 
 
 def worker(run, **keys) -> DecodeWorker:
@@ -241,3 +241,14 @@ def test_an_engine_that_decodes_many_is_given_more(tmp_path: Path, config, decod
     engine.step = noted  # type: ignore[method-assign]
     made.run_unit(next(iter(plan(run))))
     assert max(given) <= made.request_queue.batch == batch
+
+
+def test_a_worker_that_was_given_a_gpu_and_sees_none_decodes_nothing(tmp_path, config, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"])))
+    made = worker(run, gpus=1.0)
+    result = made.run(next(iter(plan(run))))
+    assert (result.fatal, made.loaded) == (True, False)
+    assert "was given a GPU, and torch" in (result.error or "")
+    asked_for_it = with_keys(run, model={"device": "cpu"}, output={"path": str(tmp_path / "cpu")})
+    assert worker(asked_for_it, gpus=1.0).loaded

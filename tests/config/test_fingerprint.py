@@ -143,7 +143,7 @@ def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
                 *("category_column", "category", "max_document_bytes"),
             },
             "output": {"columns", "min_confidence"},
-            "engine": {"kind"},
+            "engine": {"kind", "vllm"},
             "model": {
                 *(
                     "name",

@@ -62,12 +62,16 @@ class Replay:
 
 @pytest.fixture
 def engine(monkeypatch):
-    """An engine over a Replay, as `engine(**of_the_replay)`; SamplingParams are what they were made with."""
+    """An engine over a Replay, as `engine(*settings, **of_the_replay)`; SamplingParams are what they were made with."""
 
-    def begin(**how):
+    def begin(*settings, **how):
         replay, params = Replay(**how), {"RequestOutputKind": SimpleNamespace(DELTA="delta")}
         params |= dict.fromkeys(("SamplingParams", "StructuredOutputsParams"), SimpleNamespace)
-        made = {"LLMEngine": SimpleNamespace(from_engine_args=lambda arguments: replay)}
+        made = {
+            "LLMEngine": SimpleNamespace(
+                from_engine_args=lambda arguments: vars(replay).update(made=arguments) or replay
+            )
+        }
         modules = {"engine.arg_utils": {"EngineArgs": SimpleNamespace}, "v1.engine.llm_engine": made}
         modules |= {"sampling_params": params, "": {}, "engine": {}, "v1": {}, "v1.engine": {}}
         for name, members in modules.items():
@@ -77,7 +81,7 @@ def engine(monkeypatch):
         for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL"):
             monkeypatch.setenv(name, "0")
         monkeypatch.setattr("raypd.models.vllm_engine.check_vllm", lambda *_: None)
-        return VLLMEngine(make_config(EXTRACTION, VLLM), None), replay
+        return VLLMEngine(make_config(EXTRACTION, [*VLLM, *settings]), None), replay
 
     return begin
 
@@ -97,6 +101,25 @@ def test_programs_end_where_they_want_to_and_their_requests_are_aborted(engine):
     assert replay.aborted == ["1", "0"]
     assert (done[8].counts.prefill_tokens, done[8].counts.shared_tokens, done[8].counts.decode_tokens) == (3, 2, 2)
     assert vllm.sequences == []
+
+
+def test_arguments_of_its_own_go_over_ours(engine):
+    _, replay = engine("engine.vllm={tensor_parallel_size: 2, enable_prefix_caching: false}", "engine.max_num_seqs=7")
+    assert (replay.made.tensor_parallel_size, replay.made.enable_prefix_caching, replay.made.max_num_seqs) == (
+        2,
+        False,
+        7,
+    )
+    with pytest.raises(ConfigError, match=r"engine: vllm: these are arguments of vLLM's engine"):
+        make_config(EXTRACTION, ["engine.vllm={max_model_len: 9}"])
+    with pytest.raises(ConfigError, match=r"hf_token_password: a configuration holds no secrets"):
+        make_config(EXTRACTION, [*VLLM, "engine.vllm={hf_token_password: x}"])
+    with pytest.raises(ConfigError, match=r"cluster.gpus_per_worker 2: raypd's engine holds a model on one GPU"):
+        make_config(EXTRACTION, ["cluster.gpus_per_worker=2"])
+    assert (
+        make_config(EXTRACTION, [*VLLM, "cluster.gpus_per_worker=2"]).fingerprint()
+        == make_config(EXTRACTION, VLLM).fingerprint()
+    )
 
 
 def test_an_answer_that_vllm_cuts_is_an_error_and_one_that_the_program_cuts_is_not(engine):
