@@ -178,7 +178,9 @@ class PoolExecutor:
                 continue  # it was found dead a moment ago, and this with it
             try:
                 result = ray.get(ref)
-            except ray.exceptions.RayActorError as error:
+            except ray.exceptions.RayTaskError:  # a fault of raypd: it would come again in every worker
+                raise
+            except ray.exceptions.RayError as error:  # it died, was killed for memory, or its result is gone
                 self._lost(worker, error)
                 continue
             worker.idle_since = time.monotonic()

@@ -44,6 +44,7 @@ FORMATS = {  # RFC 3339, years 1000 to 2999; a time of day alone has no offset
     "time": rf"{_HOUR}:[0-5][0-9]",
     "date-time": rf"{_DATE}T{_HOUR}:[0-5][0-9](Z|[+-]{_HOUR})",
 }
+_LONGEST_VALUE = 1000  # characters of an enum's
 _MOST_CHARACTERS = 400_000  # of an enum's values together: each is a state of its automaton
 _HINTS = {
     "integer": "a whole number",
@@ -153,6 +154,8 @@ class Attribute(Section):
             return "`values` is for type enum, and an enum needs it"
         if len(set(self.values)) != len(self.values):
             return "a value stands twice"
+        if (longest := max(map(len, self.values), default=0)) > _LONGEST_VALUE:
+            return f"an enum value of {longest:,} characters; limit {_LONGEST_VALUE:,}"
         if (characters := sum(map(len, self.values))) > _MOST_CHARACTERS:
             return f"values of {characters:,} characters; limit {_MOST_CHARACTERS:,}"
         if not all(value and _fits_json(value) for value in self.values):

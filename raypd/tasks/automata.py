@@ -6,19 +6,17 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 
-import outlines_core
-from outlines_core import Index
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import Attribute
+from raypd.config import FORMATS, Attribute
 from raypd.decoding.automata import STRING, JsonObject, ListOf, OrNull, TransitionTable, one_of
 from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf, Vocabulary
 from raypd.models.vocabulary import token_bytes
+from raypd.tasks import pattern_table
+from raypd.tasks.pattern_table import Edges, table_of
 from raypd.tasks.prompting import encode
+from raypd.tasks.sandbox import Unfinished, run_apart
 
-_END_TOKEN = 256  # the index has one beside the bytes
-_END = 1  # a character that no value has
-_MOST_EDGES = 25_000
 _INTEGER = "-?(0|[1-9][0-9]{0,17})"
 # In a slot thousands may be grouped, and a comma that no digit follows, a brace or the line's end closes it.
 _INTEGER_SLOT = r"-?(0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(,[0-9]{3}){1,5})(,[ \n\"}]|[}\n])"
@@ -27,7 +25,7 @@ _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
 _JSON_STRING = r'"[^"\\\x00-\x1f]*(\\(["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"'
 _JSON_NUMBER = _NUMBER + r"([eE][+-]?[0-9]+)?"
 _PATTERNS = {"text": _JSON_STRING, "integer": _INTEGER, "number": _NUMBER}
-Edges = list[dict[str, int]]
+_OURS = frozenset({_INTEGER_SLOT, _JSON_NUMBER, *_PATTERNS.values(), *FORMATS.values()})  # ready in milliseconds
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
@@ -121,33 +119,22 @@ def _quoted(pattern: str) -> tuple[Edges, list[int]]:
 
 @lru_cache(64)
 def _edges(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
-    """(transitions, final states) of a regular expression: the index of a vocabulary of single bytes.
-
-    An end stands behind it: out of a final state the index takes no way that is longer than a token.
-    """
-    tokens: dict[str | bytes, list[int]] = {bytes([b]): [b] for b in range(256) if chr(b) not in without or b == _END}
+    """(transitions, final states) of a regular expression, as `table_of`. Raises ValueError where it cannot be used."""
+    if pattern in _OURS:
+        return table_of(pattern, without)
     try:
-        index = Index(f"({pattern}){chr(_END)}", outlines_core.Vocabulary(_END_TOKEN, tokens))
-    except ValueError as error:
-        reason = str(error).partition(". This may")[0]
-        raise ValueError(f"the pattern {pattern!r} cannot be decoded: {reason}") from None
-    transitions, ended = index.get_transitions(), set(index.get_final_states())
-    table: Edges = []
-    finals = []
-    number = {index.get_initial_state(): 0}
-    states = list(number)
-    for state in states:  # grows
-        edges = transitions.get(state, {})
-        row = {chr(b): after for b, after in edges.items() if b not in (_END, _END_TOKEN)}
-        for after in row.values():
-            if after not in number:
-                number[after] = len(states)
-                states.append(after)
-        table.append({char: number[after] for char, after in row.items()})
-        finals += [number[state]] * (edges.get(_END) in ended)
-    if sum(map(len, table)) > _MOST_EDGES:
+        reason, table, finals = run_apart(pattern_table.__file__, [pattern, without])
+    except Unfinished as unfinished:
+        reason, table, finals = "" if unfinished.limited else str(unfinished), [], []
+    if reason:
+        raise ValueError(f"the pattern {_shown(pattern)} cannot be decoded: {reason.partition('. This may')[0]}")
+    if reason is not None:
         raise ValueError(
-            f"the pattern {pattern!r} is too large to be ready in a few seconds: say [0-9A-Za-z] in place of "
+            f"the pattern {_shown(pattern)} is too large to be ready in a few seconds: say [0-9A-Za-z] in place of "
             "\\w and ., and + with max_length in place of a range of repetitions"
         )
     return table, finals
+
+
+def _shown(pattern: str) -> str:
+    return repr(pattern if len(pattern) <= 200 else f"{pattern[:200]}...")

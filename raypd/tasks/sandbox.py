@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -47,22 +48,39 @@ def render(text: str, values: list[dict[str, Any]]) -> list[str]:
 
 def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
     """As `render`, for templates of others: in a process that ends after CPU_SECONDS, with little memory."""
-    # -P: this folder has a numbers.py, which is not Python's.
-    command = [sys.executable, "-P", __file__]
     try:
-        done = subprocess.run(
-            command, input=json.dumps([text, values]).encode(), capture_output=True, timeout=_WALL_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise TemplateFault(f"it is not rendered within {_WALL_SECONDS:.0f} s") from None
-    if done.returncode < 0:
-        raise TemplateFault(f"it is not rendered within {CPU_SECONDS} s: does a loop of it end?")
-    if done.returncode:
-        raise TemplateFault(f"it cannot be rendered: {done.stderr.decode(errors='replace').strip()[-300:]}")
-    answer = json.loads(done.stdout)
+        answer = run_apart(__file__, [text, values])
+    except Unfinished as reason:
+        if reason.limited:
+            raise TemplateFault(f"it is not rendered within {CPU_SECONDS} s: does a loop of it end?") from None
+        raise TemplateFault(f"it cannot be rendered: {reason}") from None
     if "fault" in answer:
         raise TemplateFault(answer["fault"], answer["line"])
     return list(answer["texts"])
+
+
+class Unfinished(Exception):
+    """A process of its own that failed; limited: it was ended by its limits."""
+
+    def __init__(self, message: str, limited: bool = False) -> None:
+        super().__init__(message)
+        self.limited = limited
+
+
+def run_apart(file: str, value: Any) -> Any:
+    """Runs a Python file, which limits itself, as a process with JSON on stdin; what it prints. Raises Unfinished."""
+    # -P: this folder has a numbers.py, which is not Python's.
+    command = [sys.executable, "-P", file]
+    try:
+        done = subprocess.run(command, input=json.dumps(value).encode(), capture_output=True, timeout=_WALL_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Unfinished(f"no end within {_WALL_SECONDS:.0f} s") from None
+    if done.returncode < 0:
+        late = -done.returncode in (signal.SIGXCPU, signal.SIGKILL)
+        raise Unfinished("it takes too long" if late else "it takes too much memory", limited=True)
+    if done.returncode:
+        raise Unfinished(done.stderr.decode(errors="replace").strip()[-300:])
+    return json.loads(done.stdout)
 
 
 @contextlib.contextmanager

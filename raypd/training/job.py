@@ -217,6 +217,8 @@ def _explained(error: Exception) -> UserError:
             name, message = json.loads(str(getattr(reason, "cause", reason)).splitlines()[-1])
             return _KINDS[name](message)
     last = [line for line in str(reasons[0]).splitlines() if line.strip()][-1]
+    if "low on memory" in str(reasons[0]):  # of which Ray says twenty lines
+        last = "the machine ran out of memory (a lower training.batch_tokens takes less)"
     return RunError(f"a training worker ended: {last}; the same command goes on from the latest checkpoint")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import ray
 
 from raypd.answering.request_queue import Progress
 from raypd.cluster import driver, pool_executor
@@ -103,6 +104,24 @@ def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(
     own._assign()
     assert busy.leaving
     assert calls(busy) == [[("cancel", "u0", False)] * cancelled]
+
+
+def test_what_ray_kills_for_memory_is_a_death_like_any_other(tmp_path, monkeypatch):
+    """Ray says so by an error that is none of an actor."""
+    dead, said = worker(BEGUN), []
+    executor = assigning(dead, say=said.append, spec=SimpleNamespace(output=str(tmp_path)), wanted=1)
+
+    def get(ref):
+        raise ray.exceptions.OutOfMemoryError("1 worker(s) were killed due to the node running low on memory")
+
+    stub = SimpleNamespace(
+        exceptions=ray.exceptions, get=get, wait=lambda refs, **_: (refs, []), kill=lambda actor: None
+    )
+    monkeypatch.setattr(pool_executor, "ray", stub)
+    monkeypatch.setattr(pool_executor, "is_alive", lambda node: True)
+    assert list(executor._wait()) == []
+    assert said == ["a worker process died because the machine ran out of memory; its units are tried again"]
+    assert ([unit.id for unit in executor._again], executor.workers) == (["u0"], [])
 
 
 @pytest.mark.parametrize("title", ["quick", "kill once"])

@@ -144,7 +144,11 @@ DOUBLED = {
         ({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": DOUBLED}, "more than 5,000 properties"),
         (_nested(3000, lambda inner: {"properties": {"a": inner}}), "nested more than 50 deep"),
         ({"properties": {"a": _nested(3000, lambda inner: {"anyOf": [inner]})}}, r"\$\.properties\.a: schemas in"),
-        ({"properties": {"a": {"enum": ["x" * 1_000_000]}}}, "values of 1,000,000 characters; limit 400,000"),
+        ({"properties": {"a": {"enum": ["x" * 1_000_000]}}}, "an enum value of 1,000,000 characters; limit 1,000"),
+        (
+            {"properties": {"a": {"enum": [f"{n:0900}" for n in range(999)]}}},
+            "values of 899,100 characters; limit 400,000",
+        ),
     ],
 )
 def test_a_schema_that_explodes_is_refused_at_once(tmp_path: Path, schema: Any, words: str) -> None:

@@ -3,6 +3,7 @@
 import datetime
 import json
 import random
+import resource
 from functools import cache
 from typing import Any, Literal
 
@@ -195,6 +196,15 @@ def test_patterns_that_cannot_be_decoded_say_why() -> None:
             automaton_of(Attribute(name="a", type="pattern", pattern=pattern))
     optional = Attribute(name="a", type="pattern", pattern="a(bcdefgh)?")
     assert Grammar(automaton_of(optional), Vocabulary(BYTES)).needed() == len('"abcdefgh"')
+
+
+@pytest.mark.parametrize("pattern", ["(((a{1,100}){1,100}){1,100}){1,100}", "(.*a.{20,30}){5}"])
+def test_a_pattern_that_explodes_is_refused_in_seconds_and_takes_no_memory_here(pattern: str) -> None:
+    """Its index takes 6.6 GB, or 40 s in which no signal is heard."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="too large to be ready in a few seconds"):
+        automaton_of(Attribute(name="a", type="pattern", pattern=pattern))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 200_000  # KiB
 
 
 @pytest.mark.parametrize("name", ["count", "sku", "day", "colors", "tags", "numbers", "maybe"])

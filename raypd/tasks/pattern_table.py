@@ -1,0 +1,61 @@
+"""A regular expression as a table of states; one of a user's in a process of its own, which is this file.
+
+A pattern can take minutes and all memory to be made ready: repetitions of repetitions multiply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import sys
+
+import outlines_core
+
+CPU_SECONDS, _MEMORY = 10, 1 << 30
+MOST_EDGES = 25_000
+_END_TOKEN = 256  # the index has one beside the bytes
+_END = 1  # a character that no value has
+Edges = list[dict[str, int]]
+
+
+def table_of(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
+    """(transitions, final states): the index of a vocabulary of single bytes, but those in `without`.
+
+    An end stands behind the pattern: out of a final state the index takes no way that is longer than a token.
+    Raises ValueError where the pattern is none, or has no end."""
+    tokens: dict[str | bytes, list[int]] = {bytes([b]): [b] for b in range(256) if chr(b) not in without or b == _END}
+    index = outlines_core.Index(f"({pattern}){chr(_END)}", outlines_core.Vocabulary(_END_TOKEN, tokens))
+    transitions, ended = index.get_transitions(), set(index.get_final_states())
+    table: Edges = []
+    finals = []
+    number = {index.get_initial_state(): 0}
+    states = list(number)
+    for state in states:  # grows
+        edges = transitions.get(state, {})
+        row = {chr(b): after for b, after in edges.items() if b not in (_END, _END_TOKEN)}
+        for after in row.values():
+            if after not in number:
+                number[after] = len(states)
+                states.append(after)
+        table.append({char: number[after] for char, after in row.items()})
+        finals += [number[state]] * (edges.get(_END) in ended)
+    return table, finals
+
+
+def _main() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    with contextlib.suppress(ValueError, OSError):  # not on every system
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    try:
+        table, finals = table_of(*json.load(sys.stdin))
+    except ValueError as error:
+        answer: list[object] = [str(error), [], []]
+    else:
+        large = sum(map(len, table)) > MOST_EDGES
+        answer = ["", [], []] if large else [None, table, finals]
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()
