@@ -110,48 +110,24 @@ def _of_raypd(
     import torch
 
     from raypd.decoding import engine as decoding
-    from raypd.decoding.assisted import AssistedEngine
     from raypd.decoding.llama import pack
     from raypd.models.load import load_model
     from raypd.tasks import build_task
-    from raypd.tasks.prompting import end_tokens
 
     if threads is not None:
         torch.set_num_threads(threads)
     load = load or load_model
     loaded, sizes = load(config.model), config.engine
-    engine: Engine
+    loaded.packed = loaded.packed or pack(loaded.model)
     try:
-        if config.decoding.method == "speculative":
-            setting = "decoding.draft_model"
-            draft_keys = {"name": config.decoding.draft_model, "revision": None, "adapter": None}
-            draft_config = config.model.model_copy(update=draft_keys)
-            draft = load(draft_config)
-            # transformers' generation needs the weights, which another engine may have taken.
-            if loaded.packed is not None:
-                loaded = load_model(config.model)
-            if draft.packed is not None:
-                draft = load_model(draft_config)
-            engine = AssistedEngine(
-                loaded.model,
-                draft.model,
-                draft_tokens=config.decoding.draft_tokens,
-                max_new_tokens=config.decoding.max_new_tokens,
-                ends=end_tokens(loaded.tokenizer),
-                tokenizer=loaded.tokenizer,
-                draft_tokenizer=draft.tokenizer,
-            )
-        else:
-            setting = "engine.attention"
-            loaded.packed = loaded.packed or pack(loaded.model)
-            engine = decoding.Engine(
-                loaded.packed,
-                max_num_seqs=sizes.most_seqs,
-                max_num_batched_tokens=sizes.max_num_batched_tokens,
-                cache_tokens=sizes.cache_tokens,
-                attention=sizes.attention,
-                cuda_graphs=sizes.cuda_graphs,
-            )
+        engine = decoding.Engine(
+            loaded.packed,
+            max_num_seqs=sizes.most_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            cache_tokens=sizes.cache_tokens,
+            attention=sizes.attention,
+            cuda_graphs=sizes.cuda_graphs,
+        )
     except ValueError as error:
-        raise ModelError(f"{setting}: {error}") from None
+        raise ModelError(f"engine.attention: {error}") from None
     return engine, build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)

@@ -172,13 +172,6 @@ class DecodingConfig(Section):
     )
     mask_tokens: int = Field(5, ge=0, description="k: tokens drafted in every pass (space)")
     heads: Uri | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
-    draft_model: Uri | None = Field(None, description="Hub id or folder of the draft model (speculative)")
-    draft_tokens: int | None = Field(
-        20,
-        ge=1,
-        description="Tokens drafted before every pass, always as many (speculative); null: at most 20, fewer where the "
-        "draft model is unsure (extra `speculative`)",
-    )
     sampling: SamplingConfig = SamplingConfig()
 
     @property

@@ -71,8 +71,6 @@ class RunConfig(Section):
                 f"decoding.method {method} needs decoding.heads, a folder of Medusa heads (`raypd model add-heads` "
                 "writes untrained ones)"
             )
-        if REGISTRY[method].draft_model and self.decoding.draft_model is None:
-            raise ValueError(f"decoding.method {method} needs decoding.draft_model, a smaller model of the same family")
         if self.engine.kind == "vllm":
             self._vllm_can(method)
         gpus = self.cluster.gpus_per_worker
@@ -86,9 +84,10 @@ class RunConfig(Section):
         greedy = self.decoding.sampling.temperature == 0
         if isinstance(self.task, GenerationConfig) and self.task.samples > 1 and greedy:
             raise ValueError("task.samples is above 1: set decoding.sampling.temperature, or all answers are the same")
-        if self._openai() and (self.model.endpoint is not None or REGISTRY[method].draft_model):
-            other = "model.endpoint" if self.model.endpoint is not None else f"decoding.method {method}"
-            raise ValueError(f"task.openai: {other} cannot give every request parameters of its own; leave it out")
+        if self._openai() and self.model.endpoint is not None:
+            raise ValueError(
+                "task.openai: model.endpoint cannot give every request parameters of its own; leave it out"
+            )
         if self.cascade.model is not None:
             self._cascade_fits()
         return self

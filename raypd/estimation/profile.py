@@ -159,11 +159,10 @@ class Profiler:
         began = time.perf_counter()
         self._done = (0, 0)
         vllm = config.engine.kind == "vllm"
-        alone = config.decoding.method == "speculative" or vllm
-        if alone:  # it cannot use a model that an engine has had, nor one model as both; vLLM wants all memory
+        if vllm:  # it wants all memory
             self._model = None
             gc.collect()
-        parts = build(config, self.threads, None if alone else self._load, each=True)  # a sample comes round
+        parts = build(config, self.threads, None if vllm else self._load, each=True)  # a sample comes round
         loaded = time.perf_counter()
         # One document a category: the instruction of each is computed once.
         first = {sampling.kind_of(document, config)[0]: place for place, document in enumerate(documents)}
@@ -282,9 +281,7 @@ def _costs(
 
 def most_in_flight(config: RunConfig) -> int:
     """Most documents that an engine decodes at the same time."""
-    return (
-        1 if config.decoding.method == "speculative" else config.engine.most_seqs * config.decoding.documents_per_prompt
-    )
+    return config.engine.most_seqs * config.decoding.documents_per_prompt
 
 
 def _processor() -> str:

@@ -20,7 +20,7 @@ from raypd.estimation.agreement import Agreement, Answers, Floor, compare
 Changes = dict[str, Any]  # dotted key -> value
 Reference = Literal["auto", "document", "guided"]
 _ENGINE = {"engine.max_num_seqs": 1024, "engine.max_num_batched_tokens": 65536}  # key -> most; they change no answers
-_MOST_STACK, _MOST_VALUE, _MOST_DRAFT = 32, 256, 80
+_MOST_STACK, _MOST_VALUE = 32, 256
 _VLLM_SEQS = 64  # from which its engine.max_num_seqs climbs
 _REPEATS = 3  # measurements of each of the best two, the first among them
 _HIGHEST = 0.95  # a floor above it asks no more of the reference
@@ -123,7 +123,7 @@ class Search:
                 self._climb(vllm, "engine.max_num_seqs", _ENGINE["engine.max_num_seqs"])
         for key, limit in _ENGINE.items():
             best = self._best_changes()
-            if self.method_of(best) != "speculative" and self._value(best, key) != "auto":
+            if self._value(best, key) != "auto":
                 self._climb(best, key, limit)
         for dtype, quantization in self.types if self.judged else ():
             self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
@@ -154,8 +154,6 @@ class Search:
             self._climb(start.changes, "decoding.max_value_tokens", _MOST_VALUE, factors)
         elif method == "intra_prompt":
             self._climb(base, "decoding.contexts_per_prompt", _MOST_STACK)
-        elif method == "speculative" and self.config.decoding.draft_tokens is not None:
-            self._climb(base, "decoding.draft_tokens", _MOST_DRAFT)
 
     def _stacks(self, base: Changes) -> list[Trial]:
         """Two documents in a prompt, four, ... as long as that is better, with as many documents at once as before."""

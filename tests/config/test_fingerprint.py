@@ -100,7 +100,7 @@ def expected_keys(kind: str, method: str, isolate: str, temperature: float) -> s
 @pytest.mark.parametrize(("kind", "method", "isolate", "temperature"), uses())
 def test_a_key_counts_where_the_table_says(kind: str, method: str, isolate: str, temperature: float) -> None:
     task = EXTRACTION["task"] if kind == "extraction" else {"kind": kind}
-    decoding = {"method": method, "isolate": isolate, "heads": "heads", "draft_model": "draft"}
+    decoding = {"method": method, "isolate": isolate, "heads": "heads"}
 
     def config_with(key: str, value: Any) -> RunConfig:
         tree: dict[str, Any] = {**decoding, "sampling": {"temperature": temperature}}

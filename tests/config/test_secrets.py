@@ -32,7 +32,7 @@ SIGNED = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPL
         ("model.adapter", f"https://hub.example/adapter?token={SECRET}"),
         ("model.adapter", f"s3://weights/adapter?{SIGNED}"),
         ("decoding.heads", f"https://hub.example/heads?x=1&access_token={SECRET}"),
-        ("decoding.draft_model", f"https://{SECRET}@hub.example/m"),
+        ("cascade.model.name", f"https://{SECRET}@hub.example/m"),
         ("model.endpoint.url", f"https://api.example/v1?api_key={SECRET}"),
         ("input.path", f"https://bucket.s3.amazonaws.com/in.jsonl?{SIGNED}"),
         ("input.path", f"[a.jsonl, 's3://bucket/in.jsonl?{SIGNED}']"),

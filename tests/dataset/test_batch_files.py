@@ -218,8 +218,6 @@ def test_what_is_no_batch_is_refused_before_anything_runs(tmp_path, generate) ->
     write(tmp_path / "b.jsonl", request("x"))
     with pytest.raises(ConfigError, match="takes one batch file"):
         generate(source, f"input.path=[{source}, {tmp_path}/b.jsonl]")
-    with pytest.raises(ConfigError, match="speculative cannot give every request parameters of its own"):
-        generate(source, "decoding.method=speculative", "decoding.draft_model=x")
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="takes the batch file itself"):
         config_over("run.yaml", "generation", [], None, None, None, openai=True)

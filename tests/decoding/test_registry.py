@@ -17,11 +17,10 @@ from raypd.decoding.text import TextMethod
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_method_has_its_program_where_its_name_says_and_keys_of_the_configuration(name):
     spec = REGISTRY[name]
-    if name != "speculative":  # that is transformers' own, in assisted.py
-        assert callable(resolve_name(f"raypd.decoding.methods.{name}:{name}"))
+    assert callable(resolve_name(f"raypd.decoding.methods.{name}:{name}"))
     keys = {key for keys in spec.answer_keys.values() for key in keys}
     assert {*keys, spec.tokens_option or "method"} <= set(DecodingConfig.model_fields)
-    assert ("heads" in keys, "draft_model" in keys) == (spec.heads, spec.draft_model)
+    assert ("heads" in keys) == spec.heads
     assert all(name in METHODS[kind] for kind in spec.answer_keys)
     assert ("generation" in spec.answer_keys) == bool(spec.text_method)
     assert not spec.text_method or issubclass(resolve_name(spec.text_method), TextMethod)

@@ -36,7 +36,6 @@ def test_what_fits_passes(folders):
         check(folders, method, "control" if method in ("apar", "space") else "plain")
     check(folders, "space", mask_tokens=0)
     check(folders, "medusa", heads=str(folders / "heads"))
-    check(folders, "speculative", draft_model=str(folders / "plain"))
 
 
 @pytest.mark.parametrize(
@@ -47,8 +46,6 @@ def test_what_fits_passes(folders):
         ("medusa", {"heads": "nowhere"}, "decoding.heads nowhere: no Medusa heads there"),
         ("medusa", {"heads": "plain"}, "no Medusa heads there: config.json is that of something else"),
         ("medusa", {"heads": "heads", "model": "control"}, r"hidden size 64 and vocabulary 256; .*' has 64 and 259"),
-        ("speculative", {"draft_model": "nowhere/"}, "no folder"),
-        ("speculative", {"draft_model": "control"}, "vocabulary of 259 tokens .* one of 256"),
     ],
 )
 def test_what_is_missing_is_named(folders, method, decoding, words):
@@ -57,15 +54,6 @@ def test_what_is_missing_is_named(folders, method, decoding, words):
     places = {key: str(folders / name) if (folders / name).exists() else name for key, name in names.items()}
     with pytest.raises(ModelError, match=words):
         check(folders, method, model, **places)
-
-
-def test_drafts_of_no_set_length_need_scikit_learn(folders, monkeypatch):
-    draft = {"draft_model": str(folders / "plain"), "draft_tokens": None}
-    pytest.importorskip("sklearn")
-    check(folders, "speculative", **draft)
-    monkeypatch.setattr("raypd.models.check_method.is_sklearn_available", lambda: False)
-    with pytest.raises(ModelError, match=r"draft_tokens is null.*pip install 'raypd\[speculative\]'"):
-        check(folders, "speculative", **draft)
 
 
 @pytest.fixture(autouse=True)

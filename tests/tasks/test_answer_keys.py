@@ -34,10 +34,10 @@ DOCUMENTS = {"extraction": [test_extraction.document(i, f"title {i} " * (i + 1))
              "question_answering": test_question_answering.RAGGED,
              "generation": [Document(i, f"id{i}", {"prompt": text}) for i, text in enumerate(PROMPTS)]}  # fmt: skip
 SMALL = {"max_value_tokens": 9, "max_new_tokens": 14, "stacked_documents": 2, "mask_tokens": 3}
-PROGRAMS = [  # speculative is an engine
-    *((extraction, name) for name in METHODS["extraction"] if name != "speculative"),
+PROGRAMS = [
+    *((extraction, name) for name in METHODS["extraction"]),
     *((question_answering, name) for name in METHODS["question_answering"]),
-    *((import_module(f"raypd.decoding.methods.{n}"), n) for n in METHODS["generation"] if n != "speculative"),
+    *((import_module(f"raypd.decoding.methods.{n}"), n) for n in METHODS["generation"]),
 ]
 
 
@@ -46,8 +46,7 @@ def uses():
     for kind, methods in METHODS.items():
         for method, temperature in itertools.product(methods, (0.0, 0.7)):
             for isolate in ("none", "documents", "values") if method == "hyper_parallel" else ("documents",):
-                slow = method == "speculative" and (not temperature or kind == "extraction")  # transformers' own loop
-                yield pytest.param(kind, method, isolate, temperature, marks=[pytest.mark.slow] if slow else [])
+                yield kind, method, isolate, temperature
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +71,13 @@ def load(config: ModelConfig) -> LoadedModel:
 def config_of(kind: str, folders: list[str], **decoding) -> RunConfig:
     tasks = {"question_answering": {"kind": kind, "max_answer_tokens": 8}, "generation": {"kind": kind}}
     task = tasks.get(kind, test_extraction.TREE["task"])
-    decoding = {"heads": folders[0], "draft_model": "small", **SMALL, **decoding}
+    decoding = {"heads": folders[0], **SMALL, **decoding}
     return run_config(task, model={"dtype": "float64"}, decoding=decoding)
 
 
 def changed(config: RunConfig, key: str, folders: list[str]) -> RunConfig:
     """The configuration with another value of a key of `decoding`."""
-    value = {"heads": folders[1], "draft_model": "other"}.get(key) or others(config, key)[0]
+    value = {"heads": folders[1]}.get(key) or others(config, key)[0]
     value = 3 * value if isinstance(value, int) else value  # not so near that answers hardly feel it
     tree = config.model_dump()
     *above, last = key.split(".")
@@ -128,7 +127,7 @@ def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monk
         heard.clear()
         parts = build(config, None, lambda model: heard.append(model.name) or load(model))
         requests = list(parts.task.plan(DOCUMENTS[kind]))
-        return [*heard, getattr(parts.engine, "draft_tokens", None), plain(parts.sampling),
+        return [*heard, plain(parts.sampling),
                 *(request.seed for request in requests)]  # fmt: skip
 
     config = config_of(kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature})

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from raypd.config import Attribute, RunConfig
-from raypd.decoding.assisted import AssistedEngine
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.methods.hyper_parallel import Slot
@@ -17,7 +16,6 @@ from raypd.errors import ConfigError
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Request
 from raypd.tasks.columns import EXTRACTION
-from raypd.tasks.prompting import end_tokens
 from raypd.tasks.values import check
 from tests.decoding.drivers import changed
 from tests.decoding.reference import plain_output
@@ -223,21 +221,6 @@ def recite(model, start: int, text: str):
 
     model.register_forward_hook(say)
     return model
-
-
-def test_speculative_decoding_ends_with_a_well_formed_record():
-    task = make(decoding={"method": "speculative", "draft_model": "x", "max_new_tokens": 80})
-    (request,) = task.plan([document(0)])
-    start = len(next(request.program).tokens)
-    text = '"Brand": "Boots", "Größe": 42, "Waterproof": true, "Color": "red"}'
-    models = (tiny_model("llama", max_position_embeddings=CONTEXT) for _ in range(2))
-    model, draft = map(recite, models, (start, start), (text + "more", text.replace("42", "71") + "more"))
-    engine = AssistedEngine(model, draft, draft_tokens=6, max_new_tokens=80, ends=end_tokens(tiny_tokenizer()))
-    (record,), (done,) = answer(task, [document(0)], engine)
-    said = done.answer
-    assert json.loads(record.columns["record"]) == {"Brand": "Boots", "Größe": 42, "Waterproof": True, "Color": "red"}
-    assert (tiny_tokenizer().decode(said.tokens), said.stopped, said.steps < len(said.tokens) / 4) == (text, True, True)
-    assert 0 < said.accepted < said.drafted
 
 
 def test_bad_documents_become_error_records_and_the_rest_goes_on():

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from raypd.decoding.assisted import AssistedEngine
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.decoding.methods.skeleton_of_thought import OUTLINE_REQUEST, POINT_REQUEST
@@ -13,7 +12,6 @@ from raypd.decoding.program import Predictions
 from raypd.errors import ConfigError
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.medusa_heads import save_heads
-from raypd.tasks.prompting import end_tokens
 from tests.decoding.drivers import steered
 from tests.runs import answer
 from tests.tasks.test_generation import document, make, one
@@ -37,16 +35,10 @@ def answers(parts, method: str, prompts=PROMPTS, **generation) -> dict[tuple[int
     """Output columns by (row, turn)."""
     model, tokenizer, heads = parts
     model = copy.deepcopy(model)
-    decoding = {"method": method, "max_new_tokens": 14, "heads": str(heads), "draft_model": "x", "mask_tokens": 3}
+    decoding = {"method": method, "max_new_tokens": 14, "heads": str(heads), "mask_tokens": 3}
     task = make(decoding=decoding, tokenizer=tokenizer, model=model, **generation)
-    if method == "speculative":
-        own = {"draft_tokens": 5, "max_new_tokens": 14, "ends": end_tokens(tokenizer)}
-        engine = AssistedEngine(model, copy.deepcopy(model), **own)
-    else:
-        engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=40)
-    records, ended = answer(task, [document(prompt, i) for i, prompt in enumerate(prompts)], engine)
-    if method == "speculative":
-        assert all(done.counts.decode_tokens == len(done.answer.tokens) for done in ended)
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=40)
+    records, _ = answer(task, [document(prompt, i) for i, prompt in enumerate(prompts)], engine)
     found = {(record.index, record.columns["turn"]): record.columns for record in records}
     assert sorted(found) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
     return found
@@ -60,25 +52,10 @@ def same(found: dict, expected: dict, what: object) -> None:
 def test_lossless_methods_write_what_autoregressive_writes(parts):
     expected = answers(parts, "autoregressive")
     assert any(columns["text"] for columns in expected.values())
-    for method in ("space", "medusa", "speculative"):
+    for method in ("space", "medusa"):
         for key, columns in answers(parts, method).items():
             same(columns, expected[key], (method, key))
             assert columns["confidence"] == pytest.approx(expected[key]["confidence"], abs=1e-3)
-
-
-def test_speculative_decoding_ends_at_stop_strings_and_counts(parts):
-    """No pass more than it takes to decode up to the stop: the draft model is always right."""
-    whole = answers(parts, "autoregressive")
-    row = next(key for key, columns in whole.items() if any(c.isascii() for c in columns["text"][1:8]))
-    stop = [next(c for c in whole[row]["text"][1:8] if c.isascii())]
-    expected, found = (answers(parts, method, stop=stop) for method in ("autoregressive", "speculative"))
-    assert 1 < expected[row]["tokens"] < 14
-    for key, columns in found.items():
-        same(columns, expected[key], key)
-        counters = json.loads(columns["counters"])
-        assert counters["steps"] == -(-columns["tokens"] // 6)
-        assert counters["drafted"] >= counters["accepted"] >= columns["tokens"] - counters["steps"]
-        assert counters["average_accepted_tokens"] == columns["tokens"] / counters["steps"]
 
 
 THREADED = ["apar", "apar_medusa", "pasta", "skeleton_of_thought"]
@@ -177,7 +154,7 @@ def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, 
 
 
 @pytest.mark.parametrize(("decoding", "words"), [
-    ({"method": "medusa"}, "needs decoding.heads"), ({"method": "speculative"}, "needs decoding.draft_model"),
+    ({"method": "medusa"}, "needs decoding.heads"),
     ({"method": "hyper_parallel"}, "does not do generation")])  # fmt: skip
 def test_what_a_method_needs_is_said_up_front(decoding, words):
     with pytest.raises((ConfigError, ValueError), match=words):

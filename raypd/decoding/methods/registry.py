@@ -24,7 +24,6 @@ class MethodSpec:
     tokens_option: str = ""  # key of `decoding` that says how many of them it uses: with 0 it does without
     markup: bool = False  # its control tokens are part of the text that is decoded, not special to the tokenizer
     heads: bool = False  # needs trained Medusa heads
-    draft_model: bool = False  # needs a smaller model
     whole_record: bool = False  # the model writes a record whole, its keys too
     parallel: bool = False  # decodes the parts of one answer at the same time, so that `raypd tune` tries it
 
@@ -79,12 +78,5 @@ REGISTRY = {
     "skeleton_of_thought": MethodSpec(
         {"generation": ("max_new_tokens",)},
         text_method="raypd.decoding.methods.skeleton_of_thought:SkeletonText",
-    ),
-    "speculative": MethodSpec(
-        # That a greedy text is the same whatever drafts it is the word of transformers.
-        dict.fromkeys(("extraction", "generation"), ("max_new_tokens", "draft_model", "draft_tokens")),
-        text_method="raypd.decoding.methods.autoregressive:AutoregressiveText",  # over AssistedEngine
-        draft_model=True,
-        whole_record=True,
     ),
 }
