@@ -14,7 +14,7 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError
 from raypd.run.training import TrainingData
 from raypd.tasks.base import Document
-from raypd.training import annotate, preference, teacher
+from raypd.training import annotate, preference, swap, teacher
 from raypd.training.example import Example, Examples, listed
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.generation import GenerationExamples
@@ -35,6 +35,8 @@ def check(config: RunConfig) -> None:
     for key in ("annotations", "preference"):
         if getattr(config.training, key) is not None and method != "pasta":
             raise ConfigError(f"training.{key} is for decoding.method pasta, and this is {method}")
+    if config.training.swap_copies and kind != "extraction":
+        raise ConfigError(f"training.swap_copies is for extraction, and this is {kind}")
     if config.training.preference is not None:
         preference.check(config)
 
@@ -68,6 +70,9 @@ def prepare(
     generator = torch.Generator().manual_seed(0)  # a validation has the same masks each time
     examples, validation = list(make(documents)), [example.drawn(generator) for example in make(held_out)]
     _check_skipped(config, make, len(documents) + len(held_out))
+    skipped = dict(make.skipped.most_common())
+    if training.swap_copies:
+        examples += make(swap.swapped(documents, config))
     for usable, key in ((examples, "input.path"), (validation, "training.validation")):
         if not usable:
             raise InputError(f"{key}: no document that can be used{listed(make.skipped, 5)}")
@@ -77,7 +82,7 @@ def prepare(
         validation_documents=len(held_out),
         tokens=sum(map(count_tokens, groups)),
         targets=sum(len(example.targets) for example in examples),
-        skipped=dict(make.skipped.most_common()),
+        skipped=skipped,
         digest=_digest([*documents, *held_out]),
     )
     return facts, groups, _passes(validation, config, 0)
