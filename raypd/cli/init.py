@@ -12,6 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from raypd import storage
+from raypd.config.data import TEXT_FILES
 from raypd.config.load import load_config
 from raypd.config.schema import is_file, task_of
 from raypd.config.yaml_file import dump
@@ -35,7 +36,9 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     target = Path(output or f"{name}.yaml")
     if target.exists():
         raise ConfigError(f"{target}: is there already; --output gives another name")
-    columns = _columns(next(iter(storage.find(storage.absolute(data)))).path)
+    first = next(iter(storage.find(storage.absolute(data)))).path
+    files = os.path.splitext(first.lower())[1] in TEXT_FILES
+    columns = {"id": None, "text": _TEXT_CHARACTERS} if files else _columns(first)
     lower = {column.casefold(): column for column in columns}
     id_column = next((lower[word] for word in _IDS if word in lower), None)
     means = {column: mean for column, mean in columns.items() if mean is not None and column != id_column}
@@ -52,6 +55,7 @@ def run(data: str, schema: str | None, output: str | None) -> str:
             "id_column": id_column,
             "text_columns": texts,
             "category_column": None,
+            **({"format": "files"} if files else {}),
         },
         "output": {"path": f"runs/{name}"},
         "task": task,

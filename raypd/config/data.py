@@ -10,15 +10,27 @@ from pydantic import Field, field_validator, model_validator
 
 from raypd.config.section import SECRETS, Section, Uri, without_credentials
 
+# Files that are a document each, by the ends of their names.
+TEXT_FILES = {
+    ".txt": "text", ".text": "text", ".md": "text", ".markdown": "text", ".html": "html", ".htm": "html", ".pdf": "pdf",
+}  # fmt: skip
+
 
 class InputConfig(Section):
     """Where the documents are and which columns hold what."""
 
     path: str | list[str] = Field(
-        description="File, folder or glob, local or s3:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet"
+        description="File, folder or glob, local or s3:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet; "
+        "or .txt, .md, .html, .pdf"
     )
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet"] = Field("auto", description="auto: by the file's name")
-    encoding: str = Field("utf-8", description="Of CSV and TSV, as Python names it: latin-1, cp1252, utf-16, shift_jis")
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "files"] = Field(
+        "auto",
+        description="auto: by the file's name; files: each .txt, .md, .html or .pdf is a document, with columns id "
+        "(its name) and text",
+    )
+    encoding: str = Field(
+        "utf-8", description="Of CSV, TSV and text files, as Python names it: latin-1, cp1252, utf-16, shift_jis"
+    )
     id_column: str | None = Field("id", description="Column with the document's id; null: file name and place in it")
     text_columns: list[str] = Field(
         ["title", "description"], min_length=1, description="Columns that make up the document, in this order"
@@ -30,6 +42,19 @@ class InputConfig(Section):
         "fail",
         description="Where objects cannot be read: the rest is done either way, and the run ends with exit code 1 or 0",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _files(cls, tree: Any) -> Any:
+        """Paths that end as files of text do say so, and such files have one column of text."""
+        if not isinstance(tree, dict):
+            return tree
+        path = tree.get("path")
+        paths = path if isinstance(path, list) else [path]
+        named = all(isinstance(path, str) and path.lower().endswith((*TEXT_FILES,)) for path in paths)
+        if tree.get("format") == "files" or (named and paths and tree.get("format", "auto") == "auto"):
+            return {"text_columns": ["text"], "category_column": None, **tree, "format": "files"}
+        return tree
 
     @field_validator("encoding")
     @classmethod

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from raypd import storage
 from raypd.config import InputConfig
+from raypd.config.data import TEXT_FILES
 from raypd.errors import InputError
 from raypd.run.text import counted
 from raypd.storage.common import literal
@@ -38,6 +39,7 @@ class PassedOver:
 
     files: int = 0
     names: list[str] = field(default_factory=list)
+    reads: str = _READ
 
     def add(self, name: str) -> None:
         self.files += 1
@@ -48,11 +50,13 @@ class PassedOver:
         if not self.files:
             return ""
         remainder = f" and {self.files - len(self.names):,} more" if self.files > len(self.names) else ""
-        return f"{counted(self.files, 'file')} of the input left out ({_READ}): {', '.join(self.names)}{remainder}"
+        return f"{counted(self.files, 'file')} of the input left out ({self.reads}): {', '.join(self.names)}{remainder}"
 
 
 def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[InputObject]:
     """The input's objects, each once, by root and name; `passed` gets the rest. Raises InputError for an empty root."""
+    if source.format == "files" and passed is not None:
+        passed.reads = f"input.format files reads {', '.join(TEXT_FILES)}"
     roots = [source.path] if isinstance(source.path, str) else source.path
     path_hashes: set[int] = set()  # kept only where one root can hold what another does
     for number, root in enumerate(roots):
@@ -63,7 +67,7 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
             format, compression = _format(item.name, source.format)
             if format is None:
                 if literal(root) != root:
-                    raise InputError(_unsupported(item.path))
+                    raise InputError(_unsupported(item.path, source.format))
                 skipped = skipped or item
                 if passed is not None:
                     passed.add(item.name)
@@ -82,7 +86,7 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
             yield InputObject(item.path, name, item.size, item.stamp, format, compression)
         if not readable and skipped is not None:
             where = "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
-            raise InputError(where + _unsupported(skipped.path))
+            raise InputError(where + _unsupported(skipped.path, source.format))
 
 
 def _overlaps(root: str, roots: list[str]) -> bool:
@@ -94,13 +98,19 @@ def _overlaps(root: str, roots: list[str]) -> bool:
 def _format(name: str, setting: str) -> tuple[str | None, str | None]:
     stem, suffix = os.path.splitext(name.lower())
     compression = _COMPRESSIONS.get(suffix)
+    if setting == "files":
+        return TEXT_FILES.get(os.path.splitext(stem)[1] if compression else suffix), compression
     if setting != "auto":
         return setting, compression if setting != "parquet" else None
     format = _FORMATS.get(os.path.splitext(stem)[1] if compression else suffix)
     return (None, None) if format == "parquet" and compression else (format, compression)
 
 
-def _unsupported(path: str) -> str:
+def _unsupported(path: str, setting: str) -> str:
+    if setting == "files":
+        return f"{path}: input.format files reads {', '.join(TEXT_FILES)}"
+    if os.path.splitext(path.lower())[1] in TEXT_FILES:
+        return f"{path}: input.format=files takes each file ({', '.join(TEXT_FILES)}) as a document"
     return f"{path}: {_ENDINGS}; if it is one of these under another name, set input.format"
 
 

@@ -15,6 +15,7 @@ from raypd.config import RunConfig
 from raypd.dataset import delimited
 from raypd.dataset.jsonl import BOM, Line, line_limit, lines, lines_of_range, open_lines
 from raypd.dataset.listing import partition_keys
+from raypd.dataset.text_files import byte_limit, row_of_file
 from raypd.errors import InputError, in_words
 from raypd.run.text import counted
 from raypd.run.unit import Part, Unit
@@ -22,7 +23,8 @@ from raypd.storage.common import SINCE_PLANNED
 from raypd.tasks.base import Document
 from raypd.tasks.documents import kind_of
 
-Row = tuple[int, str, Callable[[], dict[str, Any]]]  # a row's place, that in words, and what gives its fields
+# A row's place, that in words ("" of a file that is a document), and what gives its fields.
+Row = tuple[int, str, Callable[[], dict[str, Any]]]
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
@@ -54,15 +56,18 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
             rows = _parquet_rows(part, needed)
         elif part.format == "jsonl":
             rows = _jsonl_lines(part, config)
-        else:
+        elif part.format in delimited.DELIMITERS:
             rows = _records(part, config)
+        else:
+            rows = _whole_file(part, config)
         for number, (place, where, fields) in enumerate(rows, row):
-            document = Document(number, f"{part.name}:{place}", source=part.name, place=place)
+            default_id = f"{part.name}:{place}" if where else part.name
+            document = Document(number, default_id, source=part.name, place=place)
             documents.append(document)
             try:
                 fill(document, {**of_path, **fields()}, config)
             except ValueError as error:
-                document.error = f"{part.name}, {where}: {error}"
+                document.error = f"{', '.join(filter(None, (part.name, where)))}: {error}"
     except storage.Changed as error:
         raise InputError(str(error)) from None
     except InputError as error:
@@ -96,6 +101,13 @@ def _records(part: Part, config: RunConfig) -> Iterator[Row]:
     names, records = delimited.ranged(part, config.input)
     for record in records:
         yield record.offset, f"line {record.line}", partial(_named, names, record)
+
+
+def _whole_file(part: Part, config: RunConfig) -> Iterator[Row]:
+    """A file that is a document; what is wrong with it is known when its fields are asked for."""
+    with open_lines(part.path, part.compression, version=part.version) as file:
+        data = file.read(byte_limit(part.format, config.input) + 1)
+    yield 0, "", partial(row_of_file, data, part, config.input)
 
 
 def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str, str]:

@@ -18,6 +18,7 @@ from raypd.dataset import delimited
 from raypd.dataset.columns import Columns, SeenColumns, columns_of
 from raypd.dataset.jsonl import Line, is_broken, line_limit, lines, open_lines
 from raypd.dataset.listing import InputObject, partition_keys
+from raypd.dataset.text_files import COLUMNS
 from raypd.errors import InputError
 from raypd.run.unit import Part
 
@@ -60,7 +61,9 @@ def _cut(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
         return _parquet(part, config)
     if part.format == "jsonl":
         return (_plain if part.compression is None else _compressed)(part, config)
-    return _delimited(part, config)
+    if part.format in delimited.DELIMITERS:
+        return _delimited(part, config)
+    return _of_rows(part, [(0, 1)], 1), SeenColumns([*COLUMNS], schema=True)
 
 
 def _parquet(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:

@@ -76,7 +76,7 @@ def test_a_list_of_files_folders_and_globs_reads_each_file_once(tmp_path, config
 @pytest.mark.parametrize(("make", "pattern", "message"), [
     (None, "*.jsonl", "no file matches"), (None, "a.jsonl", "no such file"),
     (("b.jsonl", b'{"id":1,"title":"x"}'), "a.jsonl", "did you mean .*b.jsonl"),
-    (("a.txt", b"id,title"), "a.txt", "reads .jsonl"), (("a.txt", b"id,title"), "", "nothing to read in this folder"),
+    (("a.log", b"id,title"), "a.log", "reads .jsonl"), (("a.txt", b"id,title"), "", "nothing to read in this folder"),
     (("a.jsonl", b"\n\n"), "", "no documents"), (("a.csv", b""), "", "no documents"),
     (("a.jsonl", b"\n\n"), "a.jsonl", "no documents in it"), (("a.csv", b"id,title\n"), "a.csv", "no documents in it"),
     (("a.jsonl", b"{\n  'a': 1\n}"), "a.jsonl", "none of the first lines is a JSON object"),

@@ -1,0 +1,90 @@
+"""Files that are a document each: plain text and Markdown, HTML (its visible text), PDF (the text of its pages)."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import lxml.etree
+import lxml.html
+import pypdf
+
+from raypd.config import InputConfig
+from raypd.run.text import counted
+from raypd.run.unit import Part
+from raypd.tasks.sandbox import time_limit
+
+COLUMNS = ("id", "text")  # of the row that such a file is
+_UNSEEN = ("head", "script", "style", "noscript", "template", "svg")  # elements of HTML whose text nobody sees
+_LINES = re.findall(  # elements that begin a line
+    r"\w+",
+    "address article aside blockquote br dd div dl dt fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header "
+    "hr li main nav ol option p pre section table title tr ul",
+)
+_PDF_SECONDS = 60
+_MARKUP = 16  # bytes of a file for each that its text may have: tags, and the pictures and fonts of a PDF
+_CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w-]+)""", re.IGNORECASE)
+
+
+def byte_limit(format: str, source: InputConfig) -> int:
+    """Bytes of a file beyond which it is not read."""
+    return source.max_document_bytes * (1 if format == "text" else _MARKUP)
+
+
+def row_of_file(data: bytes, part: Part, source: InputConfig) -> dict[str, str]:
+    """The fields of a whole file. Raises ValueError with what is wrong with it."""
+    return dict(zip(COLUMNS, (part.name, _text(data, part.format, source)), strict=True))
+
+
+def _text(data: bytes, format: str, source: InputConfig) -> str:
+    limit = byte_limit(format, source)
+    if len(data) > limit:
+        raise ValueError(
+            f"the file has more than {limit} bytes; input.max_document_bytes is {source.max_document_bytes}"
+        )
+    if format == "pdf":
+        return _pdf(data)
+    encoding = source.encoding
+    if format == "html" and encoding == "utf-8" and (charset := _CHARSET.search(data, 0, 4096)):
+        encoding = charset[1].decode()
+    try:
+        text = data.decode("utf-8-sig" if encoding.lower() == "utf-8" else encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not {encoding.upper()}: {error.reason} at byte {error.start}; input.encoding") from None
+    except LookupError:
+        raise ValueError(f"its charset {encoding!r} is none that Python knows; input.encoding says another") from None
+    return _html(text) if format == "html" else text
+
+
+def _html(text: str) -> str:
+    parser = lxml.html.HTMLParser(remove_comments=True, remove_pis=True, encoding="utf-8")
+    try:
+        page = lxml.html.document_fromstring(text.encode(), parser=parser)
+    except lxml.etree.LxmlError as error:
+        raise ValueError(f"HTML that cannot be read: {error}") from None
+    if any(entry.type_name == "ERR_RESOURCE_LIMIT" for entry in parser.error_log):
+        raise ValueError("HTML that cannot be read whole: its elements are nested more than 256 deep")
+    for element in list(page.iter(*_UNSEEN)):
+        element.drop_tree()
+    for element in page.iter(*_LINES):
+        element.text, element.tail = f"\n{element.text or ''}", f"\n{element.tail or ''}"
+    for cell in page.iter("td", "th"):
+        cell.tail = f" {cell.tail or ''}"
+    lines = (" ".join(line.split()) for line in "".join(page.itertext()).splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def _pdf(data: bytes) -> str:
+    try:
+        with time_limit(_PDF_SECONDS):
+            pdf = pypdf.PdfReader(io.BytesIO(data))
+            if pdf.is_encrypted and not pdf.decrypt(""):
+                raise ValueError("it has a password")
+            pages = [page.extract_text().strip() for page in pdf.pages]
+    except TimeoutError:
+        raise ValueError(f"a PDF that is not read within {_PDF_SECONDS} s") from None
+    except Exception as error:  # pypdf's own for some faults of a file, and any of Python's for others
+        raise ValueError(f"a PDF that cannot be read: {error or type(error).__name__}") from None
+    if not any(pages):
+        raise ValueError(f"a PDF without text on its {counted(len(pages), 'page')}, as scans are: it needs OCR first")
+    return "\n\n".join(pages)

@@ -1,0 +1,95 @@
+"""Files that are a document each: what stands in them, and what is wrong with them."""
+
+import gzip
+import io
+
+import pytest
+from matplotlib.figure import Figure
+from pypdf import PdfWriter
+
+from raypd.dataset.planner import plan
+from raypd.errors import ConfigError, InputError
+from tests.runs import read_all
+
+PAGE = b"""<!doctype html><html><head><title>Shop</title><style>p {color: red}</style></head><body>
+<script>var hidden = 1</script><!-- hidden --><h1>Mug &amp; saucer</h1><p>Made of <b>clay</b>, 0.3&nbsp;l<br>blue</p>
+<table><tr><td>Brand</td><td>Acme</td></tr></table><ul><li>one<li>two</ul></body></html>"""
+
+
+def pdf(*words: str, password: str | None = None) -> bytes:
+    """A PDF of a page for each of some texts."""
+    writer, made = PdfWriter(), io.BytesIO()
+    for text in words:
+        page, figure = io.BytesIO(), Figure()
+        figure.text(0.1, 0.5, text)
+        figure.savefig(page, format="pdf")
+        writer.append(page)
+    if password is not None:
+        writer.encrypt(password)
+    writer.write(made)
+    return made.getvalue()
+
+
+def texts(folder, config, **keys) -> dict[str, str | None]:
+    keys = {"format": "files", "text_columns": ["text"], "category_column": None, "category": "c", **keys}
+    return {d.id: d.error or d.fields["text"] for d in read_all(config(str(folder), **keys))}
+
+
+def test_each_file_is_a_document_with_its_text(tmp_path, config) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfplain\n text ")
+    (tmp_path / "b.md").write_text("# Title\n\n*words*")
+    (tmp_path / "below" / "c.HTML").write_bytes(PAGE)
+    (tmp_path / "d.htm").write_bytes(b"<meta charset='iso-8859-1'><p>K\xe4se")
+    (tmp_path / "e.pdf").write_bytes(pdf("first page", "second page"))
+    (tmp_path / "f.txt.gz").write_bytes(gzip.compress(b"packed"))
+    (tmp_path / "table.jsonl").write_text('{"id": 1, "text": "a row"}\n')
+    assert texts(tmp_path, config) == {
+        "a.txt": "plain\n text ", "b.md": "# Title\n\n*words*", "d.htm": "Käse", "f.txt.gz": "packed",
+        "e.pdf": "first page\n\nsecond page",
+        "below/c.HTML": "Mug & saucer\nMade of clay, 0.3 l\nblue\nBrand Acme\none\ntwo",
+    }  # fmt: skip
+
+
+BAD = {
+    "empty.txt": (b"", "empty.txt: no text in text"),
+    "latin.txt": (b"K\xe4se", "latin.txt: not UTF-8: invalid continuation byte at byte 1; input.encoding"),
+    "nul.txt": (b"a\0b", "nul.txt: column 'text' holds NUL characters"),
+    "long.txt": (b"x" * 3000, "long.txt: the file has more than 2000 bytes; input.max_document_bytes is 2000"),
+    "large.html": (b"<p>" + b" " * 40_000, "large.html: the file has more than 32000 bytes"),
+    "deep.html": (b"<div>" * 5000 + b"x", "deep.html: HTML that cannot be read whole: its elements are nested"),
+    "charset.html": (b"<meta charset=klingon><p>x", "charset.html: its charset 'klingon' is none that Python knows"),
+    "nothing.html": (b" ", "nothing.html: HTML that cannot be read: Document is empty"),
+    "cut.pdf": (b"%PDF-1.4 nothing", "cut.pdf: a PDF that cannot be read: "),
+    "locked.pdf": (pdf("x", password="secret"), "locked.pdf: a PDF that cannot be read: it has a password"),
+    "scan.pdf": (pdf("", ""), "scan.pdf: a PDF without text on its 2 pages, as scans are: it needs OCR first"),
+}
+
+
+def test_what_cannot_be_read_is_a_document_with_an_error(tmp_path, config) -> None:
+    for name, (data, _) in BAD.items():
+        (tmp_path / name).write_bytes(data)
+    read = texts(tmp_path, config, max_document_bytes=2000)
+    assert read.keys() == BAD.keys()
+    for name, (_, error) in BAD.items():
+        assert (read[name] or "").startswith(error), (name, read[name])
+
+
+def test_a_folder_says_which_files_are_read_and_tables_stay_tables(tmp_path, config) -> None:
+    (tmp_path / "README.md").write_text("about the table")
+    with pytest.raises(InputError, match=r"README.md: input.format=files takes each file \(.txt, .*as a document"):
+        plan(config(str(tmp_path)))
+    (tmp_path / "table.jsonl").write_text('{"id": 1, "title": "a row"}\n')
+    assert [d.fields["title"] for d in read_all(config(str(tmp_path)))] == ["a row"]
+    (tmp_path / "README.md").rename(tmp_path / "a.docx")
+    (tmp_path / "table.jsonl").unlink()
+    with pytest.raises(InputError, match=r"a.docx: input.format files reads .txt, "):
+        plan(config(str(tmp_path), format="files", text_columns=["text"]))
+
+
+def test_a_path_that_ends_as_such_files_do_needs_no_format(tmp_path, config) -> None:
+    (tmp_path / "a.md").write_text("words")
+    read = read_all(config(str(tmp_path / "*.md"), text_columns=["text"], category_column=None, category="c"))
+    assert [(d.id, d.fields["text"]) for d in read] == [("a.md", "words")]
+    with pytest.raises((InputError, ConfigError), match=r"no column 'sku' \(input.id_column\)"):
+        plan(config(str(tmp_path / "*.md"), text_columns=["text"], id_column="sku", category="c"))
