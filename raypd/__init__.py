@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Answer", "Run", "answer", "estimate", "extract", "fit", "generate", "nightly", "tune"]
+__all__ = ["LLM", "Answer", "Run", "answer", "estimate", "extract", "fit", "generate", "nightly", "train", "tune"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
 from raypd.errors import ConfigError, InputError
 from raypd.run import layout, records
+from raypd.run.load import load_record, load_run
 from raypd.run.records import Estimate, Manifest, RunCost
 
 if TYPE_CHECKING:
@@ -28,10 +30,13 @@ if TYPE_CHECKING:
 
     from raypd.answering.components import WorkerComponents
     from raypd.estimation.tune import TuneResult
+    from raypd.evaluation.score import Evaluation
     from raypd.fitting.result import FitResult
     from raypd.models.load import LoadedModel
     from raypd.nights.nightly import Night
+    from raypd.run.training import TrainingRecord
     from raypd.tasks.base import Record
+    from raypd.verify.verification import Verification
 
 _DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".gz", ".zst")  # ends of names of data files
 _WHOLE = "_SUCCESS"  # beside the files of a table that was written whole
@@ -41,8 +46,6 @@ class Run:
     """A run that has ended, by its folder. Raises ConfigError where there is none, or it has not ended yet."""
 
     def __init__(self, path: str | Path) -> None:
-        from raypd.run.load import load_record
-
         self.path = storage.absolute(str(path))
         load_record(self.path)
         try:
@@ -72,6 +75,36 @@ class Run:
     def bill(self) -> RunCost | None:
         """What it took and cost; None where no ledger ran."""
         return self.manifest.cost
+
+    def _repr_html_(self) -> str:
+        """Its first rows, for a notebook."""
+        shown = [name for name in self._table.column_names if name not in ("values", "source", "row", "attempts")]
+        return self._table.slice(0, 10).select(shown).to_pandas().to_html(index=False) + f"<p>{escape(repr(self))}</p>"
+
+    def errors(self) -> pa.Table:
+        """Every document without an answer: its id, source, row, attempts and reason."""
+        from raypd.verify import dead_letters
+
+        return pa.concat_tables([dead_letters.SCHEMA.empty_table(), *dead_letters.letters(self.path)])
+
+    def retry_errors(self, everything: bool = False) -> Run:
+        """Tries the failed documents again, as `--retry-errors`; everything: also what cannot be read in the input."""
+        from raypd.verify.retry import retry_errors
+
+        retry_errors(load_run(self.path, []), everything=everything)
+        return Run(self.path)
+
+    def verify(self) -> Verification:
+        """Reads the input again: whether the run lost or doubled a document, as `raypd verify`."""
+        from raypd.verify.verification import verify
+
+        return verify(self.path, load_run(self.path, []))
+
+    def evaluate(self, labels: str | Path, *, tolerance: float = 0.0, labels_column: str = "target") -> Evaluation:
+        """Scores the answers against labels, JSON lines, as `raypd evaluate`."""
+        from raypd.evaluation.score import evaluate
+
+        return evaluate(self.path, str(labels), None, tolerance, labels_column)
 
     def report(self, path: str | None = None) -> str:
         """Writes the report page, into the run's folder unless told where; returns its path."""
@@ -247,6 +280,13 @@ def nightly(config: str | Path, *, settings: Mapping[str, Any] | None = None, fu
     from raypd.nights.nightly import run_night
 
     return run_night(load_config(config, _overrides(settings)), full=full)
+
+
+def train(config: str | Path, *, settings: Mapping[str, Any] | None = None) -> TrainingRecord:
+    """Fine-tunes a model as a YAML's section `training` says, as `raypd train`; the same call goes on."""
+    from raypd.training.job import run_training
+
+    return run_training(load_config(config, _overrides(settings)))
 
 
 def fit(config: str | Path, *, settings: Mapping[str, Any] | None = None) -> FitResult:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import ray
+from ray import data as ray_data
 
 from raypd import storage
 from raypd.answering.check import check_model
@@ -48,11 +49,6 @@ from raypd.run.records import Bill, Figure, NodeTime, WorkerTime
 from raypd.tasks import columns
 from raypd.tasks.base import Document
 from raypd.tasks.documents import billed_as
-
-try:
-    from ray import data as ray_data
-except ImportError as error:  # pandas
-    raise ConfigError(f"raypd.data needs Ray Data: pip install 'raypd[data]' ({error})") from None
 
 Row = dict[str, Any]
 RowFunction = Callable[[Row], Row]

@@ -35,6 +35,20 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(tmp_path: Path, mo
     assert other.manifest.documents == 2
 
 
+def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, ray_here) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = raypd.extract([{"id": "a", "title": "red <b> shoe"}, {"id": "b", "title": " "}], ["Brand"], model="fake")
+    assert run.verify().passed
+    assert "no text in title" in run.errors().column("reason")[0].as_py()
+    assert raypd.extract(["a hat"], ["Brand"], model="fake").errors().num_rows == 0
+    Path("labels.jsonl").write_text('{"id": "a", "target": {"Brand": "no such"}}\n')
+    assert run.evaluate("labels.jsonl").measures[0].documents == 1
+    assert run.retry_errors(everything=True).manifest.documents == 2
+    page = run._repr_html_()
+    assert "<b>" not in page
+    assert "2 documents, 1 failed" in page
+
+
 @pytest.mark.parametrize(
     "documents", [["a red shoe"], ["a hat/cap", "a shirt w/o sleeves"], [{"id": "x", "title": "hat", "n": 1}]]
 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,6 +48,15 @@ def _options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
 ) -> None:
     """Structured answers out of very large document collections."""
+
+
+@app.command()
+def quickstart(folder: o.QuickstartTo = "configs") -> None:
+    """Write the quickstart, its data, and configurations of trainings into a folder."""
+    if os.path.exists(folder):
+        raise ConfigError(f"{folder}: is there already; give the name of a new folder")
+    shutil.copytree(Path(__file__).parents[1] / "configs", folder)
+    print(clean(f"next: `raypd extract {os.path.join(folder, 'quickstart', 'extract.yaml')}`"))
 
 
 @app.command()

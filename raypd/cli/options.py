@@ -13,12 +13,13 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run (its ou
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what Ray has to say, too")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
-# ---------------------------------------------------------------------------------------------------------------- init
-Sampled = Annotated[str, typer.Argument(help="The data, local: .jsonl, .csv, .tsv, .parquet, a folder or a glob")]
+# ---------------------------------------------------------------------------------------------------- quickstart, init
+QuickstartTo = Annotated[str, typer.Argument(metavar="DIR", help="A new folder")]
+Sampled = Annotated[str, typer.Argument(help="The data, local: .jsonl, .csv, .parquet, .txt, .pdf; a folder or a glob")]
 ConfigTo = Annotated[str | None, typer.Option("--output", "-o", help="Where it goes; none: NAME.yaml here")]
 
 # ------------------------------------------------------------------------------------------- extract, answer, generate
-Source = Annotated[str, typer.Argument(help="YAML of the run, or the data itself (.jsonl, .csv, .tsv, .parquet)")]
+Source = Annotated[str, typer.Argument(help="YAML of the run, or the data itself (.jsonl, .csv, .parquet, .pdf)")]
 Schema = Annotated[
     str | None, typer.Option("--schema", help="What to extract: a JSON Schema, module:Class, or a YAML of categories")
 ]

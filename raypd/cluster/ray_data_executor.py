@@ -6,7 +6,6 @@ ask the ledger, which has the driver's answer (budget, deadline, notices, end), 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import logging
 import pickle
@@ -28,7 +27,7 @@ from raypd.cluster.nodes import NodeWatch, going_away
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig
-from raypd.errors import ConfigError, RunError
+from raypd.errors import RunError
 from raypd.run.records import UnitResult
 from raypd.run.unit import Unit
 
@@ -68,8 +67,6 @@ class RayDataExecutor:
     def __init__(
         self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Callable[[str], None]
     ) -> None:
-        if importlib.util.find_spec("pandas") is None:
-            raise ConfigError("cluster.executor ray_data needs Ray Data: pip install 'raypd[data]'")
         self.spec, self.resources, self.cluster, self.say = spec, resources, cluster, say
         self.wanted, self.closing = cluster.max_workers, False
         self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True

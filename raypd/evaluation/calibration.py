@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raypd.errors import ConfigError, InputError
+from raypd.errors import InputError
 from raypd.tasks.calibration import Calibration, features
 
 _ISOTONIC = 1000  # values from which on steps are fitted behind the regression
@@ -36,13 +36,11 @@ class LabelledValue:
 def calibrate(values: Sequence[LabelledValue]) -> Calibration:
     """Fits a calibration (Platt's, with isotonic steps behind it where there are many values).
 
-    Raises InputError: too few values, or all are right or wrong; ConfigError: scikit-learn is not installed.
+    Raises InputError: too few values, or all are right or wrong.
     """
-    try:
-        from sklearn.isotonic import IsotonicRegression
-        from sklearn.linear_model import LogisticRegression
-    except ImportError:
-        raise ConfigError("a calibration needs scikit-learn: pip install 'raypd[fit]'") from None
+    from sklearn.isotonic import IsotonicRegression
+    from sklearn.linear_model import LogisticRegression
+
     right = np.array([value.right for value in values])
     if len(values) < LEAST or right.all() or not right.any():
         reason = "all are right" if len(values) >= LEAST and right.all() else f"{int(right.sum())} are right"

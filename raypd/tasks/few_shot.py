@@ -97,8 +97,6 @@ class LabelledExamples:
             self._of[name].shown.append(f"<{tag}>\n{text}\n</{tag}>\n{answer}\n\n")
         if not any(examples.texts for examples in self._of.values()):
             raise ConfigError(f"{self.settings.path}: task.examples.path holds no example")
-        if self.settings.nearest:
-            _vectorizer()
 
     def first(self, category: str) -> str:
         """What the prompts of a category show in common."""
@@ -113,7 +111,9 @@ class LabelledExamples:
         if self.settings is None or not self.settings.nearest or not examples.texts:
             return []
         if examples.similar is None:
-            vectorizer = _vectorizer()
+            from sklearn.feature_extraction.text import TfidfVectorizer
+
+            vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True)
             known = vectorizer.fit_transform(examples.texts)
             examples.similar = lambda text: (known @ vectorizer.transform([text]).T).toarray()[:, 0]
         alike = examples.similar(text)
@@ -125,14 +125,6 @@ class LabelledExamples:
                 break
             tokens = example + tokens
         return tokens
-
-
-def _vectorizer() -> Any:
-    try:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-    except ImportError:
-        raise ConfigError("task.examples.nearest needs scikit-learn: pip install 'raypd[fit]'") from None
-    return TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True)
 
 
 def _answer(category: Category, target: Any) -> str:

@@ -131,3 +131,12 @@ def test_a_job_is_the_same_command_and_needs_no_installation(folder: Path) -> No
     assert "Traceback" not in said
     assert "Usage: raypd extract" in ended(start(job, "--help", PYTHONPATH=""))
     assert "no such configuration file" in ended(start("-m", "raypd", "extract", "nope.yaml"), 2)
+
+
+def test_the_quickstart_is_written_into_a_new_folder(folder: Path, raypd) -> None:
+    written = raypd("quickstart", "start")
+    assert written.code == 0
+    assert "raypd extract start/quickstart/extract.yaml" in written.out
+    assert (folder / "start/quickstart/adapter/adapter_model.safetensors").exists()
+    again = raypd("quickstart", "start")
+    assert (again.code, "start: is there already" in again.err) == (2, True)

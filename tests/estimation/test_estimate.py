@@ -45,7 +45,7 @@ def test_intervals_are_those_of_scipy(count: int, wider: float) -> None:
     """Its errors are those of the sample at hand, the n-th of which are drawn again: ours are wider by n / (n - 1).
     And by Student's t, with 11 degrees of freedom for 12 clusters.
     """
-    stats, draws = pytest.importorskip("scipy.stats", reason="scipy comes with raypd[fit]"), rng(3)
+    stats, draws = pytest.importorskip("scipy.stats"), rng(3)
     base = draws.uniform(50, 150, count)
     values = base * draws.lognormal(-4, 0.3, count)
     found = figure(bootstrap.ratio(values.tolist(), base.tolist(), rng()))
