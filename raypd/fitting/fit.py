@@ -1,8 +1,7 @@
 """`raypd fit`: labels, candidates, figures, and the cheapest model whose F1 surely holds the floor.
 
 Every step is a run or a training of its own in a folder of the fit, so that the same command goes on where it was cut
-off, and does nothing that is done.
-"""
+off, and does nothing that is done."""
 
 from __future__ import annotations
 
@@ -49,13 +48,9 @@ def run_fit(
 ) -> FitResult:
     """Fits a model to the documents of a configuration, or goes on where the same command was cut off.
 
-    path, overrides: the user's YAML and key=value over it, which the recommended configuration is made from.
-
-    Raises:
-        ConfigError, InputError, ModelError: before anything is trained, or the folder is another fit's.
-        RunError: it cannot go on; what is done is kept.
-        Interrupted: at SIGINT or SIGTERM.
-    """
+    path, overrides: the user's YAML and key=value over it, which the recommended configuration is made from. Raises
+    ConfigError, InputError, ModelError before anything is trained (also: the folder is another fit's); RunError: it
+    cannot go on, and what is done is kept; Interrupted at SIGINT or SIGTERM."""
     config = load_config(path, [*overrides, "cascade.model=null"])  # each model is measured alone
     storage.configure(config.storage)
     folder = _folder(config)
@@ -130,8 +125,7 @@ class Fit:
     ) -> None:
         """Makes a score; what fails for a reason of its own is a score with the error, and the fit goes on.
 
-        run: whose speed is that of the model; None: a sample is decoded. costs: whether they are wanted at all.
-        """
+        run: whose speed is that of the model; None: a sample is decoded. costs: whether they are wanted at all."""
         self._check_limits()
         self.say(f"{name}: {'training and ' if name not in (AS_CONFIGURED, TEACHER) else ''}running over the test part")
         score = CandidateScore(name=name, method="")
@@ -174,8 +168,7 @@ class Fit:
 def recommend(result: FitResult) -> str | None:
     """The name of the cheapest score whose F1 surely holds the floor; None: there is none.
 
-    By USD per 1,000 documents, or by speed where the machine has no price.
-    """
+    By USD per 1,000 documents, or by speed where the machine has no price."""
     holding = [score for score in result.scores if score.holds(result.floor) and score.documents_per_second]
     return min(holding, key=_cost).name if holding else None
 
@@ -228,9 +221,10 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
     gold = not (config.fit.teacher is not None and config.fit.labels is None) and not (
         config.fit.labels is not None and labels.is_run(config.fit.labels)
     )
+    decides: Any = config.model_dump(mode="json", include=_DECIDES)
     result = FitResult(
         path=folder,
-        identity=_identity(config),
+        identity=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12],
         floor=config.fit.f1_floor,
         gold=gold,
         task=config.task.kind,
@@ -255,11 +249,6 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
 def _begun(folder: str) -> bool:
     """Whether documents were drawn: what stands in a folder before that may change, such as a mistyped fit.labels."""
     return any(storage.exists(storage.join(folder, name)) for name in (labels.UNLABELLED, f"{labels.PARTS[0]}.jsonl"))
-
-
-def _identity(config: RunConfig) -> str:
-    kept: dict[str, Any] = config.model_dump(mode="json", include=_DECIDES)
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _check(config: RunConfig, folder: str) -> None:

@@ -19,6 +19,7 @@ from raypd.estimation.checks import with_changes
 from raypd.run import layout
 from raypd.run.text import counted, share
 from raypd.tasks.base import Document
+from raypd.tasks.documents import input_fields
 from raypd.training import teacher
 from raypd.verify import dead_letters
 
@@ -34,12 +35,8 @@ def parts_of(
 ) -> dict[str, list[Row]]:
     """The documents of train, validation and test; they are kept in the folder, and read from there the next time.
 
-    limited: puts what is left of the budget into the configuration of a run.
-
-    Raises:
-        ConfigError, InputError: there are too few labelled documents, or no label has a value.
-        RunError: the teacher's run ended.
-    """
+    limited: puts what is left of the budget into the configuration of a run. Raises ConfigError, InputError: there are
+    too few labelled documents, or no label has a value; RunError: the teacher's run ended."""
     paths = {part: storage.join(folder, f"{part}.jsonl") for part in PARTS}
     if not all(map(storage.exists, paths.values())):
         rows = _rows(config, _labelled(config, folder, limited, verbose))
@@ -119,7 +116,7 @@ def _labelled(
         teacher.label(documents, str(fit.labels), column)
     elif fit.labels is None and fit.teacher is not None:
         unlabelled = storage.join(folder, UNLABELLED)
-        rows = [{"id": d.id, **_read(d, config, ())} for d in documents]
+        rows = [{"id": d.id, **input_fields(d, config)} for d in documents]
         if not storage.exists(unlabelled):
             _write(unlabelled, rows)
         asked = teacher_config(config, unlabelled, storage.join(folder, "teacher"))
@@ -147,7 +144,7 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
         if document.error is not None or not isinstance(labels, dict):
             unusable.append(document.error or f"column {column!r} holds no labels ({{attribute: value or null}})")
         else:
-            extra = _read(document, config, ("scored", "accepted"))
+            extra = input_fields(document, config, ("scored", "accepted"))
             rows.setdefault(document.id, {"id": document.id, **extra, column: labels})
     if not rows:
         reason = unusable[0] if unusable else "there are no documents"
@@ -163,11 +160,6 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
 def _write(path: str, rows: list[Row]) -> None:
     """As ASCII, in which half a surrogate pair can stand; dates of Parquet as text."""
     storage.put(path, "".join(json.dumps(row, default=str) + "\n" for row in rows).encode())
-
-
-def _read(document: Document, config: RunConfig, more: tuple[str, ...]) -> Row:
-    names = [*config.wanted_columns().values(), config.input.category_column or "", *more]
-    return {name: document.fields[name] for name in names if document.fields.get(name) is not None}
 
 
 def _normalized(row: Mapping[str, Any], config: RunConfig) -> str:

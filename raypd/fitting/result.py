@@ -47,9 +47,7 @@ class FitResult:
     model: str
     documents: dict[str, int] = field(default_factory=dict)  # of train, validation, test
     corpus_documents: Figure | None = None
-    scores: list[CandidateScore] = field(
-        default_factory=list
-    )  # what is not trained, then the candidates with all labels
+    scores: list[CandidateScore] = field(default_factory=list)  # first of what is not trained; with all labels
     curve: list[CandidateScore] = field(default_factory=list)  # the candidates with fewer labels
     recommended: str | None = None  # a score's name
     configuration: str | None = None  # the YAML that was written
