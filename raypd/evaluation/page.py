@@ -78,7 +78,7 @@ def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tol
         wrong=len(mistakes),
     )
     path = storage.join(root, PAGE)
-    review.put(path, html.encode())
+    page.put(path, html.encode())
     return path
 
 

@@ -416,7 +416,10 @@ def _interval(draws: np.ndarray) -> tuple[float, float, float]:
 def describe(evaluation: Evaluation) -> str:
     """As a table, for the user."""
     lines = [f"{'':<24}{'':<18}{'value':>8}  95% interval    documents"]
-    lines += [_row(measure) for measure in evaluation.measures]
+    for measure in evaluation.measures:
+        interval = f"{measure.low:.3f} to {measure.high:.3f}"
+        figures = f"{measure.value:8.3f}  {interval:<16}{measure.documents:>9,}"
+        lines.append(f"{measure.of:<24.23}{measure.name:<18}{figures}")
     if evaluation.calibration_error is not None:
         values = counted(sum(count for *_, count in evaluation.reliability), "value")
         lines.append(f"{'':<24}{'calibration error':<18}{evaluation.calibration_error:8.3f}  of confidence, {values}")
@@ -438,8 +441,3 @@ def describe(evaluation: Evaluation) -> str:
     if evaluation.not_asked:
         lines.append(f"{counted(evaluation.not_asked, 'label')} of attributes that the run did not ask for: left out")
     return "\n".join(lines)
-
-
-def _row(measure: Measure) -> str:
-    interval = f"{measure.low:.3f} to {measure.high:.3f}"
-    return f"{measure.of:<24.23}{measure.name:<18}{measure.value:8.3f}  {interval:<16}{measure.documents:>9,}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
 from raypd.evaluation.calibration import calibrate, calibration_error, confidences, reliability
 from raypd.evaluation.score import evaluate, labelled_values
-from raypd.fitting.labels import input_keys
+from raypd.fitting.labels import FitContext, input_keys
 from raypd.fitting.result import CandidateScore
 from raypd.run import layout, read, records
 from raypd.run.records import Estimate, Figure
@@ -29,22 +27,6 @@ from raypd.tasks.calibration import FILE
 from raypd.training.job import run_training
 
 _MEASURES = ("scored F1", "strict F1")  # the first that there is
-
-
-@dataclass(frozen=True)
-class FitContext:
-    """What all candidates share. folder: of the fit; limited: puts what is left of the budget into a configuration;
-    ends: unix second of the deadline."""
-
-    config: RunConfig
-    folder: str
-    limited: Callable[[RunConfig], RunConfig]
-    ends: float | None
-    verbose: bool
-    say: Callable[[str], None]
-
-    def part(self, name: str) -> str:
-        return storage.join(self.folder, f"{name}.jsonl")
 
 
 def training_config(context: FitContext, changes: dict[str, Any], documents: str, output: str) -> RunConfig:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 
 from raypd import storage
-from raypd.errors import RunError
 from raypd.fitting.result import CandidateScore, FitResult
 from raypd.report import charts, page
 from raypd.report.charts import FULL, Chart, Table
@@ -35,10 +34,7 @@ def write(result: FitResult, why: str) -> str:
         learning=_learning(result),
         sureness=_reliability(result),
     )
-    try:
-        storage.put(where, content.encode())
-    except OSError as error:
-        raise RunError(f"{where}: the page cannot be written: {error}") from None
+    page.put(where, content.encode(), "the page ")
     return where
 
 

@@ -18,7 +18,7 @@ from raypd import storage
 from raypd.config import Attribute, ExtractionConfig, RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.reader import read_unit
-from raypd.errors import ConfigError, InputError, RunError
+from raypd.errors import ConfigError, InputError
 from raypd.report import page
 from raypd.report.texts import marked, text_in
 from raypd.run.load import load_run
@@ -66,8 +66,8 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
     where = storage.join(root, PAGE), storage.join(root, TABLE)
     name = root.rstrip("/").rpartition("/")[2]
     html = page.fill("review.html.j2", documents=shown, name=name, root=root, columns=COLUMNS, script_of="review.js")
-    put(where[0], html.encode())
-    put(where[1], _table(shown).encode("utf-8-sig"))  # spreadsheets know UTF-8 by its mark
+    page.put(where[0], html.encode())
+    page.put(where[1], _table(shown).encode("utf-8-sig"))  # spreadsheets know UTF-8 by its mark
     return where
 
 
@@ -98,16 +98,8 @@ def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = (
         target = record_of(categories[of_category[place]], values)
         lines.append(json.dumps({"id": documents[place].id, **kept, column: target}, ensure_ascii=False) + "\n")
     where = storage.absolute(output) if output is not None else storage.join(root, LABELS)
-    put(where, "".join(lines).encode())
+    page.put(where, "".join(lines).encode())
     return where, len(lines)
-
-
-def put(path: str, data: bytes) -> None:
-    """Raises RunError."""
-    try:
-        storage.put(path, data)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error}") from None
 
 
 def _config(root: str, overrides: Sequence[str]) -> RunConfig:
