@@ -1,7 +1,5 @@
 """What a run shows while it goes: a bar on a terminal, lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 

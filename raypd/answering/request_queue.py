@@ -4,8 +4,6 @@ Every unit has a thread that plans requests as the engine has room; one more dri
 younger unit plans only when the older ones have nothing more to plan: units end one after the other, and the engine's
 batch is full across their border."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

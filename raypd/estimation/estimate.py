@@ -1,7 +1,5 @@
 """`raypd estimate`: what a corpus will take and cost, before it is run, from a sample, an earlier run or the user."""
 
-from __future__ import annotations
-
 import math
 import time
 import zlib

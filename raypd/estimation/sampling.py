@@ -3,8 +3,6 @@
 Units at equal distances along the plan are scanned for each document's category and bytes. In the order of these the
 documents to decode are drawn, at equal distances again: of every category in proportion, short and long."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

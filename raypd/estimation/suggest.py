@@ -3,8 +3,6 @@
 A line `attribute: value` counts only if its value stands in the document. Names alike but for case and punctuation are
 merged; what many documents have is proposed, with a type that its values show."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The command `raypd calibrate`: checks what a calibration is made from, and says what it brings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`raypd calibrate RUN LABELS`: from a run's confidences and labels to how often such values are right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Thresholds are tried from the safest down, and the first that fails ends the search, so that the chance that the one
 taken does not hold the floor is at most that of one test (fixed-sequence testing), however many are tried."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The page of `raypd evaluate`: what was wrong, document by document, the label beside the value, with the reason."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ A value is right (VC), wrong (VW), given where there is none (NV), missing (VN) 
 SQuAD; of choices all right ones and no other must be named. A failed question is wrong. Intervals are 95% bootstrap
 intervals over documents; a difference of two runs is resampled in pairs."""
 
-from __future__ import annotations
-
 import json
 import re
 import string

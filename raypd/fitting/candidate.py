@@ -1,7 +1,5 @@
 """One candidate: trained on a share of the labels, run over the test part, scored, and measured on the corpus."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Every step is a run or a training of its own in a folder of the fit, so that the same command goes on where it was cut
 off, and does nothing that is done."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

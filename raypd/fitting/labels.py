@@ -1,7 +1,5 @@
 """The labelled documents of a fit: drawn evenly, labelled by a column, a run or a teacher, and split."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

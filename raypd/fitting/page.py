@@ -1,7 +1,5 @@
 """What a fit found, as lines for the terminal and as a page with two plots."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from matplotlib.axes import Axes

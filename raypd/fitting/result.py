@@ -1,7 +1,5 @@
 """fit.json: what was trained, how right it is and what it costs, and which one is recommended."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answers for what is new or changed in the input, night by night. state.json is written last, if it is as was read."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

@@ -3,8 +3,6 @@
 Static SVG needs no script, prints sharp, and weighs 5 to 30 KB where an interactive library puts megabytes into a page.
 Scaled text cannot be read on a phone, hence two forms: CSS shows the one that fits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

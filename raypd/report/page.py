@@ -3,8 +3,6 @@
 Every text goes through Jinja's escaping; the Content-Security-Policy allows the page's own style sheet and script, by
 their hashes, and nothing else, so that what should slip through still could not run."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import time

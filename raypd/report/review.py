@@ -3,8 +3,6 @@
 It is written as a page (one file, no server), whose button saves what was looked at as CSV, and as that CSV for a
 spreadsheet, a line a value. `--apply` reads either back, and writes the documents whole, with their labels."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

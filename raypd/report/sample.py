@@ -1,7 +1,5 @@
 """A sample of the answers, the same at every call: documents, the model's sureness, and why documents failed."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Sequence

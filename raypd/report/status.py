@@ -1,7 +1,5 @@
 """How a run stands, from its folder alone and so from any machine. Cheap: it reads some footers, and none twice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -2,8 +2,6 @@
 
 `raypd calibrate` and `raypd fit` write it into a file beside the weights; it is used without scikit-learn."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass, field

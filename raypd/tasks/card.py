@@ -1,7 +1,5 @@
 """What a trained adapter or model was trained for, kept beside its weights and held against how it is decoded."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cascade: documents that the first model is not sure of are asked of a second, which answers the unsure values."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

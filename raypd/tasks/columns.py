@@ -1,7 +1,5 @@
 """The rows of every kind of task: the columns that all have, those of the task, and which of these are the answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Documents of a unit that say the same are decoded once."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a document says to a task before any tokenizer: its category, its text, its conversation."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Collection, Sequence

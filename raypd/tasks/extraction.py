@@ -4,8 +4,6 @@ The answer is JSON. For `hyper_parallel` its skeleton, all keys without values, 
 is a slot; for `guided` the values stand in the same skeleton one after the other; for `autoregressive` the
 model writes the whole object."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A category as a JSON Schema, for a server that holds an answer to one: all keys, null where there is no value."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The number that a text is, as documents write numbers."""
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

@@ -2,8 +2,6 @@
 
 A pattern can take minutes and all memory to be made ready: repetitions of repetitions multiply."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import resource

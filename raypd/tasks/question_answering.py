@@ -2,8 +2,6 @@
 Pieces (instruction, context, question) are tokenized one by one, so that all methods put the same ids through the
 model."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

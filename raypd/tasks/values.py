@@ -1,7 +1,5 @@
 """From decoded text to typed, checked values."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

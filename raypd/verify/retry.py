@@ -5,8 +5,6 @@ every object that had failures is replaced, whole and by a conditional write, wi
 sees every document exactly once at each instant. An object that was done says so in its summary, so that a retry that
 was cut off goes on where it was."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
 from typing import Any
