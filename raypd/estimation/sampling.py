@@ -95,8 +95,8 @@ def scan(config: RunConfig) -> Scan:
     plan = planner.plan(config)
     per_unit = max(1.0, plan.documents / max(plan.units, 1))
     count = max(_LEAST_UNITS, min(_MOST_UNITS, math.ceil(SCANNED / per_unit)))
-    few = plan.units * per_unit <= SCANNED or plan.units <= count
-    places = set(range(plan.units) if few else equal_distances(count, plan.units))  # every object of some size
+    complete = plan.units * per_unit <= SCANNED or plan.units <= count
+    places = set(range(plan.units) if complete else equal_distances(count, plan.units))  # every object of some size
     chosen: list[Unit] = []
     scanned: list[ScannedDocument] = []
     counts: list[int] = []

@@ -66,8 +66,8 @@ def reliability(confidence: np.ndarray, right: Sequence[bool]) -> list[tuple[flo
     """(mean confidence, share that is right, values) in each tenth of 0 to 1 that holds any."""
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
     hits = np.asarray(right, dtype=float)
-    members = [bins == n for n in np.unique(bins)]
-    return [(float(confidence[of].mean()), float(hits[of].mean()), int(of.sum())) for of in members]
+    masks = [bins == n for n in np.unique(bins)]
+    return [(float(confidence[mask].mean()), float(hits[mask].mean()), int(mask.sum())) for mask in masks]
 
 
 def calibration_error(points: Sequence[tuple[float, float, int]]) -> float:

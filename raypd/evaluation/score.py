@@ -335,9 +335,9 @@ def _f1(sums: np.ndarray) -> np.ndarray:
     return 2 * right / np.maximum(1, 2 * right + 2 * sums[..., VW] + sums[..., NV] + sums[..., VN])
 
 
-def _share(part: list[int], whole: list[int]) -> Callable[[np.ndarray], np.ndarray]:
+def _share(part: list[int], among: list[int]) -> Callable[[np.ndarray], np.ndarray]:
     """[..., n] sums -> [...] the share of some in others, 0 where there are none."""
-    return lambda sums: sums[..., part].sum(-1) / np.maximum(1, sums[..., whole].sum(-1))
+    return lambda sums: sums[..., part].sum(-1) / np.maximum(1, sums[..., among].sum(-1))
 
 
 _ALL = [VC, VW, NV, VN, NN]

@@ -193,5 +193,5 @@ def _entries(row: Row) -> list[RowValue]:
         limit = _VALUE_CHARACTERS if answer.name else _TEXT_CHARACTERS
         value = None if shown is None else clean(shown, limit)
         name = clean(answer.name or answer.key, 200)
-        entries.append(replace(answer, name=name, value=value, status=clean(answer.status, 40)))
+        entries.append(replace(answer, name=name, value=value, status=clean(answer.status, 40), raw=None))
     return entries
