@@ -1,7 +1,5 @@
 """One call: documents to records, in this process."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What a worker would fail at, said before one starts."""
 
-from __future__ import annotations
-
 import sys
 
 from raypd.config import RunConfig

@@ -10,6 +10,7 @@ from raypd.answering.engine import CascadeEngine, Engine
 from raypd.config import CascadeConfig, ModelConfig, RunConfig
 from raypd.config.model import MOST_SEQS
 from raypd.errors import ModelError
+from raypd.tasks import build_task, task_alone
 from raypd.tasks.base import Task
 from raypd.tasks.distinct import Distinct, gives_the_same
 
@@ -39,13 +40,13 @@ class WorkerComponents:
 Build = Callable[[RunConfig, int | None], WorkerComponents]
 
 
-def build(
-    config: RunConfig,
-    threads: int | None,  # of the CPU; None: as torch has them
-    load: Callable[[ModelConfig], LoadedModel] | None = None,  # in place of load_model, for a caller that keeps models
-    each: bool = False,  # every document is decoded, also one that says what another says
-) -> WorkerComponents:
-    """Loads the model, or both of a cascade, and makes engine and task. Raises ModelError or ConfigError."""
+Load = Callable[[ModelConfig], "LoadedModel"]  # in place of load_model, for a caller that keeps models
+
+
+def build(config: RunConfig, threads: int | None, load: Load | None = None, each: bool = False) -> WorkerComponents:
+    """Loads the model, or both of a cascade, and makes engine and task. Raises ModelError or ConfigError.
+
+    threads: of the CPU; None: as torch has them. each: a document is decoded though it says what another says."""
     if (second := config.second_model()) is not None:
         return _of_cascade(config, second, threads, load, each)
     if config.model.is_fake:
@@ -53,12 +54,20 @@ def build(
 
         return WorkerComponents(*fake.make(config), None, config.engine.max_num_seqs)
     if config.model.endpoint is not None:
-        (engine, task), sampling = _of_endpoint(config), None
+        from raypd.models import endpoint
+
+        tokenizer = endpoint.byte_tokenizer()
+        engine: Engine = endpoint.EndpointEngine(config, tokenizer)
+        task, sampling = build_task(config, tokenizer, endpoint.CONTEXT), None
     else:
         from raypd.decoding.sampling import Sampling
 
-        vllm = config.engine.kind == "vllm"
-        engine, task = _of_vllm(config, threads) if vllm else _of_raypd(config, threads, load)
+        if config.engine.kind == "vllm":
+            from raypd.models.vllm_engine import VLLMEngine
+
+            engine, task = VLLMEngine(config, threads), task_alone(config)
+        else:
+            engine, task = _of_raypd(config, threads, load)
         drawn = config.decoding.sampling
         sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p)
     if not each and gives_the_same(config):
@@ -67,11 +76,7 @@ def build(
 
 
 def _of_cascade(
-    config: RunConfig,
-    second: RunConfig,
-    threads: int | None,
-    load: Callable[[ModelConfig], LoadedModel] | None,
-    each: bool,
+    config: RunConfig, second: RunConfig, threads: int | None, load: Load | None, each: bool
 ) -> WorkerComponents:
     from raypd.tasks.cascade import Cascade
 
@@ -84,35 +89,12 @@ def _of_cascade(
     return WorkerComponents(engine, task, parts[0].sampling, config.engine.max_num_seqs)
 
 
-def _of_endpoint(config: RunConfig) -> tuple[Engine, Task]:
-    from raypd.models import endpoint
-    from raypd.tasks import build_task
-
-    tokenizer = endpoint.byte_tokenizer()
-    return endpoint.EndpointEngine(config, tokenizer), build_task(config, tokenizer, endpoint.CONTEXT)
-
-
-def _of_vllm(config: RunConfig, threads: int | None) -> tuple[Engine, Task]:
-    from raypd.models.load import context_length, load_tokenizer
-    from raypd.models.source import find_source, read_config
-    from raypd.models.vllm_engine import VLLMEngine
-    from raypd.tasks import build_task
-
-    engine = VLLMEngine(config, threads)
-    tokenizer = load_tokenizer(config.model)
-    context = context_length(config.model.name, read_config(find_source(config.model)), tokenizer)
-    return engine, build_task(config, tokenizer, context)
-
-
-def _of_raypd(
-    config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None
-) -> tuple[Engine, Task]:
+def _of_raypd(config: RunConfig, threads: int | None, load: Load | None) -> tuple[Engine, Task]:
     import torch
 
     from raypd.decoding import engine as decoding
     from raypd.decoding.llama import pack
     from raypd.models.load import load_model
-    from raypd.tasks import build_task
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,7 +1,5 @@
 """What a worker needs of an engine, and the engines of a cascade's two models as one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """What a run shows while it goes: a bar on a terminal, lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 
@@ -33,37 +31,33 @@ class RunDisplay:
 
     def __init__(self, total: int, done: int) -> None:
         self.total, self._before, self._done = total, done, done
-        self._console = Console(file=sys.stderr)
-        self._started, self._lines = time.monotonic(), ProgressLines()
-        self._begun = False
-        self._bar: Progress | None = None
+        self._started, self._lines, self._begun = time.monotonic(), ProgressLines(), False
+        console = Console(file=sys.stderr)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} documents"),
+            TextColumn("{task.fields[rate]}/s"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[failed]} failed"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._row = self._bar.add_task(_LOADING, total=total, completed=done, failed=0, rate="0")
 
     def __enter__(self) -> None:
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:.0f}/{task.total:.0f} documents"),
-                TextColumn("{task.fields[rate]}/s"),
-                TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[failed]} failed"),
-                console=self._console,
-            )
-            self._row = self._bar.add_task(_LOADING, total=self.total, completed=self._done, failed=0, rate="0")
-            self._bar.start()
-        else:
+        self._bar.start()
+        if self._bar.disable:
             self._lines.show(f"{self._done}/{self.total} documents, {_LOADING}", at_once=True)
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def begin(self) -> None:
         """The first worker is ready: documents/s are counted from here on."""
         if not self._begun:
             self._begun, self._started = True, time.monotonic()
-            if self._bar is not None:
-                self._bar.update(self._row, description="extract")
+            self._bar.update(self._row, description="extract")
 
     def _rate(self) -> float | None:
         """Documents a second since `begin`; None as long as that is too short to tell."""
@@ -74,19 +68,18 @@ class RunDisplay:
         """Shows how many documents are answered and failed, those of units in flight among them."""
         self._done = max(done, self._before)
         self.total = max(self.total, self._done)
-        if self._bar is not None:
-            rate = "-" if (measured := self._rate()) is None else number(measured)
-            self._bar.update(self._row, total=self.total, completed=self._done, failed=failed, rate=rate)
-        elif self._begun:
-            measured = self._rate()
-            speed = f", {number(measured)}/s" if measured is not None else ""
+        measured = self._rate()
+        rate = "-" if measured is None else number(measured)
+        self._bar.update(self._row, total=self.total, completed=self._done, failed=failed, rate=rate)
+        if self._bar.disable and self._begun:
+            speed = f", {rate}/s" if measured is not None else ""
             left = f", {duration((self.total - self._done) / measured)} left" if measured else ""
             self._lines.show(f"{self._done}/{self.total} documents{speed}{left}, {failed} failed")
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""
         line = said(line)
-        if self._bar is not None:
-            self._bar.console.print(line, markup=False, highlight=False)
-        else:
+        if self._bar.disable:
             print(line, file=sys.stderr, flush=True)
+        else:
+            self._bar.console.print(line, markup=False, highlight=False)

@@ -2,10 +2,7 @@
 
 Every unit has a thread that plans requests as the engine has room; one more drives the engine and does nothing else. A
 younger unit plans only when the older ones have nothing more to plan: units end one after the other, and the engine's
-batch is full across their border.
-"""
-
-from __future__ import annotations
+batch is full across their border."""
 
 import contextlib
 import os

@@ -94,9 +94,8 @@ def shipped() -> Table:
     table: Table = {}
     for row in _csv("on_demand.csv"):
         mark = "" if row["verified"] == "yes" else ", one source only"
-        source = f"raypd's table: {_SOURCES[row['source']]}{mark}"
-        key = (row["instance_type"], row["region"], "on-demand")
-        table[key] = Price(float(row["usd_per_hour"]), source, row["date"])
+        price = Price(float(row["usd_per_hour"]), f"raypd's table: {_SOURCES[row['source']]}{mark}", row["date"])
+        table[row["instance_type"], row["region"], "on-demand"] = price
     return table
 
 

@@ -3,8 +3,6 @@
 A value cut at its limit, ambiguous or not valid differs from anything: a setting must not look good because it cuts.
 Where the reference itself has no whole value, the value is left out and counted as such."""
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

@@ -5,8 +5,6 @@ numpy. A counted or given one is an array of one. Of a group's `n` members `n - 
 of the draws unbiased; where much of the population was drawn, weights move by the root of the share that was not (Rao
 and Wu, 1988). Few members tell little of their own scatter: draws are spread by a chi-square, as Student's t is."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What `estimate`, `tune` and `suggest` share: a changed configuration, and a check after a measurement."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An estimate from what an earlier run's committed units took: the sample, drawn in the order of the input."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from raypd import storage

@@ -1,7 +1,5 @@
 """`raypd estimate`: what a corpus will take and cost, before it is run, from a sample, an earlier run or the user."""
 
-from __future__ import annotations
-
 import math
 import time
 import zlib
@@ -118,17 +116,12 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
         "machine": profiled.worker.machine,
         "complete": profiled.complete,
     }
-    _compare_hosted(config, result, total, sample, profiled)
-    return result
-
-
-def _compare_hosted(config: RunConfig, result: Estimate, total: Array, sample: CorpusSample, profiled: Profile) -> None:
-    done = _done(sample, profiled)
-    tokens = hosted.counter(config)
+    done, tokens = _done(sample, profiled), hosted.counter(config)
     counts = [hosted.count(config, cost, tokens) for _, cost in done]
     sent, written = (_corpus_mean(sample, done, values) for values in zip(*counts, strict=True))
     result.hosted_tokens = {"input": bootstrap.figure(sent), "output": bootstrap.figure(written)}
     result.hosted = hosted.estimates(config.cost, total, sent, written)
+    return result
 
 
 _Done = list[tuple[int, DocumentCost]]  # of what was done: the place in the sample's order, and what it took

@@ -3,8 +3,6 @@
 Such a service writes the answer whole: for extraction the JSON with its keys. Assumed: tokens as the model's own
 tokenizer counts them, one request a document, no caching."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

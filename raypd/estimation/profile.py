@@ -4,8 +4,6 @@ The sample comes round after round. The window begins when as many documents are
 time, and ends with whole rounds: no start, no drain. The meter that bills a run gives the seconds of a prompt's and of
 an answer's token in it; a document takes its tokens at these rates."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.util

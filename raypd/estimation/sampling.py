@@ -3,8 +3,6 @@
 Units at equal distances along the plan are scanned for each document's category and bytes. In the order of these the
 documents to decode are drawn, at equal distances again: of every category in proportion, short and long."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence
@@ -95,7 +93,10 @@ def draw(config: RunConfig, size: int, category: str | None = None, columns: Seq
 def scan(config: RunConfig) -> Scan:
     """Reads units at equal distances along the plan. Raises InputError: it cannot be planned, or none can be read."""
     plan = planner.plan(config)
-    places = _places(plan.units, max(1.0, plan.documents / max(plan.units, 1)))
+    per_unit = max(1.0, plan.documents / max(plan.units, 1))
+    count = max(_LEAST_UNITS, min(_MOST_UNITS, math.ceil(SCANNED / per_unit)))
+    complete = plan.units * per_unit <= SCANNED or plan.units <= count
+    places = set(range(plan.units) if complete else equal_distances(count, plan.units))  # every object of some size
     chosen: list[Unit] = []
     scanned: list[ScannedDocument] = []
     counts: list[int] = []
@@ -121,14 +122,6 @@ def scan(config: RunConfig) -> Scan:
         rng = np.random.default_rng(SEED)
         documents = bootstrap.ratio(counts, [unit.bytes for unit in chosen], rng, plan.units) * plan.bytes
     return Scan(chosen, counts, scanned, documents, plan.units)
-
-
-def _places(planned: int, per_unit: float) -> set[int]:
-    """Places in the plan at equal distances: every object of some size is touched."""
-    count = max(_LEAST_UNITS, min(_MOST_UNITS, math.ceil(SCANNED / per_unit)))
-    if planned * per_unit <= SCANNED or planned <= count:
-        return set(range(planned))
-    return set(equal_distances(count, planned))
 
 
 def equal_distances(count: int, population: int) -> list[int]:

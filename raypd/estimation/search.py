@@ -4,8 +4,6 @@ The reference, the configuration as it is, settings of each method, of the engin
 weights, the best two again. Best is the fastest that agrees well enough with the reference, or else the one that agrees
 most. Where the reference has too few values to judge, only the engine's settings are tried: they change no answers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

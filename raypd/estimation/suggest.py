@@ -3,8 +3,7 @@
 A line `attribute: value` counts only if its value stands in the document. Names alike but for case and punctuation are
 merged; what many documents have is proposed, with a type that its values show."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import re
 from collections import Counter
@@ -64,10 +63,8 @@ class _NamedAttribute:
         if 5 * sum(read_number(value) is not None for value in self.values) >= 4 * len(self.values):
             return Attribute(name=name, description=described, type="number")
         if 2 <= len(shown) <= 8 and len(self.values) >= 3 * len(shown):
-            try:
+            with contextlib.suppress(ValueError):  # a value that JSON would have to escape
                 return Attribute(name=name, type="enum", values=shown)
-            except ValueError:  # a value that JSON would have to escape
-                pass
         return Attribute(name=name, description=described)
 
 
@@ -135,7 +132,8 @@ class Suggestion:
                 continue
             text += [f"{json.dumps(name, ensure_ascii=False)}:", "  attributes:"]
             for named in proposed:
-                attribute = _flow(named.attribute().model_dump(exclude_defaults=True))
+                tree = named.attribute().model_dump(exclude_defaults=True)
+                attribute = dump(tree, flow=True, width=10**9).rstrip("\n")
                 part = share(len(named.values), category.documents)
                 text.append(f"    - {attribute}  # in {len(named.values)} of {category.documents} documents, {part}")
         return "\n".join(text) + "\n"
@@ -190,12 +188,7 @@ def _is_name(name: str) -> bool:
     """Whether it may be an attribute's: one to four words with a letter in them, which JSON takes as they are."""
     if not 1 <= len(name.split()) <= 4 or len(name) > 40 or not re.search(r"[^\W\d_]", name):
         return False
-    try:
+    with contextlib.suppress(ValueError):
         Attribute(name=name)
-    except ValueError:
-        return False
-    return True
-
-
-def _flow(tree: dict[str, object]) -> str:
-    return dump(tree, flow=True, width=10**9).rstrip("\n")
+        return True
+    return False

@@ -1,7 +1,5 @@
 """The tables of an estimate, as text: `raypd estimate` prints them, and the page of a report shows them."""
 
-from __future__ import annotations
-
 import math
 
 from raypd.estimation.machines import GIVEN, TOKENS

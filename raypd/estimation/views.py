@@ -1,7 +1,5 @@
 """What `raypd estimate` and `raypd tune` print."""
 
-from __future__ import annotations
-
 import math
 
 from rich import box

@@ -1,7 +1,5 @@
 """The command `raypd calibrate`: checks what a calibration is made from, and says what it brings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +18,7 @@ def calibrate_run(
 ) -> str:
     """Writes the calibration of a run's model; what it is and where, in words.
 
-    Raises ConfigError: the run's confidences are calibrated already, or there is no place for the file; InputError.
-    """
+    Raises ConfigError: the run's confidences are calibrated already, or there is no place for the file; InputError."""
     config = load_record(storage.absolute(run)).config
     if (config.get("cascade") or {}).get("model") is not None:
         raise ConfigError(f"{run}: two models answered (cascade.model): calibrate each by a run of its own")

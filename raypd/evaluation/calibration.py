@@ -1,7 +1,5 @@
 """`raypd calibrate RUN LABELS`: from a run's confidences and labels to how often such values are right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,16 +26,11 @@ class LabelledValue:
     stands: bool  # in the document's text
     right: bool
 
-    @property
-    def key(self) -> str:
-        return f"{self.category}/{self.attribute}"
-
 
 def calibrate(values: Sequence[LabelledValue]) -> Calibration:
     """Fits a calibration (Platt's, with isotonic steps behind it where there are many values).
 
-    Raises InputError: too few values, or all are right or wrong.
-    """
+    Raises InputError: too few values, or all are right or wrong."""
     from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LogisticRegression
 
@@ -45,17 +38,15 @@ def calibrate(values: Sequence[LabelledValue]) -> Calibration:
     if len(values) < LEAST or right.all() or not right.any():
         reason = "all are right" if len(values) >= LEAST and right.all() else f"{int(right.sum())} are right"
         raise InputError(f"{len(values)} labelled values, of which {reason}: a calibration needs {LEAST} of both kinds")
-    names = sorted({value.key for value in values})
-    place = {name: number for number, name in enumerate(names)}
-    own = np.zeros((len(values), len(names)))
-    own[np.arange(len(values)), [place[value.key] for value in values]] = _STRENGTH
+    names, place = np.unique([f"{value.category}/{value.attribute}" for value in values], return_inverse=True)
+    own = _STRENGTH * np.eye(len(names))[place]
     shared = np.array([features(value.confidence, value.null, value.stands) for value in values])
     model: Any = LogisticRegression(C=1.0, max_iter=1000).fit(np.hstack([shared, own]), right)
     weights = model.coef_[0]
     made = Calibration(
         weights[: shared.shape[1]].tolist(),
         float(model.intercept_[0]),
-        {name: float(_STRENGTH * weights[shared.shape[1] + number]) for name, number in place.items()},
+        dict(zip(names.tolist(), (_STRENGTH * weights[shared.shape[1] :]).tolist(), strict=True)),
         values=len(values),
     )
     if len(values) >= _ISOTONIC:
@@ -73,11 +64,8 @@ def reliability(confidence: np.ndarray, right: Sequence[bool]) -> list[tuple[flo
     """(mean confidence, share that is right, values) in each tenth of 0 to 1 that holds any."""
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
     hits = np.asarray(right, dtype=float)
-    return [
-        (float(confidence[bins == n].mean()), float(hits[bins == n].mean()), int((bins == n).sum()))
-        for n in range(_BINS)
-        if (bins == n).any()
-    ]
+    masks = [bins == n for n in np.unique(bins)]
+    return [(float(confidence[mask].mean()), float(hits[mask].mean()), int(mask.sum())) for mask in masks]
 
 
 def calibration_error(points: Sequence[tuple[float, float, int]]) -> float:

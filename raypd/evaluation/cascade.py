@@ -1,15 +1,13 @@
 """`raypd tune --cascade`: the threshold under which a value goes to the second model, from labelled documents.
 
 Thresholds are tried from the safest down, and the first that fails ends the search, so that the chance that the one
-taken does not hold the floor is at most that of one test (fixed-sequence testing), however many are tried.
-"""
-
-from __future__ import annotations
+taken does not hold the floor is at most that of one test (fixed-sequence testing), however many are tried."""
 
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from raypd import storage
@@ -54,8 +52,7 @@ def tune_cascade(
 ) -> CascadeTuning:
     """Answers labelled documents with both models and tries thresholds. labels: JSON lines with the input's columns.
 
-    Raises ConfigError, InputError or ModelError before anything is decoded; RunError where nothing could be.
-    """
+    Raises ConfigError, InputError or ModelError before anything is decoded; RunError where nothing could be."""
     second = config.second_model()
     if second is None:
         raise ConfigError("cascade.model: name the second model, of which --cascade finds when to ask it")
@@ -78,10 +75,7 @@ def tune_cascade(
         for document, first, other in zip(documents, *costs, strict=True)
         if first is not None and other is not None
     ]
-
-    def trial(under: float) -> CascadeTrial:
-        return _trial(config, pairs, under, labels, column)
-
+    trial = partial(_trial, config, pairs, labels, column)
     trials: list[CascadeTrial] = []
     for under in _UNDER:
         trials.append(trial(under))
@@ -94,7 +88,7 @@ def tune_cascade(
 _Pairs = Sequence[tuple[Document, DocumentCost, DocumentCost]]  # what each model took for a document
 
 
-def _trial(config: RunConfig, pairs: _Pairs, under: float, labels: str, column: str) -> CascadeTrial:
+def _trial(config: RunConfig, pairs: _Pairs, labels: str, column: str, under: float) -> CascadeTrial:
     assert isinstance(config.task, ExtractionConfig)
     answers: dict[str, list[dict[str, Any]]] = {}
     asked, seconds, usd = 0, 0.0, 0.0

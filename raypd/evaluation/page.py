@@ -1,7 +1,5 @@
 """The page of `raypd evaluate`: what was wrong, document by document, the label beside the value, with the reason."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -9,19 +7,8 @@ from typing import Any
 
 from raypd import storage
 from raypd.config import ExtractionConfig
-from raypd.errors import RunError
-from raypd.evaluation.score import (
-    NN,
-    NV,
-    VC,
-    VN,
-    Evaluation,
-    asked_attributes,
-    flat_values,
-    outcome,
-    read_answers,
-    read_labels,
-)
+from raypd.evaluation import score
+from raypd.evaluation.score import NN, NV, VC, VN, Evaluation, flat_values
 from raypd.report import page, review
 from raypd.report.texts import marked, text_in
 from raypd.run.load import load_run
@@ -56,12 +43,7 @@ class WrongDocument:
     pieces: list[tuple[str, str]]
 
 
-@dataclass
-class Mistakes:
-    """What an extraction had wrong."""
-
-    documents: list[WrongDocument]
-    attributes: dict[tuple[str, str], Counter[str]]  # (category, attribute) -> right, and of each reason
+Counts = dict[tuple[str, str], Counter[str]]  # (category, attribute) -> values that are right, and of each reason
 
 
 def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tolerance: float) -> str | None:
@@ -72,8 +54,8 @@ def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tol
     config = load_run(root, [])
     if not isinstance(config.task, ExtractionConfig):
         return None
-    mistakes = find(run, labels, labels_column, tolerance)
-    shown = sorted(mistakes.documents, key=lambda document: -len(document.values))[:_DOCUMENTS]
+    mistakes, counts = find(run, labels, labels_column, tolerance)
+    shown = sorted(mistakes, key=lambda document: -len(document.values))[:_DOCUMENTS]
     texts = review.documents_at(config, root, {(document.source, document.row): document for document in shown})
     for document in shown:
         if (read := texts.get((document.source, document.row))) is not None and read.error is None:
@@ -89,33 +71,31 @@ def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tol
         labels=labels,
         measures=[measure for measure in evaluation.measures if measure.name in _MEASURES and not measure.of],
         heads=["attribute", "right", *REASONS],
-        attributes=_rows(mistakes),
+        attributes=_rows(counts),
         documents=shown,
-        wrong=len(mistakes.documents),
+        wrong=len(mistakes),
     )
     path = storage.join(root, PAGE)
-    try:
-        storage.put(path, html.encode())
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error}") from None
+    page.put(path, html.encode())
     return path
 
 
-def _rows(mistakes: Mistakes) -> list[list[str]]:
+def _rows(by_attribute: Counts) -> list[list[str]]:
     """Cells by attribute, the one with the most wrong values first."""
-    ranked = sorted(mistakes.attributes.items(), key=lambda item: item[1]["right"] - item[1].total())
+    ranked = sorted(by_attribute.items(), key=lambda item: item[1]["right"] - item[1].total())
     return [
         [" · ".join(filter(None, key)), *(str(counts[name]) if counts[name] else "" for name in ("right", *REASONS))]
         for key, counts in ranked
     ]
 
 
-def find(run: str, labels: str, labels_column: str = "target", tolerance: float = 0.0) -> Mistakes:
-    """The wrong values of an extraction. Raises InputError as `evaluate`."""
-    gold = {record["id"]: record for record in read_labels(labels, labels_column) if "target" in record}
-    names = asked_attributes(run)
-    mistakes = Mistakes([], {})
-    for id, rows in read_answers(run).items():
+def find(run: str, labels: str, labels_column: str, tolerance: float) -> tuple[list[WrongDocument], Counts]:
+    """The wrong values of an extraction, and how many there are. Raises InputError as `evaluate`."""
+    gold = {record["id"]: record for record in score.read_labels(labels, labels_column) if "target" in record}
+    names = score.asked_attributes(run)
+    mistakes: list[WrongDocument] = []
+    by_attribute: Counts = {}
+    for id, rows in score.read_answers(run).items():
         if id not in gold:
             continue
         row = rows[0] if rows else {}
@@ -128,7 +108,7 @@ def find(run: str, labels: str, labels_column: str = "target", tolerance: float 
         for name in [name for name in asked.values() if name in target]:
             forms = (gold[id].get("accepted") or {}).get(name) or [target[name]]
             reason = _reason(record.get(name), forms, tolerance) if row else "no answer"
-            mistakes.attributes.setdefault((category, name), Counter())[reason or "right"] += 1
+            by_attribute.setdefault((category, name), Counter())[reason or "right"] += 1
             if reason is not None:
                 value = values.get(name, {})
                 shown = _shown(record.get(name)) or str(value.get("raw") or "")
@@ -136,13 +116,13 @@ def find(run: str, labels: str, labels_column: str = "target", tolerance: float 
                 wrong.append(WrongValue(name, _shown(forms[0]), shown, reason, status, value.get("confidence")))
         if wrong:
             place = str(row.get("source", "")), int(row.get("row") or 0)
-            mistakes.documents.append(WrongDocument(id, category, *place, wrong, []))
-    return mistakes
+            mistakes.append(WrongDocument(id, category, *place, wrong, []))
+    return mistakes, by_attribute
 
 
 def _reason(value: Any, forms: list[Any], tolerance: float) -> str | None:
     """Why a value is wrong; None: it is right."""
-    kind = outcome(value, forms, tolerance)
+    kind = score.outcome(value, forms, tolerance)
     if kind in (VC, NN):
         return None
     if kind in (NV, VN):

@@ -5,10 +5,7 @@ run asked for, the gold value alone (case and white space folded); scored: those
 A value is right (VC), wrong (VW), given where there is none (NV), missing (VN) or rightly null (NN): precision is VC /
 (VC + VW + NV), recall VC / (VC + VW + VN). `values right`: (VC + NN) of all. Questions: exact match and token F1 as of
 SQuAD; of choices all right ones and no other must be named. A failed question is wrong. Intervals are 95% bootstrap
-intervals over documents; a difference of two runs is resampled in pairs.
-"""
-
-from __future__ import annotations
+intervals over documents; a difference of two runs is resampled in pairs."""
 
 import json
 import re
@@ -77,8 +74,7 @@ def evaluate(
     """Scores the run in a folder against labels, JSON lines of {id, target | questions, scored?, accepted?}.
 
     Differences are run - `other`, over the same documents. tolerance: the share by which a number may differ from its
-    label. labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both.
-    """
+    label. labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both."""
     gold = {record["id"]: record for record in read_labels(labels, labels_column)}
     answers = read_answers(run)
     attributes = asked_attributes(run)
@@ -149,16 +145,8 @@ def _labelled(
                     continue
                 forms = (gold[key].get("accepted") or {}).get(name) or [target[name]]
                 right = outcome(record.get(name), forms, tolerance) in (VC, NN)
-                values.append(
-                    LabelledValue(
-                        category,
-                        value["name"],
-                        value["confidence"],
-                        null=value["value"] is None,
-                        stands=value.get("span") is not None,
-                        right=right,
-                    )
-                )
+                null, stands = value["value"] is None, value.get("span") is not None
+                values.append(LabelledValue(category, value["name"], value["confidence"], null, stands, right))
     return values
 
 
@@ -347,32 +335,19 @@ def _f1(sums: np.ndarray) -> np.ndarray:
     return 2 * right / np.maximum(1, 2 * right + 2 * sums[..., VW] + sums[..., NV] + sums[..., VN])
 
 
-def _precision(sums: np.ndarray) -> np.ndarray:
-    return sums[..., VC] / np.maximum(1, sums[..., [VC, VW, NV]].sum(-1))
+def _share(part: list[int], among: list[int]) -> Callable[[np.ndarray], np.ndarray]:
+    """[..., n] sums -> [...] the share of some in others, 0 where there are none."""
+    return lambda sums: sums[..., part].sum(-1) / np.maximum(1, sums[..., among].sum(-1))
 
 
-def _recall(sums: np.ndarray) -> np.ndarray:
-    return sums[..., VC] / np.maximum(1, sums[..., [VC, VW, VN]].sum(-1))
-
-
-def _right(sums: np.ndarray) -> np.ndarray:
-    return sums[..., [VC, NN]].sum(-1) / np.maximum(1, sums.sum(-1))
-
-
-def _null_everywhere(sums: np.ndarray) -> np.ndarray:
-    return sums[..., [NV, NN]].sum(-1) / np.maximum(1, sums.sum(-1))
-
-
-def _mean(sums: np.ndarray) -> np.ndarray:
-    return sums[..., 0] / np.maximum(1, sums[..., 1])
-
-
+_ALL = [VC, VW, NV, VN, NN]
+_mean = _share([0], [1])  # of (sum, count)
 _METRICS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {  # shown as -> (parts, of their sums)
     "strict F1": ("strict", _f1),
-    "strict precision": ("strict", _precision),
-    "strict recall": ("strict", _recall),
-    "values right": ("strict", _right),
-    "null everywhere": ("strict", _null_everywhere),
+    "strict precision": ("strict", _share([VC], [VC, VW, NV])),
+    "strict recall": ("strict", _share([VC], [VC, VW, VN])),
+    "values right": ("strict", _share([VC, NN], _ALL)),
+    "null everywhere": ("strict", _share([NV, NN], _ALL)),
     "scored F1": ("scored", _f1),
     "scored F1, exact": ("scored exact", _f1),
     "exact match": ("exact match", _mean),
@@ -439,7 +414,10 @@ def _interval(draws: np.ndarray) -> tuple[float, float, float]:
 def describe(evaluation: Evaluation) -> str:
     """As a table, for the user."""
     lines = [f"{'':<24}{'':<18}{'value':>8}  95% interval    documents"]
-    lines += [_row(measure) for measure in evaluation.measures]
+    for measure in evaluation.measures:
+        interval = f"{measure.low:.3f} to {measure.high:.3f}"
+        figures = f"{measure.value:8.3f}  {interval:<16}{measure.documents:>9,}"
+        lines.append(f"{measure.of:<24.23}{measure.name:<18}{figures}")
     if evaluation.calibration_error is not None:
         values = counted(sum(count for *_, count in evaluation.reliability), "value")
         lines.append(f"{'':<24}{'calibration error':<18}{evaluation.calibration_error:8.3f}  of confidence, {values}")
@@ -461,8 +439,3 @@ def describe(evaluation: Evaluation) -> str:
     if evaluation.not_asked:
         lines.append(f"{counted(evaluation.not_asked, 'label')} of attributes that the run did not ask for: left out")
     return "\n".join(lines)
-
-
-def _row(measure: Measure) -> str:
-    interval = f"{measure.low:.3f} to {measure.high:.3f}"
-    return f"{measure.of:<24.23}{measure.name:<18}{measure.value:8.3f}  {interval:<16}{measure.documents:>9,}"

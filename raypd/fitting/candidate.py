@@ -1,10 +1,6 @@
 """One candidate: trained on a share of the labels, run over the test part, scored, and measured on the corpus."""
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,7 @@ from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
 from raypd.evaluation.calibration import calibrate, calibration_error, confidences, reliability
 from raypd.evaluation.score import evaluate, labelled_values
-from raypd.fitting.labels import input_keys
+from raypd.fitting.labels import FitContext, input_keys
 from raypd.fitting.result import CandidateScore
 from raypd.run import layout, read, records
 from raypd.run.records import Estimate, Figure
@@ -29,22 +25,6 @@ from raypd.tasks.calibration import FILE
 from raypd.training.job import run_training
 
 _MEASURES = ("scored F1", "strict F1")  # the first that there is
-
-
-@dataclass(frozen=True)
-class FitContext:
-    """What all candidates share. folder: of the fit; limited: puts what is left of the budget into a configuration;
-    ends: unix second of the deadline."""
-
-    config: RunConfig
-    folder: str
-    limited: Callable[[RunConfig], RunConfig]
-    ends: float | None
-    verbose: bool
-    say: Callable[[str], None]
-
-    def part(self, name: str) -> str:
-        return storage.join(self.folder, f"{name}.jsonl")
 
 
 def training_config(context: FitContext, changes: dict[str, Any], documents: str, output: str) -> RunConfig:
@@ -57,8 +37,7 @@ def training_config(context: FitContext, changes: dict[str, Any], documents: str
 def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, share: float) -> CandidateScore:
     """Trains a candidate on the first `labels` documents of the training part, and runs it over the test part.
 
-    Raises what `run_training` and `run_extract` raise.
-    """
+    Raises what `run_training` and `run_extract` raise."""
     whole = training_config(context, changes, context.part("train"), context.folder)
     settings = whole.model_dump_json(include={"model", "decoding", "training"})
     digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
@@ -113,24 +92,17 @@ def _run(context: FitContext, changes: dict[str, Any], part: str, output: str) -
 def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -> CandidateScore:
     """Runs a model over the test part and scores its answers."""
     config = _run(context, changes, "test", output)
-    score = CandidateScore(name=name, method=config.decoding.method, changes=changes)
-    score.measure, score.f1 = f1(output, context)
-    return score
-
-
-def f1(output: str, context: FitContext) -> tuple[str, Figure]:
-    """(name of the measure, its figure) of a run over the test part."""
     column = context.config.training.labels_column
     of_all = {m.name: m for m in evaluate(output, context.part("test"), labels_column=column).measures if not m.of}
-    name = next(measure for measure in _MEASURES if measure in of_all)
-    return name, Figure(of_all[name].value, of_all[name].low, of_all[name].high)
+    best = next(of_all[measure] for measure in _MEASURES if measure in of_all)
+    f1 = Figure(best.value, best.low, best.high)
+    return CandidateScore(name=name, method=config.decoding.method, changes=changes, measure=best.name, f1=f1)
 
 
 def measure(context: FitContext, score: CandidateScore, run: str | None = None) -> Figure:
     """Adds to a score what its model costs over the corpus; the corpus's documents.
 
-    run: an earlier run whose speed counts; None: a sample is decoded now, once.
-    """
+    run: an earlier run whose speed counts; None: a sample is decoded now, once."""
     config = with_changes(context.config, score.changes)
     path = storage.join(context.folder, "estimates", f"{score.name}-{config.fingerprint()}.json".replace(" ", "-"))
     result = read.record(Estimate, path)

@@ -1,10 +1,7 @@
 """`raypd fit`: labels, candidates, figures, and the cheapest model whose F1 surely holds the floor.
 
 Every step is a run or a training of its own in a folder of the fit, so that the same command goes on where it was cut
-off, and does nothing that is done.
-"""
-
-from __future__ import annotations
+off, and does nothing that is done."""
 
 import contextlib
 import hashlib
@@ -17,16 +14,14 @@ from typing import Any
 
 from raypd import storage
 from raypd.answering.check import check_model
-from raypd.billing import book
 from raypd.billing.budget import BudgetReached
 from raypd.cluster import ray_session
 from raypd.config import RunConfig, rewrite
 from raypd.config.cluster import deadline_at
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, UserError
-from raypd.estimation.checks import with_changes
 from raypd.fitting import candidate, labels, page
-from raypd.fitting.candidate import FitContext
+from raypd.fitting.labels import FitContext
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.models.load import check_model_config
 from raypd.run import console, layout, records
@@ -49,13 +44,9 @@ def run_fit(
 ) -> FitResult:
     """Fits a model to the documents of a configuration, or goes on where the same command was cut off.
 
-    path, overrides: the user's YAML and key=value over it, which the recommended configuration is made from.
-
-    Raises:
-        ConfigError, InputError, ModelError: before anything is trained, or the folder is another fit's.
-        RunError: it cannot go on; what is done is kept.
-        Interrupted: at SIGINT or SIGTERM.
-    """
+    path, overrides: the user's YAML and key=value over it, which the recommended configuration is made from. Raises
+    ConfigError, InputError, ModelError before anything is trained (also: the folder is another fit's); RunError: it
+    cannot go on, and what is done is kept; Interrupted at SIGINT or SIGTERM."""
     config = load_config(path, [*overrides, "cascade.model=null"])  # each model is measured alone
     storage.configure(config.storage)
     folder = _folder(config)
@@ -68,7 +59,9 @@ def run_fit(
         records.write(kept, result)
     try:
         with console.signals(), ray_session.connected(config.cluster, verbose):  # once for all runs and trainings
-            Fit(config, result, verbose, say).run()
+            deadline = config.cost.deadline
+            ends = None if deadline is None else deadline_at(deadline, time.time())
+            Fit(FitContext(config, folder, verbose, say, ends), result).run()
         how = "complete" if result.stopped is None else "budget"
     except (KeyboardInterrupt, Interrupted):
         how = "interrupted"
@@ -86,21 +79,18 @@ def run_fit(
 class Fit:
     """The steps of a fit: labels, candidates with all labels, what is not trained, the curve, and costs."""
 
-    def __init__(self, config: RunConfig, result: FitResult, verbose: bool, say: Callable[[str], None]) -> None:
-        self.config, self.result, self.say = config, result, say
-        deadline = config.cost.deadline
-        self.ends = None if deadline is None else deadline_at(deadline, time.time())
-        self.context = FitContext(config, result.path, self._limited, self.ends, verbose, say)
+    def __init__(self, context: FitContext, result: FitResult) -> None:
+        self.config, self.context, self.result, self.say = context.config, context, result, context.say
 
     def run(self) -> None:
         """Does what is not done yet, until all is, or the budget or the time has ended."""
         try:
-            parts = labels.parts_of(self.config, self.result.path, self._limited, self.context.verbose, self.say)
+            parts = labels.parts_of(self.context)
             self.result.documents = {part: len(rows) for part, rows in parts.items()}
             self._score_all(self.result.documents["train"])
         except BudgetReached as reached:
             self.result.stopped = str(reached)
-        self.result.usd = self._spent()
+        self.result.usd = self.context.spent()
 
     def _score_all(self, documents: int) -> None:
         fit, result, context = self.config.fit, self.result, self.context
@@ -130,8 +120,7 @@ class Fit:
     ) -> None:
         """Makes a score; what fails for a reason of its own is a score with the error, and the fit goes on.
 
-        run: whose speed is that of the model; None: a sample is decoded. costs: whether they are wanted at all.
-        """
+        run: whose speed is that of the model; None: a sample is decoded. costs: whether they are wanted at all."""
         self._check_limits()
         self.say(f"{name}: {'training and ' if name not in (AS_CONFIGURED, TEACHER) else ''}running over the test part")
         score = CandidateScore(name=name, method="")
@@ -149,33 +138,19 @@ class Fit:
     def _run(self, name: str) -> str:
         return storage.join(self.result.path, name)
 
-    def _spent(self) -> float:
-        """USD of all sessions of all runs and trainings below the folder."""
-        outputs = {str(ledger.parent) for ledger in Path(self.result.path).rglob(layout.LEDGER) if ledger.is_dir()}
-        return sum(bill.usd for output in outputs for bill in book.bills(output))
-
-    def _limited(self, config: RunConfig) -> RunConfig:
-        """With what is left of the budget; a run or training counts its own earlier sessions itself."""
-        budget = self.config.cost.budget_usd
-        if budget is None:
-            return config
-        left = budget - self._spent() + sum(bill.usd for bill in book.bills(storage.absolute(config.output.path)))
-        return with_changes(config, {"cost.budget_usd": max(left, 1e-6)})
-
     def _check_limits(self) -> None:
         """Raises BudgetReached at the end of the money or of the time."""
-        budget, spent = self.config.cost.budget_usd, self._spent()
+        budget, spent = self.config.cost.budget_usd, self.context.spent()
         if budget is not None and spent >= budget:
             raise BudgetReached(f"cost.budget_usd {usd(budget)} is spent; the same command with more goes on")
-        if self.ends is not None and time.time() > self.ends:
+        if self.context.ends is not None and time.time() > self.context.ends:
             raise BudgetReached("cost.deadline is reached; the same command with a later one goes on")
 
 
 def recommend(result: FitResult) -> str | None:
     """The name of the cheapest score whose F1 surely holds the floor; None: there is none.
 
-    By USD per 1,000 documents, or by speed where the machine has no price.
-    """
+    By USD per 1,000 documents, or by speed where the machine has no price."""
     holding = [score for score in result.scores if score.holds(result.floor) and score.documents_per_second]
     return min(holding, key=_cost).name if holding else None
 
@@ -228,9 +203,10 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
     gold = not (config.fit.teacher is not None and config.fit.labels is None) and not (
         config.fit.labels is not None and labels.is_run(config.fit.labels)
     )
+    decides: Any = config.model_dump(mode="json", include=_DECIDES)
     result = FitResult(
         path=folder,
-        identity=_identity(config),
+        identity=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12],
         floor=config.fit.f1_floor,
         gold=gold,
         task=config.task.kind,
@@ -257,16 +233,11 @@ def _begun(folder: str) -> bool:
     return any(storage.exists(storage.join(folder, name)) for name in (labels.UNLABELLED, f"{labels.PARTS[0]}.jsonl"))
 
 
-def _identity(config: RunConfig) -> str:
-    kept: dict[str, Any] = config.model_dump(mode="json", include=_DECIDES)
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def _check(config: RunConfig, folder: str) -> None:
     """Raises what every candidate, and the teacher, would fail at, before anything is done."""
     if config.task.kind != "extraction":
         raise ConfigError(f"task.kind {config.task.kind}: `raypd fit` is for extraction")
-    context = FitContext(config, folder, lambda limited: limited, None, False, console.say)
+    context = FitContext(config, folder, False, console.say)
     for name, changes in config.fit.candidates.items():
         try:
             made = candidate.training_config(context, changes, context.part("train"), folder)

@@ -1,14 +1,15 @@
 """The labelled documents of a fit: drawn evenly, labelled by a column, a run or a teacher, and split."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from raypd import storage
+from raypd.billing import book
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
 from raypd.dataset.planner import plan
@@ -19,6 +20,7 @@ from raypd.estimation.checks import with_changes
 from raypd.run import layout
 from raypd.run.text import counted, share
 from raypd.tasks.base import Document
+from raypd.tasks.documents import input_fields
 from raypd.training import teacher
 from raypd.verify import dead_letters
 
@@ -29,22 +31,43 @@ LEAST = {"train": 16, "validation": 4, "test": 10}  # documents, for figures tha
 _GOLDEN = 0.6180339887498949  # its multiples, less their whole part, lie evenly in 0 to 1
 
 
-def parts_of(
-    config: RunConfig, folder: str, limited: Callable[[RunConfig], RunConfig], verbose: bool, say: Callable[[str], None]
-) -> dict[str, list[Row]]:
+@dataclass(frozen=True)
+class FitContext:
+    """What all steps of a fit share."""
+
+    config: RunConfig
+    folder: str  # of the fit
+    verbose: bool
+    say: Callable[[str], None]
+    ends: float | None = None  # unix second of the deadline
+
+    def part(self, name: str) -> str:
+        return storage.join(self.folder, f"{name}.jsonl")
+
+    def spent(self) -> float:
+        """USD of all sessions of all runs and trainings below the folder."""
+        outputs = {str(ledger.parent) for ledger in Path(self.folder).rglob(layout.LEDGER) if ledger.is_dir()}
+        return sum(bill.usd for output in outputs for bill in book.bills(output))
+
+    def limited(self, config: RunConfig) -> RunConfig:
+        """With what is left of the budget; a run or training counts its own earlier sessions itself."""
+        budget = self.config.cost.budget_usd
+        if budget is None:
+            return config
+        left = budget - self.spent() + sum(bill.usd for bill in book.bills(storage.absolute(config.output.path)))
+        return with_changes(config, {"cost.budget_usd": max(left, 1e-6)})
+
+
+def parts_of(context: FitContext) -> dict[str, list[Row]]:
     """The documents of train, validation and test; they are kept in the folder, and read from there the next time.
 
-    limited: puts what is left of the budget into the configuration of a run.
-
-    Raises:
-        ConfigError, InputError: there are too few labelled documents, or no label has a value.
-        RunError: the teacher's run ended.
-    """
-    paths = {part: storage.join(folder, f"{part}.jsonl") for part in PARTS}
+    Raises ConfigError, InputError: there are too few labelled documents, or no label has a value; RunError: the
+    teacher's run ended."""
+    config, paths = context.config, {part: context.part(part) for part in PARTS}
     if not all(map(storage.exists, paths.values())):
-        rows = _rows(config, _labelled(config, folder, limited, verbose))
+        rows = _rows(config, _labelled(context))
         for warning in _warnings(rows, config):
-            say(warning)
+            context.say(warning)
         for part, members in split(rows, config).items():
             _write(paths[part], members)
     parts = {part: [json.loads(line) for line in storage.read(path).splitlines()] for part, path in paths.items()}
@@ -106,10 +129,9 @@ def input_keys(documents: str) -> dict[str, Any]:
     return {"input.path": documents, "input.format": "jsonl", "input.encoding": "utf-8", "input.id_column": "id"}
 
 
-def _labelled(
-    config: RunConfig, folder: str, limited: Callable[[RunConfig], RunConfig], verbose: bool
-) -> list[Document]:
+def _labelled(context: FitContext) -> list[Document]:
     """Documents with their labels in training.labels_column; those without have an error."""
+    config, folder = context.config, context.folder
     fit, column = config.fit, config.training.labels_column
     from_run = fit.labels is not None and is_run(fit.labels)
     source = config if fit.labels is None or from_run else with_changes(config, {"input.path": fit.labels})
@@ -119,11 +141,11 @@ def _labelled(
         teacher.label(documents, str(fit.labels), column)
     elif fit.labels is None and fit.teacher is not None:
         unlabelled = storage.join(folder, UNLABELLED)
-        rows = [{"id": d.id, **_read(d, config, ())} for d in documents]
+        rows = [{"id": d.id, **input_fields(d, config)} for d in documents]
         if not storage.exists(unlabelled):
             _write(unlabelled, rows)
         asked = teacher_config(config, unlabelled, storage.join(folder, "teacher"))
-        manifest = run_extract(limited(asked), verbose=verbose)
+        manifest = run_extract(context.limited(asked), verbose=context.verbose)
         if not manifest.ok:
             reason = dead_letters.most_frequent(manifest.output) or "no reason is known"
             raise InputError(f"fit.teacher answered none of {counted(manifest.documents, 'document')}: {reason}")
@@ -147,7 +169,7 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
         if document.error is not None or not isinstance(labels, dict):
             unusable.append(document.error or f"column {column!r} holds no labels ({{attribute: value or null}})")
         else:
-            extra = _read(document, config, ("scored", "accepted"))
+            extra = input_fields(document, config, ("scored", "accepted"))
             rows.setdefault(document.id, {"id": document.id, **extra, column: labels})
     if not rows:
         reason = unusable[0] if unusable else "there are no documents"
@@ -163,11 +185,6 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
 def _write(path: str, rows: list[Row]) -> None:
     """As ASCII, in which half a surrogate pair can stand; dates of Parquet as text."""
     storage.put(path, "".join(json.dumps(row, default=str) + "\n" for row in rows).encode())
-
-
-def _read(document: Document, config: RunConfig, more: tuple[str, ...]) -> Row:
-    names = [*config.wanted_columns().values(), config.input.category_column or "", *more]
-    return {name: document.fields[name] for name in names if document.fields.get(name) is not None}
 
 
 def _normalized(row: Mapping[str, Any], config: RunConfig) -> str:

@@ -1,11 +1,10 @@
 """What a fit found, as lines for the terminal and as a page with two plots."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 
 from raypd import storage
-from raypd.errors import RunError
 from raypd.fitting.result import CandidateScore, FitResult
 from raypd.report import charts, page
 from raypd.report.charts import FULL, Chart, Table
@@ -19,7 +18,7 @@ _HEADS = ["model", "method", "labels", "F1", "95%", "documents/s", "1,000 docume
 
 def write(result: FitResult, why: str) -> str:
     """Writes the page into the folder of the fit; its path. why: nothing is recommended. Raises RunError."""
-    where = storage.join(result.path, layout.REPORT)
+    where, corpus = storage.join(result.path, layout.REPORT), result.corpus_documents
     content = page.fill(
         "fit.html.j2",
         result=result,
@@ -28,15 +27,12 @@ def write(result: FitResult, why: str) -> str:
         why=why,
         heads=_HEADS,
         rows=[_cells(score) for score in result.scores],
-        note=_about_corpus(result),
+        note=f"The corpus: {text.count(corpus.value)} documents, on one node of this kind." if corpus else "",
         quality=_quality(result),
         learning=_learning(result),
         sureness=_reliability(result),
     )
-    try:
-        storage.put(where, content.encode())
-    except OSError as error:
-        raise RunError(f"{where}: the page cannot be written: {error}") from None
+    page.put(where, content.encode(), "the page ")
     return where
 
 
@@ -52,25 +48,27 @@ def describe(result: FitResult, why: str) -> str:
         if score.calibration_error:
             before, after = score.calibration_error
             lines.append(f"confidence: {score.name}, calibration error {before:.3f}, calibrated {after:.3f}")
-    names = dict.fromkeys(score.name for score in result.curve)
-    for name in names:
-        points = [s for s in [*result.curve, *result.scores] if s.name == name and s.f1 is not None]
-        curve = ", ".join(f"{s.f1.value:.3f} with {s.labels}" for s in points if s.f1)
-        lines.append(f"labels: {name} {curve}")
+    for name, points in _curves(result).items():
+        lines.append(f"labels: {name} " + ", ".join(f"{f1:.3f} with {labels}" for labels, f1 in points))
     lines.append(f"F1: {result.measure}, on {text.counted(result.documents.get('test', 0), 'document')}")
     if result.stopped is not None:
         lines.append(f"stopped: {result.stopped}")
     if result.choice is not None:
         floor = f"surely at fit.f1_floor, {result.floor:g}, or above"
-        lines += [
-            f"recommended: {result.choice.name}, the cheapest that is {floor}",
-            f"configuration: {result.configuration}",
-        ]
+        lines.append(f"recommended: {result.choice.name}, the cheapest that is {floor}")
+        lines.append(f"configuration: {result.configuration}")
         lines.append(f"next: `raypd extract {result.configuration}` runs it")
     else:
         lines.append(f"none is surely at fit.f1_floor, {result.floor:g}: {why}")
     lines.append(f"page: {storage.join(result.path, layout.REPORT)}")
     return "\n".join(lines)
+
+
+def _curves(result: FitResult) -> dict[str, list[tuple[int, float]]]:
+    """(labels, F1) of the candidates of the curve, by name."""
+    scores = [score for score in [*result.curve, *result.scores] if score.f1]
+    names = dict.fromkeys(score.name for score in result.curve)
+    return {name: [(s.labels, s.f1.value) for s in scores if s.name == name and s.f1] for name in names}
 
 
 def _cells(score: CandidateScore) -> list[str]:
@@ -95,19 +93,12 @@ def _cells(score: CandidateScore) -> list[str]:
     ]
 
 
-def _about_corpus(result: FitResult) -> str:
-    if result.corpus_documents is None:
-        return ""
-    return f"The corpus: {text.count(result.corpus_documents.value)} documents, on one node of this kind."
-
-
 def _quality(result: FitResult) -> Chart:
     """F1 with its interval over the documents a second; the floor as a line."""
     chart = Chart("Quality by speed", "F1 with its 95% interval; the dashed line is the floor")
     points = [(s, s.f1, s.documents_per_second.value) for s in result.scores if s.f1 and s.documents_per_second]
     if not points:
-        chart.missing = "No model could be scored and measured."
-        return chart
+        return replace(chart, missing="No model could be scored and measured.")
     fastest = max(speed for *_, speed in points)
 
     def draw(axes: Axes, width: int) -> None:
@@ -136,8 +127,7 @@ def _reliability(result: FitResult) -> Chart:
     chart = Chart("Confidence", "share of right values by confidence; dashed: as it should be")
     calibrated = [score for score in result.scores if score.reliability]
     if not calibrated:
-        chart.missing = "No candidate could be calibrated."
-        return chart
+        return replace(chart, missing="No candidate could be calibrated.")
     score = next((score for score in calibrated if score.name == result.recommended), calibrated[0])
     before, after = score.reliability
 
@@ -162,15 +152,9 @@ def _reliability(result: FitResult) -> Chart:
 def _learning(result: FitResult) -> Chart:
     """F1 over the number of labels, a line a candidate."""
     chart = Chart("More labels", "F1 by the number of labelled documents in training")
-    names = list(dict.fromkeys(score.name for score in result.curve))
-    lines = {
-        name: [(s.labels, s.f1.value) for s in [*result.curve, *result.scores] if s.name == name and s.f1]
-        for name in names
-    }
-    lines = {name: sorted(points) for name, points in lines.items() if len(points) > 1}
+    lines = {name: sorted(points) for name, points in _curves(result).items() if len(points) > 1}
     if not lines:
-        chart.missing = "The curve was not asked for (fit.curve), or is not there yet."
-        return chart
+        return replace(chart, missing="The curve was not asked for (fit.curve), or is not there yet.")
 
     def draw(axes: Axes, width: int) -> None:
         for name, points in lines.items():

@@ -1,7 +1,5 @@
 """fit.json: what was trained, how right it is and what it costs, and which one is recommended."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,9 +45,7 @@ class FitResult:
     model: str
     documents: dict[str, int] = field(default_factory=dict)  # of train, validation, test
     corpus_documents: Figure | None = None
-    scores: list[CandidateScore] = field(
-        default_factory=list
-    )  # what is not trained, then the candidates with all labels
+    scores: list[CandidateScore] = field(default_factory=list)  # first of what is not trained; with all labels
     curve: list[CandidateScore] = field(default_factory=list)  # the candidates with fewer labels
     recommended: str | None = None  # a score's name
     configuration: str | None = None  # the YAML that was written

@@ -59,7 +59,9 @@ def _register(root: str, night: str, listed: set[str]) -> None:
     now = int(time.time() * 1000)
     footers = list(in_threads(lambda place: _add_action(root, place, now), added, _THREADS))
     actions: list[Any] = [action for action, _ in footers]
-    schemas = [_nullable(schema) for schema in dict.fromkeys(schema for _, schema in footers)]
+    columns_of = dict.fromkeys(schema for _, schema in footers)
+    # Without NOT NULL, which is a feature that some readers of Delta tables do not have.
+    schemas = [pa.schema([column.with_nullable(True) for column in schema]) for schema in columns_of]
     if table is not None and (len(gone) < len(present) or not added):  # some stay, with the columns that they have
         schemas.insert(0, pa.schema(table.schema().to_arrow()))
     columns = pa.unify_schemas(schemas)
@@ -130,8 +132,3 @@ def _add_action(root: str, place: str, now: int) -> tuple[Any, pa.Schema]:
         size, footer = file.size(), pq.ParquetFile(file)
         stats = json.dumps({"numRecords": footer.metadata.num_rows})
         return AddAction(place, size, {}, now, True, stats), footer.schema_arrow.remove_metadata()
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    """The columns without NOT NULL, which is a feature that some readers of Delta tables do not have."""
-    return pa.schema([field.with_nullable(True) for field in schema])

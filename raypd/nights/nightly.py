@@ -1,13 +1,11 @@
 """Answers for what is new or changed in the input, night by night. state.json is written last, if it is as was read."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from raypd import storage
+from raypd.answering.components import Build
 from raypd.cluster import driver
 from raypd.config import ExtractionConfig, OutputConfig, RunConfig
 from raypd.dataset import planner
@@ -22,9 +20,6 @@ from raypd.run.records import NightStart, NightState, RecordError
 from raypd.run.text import counted
 from raypd.run.unreadable import Unreadable
 from raypd.verify.scratch import Scratch, quoted
-
-if TYPE_CHECKING:
-    from raypd.answering.components import Build
 
 
 @dataclass

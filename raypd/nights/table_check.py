@@ -23,10 +23,7 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
     result.delta = delta.difference(root, files)
     plan = planner.plan(config)
     result.units, result.passed_over = plan.units, plan.passed_over
-    with Scratch() as scratch:
-        scratch.create("input", INPUT)
-        scratch.create("damaged", changes.DAMAGED)
-        scratch.create("output", OUTPUT)
+    with Scratch(input=INPUT, damaged=changes.DAMAGED, output=OUTPUT) as scratch:
 
         def read_input(ordinal: int, unit: Unit) -> None:
             add_documents(scratch, read_unit(unit, config), unit.id, committed=True)

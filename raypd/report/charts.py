@@ -3,11 +3,9 @@
 Static SVG needs no script, prints sharp, and weighs 5 to 30 KB where an interactive library puts megabytes into a page.
 Scaled text cannot be read on a phone, hence two forms: CSS shows the one that fits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -215,8 +213,7 @@ def rate(run: RunReport, clock: RunningTime) -> Chart:
     """Documents a second over running time, with their mean."""
     chart = Chart("Speed over time")
     if not run.units.read or clock.total <= 0:
-        chart.missing = "No unit is committed yet."
-        return chart
+        return replace(chart, missing="No unit is committed yet.")
     edges, values = speeds(run, clock)
     mean, peak = run.units.total("documents") / clock.total, float(values.max())
 
@@ -239,8 +236,7 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
     chart = Chart("Workers", "what each did when")
     workers = [w for w in bill.workers if w.spans] if bill else []
     if not workers or clock.total <= 0:
-        chart.missing = "Which worker did what was not kept for this run."
-        return chart
+        return replace(chart, missing="Which worker did what was not kept for this run.")
     by_share = sorted(workers, key=lambda w: -w.spent("busy") / w.lived())
     workers = spread(sorted(by_share, key=lambda w: w.began), _TIMELINE_ROWS)
     count = len(workers)
@@ -255,9 +251,12 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
             boxes = []
             for row, worker in enumerate(workers):
                 spans = [clock.at([began, ended]) / size for began, ended, state, _ in worker.spans if state == kind]
-                boxes += [_box(x, x + max(end - x, least), row + gap, row + 1 - gap) for x, end in spans]
+                low, high = row + gap, row + 1 - gap
+                for x, end in spans:
+                    right = x + max(end - x, least)
+                    boxes.append([(x, low), (right, low), (right, high), (x, high)])
             if boxes:
-                path = Path.make_compound_path(*boxes)
+                path = Path.make_compound_path_from_polys(np.array(boxes))
                 axes.add_patch(PathPatch(path, facecolor=ROLES[kind], edgecolor="none", linewidth=0))
         axes.set_ylim(count, 0)
         if each >= 10 and count <= 40:
@@ -285,17 +284,11 @@ def _worker_table(workers: list[WorkerTime]) -> Table:
     return Table(["worker", "machine", "time", "busy", "starting", "idle", "lost"], rows, note, (0, 1))
 
 
-def _box(x0: float, x1: float, y0: float, y1: float) -> Path:
-    corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]
-    return Path(corners, [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY])
-
-
 def confidence(values: Sequence[float]) -> Chart:
     """How sure the model was: the share of sampled answers in each twentieth of 0 to 1."""
     chart = Chart("Confidence of the answers", "share of sampled answers")
     if not values:
-        chart.missing = "The sampled answers carry no confidence."
-        return chart
+        return replace(chart, missing="The sampled answers carry no confidence.")
     counts, edges = np.histogram(np.asarray(values), bins=20, range=(0, 1))
     shares = 100 * counts / max(counts.sum(), 1)
     middle = float(np.median(values))

@@ -1,7 +1,5 @@
 """The estimate of a run beside its bill."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A run's folder as a report shows it. What is missing is None or empty, and the page says so: no figure is made up."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The bill of a run: those of its sessions and retries together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -3,8 +3,6 @@
 Every text goes through Jinja's escaping; the Content-Security-Policy allows the page's own style sheet and script, by
 their hashes, and nothing else, so that what should slip through still could not run."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import time
@@ -41,11 +39,16 @@ _STATES = {  # all others are unfinished
 def write(run: RunReport, path: str | None = None) -> str:
     """Writes the page, into the run's folder where no path is given; where it went. Raises RunError when it cannot."""
     where = path or storage.join(run.root, layout.REPORT)
-    try:
-        storage.put(where, render(run).encode())
-    except OSError as error:
-        raise RunError(f"{where}: the report cannot be written: {error}; --output writes it elsewhere") from None
+    put(where, render(run).encode(), "the report ", "; --output writes it elsewhere")
     return where
+
+
+def put(path: str, data: bytes, name: str = "", advice: str = "") -> None:
+    """Writes a file. Raises RunError when it cannot, with its name and advice."""
+    try:
+        storage.put(path, data)
+    except OSError as error:
+        raise RunError(f"{path}: {name}cannot be written: {error}{advice}") from None
 
 
 def render(run: RunReport) -> str:

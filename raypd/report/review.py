@@ -1,10 +1,7 @@
 """`raypd review RUN`: its least sure documents and some at random, to be corrected; and the corrections as labels.
 
 It is written as a page (one file, no server), whose button saves what was looked at as CSV, and as that CSV for a
-spreadsheet, a line a value. `--apply` reads either back, and writes the documents whole, with their labels.
-"""
-
-from __future__ import annotations
+spreadsheet, a line a value. `--apply` reads either back, and writes the documents whole, with their labels."""
 
 import csv
 import io
@@ -19,13 +16,14 @@ from raypd import storage
 from raypd.config import Attribute, ExtractionConfig, RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.reader import read_unit
-from raypd.errors import ConfigError, InputError, RunError
+from raypd.errors import ConfigError, InputError
 from raypd.report import page
 from raypd.report.texts import marked, text_in
 from raypd.run.load import load_run
 from raypd.run.read import by_document, spread
 from raypd.tasks.base import Document
 from raypd.tasks.columns import RowValue, record_of, record_row, row_values
+from raypd.tasks.documents import input_fields
 from raypd.tasks.values import check
 
 PAGE, TABLE, LABELS = "review.html", "review.csv", "labels.jsonl"
@@ -66,8 +64,8 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
     where = storage.join(root, PAGE), storage.join(root, TABLE)
     name = root.rstrip("/").rpartition("/")[2]
     html = page.fill("review.html.j2", documents=shown, name=name, root=root, columns=COLUMNS, script_of="review.js")
-    _put(where[0], html.encode())
-    _put(where[1], _table(shown).encode("utf-8-sig"))  # spreadsheets know UTF-8 by its mark
+    page.put(where[0], html.encode())
+    page.put(where[1], _table(shown).encode("utf-8-sig"))  # spreadsheets know UTF-8 by its mark
     return where
 
 
@@ -94,21 +92,12 @@ def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = (
     column = config.training.labels_column
     lines = []
     for place, values in named.items():
-        fields = documents[place].fields
-        columns = [*config.wanted_columns().values(), config.input.category_column or ""]
-        kept = {name: fields[name] for name in columns if fields.get(name) is not None}
+        kept = input_fields(documents[place], config)
         target = record_of(categories[of_category[place]], values)
         lines.append(json.dumps({"id": documents[place].id, **kept, column: target}, ensure_ascii=False) + "\n")
     where = storage.absolute(output) if output is not None else storage.join(root, LABELS)
-    _put(where, "".join(lines).encode())
+    page.put(where, "".join(lines).encode())
     return where, len(lines)
-
-
-def _put(path: str, data: bytes) -> None:
-    try:
-        storage.put(path, data)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error}") from None
 
 
 def _config(root: str, overrides: Sequence[str]) -> RunConfig:

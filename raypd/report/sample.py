@@ -1,11 +1,9 @@
 """A sample of the answers, the same at every call: documents, the model's sureness, and why documents failed."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +16,7 @@ from raypd.report.units import CommittedUnit
 from raypd.run.read import by_document, spread
 from raypd.run.text import NONE, clean, share
 from raypd.storage.threads import in_threads
-from raypd.tasks.columns import row_values
+from raypd.tasks.columns import RowValue, row_values
 from raypd.verify import dead_letters
 
 _UNITS = 60  # read whole or in part for answers
@@ -35,17 +33,6 @@ Row = dict[str, Any]  # of a unit's object
 
 
 @dataclass
-class Entry:
-    """One answer of a document."""
-
-    name: str
-    value: str | None
-    confidence: float | None  # 0 to 1, None where the model gave none
-    status: str
-    span: tuple[int, int] | None = None  # characters of the document's text where it stands
-
-
-@dataclass
 class SampleDocument:
     """A document of the sample with its answers."""
 
@@ -57,7 +44,7 @@ class SampleDocument:
     category: str | None
     attempts: int
     truncated: bool
-    entries: list[Entry]
+    entries: list[RowValue]  # with texts that are cut and harmless
     left_out: int = 0  # answers beyond those shown
     unit: str = ""
     # With `raypd report --texts`, in pieces: each with the names of the values that stand there, or nothing.
@@ -118,14 +105,13 @@ class AnswerSample:
             attribute = self.attributes.setdefault(key, SampleAttribute(*key))
             attribute.statuses[str(value["status"])] += 1
             attribute.values += value["value"] is not None
-            self._add_confidence(value.get("confidence"), attribute.confidences)
-        self._add_confidence(row.get("confidence"))
+            attribute.confidences += _in_range(value.get("confidence"))
+            self.confidences += _in_range(value.get("confidence"))
+        self.confidences += _in_range(row.get("confidence"))
 
-    def _add_confidence(self, value: float | None, of_attribute: list[float] | None = None) -> None:
-        if value is not None and 0 <= value <= 1.001:
-            self.confidences.append(min(value, 1.0))
-            if of_attribute is not None:
-                of_attribute.append(value)
+
+def _in_range(confidence: float | None) -> list[float]:
+    return [min(confidence, 1.0)] if confidence is not None and 0 <= confidence <= 1.001 else []
 
 
 def read_sample(units: Sequence[CommittedUnit]) -> AnswerSample:
@@ -200,12 +186,12 @@ def document_of(rows: list[Row]) -> SampleDocument:
     )
 
 
-def _entries(row: Row) -> list[Entry]:
+def _entries(row: Row) -> list[RowValue]:
     entries = []
     for answer in row_values(row):
         shown = answer.value if answer.value is not None else answer.raw
         limit = _VALUE_CHARACTERS if answer.name else _TEXT_CHARACTERS
         value = None if shown is None else clean(shown, limit)
         name = clean(answer.name or answer.key, 200)
-        entries.append(Entry(name, value, answer.confidence, clean(answer.status, 40), answer.span))
+        entries.append(replace(answer, name=name, value=value, status=clean(answer.status, 40), raw=None))
     return entries

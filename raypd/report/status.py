@@ -1,7 +1,5 @@
 """How a run stands, from its folder alone and so from any machine. Cheap: it reads some footers, and none twice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -81,7 +79,11 @@ class Watch:
         """Raises OSError when storage does not answer."""
         files = RunFiles(self.root)
         objects, plan, table, bill = files.objects, files.plan, files.table, files.bill
-        self._read_summaries(objects)
+        # The newest units are not known by name: of those that were not read, an even choice is.
+        chosen = spread([o for o in objects if o not in self._summaries], _FOOTERS)
+        for item, unit in zip(chosen, in_threads(read_unit, chosen, _THREADS), strict=True):
+            self._summaries[item] = unit
+            self._errors.pop(item.path, None)
         units = [unit for unit in map(self._summaries.get, objects) if unit is not None]
         sessions = files.sessions(units)
         documents, failed, exact = _documents(len(objects), units, files.manifest)
@@ -117,13 +119,6 @@ class Watch:
             status.workers = _workers(bill.newest)
         _forecast(status, bill.newest if bill else None)
         return status
-
-    def _read_summaries(self, objects: Sequence[storage.Object]) -> None:
-        """The newest units are not known by name: of those that were not read, an even choice is."""
-        chosen = spread([o for o in objects if o not in self._summaries], _FOOTERS)
-        for item, unit in zip(chosen, in_threads(read_unit, chosen, _THREADS), strict=True):
-            self._summaries[item] = unit
-            self._errors.pop(item.path, None)
 
     def _last_errors(self, units: Sequence[CommittedUnit]) -> list[str]:
         failed = sorted((u for u in units if u.failed), key=lambda u: -u.committed_at)[:_ERROR_UNITS]

@@ -3,8 +3,6 @@
 Colours become class names (`f-busy`, `s-grid`), so that the page's CSS paints them in the light, in the dark and on
 paper, and inline styles go, so that the Content-Security-Policy can forbid them."""
 
-from __future__ import annotations
-
 import io
 import re
 import warnings

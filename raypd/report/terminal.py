@@ -1,7 +1,5 @@
 """`raypd status` on the terminal: one look, or a view that is drawn anew every few seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,7 +1,5 @@
 """`raypd report --texts`: documents' texts from the run's input, values marked; the page then holds what that holds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from raypd import storage

@@ -1,7 +1,5 @@
 """The committed units of a run, by the summaries in the footers of their objects."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -26,18 +26,22 @@ def build_task(
     """The task that a configuration names; Medusa heads follow `model`'s device (None: they stay as they were saved).
 
     Raises ConfigError where prompt and answer cannot fit `context_length` positions or a template or example cannot be
-    used; ModelError where the tokenizer lacks control tokens of the method, or its heads do not fit the model.
-    """
+    used; ModelError where the tokenizer lacks control tokens of the method, or its heads do not fit the model."""
     task: Task = resolve_name(TASKS[config.task.kind])(config, tokenizer, context_length, model)
     return task
 
 
 def check_task(config: RunConfig) -> None:
     """Makes the task out of the tokenizer alone, without context and heads, before a start. Raises as `build_task`."""
-    if not config.model.has_weights or REGISTRY[config.decoding.method].heads:
-        return
+    if config.model.has_weights and not REGISTRY[config.decoding.method].heads:
+        task_alone(config)
+
+
+def task_alone(config: RunConfig) -> Task:
+    """The task of a model whose weights are not in this process. Raises as `build_task`."""
     from raypd.models.load import context_length, load_tokenizer
     from raypd.models.source import find_source, read_config
 
     tokenizer = load_tokenizer(config.model)
-    build_task(config, tokenizer, context_length(config.model.name, read_config(find_source(config.model)), tokenizer))
+    context = context_length(config.model.name, read_config(find_source(config.model)), tokenizer)
+    return build_task(config, tokenizer, context)

@@ -1,7 +1,5 @@
 """What may stand in an attribute's slot, as an automaton; its characters are the bytes of the text, as latin-1."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import lru_cache

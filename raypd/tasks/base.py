@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # it brings torch, which a worker without weights does without
@@ -61,6 +61,11 @@ class Request:
         if self.failed is not None:
             return self.failed(reason)
         return [Record(index, error=reason) for index in self.documents]
+
+    def then(self, take: Callable[[Sequence[Record | Request]], list[Any]], **changes: Any) -> Request:
+        """It with some changes; `take` makes its results out of those that it has, of a failure too."""
+        finish, failed = (lambda answer: take(self.finish(answer))), (lambda reason: take(self.fail(reason)))
+        return replace(self, finish=finish, failed=failed, **changes)
 
 
 class Task(Protocol):

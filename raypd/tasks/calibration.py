@@ -1,9 +1,6 @@
 """Confidence as the share of such values that are right, by a logistic regression over what the model found likely.
 
-`raypd calibrate` and `raypd fit` write it into a file beside the weights; it is used without scikit-learn.
-"""
-
-from __future__ import annotations
+`raypd calibrate` and `raypd fit` write it into a file beside the weights; it is used without scikit-learn."""
 
 import json
 import math
@@ -52,8 +49,7 @@ class Calibration:
 def calibration_of(config: ModelConfig) -> Calibration | None:
     """The calibration that a model's configuration names, or that stands beside its weights; None: there is none.
 
-    Raises ModelError: it is named and not there, or cannot be read.
-    """
+    Raises ModelError: it is named and not there, or cannot be read."""
     if config.calibration == "none":
         return None
     beside = [Path(folder, FILE) for folder in (config.adapter, config.name) if folder and Path(folder).is_dir()]

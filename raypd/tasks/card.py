@@ -1,12 +1,8 @@
 """What a trained adapter or model was trained for, kept beside its weights and held against how it is decoded."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import raypd
 from raypd.config import ANSWER_KEYS, ExtractionConfig, RunConfig
@@ -15,42 +11,24 @@ from raypd.errors import ModelError
 from raypd.tasks.prompting import template_text
 
 
-@dataclass
-class Card:
-    """What weights were trained for, and how."""
-
-    base: str  # the model that was trained
-    revision: str | None
-    task: str
-    method: str
-    decoding: dict[str, Any]  # the keys of `decoding` that the method's answers depend on
-    template: str  # digest of the prompt's template
-    data: str  # digest of the documents and their labels
-    documents: int
-    learning_rate: float
-    epochs: float
-    validation_loss: float
-    version: str
-
-    def write(self, folder: Path) -> None:
-        (folder / CARD).write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def make_card(config: RunConfig, data: str, documents: int, learning_rate: float, validation_loss: float) -> Card:
-    return Card(
-        base=config.model.name,
-        revision=config.model.revision,
-        task=config.task.kind,
-        method=config.decoding.method,
-        decoding=_answer_keys(config),
-        template=_template(config),
-        data=data,
-        documents=documents,
-        learning_rate=learning_rate,
-        epochs=config.training.epochs,
-        validation_loss=validation_loss,
-        version=raypd.__version__,
-    )
+def write_card(folder: Path, config: RunConfig, data: str, documents: int, rate: float, validation_loss: float) -> None:
+    """Puts the card into a folder of weights. data: digest of documents and labels; rate: the learning rate."""
+    answer_keys = ANSWER_KEYS[config.task.kind][config.decoding.method]
+    card = {
+        "base": config.model.name,
+        "revision": config.model.revision,
+        "task": config.task.kind,
+        "method": config.decoding.method,
+        "decoding": {key: getattr(config.decoding, key) for key in answer_keys},
+        "template": _template(config),
+        "data": data,
+        "documents": documents,
+        "learning_rate": rate,
+        "epochs": config.training.epochs,
+        "validation_loss": validation_loss,
+        "version": raypd.__version__,
+    }
+    (folder / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def check_card(config: RunConfig) -> None:
@@ -60,15 +38,16 @@ def check_card(config: RunConfig) -> None:
         if name is None or not file.is_file():
             continue
         try:
-            card = Card(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            card = json.loads(file.read_text(encoding="utf-8"))
+            task, method, template, decoding = (card[key] for key in ("task", "method", "template", "decoding"))
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise ModelError(f"{file}: cannot be read: {error}") from None
-        if card.task == config.task.kind and card.template != _template(config):
+        if task == config.task.kind and template != _template(config):
             raise ModelError(
                 f"{key} {name!r} was trained with another prompt template (task.template): use that one, or train again"
             )
-        gap = card.decoding.get("max_value_tokens")
-        if config.decoding.method == card.method and gap not in (None, config.decoding.max_value_tokens):
+        gap = decoding.get("max_value_tokens")
+        if config.decoding.method == method and gap not in (None, config.decoding.max_value_tokens):
             raise ModelError(
                 f"{key} {name!r} was trained with decoding.max_value_tokens {gap}, which is the gap between its "
                 f"positions, and the run has {config.decoding.max_value_tokens}: set it to {gap}, or train again"
@@ -86,10 +65,6 @@ def untrained(config: RunConfig) -> str | None:
         "trained for it; weights that were not give few right values (2 to 14% on three sets of products). "
         "`raypd train` with a thousand labelled rows makes an adapter that was; decoding.method=guided needs none"
     )
-
-
-def _answer_keys(config: RunConfig) -> dict[str, Any]:
-    return {key: getattr(config.decoding, key) for key in ANSWER_KEYS[config.task.kind][config.decoding.method]}
 
 
 def _template(config: RunConfig) -> str:

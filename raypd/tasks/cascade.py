@@ -1,11 +1,10 @@
 """A cascade: documents that the first model is not sure of are asked of a second, which answers the unsure values."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from raypd.config import Category, ExtractionConfig, RunConfig
@@ -42,8 +41,8 @@ class Cascade:
 class _Group:
     """Documents of which a share may go to the second model. unsure: the first model's records, not passed on yet."""
 
-    documents: int = 0
-    unanswered: int = 0
+    documents: int
+    unanswered: int
     unsure: list[Record] = field(default_factory=list)
 
 
@@ -53,18 +52,17 @@ class _Answers:
     def __init__(self, cascade: Cascade, documents: Sequence[Document]) -> None:
         self.cascade = cascade
         self.documents = {document.index: document for document in documents}
-        self.groups = [_Group() for _ in range(0, len(documents), _TOGETHER)]
-        self.group_of = {document.index: self.groups[n // _TOGETHER] for n, document in enumerate(documents)}
-        for document in documents:
-            self.group_of[document.index].unanswered += 1
-            self.group_of[document.index].documents += 1
+        self.group_of: dict[int, _Group] = {}
+        for begin in range(0, len(documents), _TOGETHER):
+            members = [document.index for document in documents[begin : begin + _TOGETHER]]
+            self.group_of |= dict.fromkeys(members, _Group(len(members), len(members)))
 
     def take(self, items: Sequence[Request | Record]) -> list[Request | Record]:
         """The first model's requests, its records that stand, and requests to the second model."""
         out: list[Request | Record] = []
         for item in items:
             if isinstance(item, Request):
-                out.append(self._watched(item))
+                out.append(item.then(self.take))
                 continue
             group = self.group_of[item.index]
             group.unanswered -= 1
@@ -75,15 +73,6 @@ class _Answers:
             if self.cascade.settings.share == 1 or not group.unanswered:
                 out += self._ask(group)
         return out
-
-    def _watched(self, request: Request) -> Request:
-        def finish(answer: Any) -> list[Request | Record]:
-            return self.take(request.finish(answer))
-
-        def failed(reason: str) -> list[Any]:
-            return self.take(request.fail(reason))
-
-        return replace(request, finish=finish, failed=failed)
 
     def _ask(self, group: _Group) -> list[Request | Record]:
         """Asks the second model of the least sure documents of a group; the other records stand."""
@@ -96,31 +85,21 @@ class _Answers:
         out: list[Request | Record] = [marked(record) for record in ranked[most:]]
         for record in ranked[:most]:
             for item in self.cascade.second.plan([self.documents[record.index]]):
-                out += self._merged([item], record)
+                out += self._merged(record, [item])
         return out
 
-    def _merged(self, items: Sequence[Request | Record], record: Record) -> list[Any]:
+    def _merged(self, record: Record, items: Sequence[Request | Record]) -> list[Any]:
         """The second model's requests, and its records put together with the first model's."""
-        cascade = self.cascade
+        cascade, take = self.cascade, partial(self._merged, record)
         out: list[Request | Record] = []
         for item in items:
             if isinstance(item, Record):
                 category = cascade.categories[record.columns["category"]]
                 out.append(merged(record, item, category, cascade.settings.under))
-                continue
-            out.append(self._second(item, record))
+            else:
+                program = SecondProgram(item.program)
+                out.append(item.then(take, program=program, sampling=cascade.second_sampling, billed=SECOND))
         return out
-
-    def _second(self, request: Request, record: Record) -> Request:
-        def finish(answer: Any) -> list[Any]:
-            return self._merged(request.finish(answer), record)
-
-        def failed(reason: str) -> list[Any]:
-            return self._merged(request.fail(reason), record)
-
-        program: Any = SecondProgram(request.program)
-        sampling = self.cascade.second_sampling
-        return replace(request, program=program, finish=finish, failed=failed, sampling=sampling, billed=SECOND)
 
 
 def is_unsure(value: Row, under: float) -> bool:

@@ -1,7 +1,5 @@
 """The rows of every kind of task: the columns that all have, those of the task, and which of these are the answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -154,7 +152,9 @@ def columns_of(config: RunConfig) -> pa.Schema:
     for category in config.task.categories.values():
         for attribute in category.attributes:
             head, *inner = attribute.place
-            types = {"": _type(attribute), "__confidence": pa.float32(), "__status": pa.string()}
+            item = _TYPES.get(attribute.type, pa.string())
+            types = {"": pa.list_(item) if attribute.many else item}
+            types |= {"__confidence": pa.float32(), "__status": pa.string()}
             if _has_span(attribute):
                 types["__span"] = _SPAN
             if config.task.too_long == "windows":
@@ -164,11 +164,6 @@ def columns_of(config: RunConfig) -> pa.Schema:
             for suffix, kind in types.items():
                 _put(trees, [head + suffix, *inner], kind)
     return pa.schema([("category", pa.string()), *_fields(trees), ("truncated", pa.bool_())])
-
-
-def _type(attribute: Attribute) -> pa.DataType:
-    kind = _TYPES.get(attribute.type, pa.string())
-    return pa.list_(kind) if attribute.many else kind
 
 
 def _has_span(attribute: Attribute) -> bool:

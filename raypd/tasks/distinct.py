@@ -1,7 +1,5 @@
 """Documents of a unit that say the same are decoded once."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -42,6 +40,4 @@ def _for_all(item: Request | Record, same: dict[int, list[int]]) -> list[Request
     def copied(results: Sequence[Record | Request]) -> list[Any]:
         return [copy for result in results for copy in _for_all(result, same)]
 
-    documents = [index for decoded in item.documents for index in same[decoded]]
-    finish, failed = (lambda answer: copied(item.finish(answer))), (lambda reason: copied(item.fail(reason)))
-    return [dataclasses.replace(item, documents=documents, finish=finish, failed=failed)]
+    return [item.then(copied, documents=[index for decoded in item.documents for index in same[decoded]])]

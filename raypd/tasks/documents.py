@@ -1,10 +1,8 @@
 """What a document says to a task before any tokenizer: its category, its text, its conversation."""
 
-from __future__ import annotations
-
 import contextlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from raypd.config import ExtractionConfig, GenerationConfig, InputConfig, RunConfig
@@ -46,6 +44,12 @@ def text_of(document: Document, columns: list[str]) -> str:
     if len(columns) == 1:
         return lines[0][1]
     return "\n".join(f"{column}: {line}" for column, line in lines)
+
+
+def input_fields(document: Document, config: RunConfig, more: Sequence[str] = ()) -> dict[str, Any]:
+    """What a document has in the columns that the configuration reads, and in some more."""
+    names = [*config.wanted_columns().values(), config.input.category_column or "", *more]
+    return {name: document.fields[name] for name in names if document.fields.get(name) is not None}
 
 
 def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, str]], list[str]]:

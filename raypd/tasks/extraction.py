@@ -2,10 +2,7 @@
 
 The answer is JSON. For `hyper_parallel` its skeleton, all keys without values, is part of the prompt and every value
 is a slot; for `guided` the values stand in the same skeleton one after the other; for `autoregressive` the
-model writes the whole object.
-"""
-
-from __future__ import annotations
+model writes the whole object."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Solved examples in a prompt: rows as of the input, and the answers beside them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """Generation: prompts or conversations in, text out. Of a list of role/content records the next turn is written; a list
 of strings are a user's turns: each is answered, with the answers before it in its context."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A category as a JSON Schema, for a server that holds an answer to one: all keys, null where there is no value."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,13 +19,11 @@ def record_schema(attributes: Sequence[Attribute]) -> dict[str, Any]:
 
 
 def _schema(attribute: Attribute) -> dict[str, Any]:
-    schema: dict[str, Any]
+    schema = _value(attribute)
     if attribute.many:
-        schema = {"type": "array", "items": _value(attribute)}
+        schema = {"type": "array", "items": schema}
         if attribute.max_items is not None:
             schema["maxItems"] = attribute.max_items
-    else:
-        schema = _value(attribute)
     if attribute.required and (attribute.many or attribute.type not in ("text", "number")):
         return schema
     if "enum" in schema:

@@ -1,7 +1,5 @@
 """The number that a text is, as documents write numbers."""
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata
@@ -41,8 +39,7 @@ def read_number(text: str) -> int | float | None:
     and a short unit, which is left out (5 kg, 99%, 40-inch, 15.6", km/h). Digits of other scripts are digits.
     None, since one number would be another than is written: a fraction (7/8, ½, 1 1/2), a range (1-2, ±5), a bound
     (<5, 5+), two numbers (5 x 3, 5'10", 10 W / 12 W), a date, a version, a power (10²), a word that multiplies
-    (5 million, 5k, 5M; but 5K is kelvin) and any text longer than a unit.
-    """
+    (5 million, 5k, 5M; but 5K is kelvin) and any text longer than a unit."""
     word = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text.strip()).replace("\u2212", "-")
     parts = _PARTS.fullmatch(word)
     if parts is None:

@@ -1,8 +1,6 @@
 """What a document of task `generation` asks for; with `task.openai` it is a line of OpenAI's batch files. What cannot
 be done is an error, and never passed over. No torch here: `model: fake` has none."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,9 +1,6 @@
 """A regular expression as a table of states; one of a user's in a process of its own, which is this file.
 
-A pattern can take minutes and all memory to be made ready: repetitions of repetitions multiply.
-"""
-
-from __future__ import annotations
+A pattern can take minutes and all memory to be made ready: repetitions of repetitions multiply."""
 
 import contextlib
 import json

@@ -2,12 +2,10 @@
 Pieces (instruction, context, question) are tokenized one by one, so that all methods put the same ids through the
 model."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from string import ascii_uppercase
 from typing import Any
 
@@ -70,7 +68,7 @@ class QuestionAnsweringTask:
         self._encode = partial(encode, tokenizer, special=False)
         self._line_end = partial(_line_ends, token_texts(tokenizer), end_tokens(tokenizer))
         self._vocabulary = vocabulary_of(tokenizer)
-        self._letters: dict[int, Bounded] = {}
+        self._rules = cache(self._rules_for)
         shown = {
             "instruction": (self.task.instruction or "").strip(),
             "unanswerable": self.task.unanswerable,
@@ -163,12 +161,10 @@ class QuestionAnsweringTask:
         if self._remaining_tokens([question]) < _LEAST_CONTEXT:
             raise ValueError(f"is too long: {len(piece)} tokens leave no room for a context")
 
-    def _rules(self, choices: int) -> Bounded:
+    def _rules_for(self, choices: int) -> Bounded:
         """An answer of one letter: one token, where the vocabulary has the letters."""
-        if choices not in self._letters:
-            grammar = Grammar(Choice(ascii_uppercase[:choices]), self._vocabulary)
-            self._letters[choices] = Bounded(grammar, max(1, grammar.distance()))
-        return self._letters[choices]
+        grammar = Grammar(Choice(ascii_uppercase[:choices]), self._vocabulary)
+        return Bounded(grammar, max(1, grammar.distance()))
 
     def _remaining_tokens(self, questions: Sequence[_PageQuestion]) -> int:
         longest = max((len(question.program.tokens) for question in questions), default=0)

@@ -1,7 +1,5 @@
 """Renders templates: in Jinja's sandbox; a user's in a process of its own, which is this file with JSON on stdin."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """Where in a document's text a value stands."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

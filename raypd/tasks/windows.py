@@ -1,7 +1,5 @@
 """A document that does not fit the context: cut into windows that overlap, and the answers of all of them as one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

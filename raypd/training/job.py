@@ -27,7 +27,7 @@ from raypd.run import console, layout, manifest, records, text
 from raypd.run.console import Interrupted
 from raypd.run.training import Curve, TrainingAttempt, TrainingData, TrainingRecord
 from raypd.tasks import check_task
-from raypd.tasks.card import make_card
+from raypd.tasks.card import write_card
 from raypd.tasks.prompting import check_template
 from raypd.training.data import check, check_input
 
@@ -263,7 +263,7 @@ def _finish(
     with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch, checkpoint.as_directory() as folder:
         exported = Path(scratch, "weights")
         export(config, Path(folder, "checkpoint"), exported)
-        make_card(config, data.digest, data.documents, best.learning_rate, best.validation_loss).write(exported)
+        write_card(exported, config, data.digest, data.documents, best.learning_rate, best.validation_loss)
         for file in sorted(exported.iterdir()):
             storage.put(storage.join(weights, file.name), file.read_bytes())
     bills = book.bills(output)

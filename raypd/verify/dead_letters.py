@@ -92,7 +92,10 @@ def summarize(output: str) -> Summary:
             if len(group.examples) < _EXAMPLES:
                 group.examples.append(row)
     ordered = sorted(reasons.values(), key=lambda r: (-r.documents, r.reason))
-    return Summary(output, sum(r.documents for r in ordered), ordered, _failed_units(output))
+    failures = list(read.failures(output))
+    done = writer.committed(output) if failures else set()
+    failed = [FailedUnit(unit, reason) for unit, reason in failures if unit not in done]
+    return Summary(output, sum(r.documents for r in ordered), ordered, failed)
 
 
 def most_frequent(output: str) -> str | None:
@@ -103,12 +106,6 @@ def most_frequent(output: str) -> str | None:
     rows = [row for _, path in failed for row in error_rows(path).to_pylist()]
     reasons = Counter(normalize(row["source"], row["error"]) for row in rows)
     return reasons.most_common(1)[0][0] if reasons else None
-
-
-def _failed_units(output: str) -> list[FailedUnit]:
-    failures = list(read.failures(output))
-    done = writer.committed(output) if failures else set()
-    return [FailedUnit(unit, reason) for unit, reason in failures if unit not in done]
 
 
 def of_input(source: str, reason: str | None) -> bool:

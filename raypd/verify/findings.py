@@ -144,8 +144,7 @@ def write_letters(output: str, path: str) -> int:
         raise ConfigError(f"--output {path}: give a local file that ends in {', '.join(_FORMATS)}")
     part = f"{path}.part-{os.getpid()}"
     try:
-        with Scratch() as scratch:
-            scratch.create("letters", SCHEMA)
+        with Scratch(letters=SCHEMA) as scratch:
             for table in dead_letters.letters(output):
                 scratch.add("letters", _for_spreadsheets(table) if written.startswith("csv") else table)
             scratch.run(f"COPY (FROM letters ORDER BY unit, source, row) TO {quoted([part])} (FORMAT {written})")

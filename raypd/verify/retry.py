@@ -5,15 +5,14 @@ every object that had failures is replaced, whole and by a conditional write, wi
 sees every document exactly once at each instant. An object that was done says so in its summary, so that a retry that
 was cut off goes on where it was."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from raypd import storage
+from raypd.answering.components import Build
 from raypd.cluster import driver
 from raypd.config import OutputConfig, RunConfig
 from raypd.dataset import plan as plans
@@ -29,9 +28,6 @@ from raypd.run.text import counted
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
-
-if TYPE_CHECKING:
-    from raypd.answering.components import Build
 
 _THREADS = 8
 _ATTEMPTS = 10  # at replacing an object that others change, too

@@ -15,9 +15,11 @@ _BUFFERED_ROWS = 100_000
 
 
 class Scratch(ExitStack):
-    """Named tables, in TMPDIR (some gigabytes a hundred million documents): `create`, `add` from any thread, query."""
+    """Named tables, in TMPDIR (some gigabytes a hundred million documents): `create`, `add` from any thread, query.
 
-    def __init__(self) -> None:
+    tables: those to begin with."""
+
+    def __init__(self, **tables: pa.Schema) -> None:
         super().__init__()
         folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="raypd-", ignore_cleanup_errors=True)))
         self._lock = threading.RLock()
@@ -30,6 +32,8 @@ class Scratch(ExitStack):
         # In a file: tables in memory would count against its limit.
         self._connection = self.enter_context(duckdb.connect(folder / "scratch.duckdb", config=settings))
         self._connection.execute("SET enable_progress_bar = false")
+        for name, schema in tables.items():
+            self.create(name, schema)
 
     def create(self, name: str, schema: pa.Schema) -> None:
         self._buffers[name] = [schema.empty_table()]

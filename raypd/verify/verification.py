@@ -108,9 +108,7 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
     result.foreign.add(
         0, len(strays), [f"file {n}: no unit of raypd's, and readers of the folder see it" for n in strays]
     )
-    with Scratch() as scratch:
-        for name, schema in {"input": INPUT, "output": OUTPUT, "objects": _OBJECTS}.items():
-            scratch.create(name, schema)
+    with Scratch(input=INPUT, output=OUTPUT, objects=_OBJECTS) as scratch:
 
         def add(unit: Unit) -> tuple[str, _Fault | None]:
             """Adds a unit's documents and the rows of its object; its id, and what is wrong with all of it."""

@@ -47,8 +47,8 @@ def run(tmp_path, in_process):
 
 
 def test_every_wrong_value_has_its_reason(run):
-    mistakes = page.find(*run)
-    assert {document.id: [(v.attribute, v.reason) for v in document.values] for document in mistakes.documents} == {
+    mistakes, by_attribute = page.find(*run, "target", 0.0)
+    assert {document.id: [(v.attribute, v.reason) for v in document.values] for document in mistakes} == {
         "another": [("Brand", "another value")],
         "part": [("Brand", "a part of the label")],
         "more": [("Brand", "more than the label")],
@@ -56,7 +56,7 @@ def test_every_wrong_value_has_its_reason(run):
         "missing": [("Brand", "missing")],
         "failed": [("Brand", "no answer"), ("Size", "no answer")],
     }
-    brands = next(counts for (_, name), counts in mistakes.attributes.items() if name == "Brand" and counts["right"])
+    brands = next(counts for (_, name), counts in by_attribute.items() if name == "Brand" and counts["right"])
     assert brands == {"right": 3, "another value": 1, "a part of the label": 1, "more than the label": 1, "missing": 1}
 
 

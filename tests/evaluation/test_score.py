@@ -44,8 +44,8 @@ def test_f1_is_scikit_learns():
     pairs = sorted(gold_pairs | given_pairs)
     truth, predicted = [pair in gold_pairs for pair in pairs], [pair in given_pairs for pair in pairs]
     assert score._f1(sums) == pytest.approx(metrics.f1_score(truth, predicted))
-    assert score._precision(sums) == pytest.approx(metrics.precision_score(truth, predicted))
-    assert score._recall(sums) == pytest.approx(metrics.recall_score(truth, predicted))
+    assert score._METRICS["strict precision"][1](sums) == pytest.approx(metrics.precision_score(truth, predicted))
+    assert score._METRICS["strict recall"][1](sums) == pytest.approx(metrics.recall_score(truth, predicted))
 
 
 def test_scored_looks_at_the_listed_attributes_and_all_accepted_forms():

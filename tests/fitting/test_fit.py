@@ -92,7 +92,7 @@ def test_a_training_ends_with_the_money(yaml_of, ray_here):
 
 def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, ray_here):
     config = load_config(yaml_of(teacher={"model.name": "fake"}), ["training.labels_column=labels", "fit.documents=40"])
-    parts = labels.parts_of(config, str(tmp_path / "f"), lambda limited: limited, False, quiet)
+    parts = labels.parts_of(labels.FitContext(config, str(tmp_path / "f"), False, quiet))
     answers = {row["id"]: json.loads(row["record"]) for row in teacher.rows_of(str(tmp_path / "f" / "teacher"))}
     assert {row["id"]: row["labels"] for rows in parts.values() for row in rows} == answers
     assert len(answers) == 40
@@ -102,7 +102,7 @@ def test_a_teacher_that_answers_nothing_is_said(tmp_path, yaml_of, ray_here):
     server = {"url": "http://127.0.0.1:1", "key_variable": None, "retries": 0}
     config = load_config(yaml_of(teacher={"model.name": "big", "model.endpoint": server}), ["fit.documents=30"])
     with pytest.raises(UserError, match=r"fit.teacher answered none of 30 documents: .*Connection refused"):
-        labels.parts_of(config, str(tmp_path / "f"), lambda limited: limited, False, quiet)
+        labels.parts_of(labels.FitContext(config, str(tmp_path / "f"), False, quiet))
 
 
 @pytest.mark.parametrize(("documents", "message"), [(10, "10 labelled documents, of which"), (0, "no labelled")])
@@ -204,7 +204,7 @@ def test_a_candidate_has_a_folder_for_each_of_its_settings(yaml_of, monkeypatch)
     outputs = []
     monkeypatch.setattr(candidate, "run_training", lambda config, **_: outputs.append(config.output.path) or 1 / 0)
     for keys in ([], [], ["decoding.max_value_tokens=11"], ["training.seed=5"]):
-        context = candidate.FitContext(load_config(yaml_of(), keys), "/f", lambda c: c, None, False, quiet)
+        context = labels.FitContext(load_config(yaml_of(), keys), "/f", False, quiet)
         with pytest.raises(ZeroDivisionError):
             candidate.train(context, "full", TRAINED["full"], 9, 1.0)
     assert (outputs[0] == outputs[1], len(set(outputs))) == (True, 3)
