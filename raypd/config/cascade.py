@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from raypd.config.model import ModelConfig
 from raypd.config.section import Section
@@ -31,8 +31,3 @@ class CascadeConfig(Section):
         le=1,
         description="Most documents that the second model is asked of, out of every 100 of a unit: the least sure ones",
     )
-
-    @field_validator("model", mode="before")
-    @classmethod
-    def _name_alone(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given

@@ -83,14 +83,10 @@ class CostConfig(Section):
 
     @field_validator("deadline", mode="before")
     @classmethod
-    def _as_written(cls, given: Any) -> Any:
+    def _is_a_time(cls, given: Any) -> Any:
         """YAML reads 2026-11-30 as a date."""
-        return given.isoformat() if isinstance(given, date) else given
-
-    @field_validator("deadline")
-    @classmethod
-    def _is_a_time(cls, given: str | None) -> str | None:
-        if given is not None:
+        given = given.isoformat() if isinstance(given, date) else given
+        if isinstance(given, str):
             deadline_at(given, 0.0)
         return given
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from raypd.config.section import Section, check_secrets, without_credentials
+from raypd.config.model import Keys
+from raypd.config.section import Section, Uri, check_secrets
 
 _SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate may change
 
@@ -15,13 +16,13 @@ _SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate may 
 class FitConfig(Section):
     """What `raypd fit` needs beside the run's own keys; other commands do not look at it."""
 
-    path: str | None = Field(None, description="Folder of the fit, local; null: output.path with -fit behind it")
-    labels: str | None = Field(
+    path: Uri | None = Field(None, description="Folder of the fit, local; null: output.path with -fit behind it")
+    labels: Uri | None = Field(
         None,
         description="Labelled documents: a file, folder or glob with the input's columns and training.labels_column, "
         "or the output folder of a run over the input; null: the teacher labels, or the input itself has that column",
     )
-    teacher: dict[str, Any] | None = Field(
+    teacher: Keys | None = Field(
         None, description="Keys of the run that labels, dotted: {model.name: Qwen/Qwen3-8B}, or {model.endpoint: {...}}"
     )
     documents: int = Field(400, ge=1, description="Labelled documents that are drawn; a corpus is drawn from evenly")
@@ -39,20 +40,10 @@ class FitConfig(Section):
     sample: int = Field(32, ge=2, description="Documents that are decoded to measure what each model costs")
     sample_minutes: float = Field(2.0, gt=0, description="Most time for that, of each model")
 
-    @field_validator("path", "labels")
-    @classmethod
-    def _no_credentials(cls, path: str | None) -> str | None:
-        return None if path is None else without_credentials(path)
-
-    @field_validator("teacher", "candidates")
-    @classmethod
-    def _no_secrets(cls, keys: dict[str, Any] | None) -> dict[str, Any] | None:
-        check_secrets(keys)
-        return keys
-
     @field_validator("candidates")
     @classmethod
     def _named_and_known(cls, candidates: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        check_secrets(candidates)
         for name, keys in candidates.items():
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
                 raise ValueError(f"{name!r}: a name is of letters, digits and . _ -")

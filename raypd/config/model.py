@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from raypd.config.section import Section, Uri, check_secrets
 from raypd.config.tasks import ANSWER_KEYS
@@ -25,6 +25,14 @@ _ONLY_WHERE: dict[str, Callable[[DecodingConfig], bool]] = {  # keys that can ch
         lambda decoding: decoding.sampling.temperature > 0,
     ),
 }
+
+
+def _without_secrets(keys: dict[str, Any]) -> dict[str, Any]:
+    check_secrets(keys)
+    return keys
+
+
+Keys = Annotated[dict[str, Any], AfterValidator(_without_secrets)]  # that no section checks before they are used
 
 
 class FakeConfig(Section):
@@ -57,7 +65,7 @@ class EndpointConfig(Section):
         "text", description="json_schema: the server is sent the schema of an extraction, and holds its answer to it"
     )
     logprobs: bool = Field(False, description="Ask for the tokens' probabilities, of which confidences are made")
-    parameters: dict[str, Any] = Field(
+    parameters: Keys = Field(
         {},
         description="Sent with each request over model, temperature, top_p, seed and max_completion_tokens, such as "
         "{reasoning_effort: low}; null leaves one out",
@@ -66,12 +74,6 @@ class EndpointConfig(Section):
     timeout_seconds: float = Field(120.0, gt=0)
     usd_per_million_prompt_tokens: float = Field(0.0, ge=0, description="For the bill")
     usd_per_million_answer_tokens: float = Field(0.0, ge=0, description="For the bill")
-
-    @field_validator("parameters")
-    @classmethod
-    def _no_secrets(cls, parameters: dict[str, Any]) -> dict[str, Any]:
-        check_secrets(parameters)
-        return parameters
 
 
 _ANSWERING = ("url", "response_format", "parameters")  # keys of an endpoint that can change an answer
@@ -225,17 +227,11 @@ class EngineConfig(Section):
         False, description="Small passes run as CUDA graphs, which are not measured yet (needs attention: triton)"
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")
-    vllm: dict[str, Any] = Field(
+    vllm: Keys = Field(
         {},
         description="Arguments of vLLM's EngineArgs over those of raypd, such as {tensor_parallel_size: 2, "
         "max_model_len: 8192}",
     )
-
-    @field_validator("vllm")
-    @classmethod
-    def _no_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        check_secrets(arguments)
-        return arguments
 
     @property
     def most_seqs(self) -> int:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from raypd.config.section import Section, without_credentials
+from raypd.config.section import Section, Uri
 
 
 class PreferenceConfig(Section):
     """A preference round (BoNBoN): a model learns from the best and the worst of its samples."""
 
-    samples: str = Field(description="Output folder of a run with `pasta`, task.samples 10 and temperature 1")
-    baseline: str = Field(description="Output folder of an autoregressive run")
-    judged: str = Field(description="Output folder of a judge's run over `python -m raypd.training.preference`'s file")
+    samples: Uri = Field(description="Output folder of a run with `pasta`, task.samples 10 and temperature 1")
+    baseline: Uri = Field(description="Output folder of an autoregressive run")
+    judged: Uri = Field(description="Output folder of a judge's run over `python -m raypd.training.preference`'s file")
     quality_weight: float = Field(
         1.0, ge=0, description="lambda; score = theoretical speedup + lambda x quality. The paper's: 1, 2, 4, 8"
     )
@@ -26,23 +26,18 @@ class PreferenceConfig(Section):
         "samples it has risen by (n - 1)(1 + 1/2 + ... + 1/(n - 1)), which is 1/beta of the default for n = 10",
     )
 
-    @field_validator("samples", "baseline", "judged")
-    @classmethod
-    def _no_credentials(cls, path: str) -> str:
-        return without_credentials(path)
-
 
 class TrainingConfig(Section):
     """What `raypd train` needs beside the run's own keys; other commands do not look at it."""
 
     labels_column: str = Field("target", description="Column with a document's labels, {attribute: value or null}")
-    labels: str | None = Field(
+    labels: Uri | None = Field(
         None,
         description="Output folder of a run over the same input whose answers are the labels, in place of that column: "
         "of a larger model (distillation), or of the model itself, decoded autoregressively (self-supervision); or "
         "JSON lines of `raypd review`",
     )
-    annotations: str | None = Field(
+    annotations: Uri | None = Field(
         None,
         description="Output folder of a teacher's run over the file of `python -m raypd.training.annotate`, which "
         "marks what of an answer can be written side by side (pasta); null: by rules",
@@ -52,7 +47,7 @@ class TrainingConfig(Section):
         description="A preference round for `pasta` (BoNBoN), in place of labels: {samples, baseline, judged: output "
         "folders of runs, quality_weight, alpha, beta}",
     )
-    validation: str | None = Field(
+    validation: Uri | None = Field(
         None,
         description="File, folder or glob of documents that are not trained on; null: validation_share of the input",
     )
@@ -98,8 +93,3 @@ class TrainingConfig(Section):
         0.1, ge=0, le=1, description="Nothing is trained if a larger share of documents, or of labels, cannot be used"
     )
     seed: int = Field(0, ge=0)
-
-    @field_validator("validation", "labels", "annotations")
-    @classmethod
-    def _no_credentials(cls, path: str | None) -> str | None:
-        return None if path is None else without_credentials(path)
