@@ -31,11 +31,7 @@ class FewTokens:
 
     def sample(self, hidden: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[int], list[float]]:
         """Samples behind hidden states [requests, hidden size]. Raises ValueError where a request allows no token."""
-        distinct = {
-            id(allowed): allowed
-            for allowed in (request.allowed_token_ids for request in requests)
-            if allowed is not None
-        }
+        distinct = {id(allowed): allowed for r in requests if (allowed := r.allowed_token_ids) is not None}
         if not distinct:
             return [], []
         self._widen(np.unique(np.concatenate([allowed.ids for allowed in distinct.values()])))

@@ -30,7 +30,7 @@ def to_json(record: Any) -> dict[str, Any]:
 def from_json(kind: type[_R], tree: Any, file: str) -> _R:
     """The record of parsed JSON. Raises RecordError at a wrong type or missing key; `file` is for its message."""
     try:
-        return _adapter(kind).validate_python(tree)  # type: ignore[arg-type, no-any-return]  # a type is hashable
+        return _adapter(kind).validate_python(tree)  # type: ignore[arg-type]  # a type is hashable
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))

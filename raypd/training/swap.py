@@ -41,7 +41,7 @@ def swapped(documents: Sequence[Document], config: RunConfig) -> list[Document]:
                 values[category, attribute.name].append(value)
                 standing.append((attribute, value))
         labelled.append((document, category, standing))
-    copies = []
+    copies: list[Document] = []
     for _ in range(config.training.swap_copies):
         for document, category, standing in labelled:
             made = Document(len(copies), document.id, copy.deepcopy(document.fields))
