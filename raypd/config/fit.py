@@ -13,29 +13,24 @@ from raypd.config.section import Section, Uri, check_secrets
 _SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate may change
 
 
-class FitConfig(Section):
+class FitConfig(Section, use_attribute_docstrings=True):
     """What `raypd fit` needs beside the run's own keys; other commands do not look at it."""
 
     path: Uri | None = Field(None, description="Folder of the fit, local; null: output.path with -fit behind it")
-    labels: Uri | None = Field(
-        None,
-        description="Labelled documents: a file, folder or glob with the input's columns and training.labels_column, "
-        "or the output folder of a run over the input; null: the teacher labels, or the input itself has that column",
-    )
-    teacher: Keys | None = Field(
-        None, description="Keys of the run that labels, dotted: {model.name: Qwen/Qwen3-8B}, or {model.endpoint: {...}}"
-    )
+    labels: Uri | None = None
+    """Labelled documents: a file, folder or glob with the input's columns and training.labels_column, or the output
+    folder of a run over the input; null: the teacher labels, or the input itself has that column"""
+    teacher: Keys | None = None
+    """Keys of the run that labels, dotted: {model.name: Qwen/Qwen3-8B}, or {model.endpoint: {...}}"""
     documents: int = Field(400, ge=1, description="Labelled documents that are drawn; a corpus is drawn from evenly")
     test_share: float = Field(0.25, gt=0, lt=1, description="Of these, for the figures alone")
     validation_share: float = Field(0.1, gt=0, lt=1, description="Of these, to pick checkpoint and learning rate")
     candidates: dict[str, dict[str, Any]] = Field(
-        {"lora": {"training.weights": "lora"}, "full": {"training.weights": "full"}},
-        min_length=1,
-        description="What is trained: name -> keys, dotted, of model, decoding, training and engine",
+        {"lora": {"training.weights": "lora"}, "full": {"training.weights": "full"}}, min_length=1
     )
-    curve: list[float] = Field(
-        [0.25, 0.5], description="Every candidate is trained on these shares of the training part too; []: no curve"
-    )
+    """What is trained: name -> keys, dotted, of model, decoding, training and engine"""
+    curve: list[float] = Field([0.25, 0.5])
+    """Every candidate is trained on these shares of the training part too; []: no curve"""
     f1_floor: float = Field(0.7, ge=0, le=1, description="F1 that the recommended model has to hold, surely (95%)")
     sample: int = Field(32, ge=2, description="Documents that are decoded to measure what each model costs")
     sample_minutes: float = Field(2.0, gt=0, description="Most time for that, of each model")

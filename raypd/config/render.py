@@ -45,7 +45,8 @@ def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> li
 
 
 def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) -> list[str]:
-    note = ". ".join([_type(info.annotation), *["required"] * required, *filter(None, [info.description])])
+    description = " ".join((info.description or "").split())
+    note = ". ".join([_type(info.annotation), *["required"] * required, *filter(None, [description])])
     plain = _plain(value)
     if isinstance(plain, dict) and plain:
         body = dump(plain).rstrip().splitlines()
