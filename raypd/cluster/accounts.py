@@ -71,9 +71,8 @@ class Accounts:
         if not self._standing.kept:
             if time.monotonic() - self._began < _BILL_SECONDS:
                 return False
-            self._say_once(
-                "bill", "the bill cannot be written yet: what this session costs from here on may be missing"
-            )
+            line = "the bill cannot be written yet: what this session costs from here on may be missing"
+            self._say_once("bill", line)
         candidate = (now, unit.expected)
         if self.config.cost.budget_usd is not None:
             in_flight = [started for name, started in self._in_flight.items() if name != unit.id]

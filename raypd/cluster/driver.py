@@ -184,17 +184,9 @@ class DriverSession:
         config, planned, lease, say = self.config, self.planned, self.lease, self._display.say
         ray_session.silence_ray_logs(say, self.verbose)
         worker = ray_session.worker_resources(config)
-        accounts = self._accounts = Accounts(
-            config,
-            self.output,
-            lease.id,
-            lease.began,
-            worker,
-            planned.documents,
-            self.done_documents,
-            say,
-            planned.exact,
-        )
+        session, documents = (lease.id, lease.began), (planned.documents, self.done_documents)
+        accounts = Accounts(config, self.output, *session, worker, *documents, say, planned.exact)
+        self._accounts = accounts
         spec = WorkerSpec(config, self.output, lease.id, worker.threads, self.build, accounts.ledger, worker.gpus)
         executor: PoolExecutor | RayDataExecutor
         if config.cluster.executor == "ray_data":

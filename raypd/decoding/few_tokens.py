@@ -36,10 +36,7 @@ class FewTokens:
             return [], []
         self._widen(np.unique(np.concatenate([allowed.ids for allowed in distinct.values()])))
         assert self._rows is not None
-        columns = {
-            key: AllowedTokens(np.searchsorted(self._ids, allowed.ids), allowed.outcomes)
-            for key, allowed in distinct.items()
-        }
+        columns = {key: AllowedTokens(np.searchsorted(self._ids, a.ids), a.outcomes) for key, a in distinct.items()}
         inside = [replace(request, allowed_token_ids=columns[id(request.allowed_token_ids)]) for request in requests]
         tokens, logprobs = sample(self._rows(hidden), inside)
         return self._ids[tokens].tolist(), logprobs

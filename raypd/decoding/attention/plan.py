@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from raypd.decoding.attention.step import Span, Step
+from raypd.decoding.attention.step import Step
 from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import segment_sets, window_starts
 
