@@ -177,12 +177,8 @@ class _Flattened:
             keys |= _scalar(schema, at)
         described = next((s["description"] for s in (given, schema) if s.get("description")), "")
         try:
-            attribute = Attribute(
-                name=".".join(path),
-                description=" ".join(described.split()),
-                path=path if len(path) > 1 else [],
-                **keys,
-            )
+            text, place = " ".join(described.split()), path if len(path) > 1 else []
+            attribute = Attribute(name=".".join(path), description=text, path=place, **keys)
         except ValidationError as error:
             raise _Refused(f"{at}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
         default = given.get("default", schema.get("default"))

@@ -207,8 +207,8 @@ def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence
     answered: list[tuple[Sequence, Predictions]] = []
     for members in together.values():
         first = members[0][1]
-        drafts = iter(first.heads.draft([state for _, asked in members for state in asked.hidden], first.tree))
-        answered += [(seq, Predictions([], [], drafts=[next(drafts) for _ in asked.hidden])) for seq, asked in members]
+        drafts = iter(first.heads.draft([state for _, ask in members for state in ask.hidden], first.tree))
+        answered += [(seq, Predictions([], [], drafts=[next(drafts) for _ in ask.hidden])) for seq, ask in members]
     return answered
 
 

@@ -90,9 +90,8 @@ def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[in
     if not requests:
         return [], []
     rows = _CPU_ROWS if logits.device.type == "cpu" else _DEVICE_ROWS
-    parts = [
-        _sample(logits[begin : begin + rows], requests[begin : begin + rows]) for begin in range(0, len(requests), rows)
-    ]
+    some = [slice(begin, begin + rows) for begin in range(0, len(requests), rows)]
+    parts = [_sample(logits[part], requests[part]) for part in some]
     tokens, logprobs = torch.cat(parts, dim=1).tolist()  # the one time that the host waits for the device
     return [int(token) for token in tokens], logprobs
 
