@@ -21,7 +21,7 @@ from raypd.run.text import counted, duration, number
 from raypd.run.unit import Unit
 
 _ASK_SECONDS = 1.0
-_BILL_SECONDS = 60.0  # that the first unit waits for the bill's file
+_BILL_SECONDS = 60.0  # that the first unit waits for the bill's file, and then goes without
 _PACES = 64  # units whose pace counts
 _SLACK = 0.9  # of the time to the deadline that is planned with: workers also read, write and wait
 _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
@@ -68,8 +68,11 @@ class Accounts:
     def admit(self, unit: Unit, beside: int) -> bool:
         """Whether a unit may be begun, on a worker that has `beside` others in flight; once not, never again."""
         now = time.time()
-        if not self._standing.kept and not self._waited_enough():
-            return False
+        if not self._standing.kept:
+            if time.monotonic() - self._began < _BILL_SECONDS:
+                return False
+            line = "the bill cannot be written yet: what this session costs from here on may be missing"
+            self._say_once("bill", line)
         candidate = (now, unit.expected)
         if self.config.cost.budget_usd is not None:
             in_flight = [started for name, started in self._in_flight.items() if name != unit.id]
@@ -80,13 +83,6 @@ class Accounts:
                 self.held = True
                 return False
         self._in_flight[unit.id] = candidate
-        return True
-
-    def _waited_enough(self) -> bool:
-        """Whether units are assigned though the bill has no file yet, after a minute in which there was none."""
-        if time.monotonic() - self._began < _BILL_SECONDS:
-            return False
-        self._say_once("bill", "the bill cannot be written yet: what this session costs from here on may be missing")
         return True
 
     def ended(self, unit: Unit, documents: int | None) -> None:

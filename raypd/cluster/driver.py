@@ -160,24 +160,19 @@ class DriverSession:
 
     def stream(self) -> None:
         """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
-        connected = ray_session.connect(self.config.cluster, self.verbose)
-        try:
-            with self._display:
-                self._stream()
-        except BudgetReached:
-            raise
-        except RunError as error:
-            raise self._error(str(error)) from None
-        finally:
-            if self._accounts is not None:
-                self._accounts.close()
-            if connected:
-                with contextlib.suppress(Exception):
-                    import ray
-
-                    ray.shutdown()
-            elif self._executor is not None:
-                self._executor.close()
+        with ray_session.connected(self.config.cluster, self.verbose) as mine:
+            try:
+                with self._display:
+                    self._stream()
+            except BudgetReached:
+                raise
+            except RunError as error:
+                raise self._error(str(error)) from None
+            finally:
+                if self._accounts is not None:
+                    self._accounts.close()
+                if not mine and self._executor is not None:
+                    self._executor.close()
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
@@ -189,17 +184,9 @@ class DriverSession:
         config, planned, lease, say = self.config, self.planned, self.lease, self._display.say
         ray_session.silence_ray_logs(say, self.verbose)
         worker = ray_session.worker_resources(config)
-        accounts = self._accounts = Accounts(
-            config,
-            self.output,
-            lease.id,
-            lease.began,
-            worker,
-            planned.documents,
-            self.done_documents,
-            say,
-            planned.exact,
-        )
+        session, documents = (lease.id, lease.began), (planned.documents, self.done_documents)
+        accounts = Accounts(config, self.output, *session, worker, *documents, say, planned.exact)
+        self._accounts = accounts
         spec = WorkerSpec(config, self.output, lease.id, worker.threads, self.build, accounts.ledger, worker.gpus)
         executor: PoolExecutor | RayDataExecutor
         if config.cluster.executor == "ray_data":

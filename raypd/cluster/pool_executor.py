@@ -221,9 +221,5 @@ class PoolExecutor:
             self.say(f"a worker process died{memory}; its units are tried again")
         reasons = ((unit.id, retry_policy.failure_reason(self.spec.output, unit.id)) for unit in units)
         cause = next((f"\nthe last error of a worker ({unit}): {why.strip()}" for unit, why in reasons if why), "")
-        self._deaths.check(self.wanted, len(self.workers), f": {_cause(error)}{cause}")
-
-
-def _cause(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+        self._deaths.check(self.wanted, len(self.workers), f": {last}{cause}")

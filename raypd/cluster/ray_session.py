@@ -75,16 +75,17 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
 
 
 @contextlib.contextmanager
-def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[None]:
+def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[bool]:
     """Connects as `connect`, and disconnects at the end unless somebody else had connected."""
     mine = connect(config, verbose)
     try:
-        yield
+        yield mine
     finally:
         if mine:
             import ray
 
-            ray.shutdown()
+            with contextlib.suppress(Exception):
+                ray.shutdown()
 
 
 def _init(**keys: Any) -> None:

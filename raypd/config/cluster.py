@@ -13,7 +13,7 @@ from raypd.config.section import Address, Section
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
-class ClusterConfig(Section):
+class ClusterConfig(Section, use_attribute_docstrings=True):
     """Workers and units."""
 
     address: Address | None = Field(None, description="Ray cluster; null: RAY_ADDRESS, a running one, else a local one")
@@ -21,22 +21,15 @@ class ClusterConfig(Section):
     max_workers: int = Field(1, ge=1)
     cpus_per_worker: float | None = Field(None, gt=0, description="null: 1 on a GPU, else all cores / max_workers")
     gpus_per_worker: float | None = Field(None, ge=0, description="null: 1 where the cluster has GPUs, else 0")
-    unit_documents: int = Field(
-        256, ge=1, description="Documents of a unit of work, which is committed as one (JSONL: about as many)"
-    )
+    unit_documents: int = Field(256, ge=1)
+    """Documents of a unit of work, which is committed as one (JSONL: about as many)"""
     unit_bytes: int = Field(64 << 20, ge=1, description="Most bytes of a unit, where documents are large")
-    max_failed_share: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="A run ends early when more of its documents than this share have failed, or all of them: after "
-        "the first hundred. 1.0: only when all have",
-    )
-    executor: Literal["pool", "ray_data"] = Field(
-        "pool",
-        description="Who gives units to workers: raypd's own pool of actors, or Ray Data (extra `data`); "
-        "docs/reliability.md compares them",
-    )
+    max_failed_share: float = Field(1.0, ge=0, le=1)
+    """A run ends early when more of its documents than this share have failed, or all of them: after the first hundred.
+    1.0: only when all have"""
+    executor: Literal["pool", "ray_data"] = "pool"
+    """Who gives units to workers: raypd's own pool of actors, or Ray Data (extra `data`); docs/reliability.md compares
+    them"""
     units_in_flight: int = Field(2, ge=1, description="Units a worker overlaps, so that it does not drain between two")
 
     @model_validator(mode="after")
@@ -46,51 +39,36 @@ class ClusterConfig(Section):
         return self
 
 
-class CostConfig(Section):
+class CostConfig(Section, use_attribute_docstrings=True):
     """What machines cost, how much a run may cost, and when it has to be done; nothing here changes an answer."""
 
-    budget_usd: float | None = Field(
-        None, gt=0, description="The run ends before its bill, over all its sessions, is above this"
-    )
-    reserve_seconds: float = Field(
-        10.0, ge=0, description="Of the budget: time at the present price that is kept for the end of the run"
-    )
-    deadline: str | None = Field(
-        None,
-        description="When it has to be done: a time (2026-11-30T18:00; a date alone is its beginning) or a duration "
-        "(8h, 90m)",
-    )
-    prices: dict[str, float] = Field(
-        {},
-        description="Your own prices in USD per hour: by instance type, by type and market (g6e.48xlarge/spot), or "
-        "`local` for a machine without a type",
-    )
-    hosted_prices: dict[str, list[float]] = Field(
-        {},
-        description="List prices of hosted batch services that `raypd estimate` compares with, before those that come "
-        "with raypd: model -> [USD per million input tokens, per million output tokens]",
-    )
+    budget_usd: float | None = Field(None, gt=0)
+    """The run ends before its bill, over all its sessions, is above this"""
+    reserve_seconds: float = Field(10.0, ge=0)
+    """Of the budget: time at the present price that is kept for the end of the run"""
+    deadline: str | None = None
+    """When it has to be done: a time (2026-11-30T18:00; a date alone is its beginning) or a duration (8h, 90m)"""
+    prices: dict[str, float] = Field({})
+    """Your own prices in USD per hour: by instance type, by type and market (g6e.48xlarge/spot), or `local` for a
+    machine without a type"""
+    hosted_prices: dict[str, list[float]] = Field({})
+    """List prices of hosted batch services that `raypd estimate` compares with, before those that come with raypd:
+    model -> [USD per million input tokens, per million output tokens]"""
     instance_type: str | None = Field(None, description="Of nodes that do not tell their type; null: local machines")
     region: str | None = Field(None, description="AWS region of nodes that do not tell theirs; null: us-east-1")
-    market: Literal["on-demand", "spot"] | None = Field(
-        None, description="Of nodes that do not tell theirs; null: on-demand"
-    )
+    market: Literal["on-demand", "spot"] | None = None
+    """Of nodes that do not tell theirs; null: on-demand"""
     bill_head: bool = Field(True, description="Whether the head node, where no worker runs, is on the bill")
-    watts_per_gpu: float | None = Field(
-        None, gt=0, description="Power of a GPU in use, where NVIDIA's library does not measure it; null: no energy"
-    )
+    watts_per_gpu: float | None = Field(None, gt=0)
+    """Power of a GPU in use, where NVIDIA's library does not measure it; null: no energy"""
     co2e_grams_per_kwh: float | None = Field(None, ge=0, description="Of your electricity; null: no CO2e figure")
 
     @field_validator("deadline", mode="before")
     @classmethod
-    def _as_written(cls, given: Any) -> Any:
+    def _is_a_time(cls, given: Any) -> Any:
         """YAML reads 2026-11-30 as a date."""
-        return given.isoformat() if isinstance(given, date) else given
-
-    @field_validator("deadline")
-    @classmethod
-    def _is_a_time(cls, given: str | None) -> str | None:
-        if given is not None:
+        given = given.isoformat() if isinstance(given, date) else given
+        if isinstance(given, str):
             deadline_at(given, 0.0)
         return given
 
@@ -126,19 +104,14 @@ def deadline_at(given: str, now: float) -> float:
         ) from None
 
 
-class NightlyConfig(Section):
+class NightlyConfig(Section, use_attribute_docstrings=True):
     """How `raypd nightly` tells what is new; other commands do not look at it."""
 
-    hash_column: str | None = Field(
-        None,
-        description="Column that is another when a document has changed (a hash, an etag, a time of change); "
-        "null: a hash of the columns that are read",
-    )
-    removed: Literal["drop", "keep"] = Field(
-        "drop",
-        description="Documents that the input does not have anymore leave the table, or stay in it (where "
-        "input.path holds only what is new)",
-    )
-    delta: bool = Field(
-        False, description="output.path is a Delta table too: a version a night (pip install 'raypd[delta]')"
-    )
+    hash_column: str | None = None
+    """Column that is another when a document has changed (a hash, an etag, a time of change); null: a hash of the
+    columns that are read"""
+    removed: Literal["drop", "keep"] = "drop"
+    """Documents that the input does not have anymore leave the table, or stay in it (where input.path holds only what
+    is new)"""
+    delta: bool = False
+    """output.path is a Delta table too: a version a night (pip install 'raypd[delta]')"""

@@ -16,32 +16,25 @@ TEXT_FILES = {
 }  # fmt: skip
 
 
-class InputConfig(Section):
+class InputConfig(Section, use_attribute_docstrings=True):
     """Where the documents are and which columns hold what."""
 
-    path: str | list[str] = Field(
-        description="File, folder or glob, local or s3:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet; "
-        "or .txt, .md, .html, .pdf"
-    )
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "files"] = Field(
-        "auto",
-        description="auto: by the file's name; files: each .txt, .md, .html or .pdf is a document, with columns id "
-        "(its name) and text",
-    )
-    encoding: str = Field(
-        "utf-8", description="Of CSV, TSV and text files, as Python names it: latin-1, cp1252, utf-16, shift_jis"
-    )
+    path: str | list[str]
+    """File, folder or glob, local or s3:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet; or .txt, .md,
+    .html, .pdf"""
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "files"] = "auto"
+    """auto: by the file's name; files: each .txt, .md, .html or .pdf is a document, with columns id (its name) and
+    text"""
+    encoding: str = "utf-8"
+    """Of CSV, TSV and text files, as Python names it: latin-1, cp1252, utf-16, shift_jis"""
     id_column: str | None = Field("id", description="Column with the document's id; null: file name and place in it")
-    text_columns: list[str] = Field(
-        ["title", "description"], min_length=1, description="Columns that make up the document, in this order"
-    )
+    text_columns: list[str] = Field(["title", "description"], min_length=1)
+    """Columns that make up the document, in this order"""
     category_column: str | None = Field("category", description="Column that picks the category; null: `category`")
     category: str | None = Field(None, description="Category of every document when there is no category column")
     max_document_bytes: int = Field(1_000_000, ge=1, description="A longer document becomes an error row")
-    on_damaged: Literal["fail", "skip"] = Field(
-        "fail",
-        description="Where objects cannot be read: the rest is done either way, and the run ends with exit code 1 or 0",
-    )
+    on_damaged: Literal["fail", "skip"] = "fail"
+    """Where objects cannot be read: the rest is done either way, and the run ends with exit code 1 or 0"""
 
     @model_validator(mode="before")
     @classmethod
@@ -73,26 +66,18 @@ class InputConfig(Section):
         return path
 
 
-class OutputConfig(Section):
+class OutputConfig(Section, use_attribute_docstrings=True):
     """Where the table goes."""
 
-    path: Uri = Field(
-        description="Folder of the run, local or s3://bucket/prefix; a second run into it resumes. Relative: to the "
-        "current folder"
-    )
-    columns: Literal["record", "typed"] = Field(
-        "record",
-        description="Of an extraction: the values as a JSON object and a list, or a column of its own type for each "
-        "attribute",
-    )
-    min_confidence: float = Field(
-        0.0, ge=0, le=1, description="Of an extraction: a value below it becomes null, with status unsure, kept in raw"
-    )
-    partition: dict[str, str] = Field(
-        {},
-        description="Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} -> "
-        "units/date=2026-11-21/; the same for all that one start of a run writes",
-    )
+    path: Uri
+    """Folder of the run, local or s3://bucket/prefix; a second run into it resumes. Relative: to the current folder"""
+    columns: Literal["record", "typed"] = "record"
+    """Of an extraction: the values as a JSON object and a list, or a column of its own type for each attribute"""
+    min_confidence: float = Field(0.0, ge=0, le=1)
+    """Of an extraction: a value below it becomes null, with status unsure, kept in raw"""
+    partition: dict[str, str] = Field({})
+    """Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} -> units/date=2026-11-21/; the
+    same for all that one start of a run writes"""
 
     @field_validator("partition", mode="before")
     @classmethod
@@ -116,7 +101,7 @@ class OutputConfig(Section):
         return given
 
 
-class StorageConfig(Section):
+class StorageConfig(Section, use_attribute_docstrings=True):
     """How S3 is reached; credentials come from the environment, AWS's files or the instance's role, never from here."""
 
     endpoint_url: Uri | None = Field(None, description="S3 of another maker, http(s)://host[:port]; null: AWS")
@@ -124,9 +109,8 @@ class StorageConfig(Section):
     profile: str | None = Field(None, description="Profile in AWS's credential files; null: AWS_PROFILE or none")
     anonymous: bool = Field(False, description="Sign nothing: for public buckets")
     requester_pays: bool = Field(False, description="Agree to pay for requests to a bucket of another's")
-    sse: Literal["none", "AES256", "aws:kms"] = Field(
-        "none", description="Server-side encryption asked for in every write; none: as the bucket has it"
-    )
+    sse: Literal["none", "AES256", "aws:kms"] = "none"
+    """Server-side encryption asked for in every write; none: as the bucket has it"""
     kms_key_id: str | None = Field(None, description="KMS key (ARN or id) for sse aws:kms; null: the bucket's")
     connect_timeout: float = Field(10.0, gt=0, description="Seconds until a connection stands")
     read_timeout: float = Field(30.0, gt=0, description="Seconds without a byte of an answer")

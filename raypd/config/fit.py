@@ -7,52 +7,38 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from raypd.config.section import Section, check_secrets, without_credentials
+from raypd.config.model import Keys
+from raypd.config.section import Section, Uri, check_secrets
 
 _SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate may change
 
 
-class FitConfig(Section):
+class FitConfig(Section, use_attribute_docstrings=True):
     """What `raypd fit` needs beside the run's own keys; other commands do not look at it."""
 
-    path: str | None = Field(None, description="Folder of the fit, local; null: output.path with -fit behind it")
-    labels: str | None = Field(
-        None,
-        description="Labelled documents: a file, folder or glob with the input's columns and training.labels_column, "
-        "or the output folder of a run over the input; null: the teacher labels, or the input itself has that column",
-    )
-    teacher: dict[str, Any] | None = Field(
-        None, description="Keys of the run that labels, dotted: {model.name: Qwen/Qwen3-8B}, or {model.endpoint: {...}}"
-    )
+    path: Uri | None = Field(None, description="Folder of the fit, local; null: output.path with -fit behind it")
+    labels: Uri | None = None
+    """Labelled documents: a file, folder or glob with the input's columns and training.labels_column, or the output
+    folder of a run over the input; null: the teacher labels, or the input itself has that column"""
+    teacher: Keys | None = None
+    """Keys of the run that labels, dotted: {model.name: Qwen/Qwen3-8B}, or {model.endpoint: {...}}"""
     documents: int = Field(400, ge=1, description="Labelled documents that are drawn; a corpus is drawn from evenly")
     test_share: float = Field(0.25, gt=0, lt=1, description="Of these, for the figures alone")
     validation_share: float = Field(0.1, gt=0, lt=1, description="Of these, to pick checkpoint and learning rate")
     candidates: dict[str, dict[str, Any]] = Field(
-        {"lora": {"training.weights": "lora"}, "full": {"training.weights": "full"}},
-        min_length=1,
-        description="What is trained: name -> keys, dotted, of model, decoding, training and engine",
+        {"lora": {"training.weights": "lora"}, "full": {"training.weights": "full"}}, min_length=1
     )
-    curve: list[float] = Field(
-        [0.25, 0.5], description="Every candidate is trained on these shares of the training part too; []: no curve"
-    )
+    """What is trained: name -> keys, dotted, of model, decoding, training and engine"""
+    curve: list[float] = Field([0.25, 0.5])
+    """Every candidate is trained on these shares of the training part too; []: no curve"""
     f1_floor: float = Field(0.7, ge=0, le=1, description="F1 that the recommended model has to hold, surely (95%)")
     sample: int = Field(32, ge=2, description="Documents that are decoded to measure what each model costs")
     sample_minutes: float = Field(2.0, gt=0, description="Most time for that, of each model")
 
-    @field_validator("path", "labels")
-    @classmethod
-    def _no_credentials(cls, path: str | None) -> str | None:
-        return None if path is None else without_credentials(path)
-
-    @field_validator("teacher", "candidates")
-    @classmethod
-    def _no_secrets(cls, keys: dict[str, Any] | None) -> dict[str, Any] | None:
-        check_secrets(keys)
-        return keys
-
     @field_validator("candidates")
     @classmethod
     def _named_and_known(cls, candidates: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        check_secrets(candidates)
         for name, keys in candidates.items():
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
                 raise ValueError(f"{name!r}: a name is of letters, digits and . _ -")

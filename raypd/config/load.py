@@ -148,12 +148,6 @@ def _keys_of(location: tuple[str | int, ...]) -> list[str]:
     return list(getattr(model, "model_fields", {}))
 
 
-def _as_yaml(value: bool | float | date) -> str:
-    """What YAML has made of a word without quotes: the boolean true, the number 1, the date 2026-11-30."""
-    kind = "boolean" if isinstance(value, bool) else "date" if isinstance(value, date) else "number"
-    return f"the {kind} {str(value).lower()}"
-
-
 def _explain(error: ValidationError, source: YamlFile) -> str:
     lines = []
     for item in error.errors():
@@ -174,8 +168,9 @@ def _explain(error: ValidationError, source: YamlFile) -> str:
             if item["type"] == "literal_error":
                 choices = re.findall("'([^']*)'", item["ctx"]["expected"])
                 what = f"{did_you_mean(str(item['input']), choices)} choose from {', '.join(choices)}".strip()
-            if item["type"] == "string_type" and isinstance(item["input"], (bool, int, float, date)):
-                what = f"YAML reads it as {_as_yaml(item['input'])}, not as text: quote it"
+            if item["type"] == "string_type" and isinstance(value := item["input"], (bool, int, float, date)):
+                kind = "boolean" if isinstance(value, bool) else "date" if isinstance(value, date) else "number"
+                what = f"YAML reads it as the {kind} {str(value).lower()}, not as text: quote it"
             elif item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
                 what += f" (it is {redact(item['input'])!r})"
         lines.append(": ".join(part for part in (source.where(place), ".".join(map(str, place)), what) if part))

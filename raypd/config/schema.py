@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,12 +177,8 @@ class _Flattened:
             keys |= _scalar(schema, at)
         described = next((s["description"] for s in (given, schema) if s.get("description")), "")
         try:
-            attribute = Attribute(
-                name=".".join(path),
-                description=" ".join(described.split()),
-                path=path if len(path) > 1 else [],
-                **keys,
-            )
+            text, place = " ".join(described.split()), path if len(path) > 1 else []
+            attribute = Attribute(name=".".join(path), description=text, path=place, **keys)
         except ValidationError as error:
             raise _Refused(f"{at}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
         default = given.get("default", schema.get("default"))
@@ -203,7 +199,9 @@ class _Flattened:
                 ref = schema["$ref"]
                 if ref in within:
                     raise _Refused(f"{at}: {ref} holds itself: a schema without an end cannot be decoded in slots")
-                within, inner = (*within, ref), self._pointed(ref, at)
+                within, inner = (*within, ref), referred(self.root, ref)
+                if inner is None:
+                    raise _Refused(f"{at}.$ref: {ref} is not in the schema")
             elif "allOf" in schema and len(schema["allOf"]) == 1:
                 inner = schema["allOf"][0]
             elif options := schema.get("anyOf") or schema.get("oneOf"):
@@ -225,12 +223,6 @@ class _Flattened:
             nullable, schema = True, {**schema, "enum": [value for value in schema["enum"] if value is not None]}
         return schema, nullable, within
 
-    def _pointed(self, ref: str, at: str) -> Any:
-        found = referred(self.root, ref)
-        if found is None:
-            raise _Refused(f"{at}.$ref: {ref} is not in the schema")
-        return found
-
 
 def referred(root: Any, ref: str) -> Any:
     """What a `$ref` of a JSON Schema points to; None: nothing in it."""
@@ -245,15 +237,11 @@ def _one_of(options: list[Any], at: str) -> Tree:
     kinds = {_kind(option) if isinstance(option, dict) else "" for option in options}
     if "number" in kinds and kinds <= {"number", "integer", "string"}:
         return next(option for option in options if _kind(option) == "number")
-    texts = list(_single(options))
-    if len(texts) == len(options):
+    texts = [option.get("const") for option in options if isinstance(option, dict)]
+    if len(texts) == len(options) and all(isinstance(text, str) for text in texts):
         return {"enum": texts}
     what = "objects" if "object" in kinds else "several types"
     raise _Refused(f"{at}.anyOf: one of {what} cannot be decoded in slots; choose one")
-
-
-def _single(options: list[Any]) -> Iterator[str]:
-    return (option["const"] for option in options if isinstance(option, dict) and isinstance(option.get("const"), str))
 
 
 def _kind(schema: Tree) -> str:

@@ -170,14 +170,13 @@ class Attribute(Section):
         return name
 
 
-class Category(Section):
+class Category(Section, use_attribute_docstrings=True):
     """A kind of document and its attributes."""
 
     description: str = ""
     attributes: list[Attribute] = Field(min_length=1)
-    optional_objects: list[list[str]] = Field(
-        [], description="Paths of nested objects that are not in `record` where nothing in them was found"
-    )
+    optional_objects: list[list[str]] = Field([])
+    """Paths of nested objects that are not in `record` where nothing in them was found"""
 
     @field_validator("attributes")
     @classmethod
@@ -210,29 +209,25 @@ class TaskSection(Section):
         return {f"input.text_columns {name!r}": name for name in source.text_columns}
 
 
-class ExamplesConfig(Section):
+class ExamplesConfig(Section, use_attribute_docstrings=True):
     """Labelled documents that the prompt shows before the document that is asked about."""
 
     path: str = Field(description="JSON lines with the columns of the input and the labels")
     count: int = Field(3, ge=1, description="Of the document's category")
-    nearest: bool = Field(
-        False,
-        description="The most alike ones of each document (needs the extra `fit`); else the first of the file, which "
-        "are computed once for all documents",
-    )
+    nearest: bool = False
+    """The most alike ones of each document (needs the extra `fit`); else the first of the file, which are computed once
+    for all documents"""
     labels_column: str = Field("target", description="An object of attribute: value")
 
 
-class ExtractionConfig(TaskSection):
+class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
     """Attribute value extraction: a record of typed values for every document."""
 
     idle_keys = frozenset[str]()
     kind: Literal["extraction"] = "extraction"
-    categories: dict[str, Category] = Field(
-        {},
-        description="Category -> {description, attributes}; an attribute is {name, description, type: text | number | "
-        "integer | boolean | enum | date | time | date-time | pattern, values: of an enum, many: a list, required}",
-    )
+    categories: dict[str, Category] = Field({})
+    """Category -> {description, attributes}; an attribute is {name, description, type: text | number | integer |
+    boolean | enum | date | time | date-time | pattern, values: of an enum, many: a list, required}"""
     categories_file: str | None = Field(None, description="YAML with the same mapping, for long schemas")
     schema: str | dict | None = Field(  # type: ignore[assignment]
         None,
@@ -240,22 +235,16 @@ class ExtractionConfig(TaskSection):
         "Schema (a .json or .yaml file, or written here)",
     )
     instruction: str | None = Field(None, description="First words of the prompt, in place of those of raypd")
-    examples: ExamplesConfig | None = Field(
-        None, description="{path, count, nearest, labels_column}: labelled documents that the prompt shows first"
-    )
-    template: str | None = Field(
-        None,
-        description="Jinja2 file in place of the prompt that comes with raypd, rendered in a sandbox; or product: the "
-        "words of raypd 0.1, which adapters of that time were trained with and get by themselves",
-    )
-    too_long: Literal["truncate", "windows", "refuse"] = Field(
-        "truncate",
-        description="A document that does not fit the context: cut; decoded in windows that overlap, each value taken "
-        "where it is surest; or an error row",
-    )
-    max_document_tokens: int | None = Field(
-        None, ge=1, description="Cut, divide or refuse above this; null: the context"
-    )
+    examples: ExamplesConfig | None = None
+    """{path, count, nearest, labels_column}: labelled documents that the prompt shows first"""
+    template: str | None = None
+    """Jinja2 file in place of the prompt that comes with raypd, rendered in a sandbox; or product: the words of raypd
+    0.1, which adapters of that time were trained with and get by themselves"""
+    too_long: Literal["truncate", "windows", "refuse"] = "truncate"
+    """A document that does not fit the context: cut; decoded in windows that overlap, each value taken where it is
+    surest; or an error row"""
+    max_document_tokens: int | None = Field(None, ge=1)
+    """Cut, divide or refuse above this; null: the context"""
 
     @model_validator(mode="after")
     def _instruction_is_shown(self) -> ExtractionConfig:
@@ -271,25 +260,22 @@ class ExtractionConfig(TaskSection):
         return columns
 
 
-class QuestionAnsweringConfig(TaskSection):
+class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
     """Many questions on one context (IPPD); one output row a question."""
 
     command = "answer"
     idle_keys = TaskSection.idle_keys | {"input.text_columns"}
     kind: Literal["question_answering"] = "question_answering"
     context_column: str = Field("context", description="Column with the context: text, or a list of texts")
-    questions_column: str = Field(
-        "questions",
-        description="Column with a list of questions (or its JSON text): strings, or records with question and, if "
-        "there are, id, choices and multi_select",
-    )
+    questions_column: str = "questions"
+    """Column with a list of questions (or its JSON text): strings, or records with question and, if there are, id,
+    choices and multi_select"""
     instruction: str | None = Field(None, description="In place of the instruction that comes with raypd")
     few_shot: str | None = Field(None, description="JSONL of solved examples (same columns, with answers) shown first")
     unanswerable: bool = Field(True, description="Tell the model to answer null where the context does not say")
     max_answer_tokens: int = Field(32, ge=1, description="Most tokens of one answer; a letter takes one")
-    too_long: Literal["truncate", "refuse"] = Field(
-        "truncate", description="A context that does not fit the model's: cut, or error rows"
-    )
+    too_long: Literal["truncate", "refuse"] = "truncate"
+    """A context that does not fit the model's: cut, or error rows"""
 
     def text_columns(self, source: InputConfig) -> list[str]:
         return [self.context_column]
@@ -298,28 +284,24 @@ class QuestionAnsweringConfig(TaskSection):
         return {"task.context_column": self.context_column, "task.questions_column": self.questions_column}
 
 
-class GenerationConfig(TaskSection):
+class GenerationConfig(TaskSection, use_attribute_docstrings=True):
     """Prompts or conversations in, text out."""
 
     command = "generate"
     idle_keys = TaskSection.idle_keys | {"input.text_columns"}
     kind: Literal["generation"] = "generation"
-    prompt_column: str = Field(
-        "prompt", description="Column with the prompt: text, or a list of chat turns (strings or role/content records)"
-    )
+    prompt_column: str = "prompt"
+    """Column with the prompt: text, or a list of chat turns (strings or role/content records)"""
     system: str | None = Field(None, description="System turn before every prompt")
     chat_template: bool = Field(True, description="Wrap the prompt in the model's chat template where it has one")
     thinking: bool = Field(False, description="Thinking mode, where the template knows it")
     stop: list[str] = Field([], description="The answer ends before any of these strings")
     samples: int = Field(1, ge=1, description="Answers a prompt (n); more than one needs a temperature")
-    openai: bool = Field(
-        False,
-        description="The input is a batch file as OpenAI's API takes it, whose lines have parameters of their own "
-        "(`raypd generate FILE --openai` sets it and what goes with it)",
-    )
-    too_long: Literal["truncate", "refuse"] = Field(
-        "refuse", description="A prompt that leaves no room for max_new_tokens: its beginning cut, or an error row"
-    )
+    openai: bool = False
+    """The input is a batch file as OpenAI's API takes it, whose lines have parameters of their own (`raypd generate
+    FILE --openai` sets it and what goes with it)"""
+    too_long: Literal["truncate", "refuse"] = "refuse"
+    """A prompt that leaves no room for max_new_tokens: its beginning cut, or an error row"""
 
     def text_columns(self, source: InputConfig) -> list[str]:
         return []

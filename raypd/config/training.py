@@ -4,102 +4,69 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from raypd.config.section import Section, without_credentials
+from raypd.config.section import Section, Uri
 
 
-class PreferenceConfig(Section):
+class PreferenceConfig(Section, use_attribute_docstrings=True):
     """A preference round (BoNBoN): a model learns from the best and the worst of its samples."""
 
-    samples: str = Field(description="Output folder of a run with `pasta`, task.samples 10 and temperature 1")
-    baseline: str = Field(description="Output folder of an autoregressive run")
-    judged: str = Field(description="Output folder of a judge's run over `python -m raypd.training.preference`'s file")
-    quality_weight: float = Field(
-        1.0, ge=0, description="lambda; score = theoretical speedup + lambda x quality. The paper's: 1, 2, 4, 8"
-    )
+    samples: Uri = Field(description="Output folder of a run with `pasta`, task.samples 10 and temperature 1")
+    baseline: Uri = Field(description="Output folder of an autoregressive run")
+    judged: Uri = Field(description="Output folder of a judge's run over `python -m raypd.training.preference`'s file")
+    quality_weight: float = Field(1.0, ge=0)
+    """lambda; score = theoretical speedup + lambda x quality. The paper's: 1, 2, 4, 8"""
     alpha: float = Field(0.005, ge=0, le=1, description="Share of the loss of writing the best sample")
-    beta: float = Field(
-        0.0393,
-        gt=0,
-        description="1/beta is by how much log p(best) - log p(worst) is to rise; of a model that writes the best of n "
-        "samples it has risen by (n - 1)(1 + 1/2 + ... + 1/(n - 1)), which is 1/beta of the default for n = 10",
-    )
-
-    @field_validator("samples", "baseline", "judged")
-    @classmethod
-    def _no_credentials(cls, path: str) -> str:
-        return without_credentials(path)
+    beta: float = Field(0.0393, gt=0)
+    """1/beta is by how much log p(best) - log p(worst) is to rise; of a model that writes the best of n samples it has
+    risen by (n - 1)(1 + 1/2 + ... + 1/(n - 1)), which is 1/beta of the default for n = 10"""
 
 
-class TrainingConfig(Section):
+class TrainingConfig(Section, use_attribute_docstrings=True):
     """What `raypd train` needs beside the run's own keys; other commands do not look at it."""
 
     labels_column: str = Field("target", description="Column with a document's labels, {attribute: value or null}")
-    labels: str | None = Field(
-        None,
-        description="Output folder of a run over the same input whose answers are the labels, in place of that column: "
-        "of a larger model (distillation), or of the model itself, decoded autoregressively (self-supervision); or "
-        "JSON lines of `raypd review`",
-    )
-    annotations: str | None = Field(
-        None,
-        description="Output folder of a teacher's run over the file of `python -m raypd.training.annotate`, which "
-        "marks what of an answer can be written side by side (pasta); null: by rules",
-    )
-    preference: PreferenceConfig | None = Field(
-        None,
-        description="A preference round for `pasta` (BoNBoN), in place of labels: {samples, baseline, judged: output "
-        "folders of runs, quality_weight, alpha, beta}",
-    )
-    validation: str | None = Field(
-        None,
-        description="File, folder or glob of documents that are not trained on; null: validation_share of the input",
-    )
+    labels: Uri | None = None
+    """Output folder of a run over the same input whose answers are the labels, in place of that column: of a larger
+    model (distillation), or of the model itself, decoded autoregressively (self-supervision); or JSON lines of `raypd
+    review`"""
+    annotations: Uri | None = None
+    """Output folder of a teacher's run over the file of `python -m raypd.training.annotate`, which marks what of an
+    answer can be written side by side (pasta); null: by rules"""
+    preference: PreferenceConfig | None = None
+    """A preference round for `pasta` (BoNBoN), in place of labels: {samples, baseline, judged: output folders of runs,
+    quality_weight, alpha, beta}"""
+    validation: Uri | None = None
+    """File, folder or glob of documents that are not trained on; null: validation_share of the input"""
     validation_share: float = Field(0.1, gt=0, lt=1, description="Of the input's documents, drawn by their ids")
-    swap_copies: int = Field(
-        0,
-        ge=0,
-        description="Copies of each document in which values of text are replaced by those of other documents, beside "
-        "it: for few labels (extraction); an epoch is then as many times longer",
-    )
+    swap_copies: int = Field(0, ge=0)
+    """Copies of each document in which values of text are replaced by those of other documents, beside it: for few
+    labels (extraction); an epoch is then as many times longer"""
     weights: Literal["lora", "full"] = Field("lora", description="What is trained; with model.quantization nf4: QLoRA")
     lora_rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
     lora_dropout: float = Field(0.0, ge=0, lt=1)
-    learning_rates: list[float] = Field(
-        [1e-4], min_length=1, description="Each is tried, and the one with the lowest validation loss is kept"
-    )
+    learning_rates: list[float] = Field([1e-4], min_length=1)
+    """Each is tried, and the one with the lowest validation loss is kept"""
     schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="Of the learning rate")
     warmup: float = Field(0.03, ge=0, lt=1, description="Share of the steps in which the learning rate rises")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: float = Field(3.0, gt=0)
-    batch_size: int = Field(
-        8, ge=1, description="Examples of one pass of one worker; they share their instruction, or have none"
-    )
+    batch_size: int = Field(8, ge=1)
+    """Examples of one pass of one worker; they share their instruction, or have none"""
     batch_tokens: int = Field(4096, ge=1, description="Most tokens of one pass; a longer example goes alone")
     accumulate: int = Field(1, ge=1, description="Passes of one step of the optimizer")
-    evaluations: int = Field(
-        4, ge=1, description="How often, over the whole training, the validation loss is measured and a checkpoint kept"
-    )
+    evaluations: int = Field(4, ge=1)
+    """How often, over the whole training, the validation loss is measured and a checkpoint kept"""
     patience: int | None = Field(None, ge=1, description="Ends after so many evaluations without a lower loss")
     gradient_checkpointing: bool = Field(False, description="Less memory, a third more time")
-    sharding: Literal["none", "fsdp"] = Field(
-        "none", description="fsdp: splits weights and optimizer over the workers, where one GPU cannot hold them"
-    )
-    mask_groups: int = Field(
-        1,
-        ge=1,
-        description="`space`: places of an answer that are masked in one example. 1: the paper's, half of the examples "
-        "as they are, the others cut behind the masks; more: the text and all these masks beside it",
-    )
-    max_skipped_share: float = Field(
-        0.1, ge=0, le=1, description="Nothing is trained if a larger share of documents, or of labels, cannot be used"
-    )
+    sharding: Literal["none", "fsdp"] = "none"
+    """fsdp: splits weights and optimizer over the workers, where one GPU cannot hold them"""
+    mask_groups: int = Field(1, ge=1)
+    """`space`: places of an answer that are masked in one example. 1: the paper's, half of the examples as they are,
+    the others cut behind the masks; more: the text and all these masks beside it"""
+    max_skipped_share: float = Field(0.1, ge=0, le=1)
+    """Nothing is trained if a larger share of documents, or of labels, cannot be used"""
     seed: int = Field(0, ge=0)
-
-    @field_validator("validation", "labels", "annotations")
-    @classmethod
-    def _no_credentials(cls, path: str | None) -> str | None:
-        return None if path is None else without_credentials(path)

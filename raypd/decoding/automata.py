@@ -158,14 +158,8 @@ class JsonObject(Automaton):
                 return opened, _KEY if keyed else _SCALAR, number, after
         return None
 
-    def accepting(self, state: int) -> bool:
-        return self.ended(state)
-
     def ended(self, state: int) -> bool:
         return self._places[state][1] == _OVER
-
-    def limited(self, state: int) -> bool:
-        return True
 
 
 class OrNull:

@@ -139,9 +139,8 @@ class Engine:
                 draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
                 allowed = None if feed.allowed_token_ids is None else feed.allowed_token_ids[number]
                 few = self.few is not None and not feed.want_logits and self.few.takes(allowed)
-                samples.append(
-                    _Sample(seq, number, chunk.start + place, SampleRequest(seq.sampling, draw, allowed), few)
-                )
+                request = SampleRequest(seq.sampling, draw, allowed)
+                samples.append(_Sample(seq, number, chunk.start + place, request, few))
         return sorted(samples, key=lambda drawn: drawn.few)
 
     def _forward(self, chunks: list[Chunk], samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -208,13 +207,8 @@ def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence
     answered: list[tuple[Sequence, Predictions]] = []
     for members in together.values():
         first = members[0][1]
-        drafts = iter(
-            first.heads.draft([state for _, draft_request in members for state in draft_request.hidden], first.tree)
-        )
-        answered += [
-            (seq, Predictions([], [], drafts=[next(drafts) for _ in draft_request.hidden]))
-            for seq, draft_request in members
-        ]
+        drafts = iter(first.heads.draft([state for _, ask in members for state in ask.hidden], first.tree))
+        answered += [(seq, Predictions([], [], drafts=[next(drafts) for _ in ask.hidden])) for seq, ask in members]
     return answered
 
 

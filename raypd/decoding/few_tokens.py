@@ -31,19 +31,12 @@ class FewTokens:
 
     def sample(self, hidden: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[int], list[float]]:
         """Samples behind hidden states [requests, hidden size]. Raises ValueError where a request allows no token."""
-        distinct = {
-            id(allowed): allowed
-            for allowed in (request.allowed_token_ids for request in requests)
-            if allowed is not None
-        }
+        distinct = {id(allowed): allowed for r in requests if (allowed := r.allowed_token_ids) is not None}
         if not distinct:
             return [], []
         self._widen(np.unique(np.concatenate([allowed.ids for allowed in distinct.values()])))
         assert self._rows is not None
-        columns = {
-            key: AllowedTokens(np.searchsorted(self._ids, allowed.ids), allowed.outcomes)
-            for key, allowed in distinct.items()
-        }
+        columns = {key: AllowedTokens(np.searchsorted(self._ids, a.ids), a.outcomes) for key, a in distinct.items()}
         inside = [replace(request, allowed_token_ids=columns[id(request.allowed_token_ids)]) for request in requests]
         tokens, logprobs = sample(self._rows(hidden), inside)
         return self._ids[tokens].tolist(), logprobs

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from functools import reduce
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -38,10 +38,8 @@ class Vocabulary:
         self._starts = np.cumsum([0, *map(len, self._sorted)])
         self._chars = np.fromiter(map(ord, chain.from_iterable(self._sorted)), np.int64, self._starts[-1])
         heads = self._chars[self._starts[:-1]]
-        first = np.flatnonzero(np.diff(heads, prepend=-1)).tolist()
-        self._heads = [
-            (chr(heads[begin]), begin, end) for begin, end in zip(first, [*first[1:], len(heads)], strict=True)
-        ]
+        bounds = pairwise([*np.flatnonzero(np.diff(heads, prepend=-1)).tolist(), len(heads)])
+        self._heads = [(chr(heads[begin]), begin, end) for begin, end in bounds]
         self._heads_by = {entry[0]: entry for entry in self._heads}
 
     def accepted(self, automaton: Automaton, state: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,10 +61,8 @@ class Vocabulary:
         states, depth = np.full(len(places), state), 0
         while len(places):
             steps, which = np.unique(states << 21 | self._chars[self._starts[places] + depth], return_inverse=True)
-            after = np.array(
-                [automaton.next(step >> 21, chr(step & 0x1FFFFF)) for step in steps.tolist()], dtype=np.int64
-            )[which]
-            depth += 1
+            next_states = [automaton.next(step >> 21, chr(step & 0x1FFFFF)) for step in steps.tolist()]
+            after, depth = np.array(next_states, dtype=np.int64)[which], depth + 1
             places, states = places[after != DEAD], after[after != DEAD]
             over = self._starts[places] + depth == self._starts[places + 1]
             rows.append(np.column_stack([self._ids[places[over]], states[over]]))
@@ -108,6 +104,7 @@ class Automaton(Protocol):
 
     def accepting(self, state: int) -> bool:
         """Whether what was read may stand as it is."""
+        return self.ended(state)
 
     def completion(self, state: int) -> str | None:
         """The whole value, once only one is possible."""
@@ -122,6 +119,7 @@ class Automaton(Protocol):
 
     def limited(self, state: int) -> bool:
         """Whether tokens that the automaton cannot read must be kept out here."""
+        return True
 
 
 class Grammar:
@@ -165,12 +163,9 @@ class Grammar:
         if state not in self._forced:
             self._forced[state] = self._write(state, self._only_text(state))
         tokens = self._forced[state]
-        if (
-            tokens
-            and remaining is not None
-            and len(tokens) + self.distance(reduce(self.advance, tokens, state)) > remaining
-        ):
-            return []
+        if tokens and remaining is not None:
+            fits = len(tokens) + self.distance(reduce(self.advance, tokens, state)) <= remaining
+            return tokens if fits else []
         return tokens
 
     def _only_text(self, state: int) -> str:
@@ -243,9 +238,7 @@ class Grammar:
         reached, front, depth = {0}, [0], 0
         while front:
             depth += 1
-            front = sorted(
-                {after for source in front for after in np.unique(self._edges(source)[1]).tolist()} - reached
-            )
+            front = sorted(set().union(*(self._edges(source)[1].tolist() for source in front)) - reached)
             reached.update(front)
             for state in front:
                 if (value := self.automaton.completion(state)) is not None:
@@ -322,10 +315,7 @@ class Grammar:
         Values that begin alike stand side by side in their order, so that they are an interval."""
         values = [self.automaton.open_values(state) for state in states]
         place = {value: i for i, value in enumerate(sorted({value for some in values for value in some}))}
-        numbers = range(len(place), len(place) + len(states))
-        spans = [
-            (place[min(some)], place[max(some)]) if some else (i, i) for some, i in zip(values, numbers, strict=True)
-        ]
+        spans = [(place[min(some)], place[max(some)]) if some else (i, i) for i, some in enumerate(values, len(place))]
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def done(self, state: int) -> bool:
@@ -442,7 +432,7 @@ def _next_in_null(state: int, char: str) -> int:
     return state + 1 if char == _NULL_TEXT[state - _NULL + 1] else DEAD
 
 
-class OneOf:
+class OneOf(Automaton):
     """One of some JSON texts (an enum's quoted values, true and false, null), whichever is told apart first."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -477,9 +467,6 @@ class OneOf:
 
     def ended(self, state: int) -> bool:
         return self._read[state] in self._whole
-
-    def limited(self, state: int) -> bool:
-        return True
 
 
 class Choice(OneOf):

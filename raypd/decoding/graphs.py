@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from transformers import PreTrainedConfig
@@ -53,7 +54,8 @@ class Graphs:
         graph.fill(ids, positions, step, plan)
         if size not in self.graphs:
             try:
-                graph.capture(self.forward)
+                run = partial(self.forward, graph.ids, graph.positions, graph.step)
+                graph.replay, graph.out = captured(run, ids.device)
             except RuntimeError as error:
                 _log.warning("no CUDA graphs, passes go on without: %s", error)
                 self.failed = True
@@ -95,13 +97,10 @@ class _Graph:
         for target, source in zip(mine, new, strict=True):
             target[: len(source)] = source
 
-    def capture(self, forward: Callable[[torch.Tensor, torch.Tensor, Step], torch.Tensor]) -> None:
-        """Raises RuntimeError where the GPU has no memory for it, or the model does what a graph cannot hold."""
-        self.replay, self.out = captured(lambda: forward(self.ids, self.positions, self.step), self.ids.device)
-
 
 def captured(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[Callable[[], None], torch.Tensor]:
-    """What does again on a GPU what a function does, over the same memory, and the tensor that then has its result."""
+    """What does again on a GPU what a function does, over the same memory, and the tensor that then has its result.
+    Raises RuntimeError where the GPU has no memory for it, or the function does what a graph cannot hold."""
     with torch.cuda.device(device):
         stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(stream)

@@ -90,9 +90,8 @@ def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[in
     if not requests:
         return [], []
     rows = _CPU_ROWS if logits.device.type == "cpu" else _DEVICE_ROWS
-    parts = [
-        _sample(logits[begin : begin + rows], requests[begin : begin + rows]) for begin in range(0, len(requests), rows)
-    ]
+    some = [slice(begin, begin + rows) for begin in range(0, len(requests), rows)]
+    parts = [_sample(logits[part], requests[part]) for part in some]
     tokens, logprobs = torch.cat(parts, dim=1).tolist()  # the one time that the host waits for the device
     return [int(token) for token in tokens], logprobs
 
@@ -107,13 +106,11 @@ def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> torch.Tensor
         draws = np.array([requests[i].draw for i in members], dtype=np.float32)
         if limited:  # of whose rows the allowed tokens alone are read
             allowed = [requests[i].allowed_token_ids for i in members]
-            distinct = list(
-                {id(choices): choices for choices in allowed}.values()
-            )  # many ask in the same state of a grammar
+            # many ask in the same state of a grammar
+            distinct = list({id(choices): choices for choices in allowed}.values())
             place = {id(choices): n for n, choices in enumerate(distinct)}
             index, which = to_device(np.array([members, [place[id(choices)] for choices in allowed]]), logits.device)
-            # [members, most allowed, 3], -1 pads
-            table = to_device(_padded(distinct), logits.device)[which]
+            table = to_device(_padded(distinct), logits.device)[which]  # [members, most allowed, 3], -1 pads
             ids = table[..., 0]
             scores = _wide(logits[index[:, None], ids.clamp_min(0)]).masked_fill(ids < 0, -torch.inf)
             chosen = _choose(scores, sampling, draws)[:, None]
@@ -122,7 +119,8 @@ def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> torch.Tensor
         else:
             index = to_device(np.array(members), logits.device)
             rows = logits if len(members) == len(requests) else logits[index]
-            if sampling.temperature == 0 and _is_native(rows):
+            in_c = rows.device.type == "cpu" and rows.dtype == torch.bfloat16 and _has_native()
+            if sampling.temperature == 0 and in_c:
                 tokens, logprobs = native.greedy(rows.contiguous())
             else:
                 scores = _wide(rows)
@@ -143,10 +141,6 @@ def _outcome_logprobs(
     wider = (first <= begin) & (last >= end) & ~within
     inside, total = (scores.masked_fill(out, -torch.inf).logsumexp(-1) for out in (~within, wider))
     return inside - total
-
-
-def _is_native(logits: torch.Tensor) -> bool:
-    return logits.device.type == "cpu" and logits.dtype == torch.bfloat16 and _has_native()
 
 
 @cache

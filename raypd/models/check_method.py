@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raypd.config import ModelConfig, RunConfig
+from raypd.config import RunConfig
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.models.control_tokens import control_token
 from raypd.models.load import load_tokenizer
@@ -20,10 +20,5 @@ def check_method(config: RunConfig) -> None:
             control_token(tokenizer, name, model.name)
     if spec.heads:
         heads = str(decoding.heads)
-        check_fit(heads, read_sizes(heads), model.name, *_sizes(model))
-
-
-def _sizes(model: ModelConfig) -> tuple[int, int]:
-    """(hidden size, vocabulary) by config.json."""
-    text = read_config(find_source(model)).get_text_config()
-    return int(text.hidden_size), int(text.vocab_size)
+        text = read_config(find_source(model)).get_text_config()
+        check_fit(heads, read_sizes(heads), model.name, text.hidden_size, text.vocab_size)

@@ -293,10 +293,8 @@ class EndpointEngine:
 def _byte_logprobs(logprobs: Any, text: str) -> list[float]:
     """For each byte of a text the log probability of its token; [] where the server gives none, or of another text."""
     try:
-        tokens = [
-            (bytes(token.get("bytes") or token["token"].encode()), float(token["logprob"]))
-            for token in logprobs["content"]
-        ]
+        content = logprobs["content"]
+        tokens = [(bytes(t.get("bytes") or t["token"].encode()), float(t["logprob"])) for t in content]
     except (TypeError, KeyError, ValueError, AttributeError):
         return []
     each = [logprob for data, logprob in tokens for _ in data]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from raypd.errors import ModelError
 from raypd.models import embedded
 from raypd.models.adapter import attach_adapter, check_adapter, find_adapter
 from raypd.models.guard import check_architecture, check_decodable
-from raypd.models.source import Source, explained, find_source, read_config, require
+from raypd.models.source import Source, explained, find_source, read_config
 
 _QUANTIZED_LAYER = {"nf4": "Linear4bit", "int8": "Linear8bitLt", "w8a8": "Int8Linear", "fp8": "Fp8Linear"}
 
@@ -156,8 +157,9 @@ def _check_machine(config: ModelConfig) -> None:
             raise ModelError(f"model.quantization w8a8: {reason}")
     elif config.quantization == "fp8":
         _check_fp8(config, device)
-    elif config.quantization != "none":
-        require("bitsandbytes", "quantize", f"model.quantization {config.quantization}")
+    elif config.quantization != "none" and importlib.util.find_spec("bitsandbytes") is None:
+        package = "the package bitsandbytes: pip install 'raypd[quantize]'"
+        raise ModelError(f"model.quantization {config.quantization} needs {package}")
 
 
 def _check_fp8(config: ModelConfig, device: torch.device) -> None:

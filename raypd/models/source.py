@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -102,12 +101,6 @@ def read_config(source: Source) -> PretrainedConfig:
         return AutoConfig.from_pretrained(source.location, **source.arguments)
 
 
-def require(package: str, extra: str, feature: str) -> None:
-    """Raises ModelError where an optional package is missing."""
-    if importlib.util.find_spec(package) is None:
-        raise ModelError(f"{feature} needs the package {package}: pip install 'raypd[{extra}]'")
-
-
 @contextmanager
 def explained(source: Source, failure: str) -> Iterator[None]:
     """Turns errors of transformers, the Hub's client and torch into a ModelError that says what to do."""
@@ -124,7 +117,9 @@ def explained(source: Source, failure: str) -> Iterator[None]:
 def _explain(error: BaseException, source: Source) -> str | None:
     from huggingface_hub import constants, errors
 
-    chain = _chain(error)
+    chain = [error]
+    while (link := chain[-1].__cause__ or chain[-1].__context__) is not None and link not in chain:
+        chain.append(link)
 
     def caused_by(*kinds: type[BaseException]) -> bool:
         return any(isinstance(link, kinds) for link in chain)
@@ -147,12 +142,3 @@ def _explain(error: BaseException, source: Source) -> str | None:
     if any("trust_remote_code" in str(link) for link in chain):
         return "comes with code of its own: read it, then set model.trust_remote_code: true"
     return None
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    links: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in links:
-        links.append(link)
-        link = link.__cause__ or link.__context__
-    return links

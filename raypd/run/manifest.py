@@ -130,10 +130,8 @@ def make(
             )
         )
     documents, seconds = sum(u.documents for u in units), sum(s.seconds for s in sessions)
-
-    def tokens(kind: str) -> int:
-        return sum(u.counts.get(kind, 0) for u in units)
-
+    kinds = ("prefill_tokens", "shared_tokens", "decode_tokens")
+    tokens: dict[str, Any] = {kind: sum(u.counts.get(kind, 0) for u in units) for kind in kinds}
     return Manifest(
         fingerprint=config.fingerprint(),
         fake=config.model.is_fake,
@@ -144,9 +142,7 @@ def make(
         units=len(units),
         units_planned=units_planned,
         units_unreadable=unreadable.units,
-        prefill_tokens=tokens("prefill_tokens"),
-        shared_tokens=tokens("shared_tokens"),
-        decode_tokens=tokens("decode_tokens"),
+        **tokens,
         seconds=round(seconds, 3),
         documents_per_second=round(documents / seconds, 3) if seconds else 0.0,
         started=sessions[0].started if sessions else None,

@@ -30,12 +30,11 @@ def to_json(record: Any) -> dict[str, Any]:
 def from_json(kind: type[_R], tree: Any, file: str) -> _R:
     """The record of parsed JSON. Raises RecordError at a wrong type or missing key; `file` is for its message."""
     try:
-        record: _R = _adapter(kind).validate_python(tree)  # type: ignore[arg-type]  # a type is hashable
+        return _adapter(kind).validate_python(tree)  # type: ignore[arg-type]  # a type is hashable
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise RecordError(f"{file}: cannot be read: {key + ': ' if key else ''}{first['msg']}") from None
-    return record
 
 
 def read(kind: type[_R], path: str) -> _R:
@@ -473,8 +472,3 @@ class Estimate:
 
     def __post_init__(self) -> None:
         datetime.fromisoformat(self.created)  # a file with another text in its place is damaged
-
-    @property
-    def created_at(self) -> float:
-        """Unix seconds."""
-        return datetime.fromisoformat(self.created).timestamp()

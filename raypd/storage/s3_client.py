@@ -119,25 +119,23 @@ class S3Client:
             "aws_conditional_put": "etag",
             "aws_skip_signature": str(settings.anonymous).lower(),
             "aws_request_payer": str(settings.requester_pays).lower(),
+            "aws_server_side_encryption": settings.sse if settings.sse != "none" else None,
+            "aws_sse_kms_key_id": settings.kms_key_id,
         }
-        if settings.sse != "none":
-            options["aws_server_side_encryption"] = settings.sse
-        if settings.kms_key_id:
-            options["aws_sse_kms_key_id"] = settings.kms_key_id
         if self._credentials is not None:
             credentials = self._credentials.get_frozen_credentials()
             options |= {"aws_access_key_id": credentials.access_key, "aws_secret_access_key": credentials.secret_key}
-            options |= {"aws_session_token": credentials.token} if credentials.token else {}
-        return options
+            options["aws_session_token"] = credentials.token
+        return {name: value for name, value in options.items() if value}
 
     def _add_to_request(self, params: dict[str, Any], model: Any, **_: Any) -> None:
         settings = self.settings
-        extra = {"RequestPayer": "requester"} if settings.requester_pays else {}
-        if settings.sse != "none":
-            extra |= {"ServerSideEncryption": settings.sse}
-        if settings.kms_key_id:
-            extra |= {"SSEKMSKeyId": settings.kms_key_id}
-        params.update({key: value for key, value in extra.items() if key in model.input_shape.members})
+        extra = {
+            "RequestPayer": "requester" if settings.requester_pays else None,
+            "ServerSideEncryption": settings.sse if settings.sse != "none" else None,
+            "SSEKMSKeyId": settings.kms_key_id,
+        }
+        params.update({key: value for key, value in extra.items() if value and key in model.input_shape.members})
 
     def first(self, bucket: str, prefix: str) -> dict[str, Any] | None:
         """The first entry of a listing. Raises botocore's errors."""

@@ -17,7 +17,6 @@ def attention(
     value: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     layout: Layout | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:

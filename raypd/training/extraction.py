@@ -60,11 +60,8 @@ class ExtractionExamples(Examples):
             if len(answer) > (limit := self.config.decoding.max_new_tokens):
                 raise Skip(f"answers of more than {limit} tokens")
             return written(list(prompt.tokens), answer, prompt.shared)
-        texts = [
-            value_text(attribute, value_in(document.fields[self.column], attribute))
-            for document in stack
-            for attribute in self._attributes(document)
-        ]
+        pairs = [(document.fields[self.column], a) for document in stack for a in self._attributes(document)]
+        texts = [value_text(attribute, value_in(labels, attribute)) for labels, attribute in pairs]
         example, values = trace(program, slots_teacher([self.encode(text) for text in texts]))
         ends = [int(example.positions[index]) for index in sorted(example.targets) if example.steps[index] == 0]
         limit = self.config.decoding.max_value_tokens

@@ -22,9 +22,8 @@ Batch = dict[str, Any]
 class Layout:
     """Which tokens of a pass belong together; handed to every attention layer."""
 
-    visible: list[
-        torch.Tensor
-    ]  # of each example bool [own tokens, shared + own tokens]: whether an own token sees a key
+    # of each example bool [own tokens, shared + own tokens]: whether an own token sees a key
+    visible: list[torch.Tensor]
 
     def __post_init__(self) -> None:
         self.lengths = [len(mask) for mask in self.visible]  # own tokens of each example, in their order

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from raypd.decoding.attention.step import Span, Step
+from raypd.decoding.attention.step import Step
 from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import segment_sets, window_starts
 
@@ -69,24 +69,18 @@ class KernelPlan:
         self.blocks = list(zip(items, blocks, strict=True))  # (rows, items [n, 8]) of each size of block that occurs
         self.most_own = max(item.own_keys for some in items.values() for item in some)  # keys of the item with most
         self.seen: dict[int | None, torch.Tensor] = {}  # who sees whom, as a kernel found it, by a layer's window
-        self._starts: dict[int, torch.Tensor | None] = {}
+        self._starts: dict[int | None, torch.Tensor | None] = {}
 
     def starts(self, window: int | None) -> torch.Tensor | None:
         """[tokens] for each query the first position that a layer's window holds; None: none is filled."""
-        if window is None:
-            return None
         if window not in self._starts:
             self._starts[window] = None
-            if any(span.felt(window) for span in self.spans):
-                starts = np.concatenate([_span_starts(span, window) for span in self.spans])
-                (self._starts[window],) = _moved([starts], self.device)
+            if window is not None and any(span.felt(window) for span in self.spans):
+                starts = [
+                    window_starts(*s.all_seen(), window) if s.felt(window) else [_NO_START] * s.size for s in self.spans
+                ]
+                (self._starts[window],) = _moved([np.maximum(np.concatenate(starts), _NO_START)], self.device)
         return self._starts[window]
-
-
-def _span_starts(span: Span, window: int) -> np.ndarray:
-    if span.felt(window) is None:
-        return np.full(span.size, _NO_START)
-    return np.maximum(window_starts(*span.all_seen(), window), _NO_START)
 
 
 def _moved(parts: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
