@@ -1,7 +1,5 @@
 """The entry point of `raypd`, `python -m raypd` and jobs/."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Errors that a user can act on. The command line prints their text alone; all else is a bug and keeps its trace."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable
 

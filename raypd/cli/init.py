@@ -1,7 +1,5 @@
 """The command `raypd init`: a configuration over data of one's own, from a look at its first rows."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The command line: thin commands, options in `options`; what takes long to import is imported when it is needed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Arguments and options, each in one place: name, limits, help. Commands use them as types and hold the defaults."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import typer

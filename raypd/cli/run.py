@@ -1,7 +1,5 @@
 """What `raypd extract`, `answer` and `generate` have in common: the configuration around a data file, and the run."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

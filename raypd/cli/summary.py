@@ -1,7 +1,5 @@
 """What a finished run shows: a few documents with their values, the totals, and where the files lie."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich import box

@@ -1,7 +1,5 @@
 """The command `raypd tune`: reads its options, prints what was tried, and writes the new configuration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

@@ -1,7 +1,5 @@
 """The driver's side of a session's money and time: starts the ledger, holds the budget, works towards the deadline."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """How a dataset of Ray Data goes through actors that hold a model: the units of a run, the batches of a pipeline."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any

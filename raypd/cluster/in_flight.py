@@ -1,7 +1,5 @@
 """What an executor knows and says of workers and of units in flight. Times: seconds, monotonic clock."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

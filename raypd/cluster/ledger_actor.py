@@ -3,8 +3,6 @@
 On the head node, whose death ends the run anyway; restarted from its file. A killed driver's bill ends as last written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

@@ -3,8 +3,6 @@
 infra/docker/node-environment.sh sets the labels on EC2 (RAY_NODE_MARKET_TYPE, RAY_NODE_REGION, RAY_NODE_ZONE,
 RAY_CLOUD_INSTANCE_TYPE_NAME), Kubernetes in the pod. What is missing the section `cost` can have."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,6 @@
 Ray exports each as `ray_` + its name (counters + `_total`) from the ledger's node; infra/grafana/raypd.json draws them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 

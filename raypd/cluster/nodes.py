@@ -1,7 +1,5 @@
 """What the cluster says of its nodes: which are going away (a spot notice, a scale-down), and which are gone."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import socket

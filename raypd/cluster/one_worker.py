@@ -1,7 +1,5 @@
 """A process in the place of a decode worker, with its cores and GPU: a head node never has the speed of a worker."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Units are assigned one by one, a second one only when every worker has its first
 one that another has not begun. The driver holds only what is in flight. A dead worker is replaced and its units go to
 others; a node that is given notice gets no more, and finishes what is in flight or hands it back."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -3,8 +3,6 @@
 Ray Data assigns them, and starts dead workers and tasks again without end: so workers count on storage (`UnitLog`), and
 ask the ledger, which has the driver's answer (budget, deadline, notices, end), before a unit begins."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """What raypd takes of Ray beside its public API, in one place: a new version of Ray is tried here first."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Connecting to Ray, quietly, and what one worker takes of the cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """A worker's reports on their way to the ledger."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

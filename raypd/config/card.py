@@ -1,7 +1,5 @@
 """The card beside trained weights (raypd.json), as far as it decides what a configuration leaves open."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

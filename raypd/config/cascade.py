@@ -1,7 +1,5 @@
 """A second model, for what the first is not sure of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """How `raypd fit` finds the cheapest model that holds an F1."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """YAML and overrides to a checked RunConfig. Relative paths: to the file; of overrides and output: to the cwd."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The configuration written out as YAML: every key with its value or default, and what it means beside it."""
 
-from __future__ import annotations
-
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 

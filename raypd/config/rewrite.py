@@ -1,7 +1,5 @@
 """The YAML that `raypd tune` or `raypd fit` writes: the user's own file, comments and all, with the changed keys."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from operator import attrgetter

@@ -212,6 +212,7 @@ def _columns_differ(task: ExtractionConfig) -> None:
             whose = f"task.categories.{category}: {attribute.name!r}"
             path = tuple(name.casefold() for name in attribute.place)
             typed = f"{'list of ' * attribute.many}{_COLUMN_TYPES.get(attribute.type, attribute.type)}"
+            typed += str([(column.name, column.type) for column in attribute.columns] or "")
             columns = {".".join(path[:end]): "object" for end in range(1, len(path))} | {".".join(path): typed}
             columns |= {f"{path[0]}__{more}": "of its own" for more in ("confidence", "status", "span", "model")}
             for column, holds in columns.items():

@@ -1,7 +1,5 @@
 """A pydantic model or a JSON Schema as a category. Nested objects become attributes `a.b.c`; `$` is the whole one."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json
@@ -161,18 +159,19 @@ class _Flattened:
         keys: Tree = {"required": listed and not nullable and not optional, "omit_null": not listed}
         if _kind(schema) == "array":
             items, null, _ = self._resolved(schema.get("items") or {}, f"{at}.items", inside)
-            if _kind(items) == "object":
-                raise _Refused(
-                    f"{at}.items: a list of objects cannot be decoded in slots; ask for one list a property, or for a "
-                    "row a document of each"
-                )
             if _kind(items) == "array" or null:
                 what = "null" if null else "lists"
                 raise _Refused(f"{at}.items: a list of {what} cannot be decoded in slots")
             for keyword in _NOT_HELD & schema.keys():
                 raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
             keys |= {"many": True, "max_items": schema.get("maxItems")}
-            keys |= _scalar(items, f"{at}.items")
+            if _kind(items) == "object":
+                rows = _Flattened(self.root, properties=self.properties)
+                rows.add_object(schema["items"], f"{at}.items", [], False, inside)
+                self.properties = rows.properties
+                keys |= {"type": "rows", "columns": [a.model_dump(exclude_defaults=True) for a in rows.attributes]}
+            else:
+                keys |= _scalar(items, f"{at}.items")
         else:
             keys |= _scalar(schema, at)
         described = next((s["description"] for s in (given, schema) if s.get("description")), "")

@@ -1,7 +1,5 @@
 """Secrets, by the name of their key or by their form: no configuration may hold them, no page or log show them."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What all parts of the configuration have in common."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

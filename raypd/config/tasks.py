@@ -72,10 +72,15 @@ class Attribute(Section):
 
     name: str = Field(min_length=1, max_length=200)
     description: str = ""
-    type: Literal["text", "number", "integer", "boolean", "enum", "date", "time", "date-time", "pattern"] = "text"
+    type: Literal["text", "number", "integer", "boolean", "enum", "date", "time", "date-time", "pattern", "rows"] = (
+        "text"
+    )
     values: list[str] = Field([], description="The allowed values of an enum")
     many: bool = Field(False, description="A list of such values")
     max_items: int | None = Field(None, ge=1, description="Most values of a list")
+    columns: list[Attribute] = Field(
+        [], description="Of type rows, a list of objects such as an invoice's lines: its keys"
+    )
     pattern: str | None = Field(None, description="Regular expression that the whole value matches, of type pattern")
     minimum: float | None = Field(None, description="A number below it is invalid")
     maximum: float | None = None
@@ -105,6 +110,9 @@ class Attribute(Section):
         """What a model is told of the type, beside the template. No possible answer: a small model would copy it."""
         form = f"it matches {self.pattern}" if self.type == "pattern" else _HINTS.get(self.type, "")
         limit = f" of {self.max_items} at most" if self.max_items is not None else ""
+        if self.type == "rows":
+            keys = (f'"{c.name}" ({"; ".join(filter(None, [c.description, c.hint or c.words]))})' for c in self.columns)
+            return f"a JSON list{limit} of objects with the keys {', '.join(keys)}"
         return "; ".join(filter(None, [form, f"a JSON list{limit}, in brackets" if self.many else ""]))
 
     def fits(self, value: Any) -> bool:
@@ -112,6 +120,8 @@ class Attribute(Section):
         if self.many:
             limit = math.inf if self.max_items is None else self.max_items
             return isinstance(value, list) and len(value) <= limit and all(map(self.item.fits, value))
+        if self.type == "rows":
+            return isinstance(value, dict) and all(column.fits_cell(value.get(column.name)) for column in self.columns)
         if self.type == "boolean" or isinstance(value, bool):
             return self.type == "boolean" and isinstance(value, bool)
         if self.type in ("number", "integer"):
@@ -126,6 +136,26 @@ class Attribute(Section):
         if self.regex is not None and not re.fullmatch(self.regex, value):
             return False
         return (self.min_length or 0) <= len(value) <= (self.max_length or len(value))
+
+    @property
+    def words(self) -> str:
+        """Its type as a prompt says it of a column."""
+        names = {"number": "a number", "boolean": "true or false", "enum": f"one of: {', '.join(self.values)}"}
+        return names.get(self.type, "text")
+
+    @property
+    def nullable(self) -> bool:
+        """Whether its slot may say null."""
+        return not self.required or (self.type in ("text", "number") and not self.many)
+
+    def fits_cell(self, value: Any) -> bool:
+        """Whether a JSON value may stand in this column of a row."""
+        return self.nullable if value is None else self.fits(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_are_many(cls, tree: Any) -> Any:
+        return {**tree, "many": True} if isinstance(tree, dict) and tree.get("type") == "rows" else tree
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Attribute:
@@ -143,6 +173,12 @@ class Attribute(Section):
                 return f"`{key}` is for type {' and '.join(types)}"
         if self.max_items is not None and not self.many:
             return "`max_items` is for a list (`many`)"
+        if (self.type == "rows") != bool(self.columns):
+            return "`columns` is for type rows, and rows need it"
+        if nested := next((column.name for column in self.columns if column.many), None):
+            return f"column {nested!r}: a column is a single value"
+        if len({bare(column.name) for column in self.columns}) < len(self.columns):
+            return "two columns have the same name"
         if self.type == "pattern":
             if not self.pattern:
                 return "type pattern needs `pattern`"
@@ -227,7 +263,8 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
     kind: Literal["extraction"] = "extraction"
     categories: dict[str, Category] = Field({})
     """Category -> {description, attributes}; an attribute is {name, description, type: text | number | integer |
-    boolean | enum | date | time | date-time | pattern, values: of an enum, many: a list, required}"""
+    boolean | enum | date | time | date-time | pattern | rows, values: of an enum, many: a list, columns: of rows,
+    required}"""
     categories_file: str | None = Field(None, description="YAML with the same mapping, for long schemas")
     schema: str | dict | None = Field(  # type: ignore[assignment]
         None,

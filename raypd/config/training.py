@@ -1,7 +1,5 @@
 """How a model is fine-tuned for the method that it will be decoded with."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

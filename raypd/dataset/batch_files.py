@@ -1,8 +1,6 @@
 """The two files that OpenAI's batch API gives back: a line of answers or an error for every request. They are a view of
 the committed rows, in the order of the input, written anew whenever the run has ended."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

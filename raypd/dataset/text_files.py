@@ -1,7 +1,5 @@
 """Files that are a document each: plain text and Markdown, HTML (its visible text), PDF (the text of its pages)."""
 
-from __future__ import annotations
-
 import io
 import re
 

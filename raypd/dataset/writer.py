@@ -1,7 +1,5 @@
 """Commits: one Parquet object a unit. That it exists is the commit; it is written whole and never overwritten."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """Automata of typed values beside those in `grammar`: tables, lists, null in place of a value, any JSON object."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 from raypd.decoding.grammar import DEAD, Automaton
@@ -24,20 +22,20 @@ class TransitionTable(Automaton):
         standing: Collection[int] | None = None,  # in which it may stand where it is cut; None: `finals`
         free: Collection[int] = (),  # in which any token may come
     ) -> None:
-        self._table, self.finals, self._free = table, frozenset(finals), frozenset(free)
+        self.table, self.finals, self._free = table, frozenset(finals), frozenset(free)
         self._standing = self.finals if standing is None else frozenset(standing)
 
     def next(self, state: int, char: str) -> int:
-        return self._table[state].get(char, DEAD)
+        return self.table[state].get(char, DEAD)
 
     def heads(self, state: int) -> Collection[str] | None:
-        return self._table[state]
+        return self.table[state]
 
     def accepting(self, state: int) -> bool:
         return state in self._standing
 
     def ended(self, state: int) -> bool:
-        return state in self.finals and not self._table[state]
+        return state in self.finals and not self.table[state]
 
     def limited(self, state: int) -> bool:
         return state not in self._free
@@ -56,6 +54,19 @@ def one_of(texts: Sequence[str]) -> TransitionTable:
             state = table[state][char]
         finals.append(state)
     return TransitionTable(table, finals)
+
+
+def joined(parts: Sequence[TransitionTable]) -> TransitionTable:
+    """The table of one text of each part in turn, none of which goes on as the next begins."""
+    table: list[dict[str, int]] = [{}]
+    ends = [0]
+    for part in parts:
+        first = len(table)
+        table += [{char: after + first for char, after in row.items()} for row in part.table]
+        for end in ends:
+            table[end] |= table[first]
+        ends = [first + state for state in part.finals]
+    return TransitionTable(table, ends)
 
 
 _OTHER = {chr(byte) for byte in range(256)} - {'"', "\\", "\n"}

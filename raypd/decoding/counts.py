@@ -1,7 +1,5 @@
 """What an engine reports of a program. No torch here: `model: fake` has none."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

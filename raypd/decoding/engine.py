@@ -5,8 +5,6 @@ where a next token was asked for; and lets each program whose feed is complete g
 end; long feeds go in chunks of the token budget, behind the short feeds of programs that decode (scheduler.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """Next tokens where a grammar leaves few (some hundreds): their logits alone are computed, since the output embeddings
 of a whole vocabulary are a fifth of what a decoded token of a small model costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, get_args
 

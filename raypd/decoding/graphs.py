@@ -2,8 +2,6 @@
 one for each size of pass, in powers of two, captured when the first of its size comes; tokens that fill a pass up put
 their keys into a slot of the cache that no sequence has, and attention leaves them out."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import partial

@@ -2,8 +2,6 @@
 region of slots, so that attention reads its keys as a view, one head's in one piece. A sequence that outgrows its
 region moves to one of twice its size; one whose tokens have left the cache closes up and frees the rest."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,8 +1,6 @@
 """Linear layers in bfloat16 on a CPU, for inference: weights lie as their products read them, native.c's or, where
 those cannot run or the processor has AMX, oneDNN's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

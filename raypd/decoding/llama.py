@@ -11,8 +11,6 @@ A `Layer` reads transformers' modules, whatever they are (quantized, with an ada
 one computes its MLP only for the tokens whose predictions are wanted: of the others a pass needs keys and values alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When the device has no memory for a pass: how many tokens a pass may hold from then on."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Functions in C (native.c), for bfloat16 with AVX-512 BF16: compiled when first asked for, in about a second, by the
 machine's C compiler, and kept in ~/.cache/raypd. Whoever uses them does without where `refusal` says why."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

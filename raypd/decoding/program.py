@@ -2,8 +2,6 @@
 pseudo-code and knows nothing of batches, devices or caches (methods/autoregressive.py is the shortest). The engine
 packs many programs' feeds into one forward pass; tokens see tokens of the same program alone, as `visibility` says."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar

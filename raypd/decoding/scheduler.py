@@ -1,7 +1,5 @@
 """Which programs run, what of each goes into the next pass, and which is preempted when cache or memory are full."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass

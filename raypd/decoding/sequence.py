@@ -1,7 +1,5 @@
 """One program in the engine: its tokens, where they stand in the cache, and what it waits for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of other families than Llama's: transformers' own, unmodified but for the attention function."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch

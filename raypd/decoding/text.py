@@ -1,8 +1,6 @@
 """What task `generation` and a method that writes text know of each other: the `TextMethod` in the method's file, which
 its entry in methods/registry.py names; a new method changes nothing else."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How arrays of a pass get to the device: without the host waiting for the copy."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -9,8 +9,6 @@ At inference the step condition holds by itself: what is not yet decoded is not 
 makes the ground-truth sequence look like inference (HPD sec. 4.4).
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LoRA adapters (peft): found, checked against their base model before weights are loaded, and attached to it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """What a decoding method needs of its model, checked before any weights are loaded or a worker starts."""
 
-from __future__ import annotations
-
 from raypd.config import RunConfig
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.models.control_tokens import control_token

@@ -1,8 +1,6 @@
 """Control tokens of decoding methods: added to a tokenizer and a model, and found again. Text that spells one becomes
 it, unless the tokenizer splits special tokens (`split_special_tokens=True`, for the special ones)."""
 
-from __future__ import annotations
-
 import shlex
 
 import torch

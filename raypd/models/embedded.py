@@ -2,8 +2,6 @@
 <cache>/smollm2-135m-instruct-<sha256 of the GGUF, 12 digits>-v<FORMAT> with a manifest.json (size and sha256 of every
 file). It appears whole, by a rename; a lock beside it keeps two processes from converting at once."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,8 +1,6 @@
 """`model.endpoint`: a server with an OpenAI-compatible API answers in place of weights. A tokenizer of bytes, with a
 token for each role, turns messages into ids as with weights; the engine turns them back."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -6,8 +6,6 @@ which has no other path between tokens. The configuration is checked for each; t
 pass of an engine, must give the logits that they give apart under eager attention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Loads a model as the configuration says: weights, dtype, device, adapter, quantization. All errors are ModelError."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import re

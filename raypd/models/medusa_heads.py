@@ -1,7 +1,5 @@
 """Medusa heads in a folder: config.json (their sizes, tree and base model) and model.safetensors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A model made ready for a decoding method: control tokens added, or Medusa heads put beside it; then to be trained."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where a model's files are (the embedded model, a local folder, the Hub), and errors of loading it, explained."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

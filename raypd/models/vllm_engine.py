@@ -1,8 +1,6 @@
 """`engine.kind: vllm`: vLLM decodes in place of raypd's engine, in the worker's process. A program is sent the tokens
 that vLLM samples and, when it has ended, its request is aborted: the program alone decides where an answer ends."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import itertools

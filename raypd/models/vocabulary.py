@@ -1,7 +1,5 @@
 """What each token of a vocabulary adds to a text, for constraints and for methods that stop at a character."""
 
-from __future__ import annotations
-
 import json
 from weakref import WeakKeyDictionary
 

@@ -1,7 +1,5 @@
 """What a command says on its terminal, and how it is stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

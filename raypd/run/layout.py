@@ -1,7 +1,5 @@
 """Where everything stands in the folder of a run, and in the folder of nightly runs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

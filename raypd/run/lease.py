@@ -3,8 +3,6 @@
 The holder replaces lease.json every few seconds by a conditional write. Others watch by their own monotonic clock
 whether it changes, and take over when it does not: no two clocks are compared, and one of several takers wins."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """The configuration of an earlier run, from the run.json in its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from raypd import storage

@@ -1,7 +1,5 @@
 """The records of a run beside its rows: run.json at the start, manifest.json at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import time

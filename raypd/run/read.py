@@ -1,7 +1,5 @@
 """What a run has left in its folder. A file that is not there is None; of many, those that are torn are left out."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar

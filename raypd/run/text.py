@@ -1,7 +1,5 @@
 """Figures, and text from outside, made readable."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Callable
 from datetime import UTC, datetime

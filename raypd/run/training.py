@@ -1,7 +1,5 @@
 """training.json: what a training did."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from typing import Any

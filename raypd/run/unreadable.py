@@ -1,7 +1,5 @@
 """What of the input cannot be read: counted in units, listed by file."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, field
 

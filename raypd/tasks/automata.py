@@ -7,7 +7,7 @@ from functools import lru_cache
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import FORMATS, Attribute
-from raypd.decoding.automata import STRING, JsonObject, ListOf, OrNull, TransitionTable, one_of
+from raypd.decoding.automata import STRING, JsonObject, ListOf, OrNull, TransitionTable, joined, one_of
 from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf, Vocabulary
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks import pattern_table
@@ -37,7 +37,7 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
 
 def automaton_of(attribute: Attribute) -> Automaton:
     """The automaton of an attribute's slot. Raises ValueError where its pattern cannot be used."""
-    null = not attribute.required
+    null = attribute.nullable
     if attribute.many:
         return OrNull(ListOf(_item(attribute), attribute.max_items), null)
     if attribute.type == "text":
@@ -62,6 +62,9 @@ def record_pattern(attributes: Sequence[Attribute]) -> str:
 def _value_pattern(attribute: Attribute) -> str:
     if attribute.type in _PATTERNS:
         item = _PATTERNS[attribute.type]
+    elif attribute.type == "rows":
+        cells = (f"{_literal(json.dumps(c.name, ensure_ascii=False))}: {_value_pattern(c)}" for c in attribute.columns)
+        item = rf"\{{{', '.join(cells)}\}}"
     elif attribute.type in ("boolean", "enum"):
         item = "|".join(map(_literal, _words(attribute)))
     else:
@@ -69,8 +72,7 @@ def _value_pattern(attribute: Attribute) -> str:
     if attribute.many:
         repeated = "*" if attribute.max_items is None else f"{{0,{attribute.max_items - 1}}}"
         item = rf"\[(({item})(, ({item})){repeated})?\]"
-    null = not attribute.required or (attribute.type in ("text", "number") and not attribute.many)
-    return f"({item}|null)" if null else f"({item})"
+    return f"({item}|null)" if attribute.nullable else f"({item})"
 
 
 def _literal(text: str) -> str:
@@ -89,11 +91,27 @@ def _item(attribute: Attribute) -> TransitionTable:
     """The automaton of a value that stands in a list, or by itself where its text tells its end."""
     if attribute.type == "text":
         return STRING
+    if attribute.type == "rows":
+        parts: list[TransitionTable] = []
+        for column in attribute.columns:
+            key = json.dumps(column.name, ensure_ascii=False)
+            parts += [one_of([_as_bytes(f"{', ' if parts else '{'}{key}: ")]), _cell(column)]
+        return joined([*parts, one_of(["}"])])
     if attribute.type in ("boolean", "enum"):
         return one_of(list(map(_as_bytes, _words(attribute))))
     if attribute.type in _PATTERNS:
         return TransitionTable(*_edges(_PATTERNS[attribute.type]))
     return TransitionTable(*_quoted(str(attribute.regex)))
+
+
+def _cell(column: Attribute) -> TransitionTable:
+    """A value in a row, or null."""
+    value = _item(column)
+    if not column.nullable:
+        return value
+    null, first = one_of(["null"]), len(value.table)
+    after = [{char: state + first for char, state in row.items()} for row in null.table]
+    return TransitionTable([{**value.table[0], **after[0]}, *value.table[1:], *after], [*value.finals, first + 4])
 
 
 def _words(attribute: Attribute) -> list[str]:

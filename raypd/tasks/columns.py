@@ -152,7 +152,7 @@ def columns_of(config: RunConfig) -> pa.Schema:
     for category in config.task.categories.values():
         for attribute in category.attributes:
             head, *inner = attribute.place
-            item = _TYPES.get(attribute.type, pa.string())
+            item = _arrow_type(attribute)
             types = {"": pa.list_(item) if attribute.many else item}
             types |= {"__confidence": pa.float32(), "__status": pa.string()}
             if _has_span(attribute):
@@ -164,6 +164,13 @@ def columns_of(config: RunConfig) -> pa.Schema:
             for suffix, kind in types.items():
                 _put(trees, [head + suffix, *inner], kind)
     return pa.schema([("category", pa.string()), *_fields(trees), ("truncated", pa.bool_())])
+
+
+def _arrow_type(attribute: Attribute) -> Any:
+    """Of one value."""
+    if attribute.type == "rows":
+        return pa.struct([(column.name, _arrow_type(column)) for column in attribute.columns])
+    return _TYPES.get(attribute.type, pa.string())
 
 
 def _has_span(attribute: Attribute) -> bool:
@@ -197,6 +204,9 @@ def record_of(category: Category, named: Mapping[str, Any]) -> Row:
     record: Row = {}
     for attribute in category.attributes:
         value = named.get(attribute.name)
+        if attribute.type == "rows" and value is not None:
+            missing = {column.name for column in attribute.columns if column.omit_null}
+            value = [{n: v for n, v in row.items() if v is not None or n not in missing} for row in value]
         if value is not None or not attribute.omit_null:
             _put(record, attribute.place, value)
     for *above, last in sorted(category.optional_objects, key=len, reverse=True):
@@ -253,6 +263,8 @@ def rows_of(records: Sequence[Record], config: RunConfig) -> Sequence[Record]:
 def _arrow(attribute: Attribute, value: Any) -> Any:
     if isinstance(value, list):
         return [_arrow(attribute.item, item) for item in value]
+    if isinstance(value, dict):
+        return {column.name: _arrow(column, value.get(column.name)) for column in attribute.columns}
     if value is not None and attribute.type == "date":
         return date.fromisoformat(value)
     return float(value) if value is not None and attribute.type == "number" else value
@@ -293,4 +305,6 @@ def _leaves(path: list[str], status: Any) -> Iterator[tuple[list[str], str]]:
 def _json(value: Any) -> Any:
     if isinstance(value, list):
         return [_json(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _json(item) for name, item in value.items()}
     return value.isoformat() if isinstance(value, date) else value

@@ -134,8 +134,8 @@ class ExtractionTask:
 
     def _grammar(self, category: str, attribute: Attribute) -> Grammar:
         """The slot rules of an attribute; those that read alike share them."""
-        rules = ("type", "values", "many", "max_items", "pattern", "required")
-        key = json.dumps([getattr(attribute, rule) for rule in rules])
+        rules = {"type", "values", "many", "max_items", "columns", "pattern", "required"}
+        key = attribute.model_dump_json(include=rules)
         if key in self._of_type:
             return self._of_type[key]
         where = f"task.categories.{category}: {attribute.name!r}"

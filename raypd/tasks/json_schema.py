@@ -24,7 +24,7 @@ def _schema(attribute: Attribute) -> dict[str, Any]:
         schema = {"type": "array", "items": schema}
         if attribute.max_items is not None:
             schema["maxItems"] = attribute.max_items
-    if attribute.required and (attribute.many or attribute.type not in ("text", "number")):
+    if not attribute.nullable:
         return schema
     if "enum" in schema:
         schema["enum"] = [*schema["enum"], None]
@@ -32,6 +32,8 @@ def _schema(attribute: Attribute) -> dict[str, Any]:
 
 
 def _value(attribute: Attribute) -> dict[str, Any]:
+    if attribute.type == "rows":
+        return record_schema(attribute.columns)
     schema: dict[str, Any] = {"type": _TYPES.get(attribute.type, "string")}
     if attribute.type == "enum":
         schema["enum"] = list(attribute.values)

@@ -74,7 +74,7 @@ def _check_list(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
     """A list; a single value stands for a list of it. What was cut keeps its whole values."""
     text = text.strip()
     if not text.startswith("["):
-        item = _check_item(attribute, text, closed)
+        item = (_check_row if attribute.type == "rows" else _check_item)(attribute, text, closed)
         return CheckedValue(item.status, [item.value] if item.status == "ok" else None, text)
     try:
         items, status = _DECODER.raw_decode(text)[0], "ok" if closed else "truncated"
@@ -86,10 +86,25 @@ def _check_list(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
                 value, end = _DECODER.raw_decode(text, _BETWEEN.match(text, end).end())  # type: ignore[union-attr]
                 if end < len(text):  # the digits of a number that are missing would make it another
                     items.append(value)
-    checked = [_check_item(attribute, json.dumps(value, ensure_ascii=False), True) for value in items]
+    check_one = _check_row if attribute.type == "rows" else _check_item
+    checked = [check_one(attribute, json.dumps(value, ensure_ascii=False), True) for value in items]
     if any(item.status not in ("ok", "null") for item in checked):
         return CheckedValue("invalid", None, text)
     return CheckedValue(status, [item.value for item in checked if item.status == "ok"], text)  # type: ignore[arg-type]
+
+
+def _check_row(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
+    """An object of a list; its keys may differ in case and punctuation."""
+    try:
+        cells = {bare(name): json.dumps(cell, ensure_ascii=False) for name, cell in _DECODER.decode(text).items()}
+    except (ValueError, AttributeError):
+        nothing = text.casefold() in _NULLS
+        return CheckedValue("null" if nothing else "invalid" if closed else "truncated", None, text)
+    row = {column.name: _check_item(column, cells.get(bare(column.name), "null"), True) for column in attribute.columns}
+    if any(cell.status not in ("ok", "null") for cell in row.values()):
+        return CheckedValue("invalid", None, text)
+    empty = all(cell.value is None for cell in row.values())
+    return CheckedValue("null" if empty else "ok", None if empty else {n: c.value for n, c in row.items()}, text)
 
 
 def _check_item(attribute: Attribute, text: str, closed: bool) -> CheckedValue:

@@ -61,7 +61,10 @@ def merged(attributes: Sequence[Attribute], answers: Sequence[Sequence[Rated]]) 
         value, rating = rated[best]
         lists = [(checked.value, sure) for checked, sure in rated if checked.value] if attribute.many else []
         if len(lists) > 1:
-            united = list(dict.fromkeys(item for items, _ in lists for item in items))
+            united = []
+            for item in (item for items, _ in lists for item in items):
+                if item not in united:
+                    united.append(item)
             value = replace(value, value=united[: attribute.max_items])
             rating = min((sure for _, sure in lists if sure is not None), default=None)
         result.append((best, (value, rating)))

@@ -1,8 +1,6 @@
 """`model: fake`: an engine and a task that take the time and count the tokens of real ones, without weights. Answers
 have a length drawn from the document's id. Nothing here imports torch, so that a machine carries many workers."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

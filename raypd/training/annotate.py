@@ -1,8 +1,6 @@
 """A teacher puts tags around parts of an answer that can be written side by side (PASTA, section 4 and appendix A),
 which count where the text without them is the answer, blocks have at least five words and topics at most three."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

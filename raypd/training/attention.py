@@ -1,7 +1,5 @@
 """Differentiable attention over a packed pass: the instruction among itself, own tokens over it and their example."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 

@@ -1,7 +1,5 @@
 """Documents with labels become packed passes, the same in every worker."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

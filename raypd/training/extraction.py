@@ -1,7 +1,5 @@
 """Training examples of extraction: for `hyper_parallel` (HPD, section 4.4) and, as its control, `autoregressive`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Training examples of conversations: every answer of the assistant is one, behind the turns before it."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

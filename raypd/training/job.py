@@ -1,7 +1,5 @@
 """`raypd train`: Ray Train runs the trainer on every worker; the driver shows progress and keeps bill and weights."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

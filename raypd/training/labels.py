@@ -1,7 +1,5 @@
 """Gold values as the text that decoding would have written, and the teacher that answers with their tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import count
@@ -17,9 +15,11 @@ from raypd.training.example import Skip, Teacher
 def value_text(attribute: Attribute, value: object) -> str:
     """A gold value as it stands behind its key, up to the closing quote or newline. Raises Skip for another type."""
     if value is None:
-        if attribute.required and (attribute.many or attribute.type not in ("text", "number")):
+        if not attribute.nullable:
             raise Skip(f"attribute {attribute.name!r}: it is required, and has no label")
         return " null\n"
+    if attribute.type == "rows" and isinstance(value, list) and all(isinstance(row, dict) for row in value):
+        value = [{column.name: row.get(column.name) for column in attribute.columns} for row in value]
     if attribute.many or attribute.type == "integer" or attribute.regex is not None:
         text = json.dumps(value, ensure_ascii=False)
         if check(attribute, text) != CheckedValue("ok", value, text) or (attribute.regex is not None and "\\" in text):

@@ -2,8 +2,6 @@
 [instruction | own tokens of example 1 | own tokens of example 2 | ...]. Own tokens see the instruction and tokens of
 their example alone, so a pass computes what each example would alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ Score: theoretical speedup (tokens of the baseline's answer / longest path, sect
 tokens: a sample counts where the interpreter, fed with the tokens of its text, makes the same of it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

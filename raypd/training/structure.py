@@ -1,8 +1,6 @@
 """What of an answer can be written side by side, by rules (APAR, appendix B): the points of an ordered list, or the
 first sentence of a paragraph and its rest. Code, mathematics and addresses of the web are one paragraph."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """More examples from few labels: documents in which values are replaced by those of other documents of the category."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections import defaultdict

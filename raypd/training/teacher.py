@@ -1,7 +1,5 @@
 """Labels from elsewhere: corrections, or answers of a larger model (distillation, HPD section 4.4) or of the model."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

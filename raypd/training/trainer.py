@@ -1,7 +1,5 @@
 """transformers' Trainer over packed passes: the loss over targets or over pairs, validation and checkpoints."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence

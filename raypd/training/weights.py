@@ -1,7 +1,5 @@
 """Which weights are trained and written: all of a model, LoRA matrices, or Medusa heads on a frozen model."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

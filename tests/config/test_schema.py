@@ -29,6 +29,10 @@ class Maker(BaseModel):
     name: str
     founded: Optional[date] = None
 
+class Offer(BaseModel):
+    shop: str
+    price: Optional[float] = Field(None, ge=0)
+
 class Product(BaseModel):
     """What a shop
     sells."""
@@ -41,6 +45,7 @@ class Product(BaseModel):
     sku: Annotated[str, Field(pattern="^[A-Z]{2}[0-9]{4}$")]
     maker: Maker
     seller: Optional[Maker] = None
+    offers: list[Offer] = Field([], max_length=5)
 '''
 RUN = "input: {path: in.jsonl, text_columns: [text]}\noutput: {path: out}\ntask: {schema: %s}\n"
 
@@ -62,7 +67,7 @@ def test_a_pydantic_model_beside_the_configuration_becomes_attributes(tmp_path: 
     assert config.input.category_column is None  # documents need not name it
     made = {a.name: a for a in category.attributes}
     assert list(made) == ["brand", "fit", "weight", "price", "count", "colors", "sku", "maker.name", "maker.founded",
-                          "seller.name", "seller.founded"]  # fmt: skip
+                          "seller.name", "seller.founded", "offers"]  # fmt: skip
     assert (made["brand"].description, made["brand"].max_length, made["brand"].required) == ("who made it", 40, True)
     assert (made["fit"].type, made["fit"].values, made["fit"].required) == ("enum", ["over-ear", "in-ear"], True)
     assert (made["weight"].required, made["weight"].omit_null) == (False, False)
@@ -75,6 +80,11 @@ def test_a_pydantic_model_beside_the_configuration_becomes_attributes(tmp_path: 
     assert (made["maker.name"].required, made["seller.name"].required) == (True, False)
     assert category.optional_objects == [["seller"]]
     assert "max_items: 3" in render(config)
+    offers = made["offers"]
+    assert [(c.name, c.type, c.required, c.omit_null) for c in offers.columns] == [
+        ("shop", "text", True, False), ("price", "number", False, True)]  # fmt: skip
+    rows = [[{"shop": "a", "price": 1}], [{"shop": "a"}], [{"shop": "a", "price": -1}], [{}] * 6]
+    assert [offers.fits(row) for row in rows] == [True, True, False, False]
 
 
 def test_the_fingerprint_is_of_the_attributes_and_not_of_where_they_stand(tmp_path: Path) -> None:
@@ -100,8 +110,9 @@ OBJECT = of(x={"type": "string"})
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        (of(offers={"type": "array", "items": OBJECT}),
-         r"task.schema: \$.properties.offers.items: a list of objects cannot be decoded in slots"),
+        (of(offers={"type": "array", "items": of(parts={"type": "array", "items": OBJECT})}),
+         r"task.schema: \$.properties.offers: .*column 'parts': a column is a single value"),
+        (of(offers={"type": "array", "items": {"type": "object"}}), r"\$.properties.offers.items: an object without"),
         (of(a=of(b={"type": "object"})), r"\$.properties.a.properties.b: an object without `properties`"),
         ({"$defs": {"N": of(next={"$ref": "#/$defs/N"})}, "$ref": "#/$defs/N"},
          r"\$.properties.next: #/\$defs/N holds"),

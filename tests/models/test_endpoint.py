@@ -169,6 +169,7 @@ def test_a_schema_parameters_and_probabilities(tmp_path, slept):
         {"name": "a", "type": "date"},
         {"name": "a", "type": "pattern", "pattern": r"\d{3}"},
         {"name": "a", "type": "integer", "many": True, "max_items": 2},
+        {"name": "a", "type": "rows", "columns": [{"name": "x", "type": "integer"}]},
     ],
 )
 def test_the_schema_takes_what_the_attribute_takes(attribute):
@@ -178,6 +179,7 @@ def test_the_schema_takes_what_the_attribute_takes(attribute):
     ).is_valid
     null = not (attribute.required and attribute.type == "boolean")
     values = ["x", "z", "123", "1234", "2026-02-28", "2026-02-30", 1, 1.5, True, [1], [1, 2], [1, 2, 3], ["x"]]
+    values += [[{"x": 1}], [{"x": "1"}], [{"x": None}]]
     assert check({"a": None}) == null
     for value in values:
         assert check({"a": value}) == attribute.fits(value), value

@@ -23,11 +23,14 @@ from tests.runs import TITLES, extraction, run_config, run_here, write_jsonl
 SHOES = [{"name": "Brand"}, {"name": "Size", "type": "number"}, {"name": "Count", "type": "integer"},
          {"name": "Lit", "type": "boolean"}, {"name": "Since", "type": "date"}, {"name": "Opens", "type": "time"},
          {"name": "Colors", "type": "enum", "values": ["red", "blue"], "many": True},
+         {"name": "Lines", "type": "rows",
+          "columns": [{"name": "on", "type": "date"}, {"name": "n", "type": "integer"}]},
          {"name": "maker.country", "path": ["maker", "country"]},
          {"name": "maker.days", "path": ["maker", "days"], "type": "date", "many": True}]  # fmt: skip
 TEA = [{"name": "Kind"}, {"name": "Brand"}]
 FOUND = {"Brand": "Acme", "Size": 7, "Count": 2**62, "Lit": False, "Since": "2024-02-29", "Opens": "18:30:00",
-         "Colors": ["red", "blue"], "maker.country": None, "maker.days": ["2024-01-31"]}  # fmt: skip
+         "Colors": ["red", "blue"], "Lines": [{"on": "2024-01-31", "n": None}],
+         "maker.country": None, "maker.days": ["2024-01-31"]}  # fmt: skip
 SPAN, NO_SPAN = {"span": {"begin": 3, "end": 7}, "span_exact": True}, {"span": None, "span_exact": None}
 
 
@@ -61,14 +64,16 @@ def commit(config: RunConfig, output, typed: bool) -> None:
 def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_path) -> None:
     commit(config, tmp_path, typed=True)
     rows = f"FROM read_parquet('{tmp_path}/units/*.parquet')"
-    names = "Brand, Size, Count, Lit, Since, Opens, Colors, maker, Kind"
+    names = "Brand, Size, Count, Lit, Since, Opens, Colors, Lines, maker, Kind"
     relation = duckdb.sql(f"SELECT {names} {rows} ORDER BY id")
     assert [str(t) for t in relation.types] == [
         "VARCHAR", "DOUBLE", "BIGINT", "BOOLEAN", "DATE", "VARCHAR", "VARCHAR[]",
+        'STRUCT("on" DATE, n BIGINT)[]',
         'STRUCT(country VARCHAR, "days" DATE[])', "VARCHAR"]  # fmt: skip
     day, maker = datetime.date(2024, 2, 29), {"country": None, "days": [datetime.date(2024, 1, 31)]}
-    assert relation.fetchall() == [("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"], maker, None),
-                                   ("B", *(None,) * 7, "green"), (None,) * 9]  # fmt: skip
+    assert relation.fetchall() == [("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"],
+                                    [{"on": datetime.date(2024, 1, 31), "n": None}], maker, None),
+                                   ("B", *(None,) * 8, "green"), (None,) * 10]  # fmt: skip
     query = f"SELECT Brand__confidence, Brand__span.begin, maker__status.country {rows}"
     assert duckdb.sql(query).fetchall()[0] == (0.5, 3, "null")
     schema = ds.dataset(tmp_path / "units").schema
@@ -94,16 +99,22 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path) -> None:
         mine, untyped_row = ({**row, "record": None} for row in (mine, untyped_row))
         assert document_of([mine]).entries == document_of([untyped_row]).entries
         assert record_row(untyped_row) is untyped_row
-    target = {"Brand": "acme", "Colors": ["red", "blue"], "maker": {"country": "de", "days": None}}
+    target = {
+        "Brand": "acme",
+        "Colors": ["red", "blue"],
+        "Lines": [{"on": "2024-01-31", "n": None}],
+        "maker": {"country": "de", "days": None},
+    }
     (tmp_path / "labels.jsonl").write_text(json.dumps({"id": "d0", "target": target}) + "\n")
     measures, of_untyped = (evaluate(str(tmp_path / typed), str(tmp_path / "labels.jsonl")).measures
                             for typed in ("True", "False"))  # fmt: skip
     assert measures == of_untyped
     right = next(measure.value for measure in measures if measure.name == "values right")
-    assert right == 0.5  # Brand and Colors; the maker's country is missing, and days of which it has none
+    assert right == 0.6  # Brand, Colors, Lines; the maker's country is missing, and days of which it has none
     document = Document(0, "d0", {}, source="a.jsonl", place=0)
     teacher.label([document], str(tmp_path / "True"), "target")
     assert document.fields["target"]["Colors"] == ["red", "blue"]
+    assert document.fields["target"]["Lines"] == [{"on": "2024-01-31", "n": None}]
 
 
 def test_a_local_run_writes_typed_columns(tmp_path) -> None:

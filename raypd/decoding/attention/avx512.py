@@ -1,8 +1,6 @@
 """Attention in one C function, for bfloat16 with AVX-512 BF16: as triton_kernel.py; what it does not take goes to
 `sdpa`. On processors with AMX torch's own attention has faster products, and `auto` leaves it to that."""
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

@@ -1,7 +1,5 @@
 """Which attention reads the cache, and how models of transformers come to call it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What a kernel reads of a pass: its blocks of queries, and who sees whom as integers, a few a token."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

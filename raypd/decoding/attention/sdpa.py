@@ -2,8 +2,6 @@
 sequence's own keys (`Step.calls`), merged by their log-sum-exp in float32 (Hydragen, cascade attention). Query heads
 that share a key head are folded into the query length: [heads, n, d] -> [kv_heads, repeat * n, d]."""
 
-from __future__ import annotations
-
 import torch
 
 from raypd.decoding.attention.step import AttentionLayer, Batch, Step

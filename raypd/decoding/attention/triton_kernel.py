@@ -3,8 +3,6 @@ itself, from a few integers a token (`KernelPlan`), so no mask is built and noth
 the kernel has a block of one span's queries for one key head, whose query heads are folded into it, and reads the
 shared prefix, then the span's own keys. The one file that needs triton: imported only where it is asked for."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

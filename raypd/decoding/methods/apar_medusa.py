@@ -3,8 +3,6 @@ Auto-Parallel Auto-Regressive Decoding", section 3.2, Medusa-APAR). A pass holds
 tree of guesses, which see the thread's path. The accepted tokens go through algorithm 1 one by one: the paragraphs are
 those of `apar`, token for token, but where the most tokens or threads are reached, in another order."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

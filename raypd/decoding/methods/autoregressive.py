@@ -1,7 +1,5 @@
 """One token after the other: what every other method is measured against."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -2,8 +2,6 @@
 structured output with its fixed parts skipped: no token takes a pass that the schema gives, within a value neither.
 Every value sees the whole answer before it: the yardstick for HPD where a model's own JSON breaks off."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import reduce
 

@@ -3,8 +3,6 @@ sections 4.2-4.3, algorithms 1 and 2). The prompt ends in a skeleton that names 
 out. A gap of K_max positions after each keeps the place of the value, whose tokens are appended to the cache in the
 order they are decoded but stand, by position, behind their attribute."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

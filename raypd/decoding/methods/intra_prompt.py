@@ -4,8 +4,6 @@ instruction, contexts under it, questions under each. Every (instruction, contex
 would have alone, and sees nothing else; answer tokens stand, by position, behind their question. So every answer is the
 one that its question would get in a prompt of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

@@ -12,8 +12,6 @@ content. One that ends a <sync/> waits with the main thread; if a promise ended 
 interpreter writes a <sync/> after the wait.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

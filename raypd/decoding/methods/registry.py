@@ -1,8 +1,6 @@
 """Every decoding method: what it does, needs, and what its answers depend on; the one place that names methods. No
 torch here, since the configuration reads it, too: what brings torch is named."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@ model is asked for an outline, a numbered list of short points, decoded one toke
 written out in parallel: each is a segment that sees the question and the outline, which stay in the cache, and is given
 a request of its own. The model needs no training, only to follow instructions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ the draft favours. Here it comes from the residual max(0, Q - P), normalised, fo
 where fewer than k more tokens are wanted, fewer are drafted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
