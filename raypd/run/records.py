@@ -472,3 +472,8 @@ class Estimate:
 
     def __post_init__(self) -> None:
         datetime.fromisoformat(self.created)  # a file with another text in its place is damaged
+
+    @property
+    def created_at(self) -> float:
+        """Unix seconds."""
+        return datetime.fromisoformat(self.created).timestamp()

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from raypd.config import ModelConfig
 from raypd.decoding import native
 from raypd.errors import ModelError
-from raypd.models import load, source
+from raypd.models import load
 from raypd.models.load import check_model_config, load_model, load_tokenizer
 from tests.tiny import save_tiny, tiny_model
 
@@ -129,8 +129,8 @@ def test_quantization_where_it_cannot_work(folder: Path, tmp_path: Path, monkeyp
     save_tiny(tmp_path / "moe", "qwen3_moe", num_experts=8)
     with pytest.raises(ModelError, match="quantizes only"):
         load_model(ModelConfig(name=str(tmp_path / "moe"), quantization="nf4", device="cpu"))
-    there = source.importlib.util.find_spec
-    monkeypatch.setattr(source.importlib.util, "find_spec", lambda name: None if "bits" in name else there(name))
+    there = load.importlib.util.find_spec
+    monkeypatch.setattr(load.importlib.util, "find_spec", lambda name: None if "bits" in name else there(name))
     assert "pip install 'raypd[quantize]'" in refused(name=str(folder), quantization="int8")
     check_model_config(ModelConfig(name=str(folder), quantization="int8"), machine=False)
 

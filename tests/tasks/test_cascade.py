@@ -151,7 +151,10 @@ def test_two_real_models_answer_as_each_does_alone(answers_of):
     for n, row in enumerate(both):
         for name, value in row.items():
             assert value["model"] == ("second" if plain[n][name]["confidence"] < under else "first")
-            assert value == alone[value["model"]][n][name] | {"model": value["model"]}
+            same = alone[value["model"]][n][name] | {"model": value["model"]}
+            # Rounded as the sums of a pass come out, which differ with what else it holds.
+            assert value.pop("confidence") == pytest.approx(same.pop("confidence"), rel=1e-3)
+            assert value == same
 
 
 @pytest.mark.parametrize("columns", ["record", "typed"])
