@@ -8,6 +8,7 @@ import csv
 import json
 import os
 from dataclasses import asdict, dataclass, replace
+from datetime import date, timedelta
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -77,6 +78,11 @@ def _csv(name: str) -> list[dict[str, str]]:
 
 
 INSTANCES = {row["instance_type"]: Instance(*row.values()) for row in _csv("instances.csv")}  # type: ignore[arg-type]
+
+
+def is_old(day: str) -> bool:
+    """Whether a price of a day, YYYY-MM[-DD], is of more than six months ago."""
+    return bool(day) and date.today() - date.fromisoformat(f"{day}-01"[:10]) > timedelta(183)
 
 
 def hosted(cost: CostConfig) -> list[HostedPrice]:
@@ -165,7 +171,9 @@ def price(
     rows = table() if rows is None else rows
     for place in (zone, region):
         if place is not None and (instance_type, place, market) in rows:
-            return rows[instance_type, place, market]
+            listed = rows[instance_type, place, market]
+            advice = "; more than six months ago: `raypd prices refresh`" if is_old(listed.date) else ""
+            return replace(listed, source=f"{listed.source}{advice}")
     raise PriceUnknown(
         f"no {market} price is known for {instance_type} in {region}: `raypd prices refresh --region {region}` asks "
         f"AWS for it, or set cost.prices.{instance_type} (or cost.prices.{instance_type}/{market}) in USD per hour"

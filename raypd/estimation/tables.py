@@ -2,9 +2,10 @@
 
 import math
 
+from raypd.billing.prices import is_old
 from raypd.estimation.machines import GIVEN, TOKENS
 from raypd.run import text
-from raypd.run.records import Estimate, Figure
+from raypd.run.records import Estimate, Figure, HostedEstimate
 
 Cells = list[list[str]]  # the heads, then the rows
 
@@ -81,9 +82,7 @@ def hosted(estimate: Estimate) -> str | None:
     parts = []
     for service in estimate.hosted:
         usd = f"{with_interval(service.usd_per_1000, _per_1000)} per 1,000, {text.usd(service.usd.value)} in all"
-        parts.append(
-            f"{service.model} ${usd} ({f'list price as of {service.date}' if service.date else 'your own price'})"
-        )
+        parts.append(f"{service.model} ${usd} ({_dated(service)})")
     sent, written = (text.number(estimate.hosted_tokens[name].value) for name in ("input", "output"))
     return (
         f"the same as a hosted batch: {'; '.join(parts)}. Check list prices before you rely on them. Taken: {sent} "
@@ -98,3 +97,11 @@ def not_measured(estimate: Estimate) -> str | None:
         families = dict.fromkeys(name.partition(".")[0] for name in types)
         gpus.append(f"{gpu} ({', '.join(f'{family}.*' for family in families)})")
     return f"not measured on these GPUs, so no figure: {', '.join(gpus)}" if gpus else None
+
+
+def _dated(service: HostedEstimate) -> str:
+    """Of when a hosted service's price is."""
+    if not service.date:
+        return "your own price"
+    advice = f", more than six months ago: cost.hosted_prices.{service.model}" if is_old(service.date) else ""
+    return f"list price as of {service.date}{advice}"

@@ -2,7 +2,7 @@
 
 import json
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import boto3
 import pytest
@@ -171,3 +171,12 @@ def test_show_prints_prices_and_where_they_are_from(capsys, monkeypatch) -> None
     for place, message in ((["mars-1"], "raypd prices refresh --region mars-1"), (["us-east-1", "x9.huge"], "x9.huge")):
         with pytest.raises(ConfigError, match=message):
             prices_aws.show(*place)
+
+
+def test_an_old_price_says_so() -> None:
+    today = date.today()
+    days = {"g5.xlarge": today - timedelta(30), "g5.2xlarge": today - timedelta(200)}
+    known = {(name, "us-east-1", "on-demand"): Price(1.0, "a list", str(day)) for name, day in days.items()}
+    new, old = (prices.price(name, "us-east-1", None, CostConfig(), rows=known).source for name in days)
+    assert (new, old) == ("a list", "a list; more than six months ago: `raypd prices refresh`")
+    assert [prices.is_old(day) for day in ("", "2025-04", "2025-04-14", str(today)[:7])] == [False, True, True, False]
