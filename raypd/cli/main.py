@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -365,8 +366,14 @@ def status(
 
 @_config_app.command()
 def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
-    """Print the whole configuration with its defaults; every key with what it means."""
+    """Print the whole configuration, or one section, with its defaults; every key with what it means."""
+    from raypd.config import RunConfig
     from raypd.config.render import render
+
+    if config in RunConfig.model_fields and not os.path.exists(config):
+        sections = (section for section in render().split("\n\n") if re.match(rf"(# )?{config}:", section))
+        print("\n\n".join(sections).rstrip())
+        return
 
     if config is None:
         print(render(), end="")

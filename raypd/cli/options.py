@@ -118,7 +118,7 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again until the
 Every = Annotated[float, typer.Option(min=0.5, help="Seconds between two looks")]
 
 # ----------------------------------------------------------------------------------------------- config, model, prices
-Shown = Annotated[str | None, typer.Argument(help="YAML of a run; none: the defaults")]
+Shown = Annotated[str | None, typer.Argument(help="YAML of a run, or a section; none: all defaults")]
 BaseModel = Annotated[str, typer.Argument(help="Hub id, folder, or smollm2-135m-instruct")]
 NewModel = Annotated[str, typer.Argument(help="New folder for the model with the tokens")]
 NewHeads = Annotated[str, typer.Argument(help="New folder for the heads: decoding.heads")]

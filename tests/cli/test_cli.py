@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -122,6 +123,12 @@ def test_config_show_is_yaml_that_reads_back(folder: Path, raypd) -> None:
     assert run.task.categories["book"].attributes[0].name == "author"
     defaults = yaml.safe_load(raypd("config", "show").out)
     assert (defaults["decoding"]["stacked_documents"], defaults["input"]["path"]) == (6, None)
+
+
+def test_config_show_prints_a_section(folder: Path, raypd) -> None:
+    shown = raypd("config", "show", "training")
+    assert (shown.code, shown.out.startswith("training:"), "\ntask:" in shown.out) == (0, True, False)
+    assert len(re.findall(r"^(?:# )?task:", raypd("config", "show", "task").out, re.MULTILINE)) == 3
 
 
 def test_a_job_is_the_same_command_and_needs_no_installation(folder: Path) -> None:
