@@ -10,6 +10,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+BROUGHT = {"botocore", "markupsafe", "tokenizers"}  # by boto3, jinja2 and transformers
 OPTIONAL = {"triton"}  # comes with torch where there is a GPU
 
 
@@ -34,4 +35,4 @@ def test_what_is_imported_at_once_is_of_a_dependency() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in {name.partition(".")[0] for name in names} - {"raypd", *sys.stdlib_module_names, *OPTIONAL}:
                 owners = {owner.lower().replace("_", "-") for owner in distributions[name]}
-                assert owners & (required | {"botocore", "markupsafe"}), f"{file}: {name} is in no dependency"
+                assert owners & (required | BROUGHT), f"{file}: {name} is in no dependency"

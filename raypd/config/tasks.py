@@ -111,7 +111,7 @@ class Attribute(Section):
         form = f"it matches {self.pattern}" if self.type == "pattern" else _HINTS.get(self.type, "")
         limit = f" of {self.max_items} at most" if self.max_items is not None else ""
         if self.type == "rows":
-            keys = (f'"{c.name}" ({"; ".join(filter(None, [c.description, c.hint or c.words]))})' for c in self.columns)
+            keys = (f"{c.name} ({'; '.join(filter(None, [c.description, c.hint or c.words]))})" for c in self.columns)
             return f"a JSON list{limit} of objects with the keys {', '.join(keys)}"
         return "; ".join(filter(None, [form, f"a JSON list{limit}, in brackets" if self.many else ""]))
 
