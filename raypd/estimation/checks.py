@@ -30,8 +30,8 @@ def check_sample(profiled: Profile) -> None:
     failed = [cost for cost in done if cost.error is not None]
     if not done or profiled.seconds <= 0:
         raise RunError(
-            f"not one of {counted(len(profiled.costs), 'document')} was done in the time given: raise --minutes or "
-            "lower engine.max_num_seqs"
+            f"not one of {counted(len(profiled.costs), 'document')} was done in the time given: raise --minutes "
+            "(of a fit: fit.sample_minutes) or lower engine.max_num_seqs"
         )
     if len(failed) == len(done):
         raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")
