@@ -10,7 +10,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BROUGHT = {"botocore", "markupsafe", "tokenizers"}  # by boto3, jinja2 and transformers
+BROUGHT = {"botocore", "markupsafe", "tokenizers", "urllib3"}  # by boto3, jinja2, transformers, requests
 OPTIONAL = {"triton"}  # comes with torch where there is a GPU
 
 
