@@ -74,7 +74,7 @@ def _check_list(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
     """A list; a single value stands for a list of it. What was cut keeps its whole values."""
     text = text.strip()
     if not text.startswith("["):
-        item = (_check_row if attribute.type == "rows" else _check_item)(attribute, text, closed)
+        item = _check_item(attribute, text, closed)
         return CheckedValue(item.status, [item.value] if item.status == "ok" else None, text)
     try:
         items, status = _DECODER.raw_decode(text)[0], "ok" if closed else "truncated"
@@ -86,8 +86,7 @@ def _check_list(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
                 value, end = _DECODER.raw_decode(text, _BETWEEN.match(text, end).end())  # type: ignore[union-attr]
                 if end < len(text):  # the digits of a number that are missing would make it another
                     items.append(value)
-    check_one = _check_row if attribute.type == "rows" else _check_item
-    checked = [check_one(attribute, json.dumps(value, ensure_ascii=False), True) for value in items]
+    checked = [_check_item(attribute, json.dumps(value, ensure_ascii=False), True) for value in items]
     if any(item.status not in ("ok", "null") for item in checked):
         return CheckedValue("invalid", None, text)
     return CheckedValue(status, [item.value for item in checked if item.status == "ok"], text)  # type: ignore[arg-type]
@@ -108,6 +107,8 @@ def _check_row(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
 
 
 def _check_item(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
+    if attribute.type == "rows":
+        return _check_row(attribute, text, closed)
     value, status = _read_json(text, closed)
     if status == "invalid":
         return CheckedValue("invalid", None, text)

@@ -4,7 +4,7 @@ import datetime
 import json
 import random
 import resource
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Literal
 
 import jsonschema
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypd.config import Attribute
+from raypd.config import Attribute, Category
 from raypd.config.schema import categories_of
 from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import DEAD, Bounded, Grammar, Vocabulary
@@ -22,7 +22,7 @@ from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Predictions
 from raypd.tasks import build_task
 from raypd.tasks.automata import automaton_of, json_object
-from raypd.tasks.columns import value_in
+from raypd.tasks.columns import record_of, value_in
 from raypd.tasks.spans import find_span
 from raypd.tasks.values import check
 from raypd.training.example import Skip
@@ -195,6 +195,21 @@ def test_a_list_in_an_answer_that_the_model_writes_whole() -> None:
         request.program.send(Predictions(tokens[-1:], [-0.1]))
     (record,) = request.finish(Continuation(tokens, [-0.1] * len(tokens), True))
     assert json.loads(record.columns["record"]) == {"Brand": "B", "Colors": ["red", "blue"], "Size": 7}
+
+
+def test_labels_of_rows_are_written_as_they_are_decoded_and_a_record_leaves_out_what_is_not_required() -> None:
+    columns = [{"name": "Item"}, {"name": "No", "type": "integer", "omit_null": True}]
+    rows = Attribute(name="Lines", type="rows", columns=columns)
+    text = value_text(rows, [{"No": 20, "Item": "a"}, {"Item": "b"}])  # keys in the order of the columns, null for none
+    assert text == ' [{"Item": "a", "No": 20}, {"Item": "b", "No": null}]'
+    automaton = automaton_of(rows)
+    assert automaton.ended(reduce(automaton.next, text, 0))
+    for bad in (["a"], [{"Item": "a", "No": "two"}], {"Item": "a"}):
+        with pytest.raises(Skip):
+            value_text(rows, bad)
+    category = Category(attributes=[rows])
+    record = record_of(category, {"Lines": [{"Item": None, "No": 2}, {"Item": "b", "No": None}]})
+    assert record == {"Lines": [{"Item": None, "No": 2}, {"Item": "b"}]}
 
 
 def test_an_enum_of_ten_thousand_values() -> None:
