@@ -119,8 +119,10 @@ def load_raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
                 if done.error is not None:
                     raise done.error
                 answers[done.tag] = done.answer
-                found["fed"] += done.counts.prefill_tokens + done.counts.decode_tokens
-                found["later"] += done.counts.decode_tokens
+                # The first token of each is sampled behind the prompt.
+                later = done.counts.decode_tokens - (1 if job["guided"] else len(done.answer))
+                found["fed"] += done.counts.prefill_tokens + later
+                found["later"] += later
                 found["decoded"] += sum(len(value.tokens) for value in done.answer)
         seconds = time.perf_counter() - begin
         said = [item for (_, read), answer in zip(made, answers, strict=True) for item in read(answer)]

@@ -31,7 +31,7 @@ class FitConfig(Section, use_attribute_docstrings=True):
     """Every candidate is trained on these shares of the training part too; []: no curve"""
     f1_floor: float = Field(0.7, ge=0, le=1, description="F1 that the recommended model has to hold, surely (95%)")
     sample: int = Field(32, ge=2, description="Documents that are decoded to measure what each model costs")
-    sample_minutes: float = Field(2.0, gt=0, description="Most time for that, of each model")
+    sample_minutes: float = Field(5.0, gt=0, description="Most time for that, of each model")
 
     @field_validator("candidates")
     @classmethod

@@ -10,7 +10,7 @@ class TokenCounts:
 
     prefill_tokens: int = 0  # of its first feed, put through the model for it
     shared_tokens: int = 0  # of its first feed, in the cache already, computed for another program
-    decode_tokens: int = 0  # of all later feeds
+    decode_tokens: int = 0  # of its answer, end tokens too: the first of each value, and what later feeds hold
     steps: int = 0  # feeds that were answered
 
 

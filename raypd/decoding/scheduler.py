@@ -162,6 +162,7 @@ class Scheduler:
         seq = chunk.seq
         if seq.steps == 0:
             seq.counts.prefill_tokens += len(chunk.tokens)
+            seq.counts.decode_tokens += len(chunk.samples)
         else:
             seq.counts.decode_tokens += len(chunk.tokens)
         seq.cached = int(chunk.tokens[-1]) + 1

@@ -128,7 +128,7 @@ class VLLMEngine:
         if not sequence.sent:
             counts.prefill_tokens, counts.shared_tokens = counts.prefill_tokens - cached, cached
         for token, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
-            counts.decode_tokens += sequence.sent > 0  # the one before it was fed
+            counts.decode_tokens += 1
             counts.steps += 1
             sequence.sent += 1
             try:

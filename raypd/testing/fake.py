@@ -81,6 +81,7 @@ class FakeEngine:
                 tokens = min(room, sequence.prompt)
                 sequence.counts.prefill_tokens += tokens
                 sequence.prompt -= tokens
+                sequence.counts.decode_tokens += 0 if sequence.prompt else sequence.live()
                 prefill += tokens
             else:
                 tokens = sequence.live()

@@ -374,6 +374,16 @@ def test_a_limit_ends_it(tmp_path, fake_time) -> None:
     assert found.documents_per_second > 0
 
 
+def test_time_that_ends_while_the_engine_fills_leaves_a_guess(tmp_path, fake_time) -> None:
+    config = corpus(tmp_path, 200, engine={"max_num_seqs": 64})
+    documents = sampling.draw(config, 10).documents
+    whole = Profiler(1).profile(config, documents)
+    fake_time.stop = fake_time.now + 1.6
+    guess = Profiler(1).profile(config, documents, limit=0.1)
+    assert not guess.complete
+    assert whole.documents_per_second / 2 < guess.documents_per_second <= 1.1 * whole.documents_per_second
+
+
 def stub_profiler(monkeypatch: pytest.MonkeyPatch, measured) -> None:
     for name, stub in (("__enter__", lambda self: self), ("__exit__", lambda *_: None), ("profile", measured)):
         monkeypatch.setattr(profile.RemoteProfiler, name, stub)

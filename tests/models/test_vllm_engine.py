@@ -99,7 +99,7 @@ def test_programs_end_where_they_want_to_and_their_requests_are_aborted(engine):
     assert [done[8].answer.tokens, done[3].answer.tokens] == [[6, 7, 8], [2, 3]]
     assert (done[8].answer.logprobs, done[8].answer.stopped) == ([-0.5] * 3, True)
     assert replay.aborted == ["1", "0"]
-    assert (done[8].counts.prefill_tokens, done[8].counts.shared_tokens, done[8].counts.decode_tokens) == (3, 2, 2)
+    assert (done[8].counts.prefill_tokens, done[8].counts.shared_tokens, done[8].counts.decode_tokens) == (3, 2, 3)
     assert vllm.sequences == []
 
 

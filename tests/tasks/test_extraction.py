@@ -48,6 +48,11 @@ def answers(task, documents, model=None, **engine):
     return {record.index: record for record in records}
 
 
+def test_decoded_tokens_are_those_of_the_values_the_first_and_last_of_each_included():
+    _, ended = answer(make(), [document(0)], Engine(tiny_model("llama", max_position_embeddings=CONTEXT)))
+    assert [done.counts.decode_tokens for done in ended] == [sum(len(value.tokens) for value in ended[0].answer)]
+
+
 def prompt_text(request: Request) -> str:
     return tiny_tokenizer().decode(list(next(request.program).tokens))
 

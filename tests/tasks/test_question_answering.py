@@ -149,7 +149,7 @@ def test_both_methods_answer_the_same():
 def test_choices_cost_no_decode_step(method):
     rows = [document(n, [{"question": "?", "choices": list("wxyz")[: n + 1]}] * 3, f"c {n}") for n in range(4)]
     records, ended = answer(make(decoding={"method": method}), rows, Engine(tiny_model("qwen3")))
-    assert not any(done.counts.decode_tokens for done in ended)
+    assert {done.counts.steps for done in ended} == {1}
     assert [record.columns["choice_index"] is not None for record in records] == [True] * 12
 
 
