@@ -88,7 +88,7 @@ def _longest_path(answers: Answers, row: dict[str, Any]) -> int:
     if "longest_path" not in counters:
         raise ConfigError(
             f"{answers.path}: its decoding.method is {answers.method}, whose counters have no longest_path; give a run "
-            "of apar, pasta or skeleton_of_thought"
+            "of apar or pasta"
         )
     return int(counters["longest_path"])
 

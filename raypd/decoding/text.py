@@ -54,7 +54,6 @@ class TextModel:
     encode: Callable[[str], list[int]]  # ids of a text, in which control strings become their tokens
     decode: Decode  # text of ids, special tokens left out
     token_bytes: Callable[[], Sequence[bytes]]  # the bytes that every id adds to a text, PASTA's tags included
-    next_turn: Callable[[str], list[int]]  # ids that end the model's turn, ask something, and begin the next answer
 
 
 class TextMethod(ABC):
@@ -62,14 +61,6 @@ class TextMethod(ABC):
 
     def __init__(self, model: TextModel) -> None:
         self.model, self.options = model, model.options
-
-    def user_turn(self, content: str) -> str:
-        """What the user's turn says where the document says `content`."""
-        return content
-
-    def most_positions(self) -> int:
-        """Positions behind the prompt that an answer may take."""
-        return int(self.options.max_new_tokens)
 
     @abstractmethod
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:

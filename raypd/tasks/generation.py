@@ -5,7 +5,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pkgutil import resolve_name
 from typing import Any
 
@@ -130,8 +130,8 @@ class GenerationTask:
         sampling = Sampling(parameters.temperature, self.config.decoding.sampling.top_k, parameters.top_p)
         method = self._method(parameters.max_new_tokens, sampling)
         turns = [*chat.turns, {"role": "user", "content": prompt}]
-        tokens = self.tokens_of([*chat.turns, {"role": "user", "content": method.user_turn(prompt)}])
-        room = self.context_length - method.most_positions()
+        tokens = self.tokens_of(turns)
+        room = self.context_length - parameters.max_new_tokens
         if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
             key = "max_tokens" if self.task.openai else "decoding.max_new_tokens"
             reason = f"{TOO_LONG}: {len(tokens)} tokens, at most {max(0, room)} leave room for {key} "
@@ -200,7 +200,6 @@ def _text_method(
 ) -> tuple[TextModel, type[TextMethod]]:
     """The model as the method `decoding.method` sees it, and the method. Raises as `build_task` does."""
     options, spec = config.decoding, REGISTRY[config.decoding.method]
-    around = cache(lambda: _around_a_turn(config, tokenizer))
     text_model = TextModel(
         options=options,
         sampling=Sampling(options.sampling.temperature, options.sampling.top_k, options.sampling.top_p),
@@ -211,19 +210,5 @@ def _text_method(
         encode=partial(encode, tokenizer, special=True),
         decode=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
         token_bytes=lambda: markup_bytes(tokenizer),
-        next_turn=lambda content: [*around()[0], *encode(tokenizer, content, special=False), *around()[1]],
     )
     return text_model, resolve_name(spec.text_method)
-
-
-def _around_a_turn(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Ids before and behind the text of a user's turn that follows on text of the model."""
-    first, second = "\u241efirst\u241e", "\u241esecond\u241e"
-    text = f"{first}\n\n{second}\n\n"
-    assert isinstance(config.task, GenerationConfig)
-    if config.task.chat_template and tokenizer.chat_template:
-        roles = (("user", "?"), ("assistant", first), ("user", second))
-        turns = [{"role": role, "content": content} for role, content in roles]
-        text = rendered(tokenizer, turns, thinking=config.task.thinking)
-    between, _, behind = text.partition(first)[2].partition(second)
-    return encode(tokenizer, between, special=True), encode(tokenizer, behind, special=True)

@@ -98,7 +98,7 @@ def test_a_local_ray_is_closed_to_others_asks_no_other_dashboard_and_leaves_no_t
 
 def cluster_lines() -> list[str]:
     """What the README says to type for a cluster."""
-    text = (ROOT / "README.md").read_text().partition("On a Ray cluster")[2]
+    text = (ROOT / "README.md").read_text().partition("## On a cluster")[2]
     lines = re.findall("^    (.+)$", text, re.M)
     end = next(number for number, line in enumerate(lines) if line.startswith("ray job submit"))
     return lines[: end + 1]

@@ -171,8 +171,8 @@ def test_an_answer_is_held_to_its_response_format(tmp_path, generate) -> None:
     assert (line["custom_id"], fault["param"]) == ("short", "response_format")
     assert re.search(r"its shortest answer takes \d+ tokens, 9 may be written", fault["message"])
     source = write(tmp_path / "b.jsonl", draws[0], request("text"))
-    (line,) = read(generate(source, "decoding.method=skeleton_of_thought", output="other") / "errors.jsonl")
-    assert "skeleton_of_thought cannot hold an answer to it" in body(line)["error"]["message"]
+    (line,) = read(generate(source, "decoding.method=pasta", output="other") / "errors.jsonl")
+    assert "pasta cannot hold an answer to it" in body(line)["error"]["message"]
 
 
 ODD = held_to({"type": "object", "properties": {"a": {"type": "foo"}}})

@@ -24,7 +24,6 @@ from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hy
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.decoding.methods.medusa import MedusaHeads, Tree, cartesian_tree, medusa
 from raypd.decoding.methods.pasta import pasta
-from raypd.decoding.methods.skeleton_of_thought import POINT_REQUEST, OutlinePoint, skeleton_of_thought
 from raypd.decoding.methods.space import space
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
@@ -418,62 +417,6 @@ def _pasta(stock: PreTrainedModel) -> Case:
     return Case(lambda: [program(prompt) for prompt in prompts], check)
 
 
-OUTLINE = list(b"1. Sleep\n2) Eat well \nno point\n 10. Move")
-POINTS = [(1, "Sleep"), (2, "Eat well"), (10, "Move")]
-
-
-def decode(tokens) -> str:
-    return bytes(t for t in tokens if t < 128).decode()
-
-
-def expand(point) -> list[int]:
-    return list(f"{POINT_REQUEST.format(index=point.number)[:21]}{point.number}. {point.heading}".encode())
-
-
-def outlined(program, outline=(*OUTLINE, EOS), ending=True):
-    """The outline is what a model that follows instructions writes; a point ends at a multiple of 7, or never."""
-    left = list(outline)
-
-    def write(feed, predictions) -> None:
-        if left:
-            predictions.tokens[0] = left.pop(0)
-        else:
-            predictions.tokens[:] = [(EOS if t % 7 == 0 else t) if ending else 65 for t in predictions.tokens]
-
-    return changed(program, write)
-
-
-def _skeleton_of_thought(stock: PreTrainedModel) -> Case:
-    """The first outline comes to its end, the second is cut within its third line ("10. Mo" is no point)."""
-    prompts, cuts = prompts_of(4, 2), [len(OUTLINE) + 1, len(OUTLINE) - 2]
-    pairs = list(zip(prompts, cuts, strict=True))
-
-    def alone(prompt: Prompt, cut: int, point: tuple[int, str]) -> list:
-        """A point in a prompt of its own behind the outline."""
-        text = [*prompt.tokens, *OUTLINE[:cut], *expand(OutlinePoint(*point))]
-        found = reference.autoregressive(stock, text, 6, seventh)
-        return [(EOS if token % 7 == 0 else token, p, gap) for token, p, gap in found]
-
-    expected = [[alone(*pairs[n], point) for point in POINTS[: 3 - n]] for n in (0, 1)]
-    same = compared(expected, lambda tokens: tokens[-1] == EOS)
-
-    def check(answers: list[Any], atol: float) -> None:
-        same(answers, atol)
-        assert [answer.outline for answer in answers] == [[*OUTLINE, EOS], OUTLINE[:-2]]
-        assert [[(p.number, p.heading) for p in answer.points] for answer in answers] == [POINTS, POINTS[:2]]
-        for answer in answers:
-            longest = len(answer.outline) + max(len(p.tokens) for p in answer.points)
-            assert answer.steps == answer.longest_path == longest
-        assert (answers[0].cut is None) == all(point.stopped for point in answers[0].points)
-        assert answers[1].cut is not None
-
-    def program(prompt: Prompt, cut: int) -> Program[Any]:
-        most = {"max_outline_tokens": cut, "max_point_tokens": 6}
-        return outlined(skeleton_of_thought(prompt, 120, expand, decode, ENDS, **most), [*OUTLINE, EOS][:cut])
-
-    return Case(lambda: [program(*pair) for pair in pairs], check)
-
-
 CASES: dict[str, Callable[[PreTrainedModel], Case]] = {
     "autoregressive": _autoregressive,
     "hyper_parallel": _stacked((1, 6, 2, 3), isolate_values=False),
@@ -485,5 +428,4 @@ CASES: dict[str, Callable[[PreTrainedModel], Case]] = {
     "space": _drafted(_space),
     "medusa": _drafted(_medusa),
     "apar_medusa": _apar_medusa,
-    "skeleton_of_thought": _skeleton_of_thought,
 }

@@ -32,7 +32,7 @@ def check(folders, method, model="plain", **decoding):
 
 
 def test_what_fits_passes(folders):
-    for method in ("autoregressive", "pasta", "skeleton_of_thought", "apar", "space"):
+    for method in ("autoregressive", "pasta", "apar", "space"):
         check(folders, method, "control" if method in ("apar", "space") else "plain")
     check(folders, "space", mask_tokens=0)
     check(folders, "medusa", heads=str(folders / "heads"))

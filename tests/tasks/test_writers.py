@@ -7,8 +7,6 @@ import pytest
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.medusa import MedusaHeads
-from raypd.decoding.methods.skeleton_of_thought import OUTLINE_REQUEST, POINT_REQUEST
-from raypd.decoding.program import Predictions
 from raypd.errors import ConfigError
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.medusa_heads import save_heads
@@ -58,7 +56,7 @@ def test_lossless_methods_write_what_autoregressive_writes(parts):
             assert columns["confidence"] == pytest.approx(expected[key]["confidence"], abs=1e-3)
 
 
-THREADED = ["apar", "apar_medusa", "pasta", "skeleton_of_thought"]
+THREADED = ["apar", "apar_medusa", "pasta"]
 
 
 @pytest.mark.parametrize("method", THREADED)
@@ -66,8 +64,7 @@ def test_threaded_methods_write_and_count(parts, method):
     for columns in answers(parts, method).values():
         assert isinstance(columns["text"], str)
         counters = json.loads(columns["counters"])
-        count = counters["threads" if method != "skeleton_of_thought" else "steps"]
-        assert min(count, counters.get("longest_path", 1)) >= 1
+        assert min(counters["threads"], counters.get("longest_path", 1)) >= 1
         # Medusa's guesses make the passes fewer than the tokens of a path; a speedup takes a baseline.
         assert ("longest_path" in counters, "theoretical_speedup" in counters) == (method != "apar_medusa", False)
 
@@ -78,54 +75,35 @@ THINKS = """{% for message in messages %}{{ message.role + '\n' + message.conten
 {%- endif %}"""  # as Qwen3's
 
 
-@pytest.mark.parametrize("thinking", [False, True, None])
-def test_outline_and_points_are_prompted_by_one_chat_template(thinking):
-    """Together they are the conversation that the template renders with the same settings; or both have none (None)."""
+@pytest.mark.parametrize(("thinking", "end"), [(False, "assistant\n<think>\n\n</think>\n\n"), (True, "assistant\n")])
+def test_a_model_thinks_where_it_is_to(thinking, end):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = THINKS
-    task = {"chat_template": False} if thinking is None else {"thinking": thinking}
-    decoding = {"method": "skeleton_of_thought", "max_new_tokens": 20}
-    request = one(make(decoding=decoding, tokenizer=tokenizer, **task), "Hi")
-    prompt = feed = next(request.program)
-    for token in tokenizer.encode("1. a<|im_end|>", add_special_tokens=False):  # its only point
-        feed = request.program.send(Predictions([token], [-1.0]))
-    texts = [tokenizer.decode(list(fed.tokens)) for fed in (prompt, feed)]
-    outline, point = OUTLINE_REQUEST.format(question="Hi"), POINT_REQUEST.format(index=1)
-    if thinking is None:
-        assert texts == ["<s>" + outline, "\n\n" + point + "\n\n"]
-        return
-    turns = [{"role": "user", "content": outline}, {"role": "assistant", "content": "1. a"},
-             {"role": "user", "content": point}]  # fmt: skip
-    settings = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinking}
-    first, whole = (tokenizer.apply_chat_template(turns[:count], **settings) for count in (1, 3))
-    assert texts == [first, whole.partition("1. a")[2]]
-    assert first.endswith("assistant\n" if thinking else "assistant\n<think>\n\n</think>\n\n")
+    feed = next(one(make(tokenizer=tokenizer, thinking=thinking), "Hi").program)
+    assert tokenizer.decode(list(feed.tokens)) == "user\nHi<|im_end|>\n" + end
 
 
-SCRIPTS = {"pasta": b'm<promise topic="t" tokens="18"/><async>ccc</async>end', "skeleton_of_thought": b"1. a\n2. b"}
+SCRIPTS = {"pasta": b'm<promise topic="t" tokens="18"/><async>ccc</async>end'}
 CUT_CHILD = b'm<promise topic="t" tokens="18"/><async>ccccccccccc'  # decoding.max_async_tokens is 11
 
 
 def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[str, str]:
     """(text, finish_reason) of an answer in which the first thread ends. whole: so do the others; else one goes on.
-    What the model says is replaced by a script: "m" and "end" of a main thread, "c" of a child, "x" of a point.
+    What the model says is replaced by a script: "m" and "end" of a main thread, "c" of a child.
     """
     model, tokenizer, heads = parts
     fork, child, end = (tokenizer.convert_tokens_to_ids(token) for token in ("[Fork]", "[Child]", "<|im_end|>"))
-    prompt = OUTLINE_REQUEST.format(question="Hi") if method == "skeleton_of_thought" else "Hi"
     script = SCRIPTS.get(method, b"m")
     if method == "pasta" and not whole:
         script = CUT_CHILD + b"end"
 
     def rule(token: int, position: int, predicted: int) -> int:
-        at = position - len(prompt)  # of the next token, behind <s> and the prompt
+        at = position - len("Hi")  # of the next token, behind <s> and the prompt
         if method.startswith("apar"):
             on = ord("c") if not whole or at < 6 else end
             return on if token in (child, ord("c")) else [ord("m"), fork, ord("e"), end][min(at, 3)]
         if method in SCRIPTS and at < len(script):
             return script[at]
-        if method == "skeleton_of_thought" and at > len(script):
-            return end if whole and token == ord("x") else ord("x")
         return end if whole or method in SCRIPTS else ord("m")
 
     decoding = {"method": method, "max_new_tokens": 70, "max_async_tokens": 11, "heads": str(heads)}
@@ -143,7 +121,7 @@ def test_an_answer_stops_where_all_its_threads_do(parts, method):
 
 
 @pytest.mark.parametrize(("method", "before", "behind"), [
-    ("apar", "m", "e"), ("apar_medusa", "m", "e"), ("pasta", "m", "end"), ("skeleton_of_thought", ". a", "2.")
+    ("apar", "m", "e"), ("apar_medusa", "m", "e"), ("pasta", "m", "end")
 ])  # fmt: skip
 def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, before, behind):
     text, finish = reason(parts, method, whole=False, stop=before)

@@ -73,8 +73,4 @@ REGISTRY = {
         own_tokens=True,
         heads=True,
     ),
-    "skeleton_of_thought": MethodSpec(
-        {"generation": ("max_new_tokens",)},
-        text_method="raypd.decoding.methods.skeleton_of_thought:SkeletonText",
-    ),
 }
