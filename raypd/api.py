@@ -118,7 +118,7 @@ class Answer:
     """What `LLM` makes of one document, question or prompt."""
 
     value: Any = None  # the record, {attribute: value or None}; the answer or text. None where there is none
-    confidence: Any = None  # 0 to 1 (docs/methods.md), of a record {attribute: confidence}
+    confidence: Any = None  # 0 to 1 (docs/values.md), of a record {attribute: confidence}
     status: Any = None  # ok, null, truncated, invalid, ambiguous or unsure, by attribute; of a text stop or length
     error: str | None = None  # why there is nothing
 

@@ -28,8 +28,7 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
     """A run ends early when more of its documents than this share have failed, or all of them: after the first hundred.
     1.0: only when all have"""
     executor: Literal["pool", "ray_data"] = "pool"
-    """Who gives units to workers: raypd's own pool of actors, or Ray Data (extra `data`); docs/reliability.md compares
-    them"""
+    """Who gives units to workers: raypd's own pool of actors, or Ray Data; docs/reliability.md compares them"""
     units_in_flight: int = Field(2, ge=1, description="Units a worker overlaps, so that it does not drain between two")
 
     @model_validator(mode="after")

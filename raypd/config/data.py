@@ -15,16 +15,24 @@ TEXT_FILES = {
     ".txt": "text", ".text": "text", ".md": "text", ".markdown": "text", ".html": "html", ".htm": "html", ".pdf": "pdf",
 }  # fmt: skip
 
+TABLES = ("delta", "iceberg")
+
 
 class InputConfig(Section, use_attribute_docstrings=True):
     """Where the documents are and which columns hold what."""
 
     path: str | list[str]
-    """File, folder or glob, local or s3:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet; or .txt, .md,
-    .html, .pdf"""
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "files"] = "auto"
+    """File, folder or glob, local or s3:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet, .arrow; or
+    .txt, .md, .html, .pdf"""
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "arrow", "files", "delta", "iceberg"] = "auto"
     """auto: by the file's name; files: each .txt, .md, .html or .pdf is a document, with columns id (its name) and
-    text"""
+    text; delta, iceberg: the path is such a table's folder"""
+    reader: str | None = Field(None, pattern=r"^[\w.]+:[\w.]+$")
+    """module:function of your own that reads each file: called with its name and its bytes (a binary file), it yields a
+    dict a document"""
+    version: int | None = Field(
+        None, description="Of a Delta table, or snapshot of Iceberg; null: newest at first start"
+    )
     encoding: str = "utf-8"
     """Of CSV, TSV and text files, as Python names it: latin-1, cp1252, utf-16, shift_jis"""
     id_column: str | None = Field("id", description="Column with the document's id; null: file name and place in it")
@@ -48,6 +56,16 @@ class InputConfig(Section, use_attribute_docstrings=True):
         if tree.get("format") == "files" or (named and paths and tree.get("format", "auto") == "auto"):
             return {"text_columns": ["text"], "category_column": None, **tree, "format": "files"}
         return tree
+
+    @model_validator(mode="after")
+    def _one_table(self) -> InputConfig:
+        if self.format in TABLES and not isinstance(self.path, str):
+            raise ValueError(f"format {self.format}: the path is one table")
+        if self.format not in TABLES and self.version is not None:
+            raise ValueError("version: of a table alone (format delta or iceberg)")
+        if self.reader is not None and self.format != "auto":
+            raise ValueError("reader: reads files of any format; leave format at auto")
+        return self
 
     @field_validator("encoding")
     @classmethod

@@ -156,7 +156,7 @@ class RunConfig(Section):
         model.trust_remote_code is in it: a model's own code may take the place of transformers'. So are input.format,
         category_column and max_document_bytes, which decide of any kind's documents what is an error row."""
         idle = {"output.path", "output.partition", "cluster", "cost", "storage", "nightly", "training", "fit"}
-        idle |= {"input.path", "input.on_damaged", "task.categories_file", "task.schema"}
+        idle |= {"input.path", "input.version", "input.on_damaged", "task.categories_file", "task.schema"}
         idle |= {f"engine.{key}" for key in EngineConfig.model_fields if key not in ("kind", "vllm")}
         for model in ("model", "cascade.model"):
             idle |= {f"{model}.device", f"{model}.fake"}

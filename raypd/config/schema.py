@@ -101,18 +101,24 @@ def _imported(target: str, folder: Path) -> Any:
         raise ConfigError(
             f"task.schema: {target!r} is neither a file (.json, .yaml) nor a pydantic model (package.module:Class)"
         )
-    before = list(sys.path)
-    sys.path[:0] = [str(folder.resolve()), str(Path.cwd())]
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-        return TypeAdapter(found).json_schema()
+        return TypeAdapter(imported("task.schema", target, folder)).json_schema()
     except PydanticUserError as error:
         raise ConfigError(f"task.schema: {target}: has no JSON Schema: {error.message}") from None
+
+
+def imported(key: str, target: str, folder: Path | None = None) -> Any:
+    """What `module:name` names, looked for in a folder and the current one, too. Raises ConfigError, with the key."""
+    module, _, name = target.partition(":")
+    before = list(sys.path)
+    sys.path[:0] = [*([str(folder.resolve())] if folder is not None else []), str(Path.cwd())]
+    try:
+        value: Any = importlib.import_module(module)
+        for part in name.split("."):
+            value = getattr(value, part)
+        return value
     except Exception as error:  # of anybody's module
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"task.schema: {target}: cannot be imported: {reason}") from None
+        raise ConfigError(f"{key}: {target}: cannot be imported: {type(error).__name__}: {error}") from None
     finally:
         sys.path[:] = before
 

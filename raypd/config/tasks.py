@@ -251,8 +251,7 @@ class ExamplesConfig(Section, use_attribute_docstrings=True):
     path: str = Field(description="JSON lines with the columns of the input and the labels")
     count: int = Field(3, ge=1, description="Of the document's category")
     nearest: bool = False
-    """The most alike ones of each document (needs the extra `fit`); else the first of the file, which are computed once
-    for all documents"""
+    """The most alike ones of each document; else the first of the file, which are computed once for all documents"""
     labels_column: str = Field("target", description="An object of attribute: value")
 
 

@@ -9,15 +9,16 @@ from urllib.parse import unquote
 
 from raypd import storage
 from raypd.config import InputConfig
-from raypd.config.data import TEXT_FILES
+from raypd.config.data import TABLES, TEXT_FILES
+from raypd.dataset import tables
 from raypd.errors import InputError
 from raypd.run.text import counted
 from raypd.storage.common import literal
 
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+_FORMATS = {".ndjson": "jsonl"} | {f".{name}": name for name in ("jsonl", "csv", "tsv", "parquet", "arrow")}
 _NAMED = 5
-_ENDINGS = "raypd reads .jsonl, .csv and .tsv (also with .gz or .zst), and .parquet"
+_ENDINGS = "raypd reads .jsonl, .csv and .tsv (also with .gz or .zst), .parquet and .arrow"
 _READ = f"{_ENDINGS}; it follows no links to folders"
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -57,14 +58,21 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
     """The input's objects, each once, by root and name; `passed` gets the rest. Raises InputError for an empty root."""
     if source.format == "files" and passed is not None:
         passed.reads = f"input.format files reads {', '.join(TEXT_FILES)}"
-    roots = [source.path] if isinstance(source.path, str) else source.path
+    names = tables.file_names(source) if source.format in TABLES else None
+    roots = (
+        [tables.folder(source)] if names is not None else [source.path] if isinstance(source.path, str) else source.path
+    )
     path_hashes: set[int] = set()  # kept only where one root can hold what another does
     for number, root in enumerate(roots):
         before, after = _overlaps(root, roots[:number]), _overlaps(root, roots[number + 1 :])
         readable = 0
         skipped: storage.Object | None = None
         for item in storage.find(root):
-            format, compression = _format(item.name, source.format)
+            if names is not None:
+                if item.name not in names:
+                    continue
+                names.remove(item.name)
+            format, compression = ("reader", None) if source.reader else _format(item.name, source.format)
             if format is None:
                 if literal(root) != root:
                     raise InputError(_unsupported(item.path, source.format))
@@ -84,6 +92,11 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
             # With the root's number where another root may hold the same name.
             name = f"{item.name}#{number + 1}" if number or re.search(r"#\d+$", item.name) else item.name
             yield InputObject(item.path, name, item.size, item.stamp, format, compression)
+        if names:
+            raise InputError(
+                f"{root}: {counted(len(names), 'file')} of version {source.version} of the table cannot be found, "
+                f"the first: {min(names)}; were they vacuumed?"
+            )
         if not readable and skipped is not None:
             where = "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
             raise InputError(where + _unsupported(skipped.path, source.format))
@@ -100,10 +113,12 @@ def _format(name: str, setting: str) -> tuple[str | None, str | None]:
     compression = _COMPRESSIONS.get(suffix)
     if setting == "files":
         return TEXT_FILES.get(os.path.splitext(stem)[1] if compression else suffix), compression
+    if setting in TABLES:
+        return "parquet", None
     if setting != "auto":
-        return setting, compression if setting != "parquet" else None
+        return setting, compression if setting not in ("parquet", "arrow") else None
     format = _FORMATS.get(os.path.splitext(stem)[1] if compression else suffix)
-    return (None, None) if format == "parquet" and compression else (format, compression)
+    return (None, None) if format in ("parquet", "arrow") and compression else (format, compression)
 
 
 def _unsupported(path: str, setting: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from raypd import storage
 from raypd.config import InputConfig, RunConfig
-from raypd.dataset import delimited
+from raypd.dataset import delimited, tables
 from raypd.dataset.columns import Columns
 from raypd.dataset.jsonl import line_limit, lines_of_range, open_lines
 from raypd.dataset.listing import InputObject, PassedOver, objects
@@ -54,12 +54,14 @@ def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
     cut = {"unit_documents": config.cluster.unit_documents, "unit_bytes": config.cluster.unit_bytes}
     before = stored(output) if output is not None else None
     alone = stored_alone(output) if output is not None else set()
+    source = tables.pinned(config.input, before.totals.version if before is not None else None)
     planning = _Planning(config, alone, _TAIL_UNITS if output is not None else 0)
+    planning.version = source.version
     if before is None or before.totals.cut != cut:
         digest = hashlib.sha256()
-        planning.add(digested(objects(config.input, passed), digest))
+        planning.add(digested(objects(source, passed), digest))
         return planning.finish(planning.objects, digest.hexdigest(), cut)
-    with contextlib.closing(Listing(objects(config.input, passed))) as now:
+    with contextlib.closing(Listing(objects(source, passed))) as now:
         same = before.totals.listing == now.digest and before.totals.alone == len(alone)
         if same and not before.totals.damaged:
             return before
@@ -77,6 +79,7 @@ class _Planning:
         self._tail_units = tail_units
         self.writer, self.columns = PlanWriter(), Columns(config)
         self.objects = 0  # that were looked into
+        self.version: int | None = None  # of a table
         self._kept = self._readable = 0
         self._damage: str | None = None  # of the first object that cannot be read
 
@@ -157,6 +160,7 @@ class _Planning:
         if not self._kept and (nowhere := self.columns.nowhere()):
             raise InputError(nowhere)
         result = self.writer.finish(count, listing, len(self.alone), cut)
+        result.totals.version = self.version
         if not result.units:
             shown = self.config.input.path
             raise InputError(f"{shown if isinstance(shown, str) else ', '.join(shown)}: no documents in it")

@@ -3,7 +3,7 @@
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd import storage
-from raypd.config import RunConfig
+from raypd.config import InputConfig, RunConfig
 from raypd.dataset import delimited
 from raypd.dataset.jsonl import BOM, Line, line_limit, lines, lines_of_range, open_lines
 from raypd.dataset.listing import partition_keys
+from raypd.dataset.row_files import arrow_batches, custom_rows
 from raypd.dataset.text_files import byte_limit, row_of_file
 from raypd.errors import InputError, in_words
 from raypd.run.text import counted
@@ -54,6 +55,10 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     try:
         if part.format == "parquet":
             rows = _parquet_rows(part, needed)
+        elif part.format == "arrow":
+            rows = _arrow_rows(part, needed)
+        elif part.format == "reader":
+            rows = _rows_of_reader(part, source)
         elif part.format == "jsonl":
             rows = _jsonl_lines(part, config)
         elif part.format in delimited.DELIMITERS:
@@ -148,14 +153,38 @@ def _parquet_rows(part: Part, needed: Container[str | None]) -> Iterator[Row]:
             if first + rows <= part.start or first >= part.end:
                 first += rows
                 continue
-            for batch in parquet.iter_batches(batch_size=1024, row_groups=[group], columns=present):
-                if first >= part.end:
-                    return
-                skip = min(max(0, part.start - first), len(batch))
-                piece = batch.slice(skip, max(0, part.end - first - skip))
-                for number, row in enumerate(zip(*map(_values, piece.columns), strict=True), first + skip):
-                    yield number, f"row {number}", partial(dict, zip(piece.schema.names, row, strict=True))
-                first += len(batch)
+            yield from _batch_rows(parquet.iter_batches(1024, row_groups=[group], columns=present), first, part)
+            first += rows
+
+
+def _arrow_rows(part: Part, needed: Container[str | None]) -> Iterator[Row]:
+    with storage.open_file(part.path, part.version, part.size) as file, arrow_batches(file) as batches:
+        present = [name for name in batches.schema.names if name in needed]
+        yield from _batch_rows((batch.select(present) for batch in batches), 0, part)
+
+
+def _batch_rows(batches: Iterable[pa.RecordBatch], first: int, part: Part) -> Iterator[Row]:
+    """The rows of a part out of batches, of which the first one's first row has the number `first`."""
+    for batch in batches:
+        if first >= part.end:
+            return
+        skip = min(max(0, part.start - first), len(batch))
+        piece = batch.slice(skip, max(0, part.end - first - skip))
+        for number, row in enumerate(zip(*map(_values, piece.columns), strict=True), first + skip):
+            yield number, f"row {number}", partial(dict, zip(piece.schema.names, row, strict=True))
+        first += len(batch)
+
+
+def _rows_of_reader(part: Part, source: InputConfig) -> Iterator[Row]:
+    for number, row in itertools.islice(enumerate(custom_rows(part, source)), part.start, part.end):
+        yield number, f"row {number}", partial(_mapping, row)
+
+
+def _mapping(row: Any) -> dict[str, Any]:
+    """Raises ValueError."""
+    if not isinstance(row, Mapping):
+        raise ValueError(f"input.reader gave {kind_of(row)}, not a dict")
+    return dict(row)
 
 
 def _values(column: Any) -> list[Any]:

@@ -5,7 +5,7 @@ cannot be entered in its middle. CSV is read whole too (a quoted field may hold 
 import io
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -18,6 +18,7 @@ from raypd.dataset import delimited
 from raypd.dataset.columns import Columns, SeenColumns, columns_of
 from raypd.dataset.jsonl import Line, is_broken, line_limit, lines, open_lines
 from raypd.dataset.listing import InputObject, partition_keys
+from raypd.dataset.row_files import arrow_batches, custom_rows
 from raypd.dataset.text_files import COLUMNS
 from raypd.errors import InputError
 from raypd.run.unit import Part
@@ -48,7 +49,8 @@ def inspect(item: InputObject, config: RunConfig, columns: Columns) -> Inspected
     except (pa.ArrowException, OSError) as error:
         if outage := storage.outage(error, item.path):
             raise outage from None
-        kind = "cannot be read as Parquet" if item.format == "parquet" else "cannot be read"
+        names = {"parquet": " as Parquet", "arrow": " as Arrow"}
+        kind = "cannot be read" + names.get(item.format, "")
         reason = f"{kind}: {error}"
     if reason is not None:
         damaged = Part(**item._asdict(), version=item.stamp, end=item.size, exact=False, bytes=item.size)
@@ -63,6 +65,10 @@ def _cut(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
         return (_plain if part.compression is None else _compressed)(part, config)
     if part.format in delimited.DELIMITERS:
         return _delimited(part, config)
+    if part.format == "arrow":
+        return _arrow(part, config)
+    if part.format == "reader":
+        return _of_reader(part, config)
     return _of_rows(part, [(0, 1)], 1), SeenColumns([*COLUMNS], schema=True)
 
 
@@ -74,6 +80,27 @@ def _parquet(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns
     groups = [(g.num_rows, _read_bytes(g, needed)) for g in map(metadata.row_group, range(metadata.num_row_groups))]
     bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
     return _of_rows(part, bounds, metadata.num_rows), SeenColumns(names, schema=True)
+
+
+def _arrow(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+    with storage.open_file(part.path, part.version, part.size) as file, arrow_batches(file) as batches:
+        groups = [(batch.num_rows, batch.nbytes) for batch in batches]
+        names = batches.schema.names
+    bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
+    return _of_rows(part, bounds, sum(rows for rows, _ in groups)), SeenColumns(names, schema=True)
+
+
+def _of_reader(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+    """All rows are read once, to count them; the first say what columns there are."""
+    names: dict[str, None] = {}
+    sizes: list[tuple[int, int]] = []
+    for row in custom_rows(part, config.input):
+        fields = dict(row) if isinstance(row, Mapping) else {}
+        if len(sizes) < _SAMPLED_LINES:
+            names |= dict.fromkeys(fields)
+        sizes.append((1, sum(len(value) for value in fields.values() if isinstance(value, str))))
+    bounds = cut_rows(sizes, config.cluster.unit_documents, config.cluster.unit_bytes)
+    return _of_rows(part, bounds, len(sizes)), SeenColumns([*names], schema=bool(names))
 
 
 def _of_rows(part: Part, bounds: Iterable[tuple[int, int]], rows: int) -> Iterator[Part]:

@@ -83,6 +83,7 @@ class PlanTotals:
     listing: str = ""  # digest of the objects' names, sizes and versions
     alone: int = 0  # objects that share no unit, because one of their unit could not be read
     cut: dict[str, Any] = field(default_factory=dict)  # keys of the configuration that decide how objects are cut
+    version: int | None = None  # of a Delta or Iceberg table
 
 
 @dataclass

@@ -18,7 +18,7 @@ _VALUE = [
     ("value", pa.string()),  # as text, whatever its type; null where there is none
     ("number", pa.float64()),
     ("boolean", pa.bool_()),
-    ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens' (docs/methods.md)
+    ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens' (docs/values.md)
     ("status", pa.string()),  # ok, null, truncated (at K_max), invalid, ambiguous (not one number), unsure
     ("raw", pa.string()),  # what was decoded, where no value could be made of it
     # Where a text stands in the document's: characters [begin, end); null where it does not stand there.

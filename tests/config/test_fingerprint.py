@@ -140,7 +140,7 @@ def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
         assert left == {
             "input": {
                 *("format", "encoding", "id_column", "text_columns"),
-                *("category_column", "category", "max_document_bytes"),
+                *("category_column", "category", "max_document_bytes", "reader"),
             },
             "output": {"columns", "min_confidence"},
             "engine": {"kind", "vllm"},

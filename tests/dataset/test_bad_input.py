@@ -114,7 +114,7 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(tmp_pat
     run_here(corpus)
     with pytest.raises(RunError, match=r"(?s)3 units of the input cannot be read.*gone.jsonl: .*pipe.parquet: "):
         driver.run_extract(corpus)  # exit code 1
-    line = "3 files of the input left out (raypd reads .jsonl, .csv and .tsv (also with .gz or .zst), and .parquet; it"
+    line = "3 files of the input left out (raypd reads .jsonl, .csv and .tsv (also with .gz or .zst), .parquet and .ar"
     printed = capsys.readouterr().err
     assert printed.count(line) == printed.count("b.xlsx, deep/READ.ME, linked") == 1
     result = verification.verify(corpus.output.path, corpus)

@@ -147,7 +147,7 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
             tree = json.loads(record.columns["record"])
             values = {value["name"]: value for value in record.columns["values"]}
             if values["seller.founded"]["status"] == "null" and values["seller.country"]["status"] == "ok":
-                continue  # slots do not know of each other: docs/methods.md
+                continue  # slots do not know of each other: docs/values.md
             Thing.model_validate(tree)
             jsonschema.validate(tree, schema)
             assert tree["maker"]["founded"] == values["maker.founded"]["value"]

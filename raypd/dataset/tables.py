@@ -1,0 +1,111 @@
+"""Delta and Iceberg tables as input. A version of a table is a list of Parquet files, read as any others; one of which
+rows were deleted beside these files is refused. A plan keeps its version, so that a resumed run reads the same."""
+
+import re
+from typing import Any
+from urllib.parse import unquote
+
+from raypd import storage
+from raypd.config import InputConfig
+from raypd.config.data import TABLES
+from raypd.errors import ConfigError, InputError
+
+_METADATA = "metadata"
+_NUMBER = re.compile(r"v?(\d+)[^/]*\.metadata\.json")
+
+
+def pinned(source: InputConfig, version: int | None) -> InputConfig:
+    """A table with its version: the one that is asked for, else that of an earlier plan, else the newest.
+
+    Raises ConfigError (its package is missing), InputError."""
+    if source.format not in TABLES or source.version is not None:
+        return source
+    return source.model_copy(update={"version": _newest(source) if version is None else version})
+
+
+def _newest(source: InputConfig) -> int | None:
+    root = str(source.path)
+    if source.format == "delta":
+        return int(_delta(root, None).version())
+    snapshot = _iceberg(root).current_snapshot()
+    return None if snapshot is None else int(snapshot.snapshot_id)
+
+
+def folder(source: InputConfig) -> str:
+    """The folder of a table's files; of Iceberg the path may be a metadata file in it."""
+    root, inside, _ = str(source.path).rpartition(f"/{_METADATA}/")
+    return root if inside and str(source.path).endswith(".json") else str(source.path)
+
+
+def file_names(source: InputConfig) -> set[str]:
+    """The files of a table's version, below its folder. Raises ConfigError, InputError."""
+    root = str(source.path)
+    if source.format == "delta":
+        table = _delta(root, source.version)
+        if "deletionVectors" in (table.protocol().reader_features or ()):
+            raise InputError(
+                f"{root}: the table may have deletion vectors, rows deleted beside its files: "
+                "REORG TABLE ... APPLY (PURGE), then ALTER TABLE ... DROP FEATURE deletionVectors"
+            )
+        import pyarrow as pa
+
+        return {unquote(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()}
+    table = _iceberg(root)
+    if source.version is not None and table.snapshot_by_id(source.version) is None:
+        raise InputError(f"{root}: input.version {source.version}: no such snapshot, or it has expired")
+    names, location = set(), table.location().rstrip("/") + "/"
+    for task in table.scan(snapshot_id=source.version).plan_files() if source.version is not None else ():
+        if task.delete_files:
+            raise InputError(
+                f"{root}: rows were deleted beside the table's files: rewrite_data_files puts them into these"
+            )
+        if not task.file.file_path.startswith(location):
+            raise InputError(f"{root}: {task.file.file_path} of the table is not below its location, {location}")
+        names.add(task.file.file_path.removeprefix(location))
+    return names
+
+
+def _delta(root: str, version: int | None) -> Any:
+    try:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+    except ImportError:
+        raise ConfigError("input.format delta needs the package deltalake: pip install 'raypd[delta]'") from None
+    try:
+        return DeltaTable(storage.absolute(root), version, storage.object_store(root))
+    except TableNotFoundError:
+        raise InputError(f"{root}: no Delta table here (no _delta_log)") from None
+    except (DeltaError, OSError) as error:
+        asked = "" if version is None else f" in version {version}"
+        raise InputError(f"{root}: the Delta table cannot be read{asked}: {error}") from None
+
+
+def _iceberg(path: str) -> Any:
+    try:
+        from pyiceberg.table import StaticTable
+    except ImportError:
+        raise ConfigError("input.format iceberg needs the package pyiceberg: pip install 'raypd[iceberg]'") from None
+    metadata = path if path.endswith(".json") else _newest_metadata(path)
+    try:
+        return StaticTable.from_metadata(storage.absolute(metadata), _properties(path))
+    except Exception as error:  # pyiceberg's, pydantic's and pyarrow's
+        if outage := storage.outage(error, metadata):
+            raise outage from None
+        raise InputError(f"{metadata}: cannot be read as the metadata of an Iceberg table: {error}") from None
+
+
+def _newest_metadata(root: str) -> str:
+    folder = storage.join(root, _METADATA)
+    numbered = [(int(match[1]), name) for name in storage.names(folder) if (match := _NUMBER.fullmatch(name))]
+    if not numbered:
+        raise InputError(f"{root}: no Iceberg table here (no metadata/*.metadata.json)")
+    return storage.join(folder, max(numbered)[1])
+
+
+def _properties(path: str) -> dict[str, str]:
+    """pyiceberg's names of the settings and credentials that S3 is reached with."""
+    options = storage.object_store(path)
+    names = {"s3.endpoint": "aws_endpoint_url", "s3.region": "aws_region", "s3.access-key-id": "aws_access_key_id",
+             "s3.secret-access-key": "aws_secret_access_key", "s3.session-token": "aws_session_token",
+             "s3.anonymous": "aws_skip_signature"}  # fmt: skip
+    return {name: options[key] for name, key in names.items() if key in options}
