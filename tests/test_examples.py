@@ -37,7 +37,7 @@ def test_llm_answers_in_this_process_without_ray() -> None:
 
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
-LONG = {"fit": [pytest.mark.slow, pytest.mark.timeout(3600)]}  # it trains
+LONG = {name: [pytest.mark.slow, pytest.mark.timeout(3600)] for name in ("fit", "space", "ray_data_pipeline")}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def slow(*pairs):
 
 
 OTHERS = slow(("apar", "llama"), ("space", "mistral"))
-OTHERS_BY_GRAPHS = slow(("intra_prompt", "gemma2"), ("apar", "qwen2"), ("pasta", "mistral"), ("space", "qwen3"))
+BY_GRAPHS = slow(
+    ("hyper_parallel", "llama"), ("intra_prompt", "gemma2"), ("apar", "qwen2"), ("pasta", "mistral"), ("space", "qwen3")
+)
 
 
 @pytest.mark.parametrize(("method", "kind"), [("hyper_parallel", "qwen3"), ("intra_prompt", "gemma2"), *OTHERS])
@@ -95,7 +97,7 @@ class OnDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("method", "kind"), [("hyper_parallel", "llama"), *OTHERS_BY_GRAPHS])
+@pytest.mark.parametrize(("method", "kind"), BY_GRAPHS)
 def test_a_method_decodes_the_same_by_graphs(method, kind, monkeypatch):
     model, stock = (in_float64(one) for one in pair(kind, sliding_window=4096))
     case, replays = CASES[method](stock), Replays(monkeypatch)

@@ -52,7 +52,24 @@ def yaml_of(tmp_path: Path):
 
 
 @pytest.mark.timeout(900)
-def test_it_goes_on_and_recommends_what_can_be_run(tmp_path, yaml_of, ray_here):
+def test_it_recommends_what_can_be_run(tmp_path, yaml_of, ray_here):
+    result = run_fit(yaml_of(curve=[]), [], say=quiet)
+    untrained, full = result.scores
+    assert (untrained.name, full.name, result.recommended) == (AS_CONFIGURED, "full", "full")
+    assert (untrained.holds(0.5), full.holds(0.5), full.labels) == (False, True, result.documents["train"])
+    bills = [json.loads(bill.read_text())["usd"] for bill in (tmp_path / "out-fit").rglob("ledger/*.json")]
+    assert result.usd == pytest.approx(sum(bills))
+    assert 0 < full.training_usd < result.usd
+    assert "<svg" in (tmp_path / "out-fit/report.html").read_text()
+    run = run_extract(load_config(str(result.configuration)))
+    assert (run.ok, run.failed) == (64, 0)
+    with pytest.raises(ConfigError, match="holds the fit of other documents"):
+        run_fit(yaml_of(curve=[]), ["fit.documents=63"], say=quiet)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_goes_on_and_has_a_learning_curve(tmp_path, yaml_of, ray_here):
     path, folder, trainings = yaml_of(), tmp_path / "out-fit", []
 
     def stop_at_the_second(line: str) -> None:
@@ -69,18 +86,8 @@ def test_it_goes_on_and_recommends_what_can_be_run(tmp_path, yaml_of, ray_here):
     assert "cost.budget_usd" in str(stopped.stopped)
     result = run_fit(path, [], say=quiet)
     assert (weights.stat().st_mtime_ns, result.stopped) == (written, None)  # it was not trained again
-    untrained, full = result.scores
-    assert (untrained.name, full.name, result.recommended) == (AS_CONFIGURED, "full", "full")
-    assert (untrained.holds(0.5), full.holds(0.5), full.labels) == (False, True, result.documents["train"])
+    full = result.scores[1]
     assert [(s.name, s.labels < full.labels, s.error) for s in result.curve] == [("full", True, None)]
-    bills = [json.loads(bill.read_text())["usd"] for bill in folder.rglob("ledger/*.json")]
-    assert result.usd == pytest.approx(sum(bills))
-    assert 0 < full.training_usd < result.usd
-    assert "<svg" in (folder / "report.html").read_text()
-    run = run_extract(load_config(str(result.configuration)))
-    assert (run.ok, run.failed) == (64, 0)
-    with pytest.raises(ConfigError, match="holds the fit of other documents"):
-        run_fit(path, ["fit.documents=63"], say=quiet)
 
 
 def test_a_training_ends_with_the_money(yaml_of, ray_here):
