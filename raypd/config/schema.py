@@ -19,7 +19,7 @@ from raypd.errors import ConfigError, in_words
 
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _NOT_HELD = {  # keywords that say what is valid, and that would not be held to
-    "multipleOf", "uniqueItems", "minItems", "contains", "prefixItems", "not", "if", "patternProperties",
+    "multipleOf", "uniqueItems", "contains", "prefixItems", "not", "if", "patternProperties",
     "propertyNames", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties",
 }  # fmt: skip
 _MOST_VALUES = 20_000
@@ -170,7 +170,7 @@ class _Flattened:
                 raise _Refused(f"{at}.items: a list of {what} cannot be decoded in slots")
             for keyword in _NOT_HELD & schema.keys():
                 raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
-            keys |= {"many": True, "max_items": schema.get("maxItems")}
+            keys |= {"many": True, "max_items": schema.get("maxItems"), "min_items": schema.get("minItems")}
             if _kind(items) == "object":
                 rows = _Flattened(self.root, properties=self.properties)
                 rows.add_object(schema["items"], f"{at}.items", [], False, inside)
@@ -212,7 +212,7 @@ class _Flattened:
             elif options := schema.get("anyOf") or schema.get("oneOf"):
                 left = [option for option in options if option != {"type": "null"}]
                 nullable |= len(left) < len(options)
-                inner = left[0] if len(left) == 1 else _one_of(left, at)
+                inner = left[0] if len(left) == 1 else _one_of([_behind(self.root, option) for option in left], at)
             elif "allOf" in schema:
                 raise _Refused(f"{at}.allOf: several schemas at once cannot be decoded; write them as one")
             else:
@@ -242,11 +242,30 @@ def _one_of(options: list[Any], at: str) -> Tree:
     kinds = {_kind(option) if isinstance(option, dict) else "" for option in options}
     if "number" in kinds and kinds <= {"number", "integer", "string"}:
         return next(option for option in options if _kind(option) == "number")
-    texts = [option.get("const") for option in options if isinstance(option, dict)]
-    if len(texts) == len(options) and all(isinstance(text, str) for text in texts):
-        return {"enum": texts}
+    constants = [option.get("const") for option in options if isinstance(option, dict)]
+    if len(constants) == len(options) and not {type(constant) for constant in constants} - {str, int}:
+        return {"enum": constants}
+    if kinds == {"object"} and (union := _union(options)) is not None:
+        return union
     what = "objects" if "object" in kinds else "several types"
     raise _Refused(f"{at}.anyOf: one of {what} cannot be decoded in slots; choose one")
+
+
+def _behind(root: Any, option: Any) -> Any:
+    return referred(root, option["$ref"]) if isinstance(option, dict) and option.keys() == {"$ref"} else option
+
+
+def _union(options: list[Tree]) -> Tree | None:
+    """The object with the properties of several, told apart by one that is a constant text in each; None: by none."""
+    named = [option.get("properties") or {} for option in options]
+    tags = [key for key in named[0] if all(isinstance(own.get(key, {}).get("const"), str) for own in named)]
+    merged: Tree = {}
+    for own in named:
+        if any(merged.setdefault(key, inner) != inner for key, inner in own.items() if key not in tags):
+            return None
+    merged = {tag: {"enum": [own[tag]["const"] for own in named]} for tag in tags[:1]} | merged
+    required = set.intersection(*(set(option.get("required", [])) for option in options)) | {*tags[:1]}
+    return {"type": "object", "properties": merged, "required": sorted(required)} if len(tags) == 1 else None
 
 
 def _kind(schema: Tree) -> str:
@@ -258,11 +277,12 @@ def _scalar(schema: Tree, at: str) -> Tree:
         raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
-        if not values or not all(isinstance(value, str) for value in values):
-            raise _Refused(f"{at}.enum: values other than texts cannot be decoded as an enum; quote them")
+        types = {type(value) for value in values}
+        if not types or not (types == {str} or types <= {int, float}):
+            raise _Refused(f"{at}.enum: values other than texts, or numbers, cannot be decoded as an enum; quote them")
         if len(values) > _MOST_VALUES:
             raise _Refused(f"{at}.enum: {len(values)} values; {_MOST_VALUES} at most are ready in a few seconds")
-        return {"type": "enum", "values": values}
+        return {"type": "enum" if types == {str} else "integer" if types == {int} else "number", "values": values}
     kind, form = _kind(schema), schema.get("format")
     if kind == "boolean":
         return {"type": kind}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import warnings
@@ -46,6 +47,7 @@ FORMATS = {  # RFC 3339, years 1000 to 2999; a time of day alone has no offset
 }
 _LONGEST_VALUE = 1000  # characters of an enum's
 _MOST_CHARACTERS = 400_000  # of an enum's values together: each is a state of its automaton
+_NUMBERS = {"integer": "-?(0|[1-9][0-9]{0,17})", "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"}
 _HINTS = {
     "integer": "a whole number",
     "date": "a date, as YYYY-MM-DD",
@@ -75,9 +77,10 @@ class Attribute(Section):
     type: Literal["text", "number", "integer", "boolean", "enum", "date", "time", "date-time", "pattern", "rows"] = (
         "text"
     )
-    values: list[str] = Field([], description="The allowed values of an enum")
+    values: list[str] = Field([], description="The allowed values of an enum, or the only ones of a number or integer")
     many: bool = Field(False, description="A list of such values")
     max_items: int | None = Field(None, ge=1, description="Most values of a list")
+    min_items: int | None = Field(None, ge=0, description="A list of fewer values is invalid")
     columns: list[Attribute] = Field(
         [], description="Of type rows, a list of objects such as an invoice's lines: its keys"
     )
@@ -98,7 +101,7 @@ class Attribute(Section):
     @property
     def item(self) -> Attribute:
         """The attribute of one value of a list."""
-        return self.model_copy(update={"many": False, "max_items": None})
+        return self.model_copy(update={"many": False, "max_items": None, "min_items": None})
 
     @property
     def regex(self) -> str | None:
@@ -109,6 +112,8 @@ class Attribute(Section):
     def hint(self) -> str:
         """What a model is told of the type, beside the template. No possible answer: a small model would copy it."""
         form = f"it matches {self.pattern}" if self.type == "pattern" else _HINTS.get(self.type, "")
+        if self.values and self.type != "enum":
+            form = f"one of {', '.join(self.values)}"
         limit = f" of {self.max_items} at most" if self.max_items is not None else ""
         if self.type == "rows":
             keys = (f"{c.name} ({'; '.join(filter(None, [c.description, c.hint or c.words]))})" for c in self.columns)
@@ -119,13 +124,16 @@ class Attribute(Section):
         """Whether a JSON value is of the type; null is none."""
         if self.many:
             limit = math.inf if self.max_items is None else self.max_items
-            return isinstance(value, list) and len(value) <= limit and all(map(self.item.fits, value))
+            within = isinstance(value, list) and (self.min_items or 0) <= len(value) <= limit
+            return within and all(map(self.item.fits, value))
         if self.type == "rows":
             return isinstance(value, dict) and all(column.fits_cell(value.get(column.name)) for column in self.columns)
         if self.type == "boolean" or isinstance(value, bool):
             return self.type == "boolean" and isinstance(value, bool)
         if self.type in ("number", "integer"):
             if not isinstance(value, (int, float) if self.type == "number" else int):
+                return False
+            if self.values and value not in map(float, self.values):
                 return False
             low, high = (bound if bound is not None else value for bound in (self.minimum, self.maximum))
             return low <= value <= high and (self.type == "number" or -(2**63) <= value < 2**63)
@@ -140,7 +148,9 @@ class Attribute(Section):
     @property
     def words(self) -> str:
         """Its type as a prompt says it of a column."""
-        names = {"number": "a number", "boolean": "true or false", "enum": f"one of: {', '.join(self.values)}"}
+        if self.values:
+            return f"one of: {', '.join(self.values)}"
+        names = {"number": "a number", "boolean": "true or false"}
         return names.get(self.type, "text")
 
     @property
@@ -154,8 +164,14 @@ class Attribute(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _rows_are_many(cls, tree: Any) -> Any:
-        return {**tree, "many": True} if isinstance(tree, dict) and tree.get("type") == "rows" else tree
+    def _as_they_are_kept(cls, tree: Any) -> Any:
+        """Rows are a list, and numbers among `values` the text that JSON has for them."""
+        if not isinstance(tree, dict):
+            return tree
+        if tree.get("type") in _NUMBERS and isinstance(tree.get("values"), list):
+            numbers = [json.dumps(value) if type(value) in (int, float) else value for value in tree["values"]]
+            return {**tree, "values": numbers}
+        return {**tree, "many": True} if tree.get("type") == "rows" else tree
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Attribute:
@@ -171,8 +187,8 @@ class Attribute(Section):
         ):
             if any(bound is not None for bound in bounds) and self.type not in types:
                 return f"`{key}` is for type {' and '.join(types)}"
-        if self.max_items is not None and not self.many:
-            return "`max_items` is for a list (`many`)"
+        if (self.max_items, self.min_items) != (None, None) and not self.many:
+            return "`max_items` and `min_items` are for a list (`many`)"
         if (self.type == "rows") != bool(self.columns):
             return "`columns` is for type rows, and rows need it"
         if nested := next((column.name for column in self.columns if column.many), None):
@@ -186,8 +202,11 @@ class Attribute(Section):
                 re.compile(self.pattern)
             except re.error as error:
                 return f"the pattern is no regular expression: {error}"
-        if (self.type == "enum") != bool(self.values):
-            return "`values` is for type enum, and an enum needs it"
+        form = _NUMBERS.get(self.type)
+        if (self.type == "enum" and not self.values) or (self.values and self.type != "enum" and form is None):
+            return "`values` is for type enum, which needs it, number and integer"
+        if wrong := next((value for value in self.values if form and not re.fullmatch(form, value)), None):
+            return f"value {wrong!r}: write it as JSON has a value of type {self.type}"
         if len(set(self.values)) != len(self.values):
             return "a value stands twice"
         if (longest := max(map(len, self.values), default=0)) > _LONGEST_VALUE:

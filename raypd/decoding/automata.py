@@ -79,15 +79,15 @@ STRING = TransitionTable(
 
 
 class ListOf(Automaton):
-    """A JSON list of at most `limit` values. Where they are texts it may be cut, or break off at what no list has."""
+    """A JSON list of `fewest` to `most` values. Where they are texts it may be cut, or break off where it is none."""
 
-    def __init__(self, item: TransitionTable, limit: int | None = None) -> None:
-        self.item, self.most = item, limit
-        self._places = [(_OPEN, 0, 0)]  # of every state: the place, values so far (where `most` counts), their state
+    def __init__(self, item: TransitionTable, most: int | None = None, fewest: int = 0) -> None:
+        self.item, self.most, self.fewest = item, most, fewest
+        self._places = [(_OPEN, 0, 0)]  # of every state: the place, values so far (as far as they count), their state
         self._states = {self._places[0]: 0}
 
     def _state(self, *place: int) -> int:
-        key = (place[0], place[1] if self.most else 0, place[2])
+        key = (place[0], min(place[1], self.most or self.fewest), place[2])
         if key not in self._states:
             self._states[key] = len(self._places)
             self._places.append(key)
@@ -98,7 +98,7 @@ class ListOf(Automaton):
         if place == _OPEN:
             return self._state(_FIRST, 0, 0) if char == "[" else DEAD
         if place in (_FIRST, _NEXT, _BEGIN):
-            if place == _FIRST and char == "]":
+            if place == _FIRST and char == "]" and not self.fewest:
                 return self._state(_END, 0, 0)
             if place == _NEXT and char == " ":
                 return self._state(_BEGIN, count, 0)
@@ -108,7 +108,7 @@ class ListOf(Automaton):
             return state
         if (after := self.item.next(inner, char)) != DEAD:
             return self._state(_ITEM, count, after)
-        if inner in self.item.finals and char == "]":
+        if inner in self.item.finals and char == "]" and count >= self.fewest:
             return self._state(_END, 0, 0)
         goes_on = inner in self.item.finals and char == "," and (self.most is None or count < self.most)
         return self._state(_NEXT, count, 0) if goes_on else DEAD

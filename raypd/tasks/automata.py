@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +18,7 @@ from raypd.tasks.sandbox import Unfinished, run_apart
 _INTEGER = "-?(0|[1-9][0-9]{0,17})"
 # In a slot thousands may be grouped, and a comma that no digit follows, a brace or the line's end closes it.
 _INTEGER_SLOT = r"-?(0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(,[0-9]{3}){1,5})(,[ \n\"}]|[}\n])"
+_ENDS = (", ", ",\n", ',"', ",}", "}", "\n")  # of one of some numbers, likewise
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
 # Unrolled: as an alternative under a star the same language takes xgrammar milliseconds a token.
 _JSON_STRING = r'"[^"\\\x00-\x1f]*(\\(["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"'
@@ -39,9 +40,13 @@ def automaton_of(attribute: Attribute) -> Automaton:
     """The automaton of an attribute's slot. Raises ValueError where its pattern cannot be used."""
     null = attribute.nullable
     if attribute.many:
-        return OrNull(ListOf(_item(attribute), attribute.max_items), null)
+        return OrNull(ListOf(_item(attribute), attribute.max_items, attribute.min_items or 0), null)
     if attribute.type == "text":
         return JsonString()
+    if attribute.values and attribute.type != "enum":
+        numbers = one_of([value + end for value in attribute.values for end in _ENDS])
+        whole = {reduce(numbers.next, value + end, 0) for value in attribute.values for end in ("", ",")}
+        return OrNull(TransitionTable(numbers.table, numbers.finals, standing=whole | numbers.finals), null)
     if attribute.type == "number":
         return Number()
     if attribute.type == "integer":
@@ -60,18 +65,19 @@ def record_pattern(attributes: Sequence[Attribute]) -> str:
 
 
 def _value_pattern(attribute: Attribute) -> str:
-    if attribute.type in _PATTERNS:
+    if attribute.type in ("boolean", "enum") or attribute.values:
+        item = "|".join(map(_literal, _words(attribute)))
+    elif attribute.type in _PATTERNS:
         item = _PATTERNS[attribute.type]
     elif attribute.type == "rows":
         cells = (f"{_literal(json.dumps(c.name, ensure_ascii=False))}: {_value_pattern(c)}" for c in attribute.columns)
         item = rf"\{{{', '.join(cells)}\}}"
-    elif attribute.type in ("boolean", "enum"):
-        item = "|".join(map(_literal, _words(attribute)))
     else:
         item = f'"({str(attribute.regex).removeprefix("^").removesuffix("$")})"'
     if attribute.many:
-        repeated = "*" if attribute.max_items is None else f"{{0,{attribute.max_items - 1}}}"
-        item = rf"\[(({item})(, ({item})){repeated})?\]"
+        fewest, most = max((attribute.min_items or 0) - 1, 0), attribute.max_items
+        repeated = f"{{{fewest},{'' if most is None else most - 1}}}"
+        item = rf"\[(({item})(, ({item})){repeated}){'' if attribute.min_items else '?'}\]"
     return f"({item}|null)" if attribute.nullable else f"({item})"
 
 
@@ -97,7 +103,7 @@ def _item(attribute: Attribute) -> TransitionTable:
             key = json.dumps(column.name, ensure_ascii=False)
             parts += [one_of([_as_bytes(f"{', ' if parts else '{'}{key}: ")]), _cell(column)]
         return joined([*parts, one_of(["}"])])
-    if attribute.type in ("boolean", "enum"):
+    if attribute.type in ("boolean", "enum") or attribute.values:
         return one_of(list(map(_as_bytes, _words(attribute))))
     if attribute.type in _PATTERNS:
         return TransitionTable(*_edges(_PATTERNS[attribute.type]))
@@ -115,7 +121,9 @@ def _cell(column: Attribute) -> TransitionTable:
 
 
 def _words(attribute: Attribute) -> list[str]:
-    return ["true", "false"] if attribute.type == "boolean" else [f'"{value}"' for value in attribute.values]
+    if attribute.type == "boolean":
+        return ["true", "false"]
+    return [f'"{value}"' for value in attribute.values] if attribute.type == "enum" else attribute.values
 
 
 def _as_bytes(text: str) -> str:

@@ -134,7 +134,7 @@ class ExtractionTask:
 
     def _grammar(self, category: str, attribute: Attribute) -> Grammar:
         """The slot rules of an attribute; those that read alike share them."""
-        rules = {"type", "values", "many", "max_items", "columns", "pattern", "required"}
+        rules = {"type", "values", "many", "max_items", "min_items", "columns", "pattern", "required"}
         key = attribute.model_dump_json(include=rules)
         if key in self._of_type:
             return self._of_type[key]

@@ -1,5 +1,6 @@
 """A category as a JSON Schema, for a server that holds an answer to one: all keys, null where there is no value."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ def _schema(attribute: Attribute) -> dict[str, Any]:
         schema = {"type": "array", "items": schema}
         if attribute.max_items is not None:
             schema["maxItems"] = attribute.max_items
+        if attribute.min_items is not None:
+            schema["minItems"] = attribute.min_items
     if not attribute.nullable:
         return schema
     if "enum" in schema:
@@ -35,8 +38,8 @@ def _value(attribute: Attribute) -> dict[str, Any]:
     if attribute.type == "rows":
         return record_schema(attribute.columns)
     schema: dict[str, Any] = {"type": _TYPES.get(attribute.type, "string")}
-    if attribute.type == "enum":
-        schema["enum"] = list(attribute.values)
+    if attribute.values:
+        schema["enum"] = [value if attribute.type == "enum" else json.loads(value) for value in attribute.values]
     elif attribute.type in FORMATS:
         schema["format"] = attribute.type
     elif attribute.type == "pattern":

@@ -100,6 +100,20 @@ def test_the_fingerprint_is_of_the_attributes_and_not_of_where_they_stand(tmp_pa
     assert same.fingerprint() == ours.fingerprint()
 
 
+def test_objects_that_a_constant_tells_apart_are_one(tmp_path: Path) -> None:
+    (tmp_path / "pets.py").write_text(
+        "from typing import *\nfrom pydantic import *\n"
+        "class Cat(BaseModel):\n    kind: Literal['cat']\n    name: str\n    lives: int\n"
+        "class Dog(BaseModel):\n    kind: Literal['dog']\n    name: str\n    breed: str\n"
+        "class Owner(BaseModel):\n    pet: Annotated[Union[Cat, Dog], Field(discriminator='kind')]\n"
+    )
+    made = load(tmp_path, "pets:Owner").task.categories["Owner"].attributes
+    assert [(a.name, a.values, a.required, a.omit_null) for a in made] == [
+        ("pet.kind", ["cat", "dog"], True, False), ("pet.name", [], True, False),
+        ("pet.lives", [], False, True), ("pet.breed", [], False, True),
+    ]  # fmt: skip
+
+
 def of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
@@ -119,7 +133,9 @@ OBJECT = of(x={"type": "string"})
         (of(a={"anyOf": [OBJECT, OBJECT]}), r"\$.properties.a.anyOf: one of objects"),
         (of(a={"anyOf": [{"type": "string"}, {"type": "boolean"}]}), r"\$.properties.a.anyOf: one of several types"),
         (of(a={}), r"\$.properties.a: a value of any kind"),
-        (of(a={"enum": [1, 2]}), r"\$.properties.a.enum: values other than texts"),
+        (of(a={"enum": [1, "b"]}), r"\$.properties.a.enum: values other than texts, or numbers"),
+        (of(a={"enum": [1, True]}), r"\$.properties.a.enum: values other than texts, or numbers"),
+        (of(a={"type": "string", "enum": [1e300, 2]}), r"\$.properties.a: .*value '1e.300': write it as JSON has"),
         (of(a={"enum": ['a "b"']}), r"\$.properties.a: .*without quotes and backslashes"),
         (of(a={"type": "string", "pattern": "["}), r"\$.properties.a: .*no regular expression"),
         (of(a={"type": "integer", "multipleOf": 5}), r"\$.properties.a.multipleOf: would not be held to"),
