@@ -64,6 +64,10 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
     )
     path_hashes: set[int] = set()  # kept only where one root can hold what another does
     for number, root in enumerate(roots):
+        if source.format == "auto" and storage.is_folder(root) and (kind := tables.kind_of(root)):
+            raise InputError(
+                f"{root}: set input.format to {kind}; or to parquet to read files of earlier versions, too"
+            )
         before, after = _overlaps(root, roots[:number]), _overlaps(root, roots[number + 1 :])
         readable = 0
         skipped: storage.Object | None = None

@@ -23,6 +23,14 @@ def pinned(source: InputConfig, version: int | None) -> InputConfig:
     return source.model_copy(update={"version": _newest(source) if version is None else version})
 
 
+def kind_of(folder: str) -> str | None:
+    """Whether a folder is of such a table, whose files are not all of its newest version."""
+    if storage.is_folder(storage.join(folder, "_delta_log")):
+        return "delta"
+    named = any(_NUMBER.fullmatch(name) for name in storage.names(storage.join(folder, _METADATA)))
+    return "iceberg" if named else None
+
+
 def _newest(source: InputConfig) -> int | None:
     root = str(source.path)
     if source.format == "delta":

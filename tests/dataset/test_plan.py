@@ -159,6 +159,7 @@ def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monke
             names = (f"{i:09d}.jsonl" for i in range(first, first + count))
             objects = (storage.Object(f"s3://generated/in/{n}", n, len(line), n) for n in names)
             monkeypatch.setattr(storage, "find", lambda path, objects=objects: objects)
+            monkeypatch.setattr(storage, "is_folder", lambda path: False)
             tracemalloc.start()
             planned = plan(run, run.output.path)
             sizes.append(tracemalloc.get_traced_memory()[1])

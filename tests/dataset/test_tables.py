@@ -88,6 +88,8 @@ def test_what_is_wrong_with_a_table_is_one_line(made, tmp_path) -> None:
         plan(config(format, table.path, 77))
     with pytest.raises(InputError, match=f"no {format.title()} table here"):
         plan(config(format, str(tmp_path / "empty")))
+    with pytest.raises(InputError, match=f"set input.format to {format}; or to parquet"):
+        plan(config("auto", table.path))
     storage.delete(next(item.path for item in storage.walk(table.path) if item.name.endswith(".parquet")))
     with pytest.raises(InputError, match=r"1 file of version \d+ of the table cannot be found, the first: .*\.parquet"):
         plan(config(format, table.path))
