@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,8 +27,6 @@ from raypd.run.load import load_record, load_run
 from raypd.run.records import Estimate, Manifest, RunCost
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from raypd.answering.components import WorkerComponents
     from raypd.estimation.tune import TuneResult
     from raypd.evaluation.score import Evaluation
@@ -121,6 +120,12 @@ class Answer:
     confidence: Any = None  # 0 to 1 (docs/values.md), of a record {attribute: confidence}
     status: Any = None  # ok, null, truncated, invalid, ambiguous or unsure, by attribute; of a text stop or length
     error: str | None = None  # why there is nothing
+    span: Any = None  # of a record {attribute: [begin, end] of a text in its document}
+    raw: Any = None  # of a record {attribute: what was decoded, where no value could be made of it}
+
+    def _repr_html_(self) -> str:
+        shown = {key: part if isinstance(part, dict) else {"": part} for key, part in vars(self).items() if part}
+        return str(pd.DataFrame(shown).to_html())
 
 
 class LLM:
@@ -205,8 +210,10 @@ def _extracted(row: Record) -> Answer:
     if row.error is not None:
         return Answer(error=row.error)
     values = row.columns["values"]
-    confidence, status = ({value["name"]: value[key] for value in values} for key in ("confidence", "status"))
-    return Answer(json.loads(row.columns["record"]), confidence, status)
+    confidence, status, span, raw = (
+        {value["name"]: value.get(key) for value in values} for key in ("confidence", "status", "span", "raw")
+    )
+    return Answer(json.loads(row.columns["record"]), confidence, status, span=span, raw=raw)
 
 
 def extract(

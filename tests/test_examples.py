@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 
 from tests.processes import ROOT, ended, start
@@ -21,6 +23,8 @@ assert errors == ["no text in text", "column 'text' holds NUL characters", "colu
 llm = raypd.LLM(settings={"decoding.max_new_tokens": 12, "decoding.method": "guided"})
 record, bad = llm.extract(["Acme shoe, red", " "], [{"name": "Brand"}, {"name": "Red", "type": "boolean"}])
 assert set(record.value) == set(record.confidence) == set(record.status) == {"Brand", "Red"}, record
+assert set(record.span) == set(record.raw) == {"Brand", "Red"} and "<th>Brand</th>" in record._repr_html_(), record
+assert "no text in text" in bad._repr_html_()
 assert record.value["Red"] in (True, False, None) and 0 < record.confidence["Red"] <= 1, record
 assert bad.value is None and bad.error == "no text in text", bad
 choices = {"question": "Where?", "choices": ["A", "Oslo"]}
@@ -37,7 +41,8 @@ def test_llm_answers_in_this_process_without_ray() -> None:
 
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
-LONG = {name: [pytest.mark.slow, pytest.mark.timeout(3600)] for name in ("fit", "space", "ray_data_pipeline")}
+SLOW = ("fit", "space", "ray_data_pipeline", "dataframe")  # the notebook does what the last one does
+LONG = {name: [pytest.mark.slow, pytest.mark.timeout(3600)] for name in SLOW}
 
 
 @pytest.mark.parametrize(
@@ -46,3 +51,13 @@ LONG = {name: [pytest.mark.slow, pytest.mark.timeout(3600)] for name in ("fit", 
 def test_examples_run(script: Path, tmp_path: Path) -> None:
     code = "import os, runpy, sys; os.chdir(sys.argv[2]); runpy.run_path(sys.argv[1], run_name='__main__')"
     assert ended(start("-c", code, str(script), str(tmp_path)), seconds=3000)
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(ROOT / "examples/notebook.ipynb", 4)
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place).execute()
+    shown = [str(output.get("data", "")) for cell in notebook.cells for output in cell.get("outputs", [])]
+    for words in ("<td>Green</td>|<td>green</td>", "3 documents, 0 failed", "strict F1"):
+        assert any(word in text for word in words.split("|") for text in shown), shown

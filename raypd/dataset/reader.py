@@ -181,7 +181,6 @@ def _rows_of_reader(part: Part, source: InputConfig) -> Iterator[Row]:
 
 
 def _mapping(row: Any) -> dict[str, Any]:
-    """Raises ValueError."""
     if not isinstance(row, Mapping):
         raise ValueError(f"input.reader gave {kind_of(row)}, not a dict")
     return dict(row)

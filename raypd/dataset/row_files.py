@@ -20,14 +20,12 @@ def arrow_batches(file: Any) -> pa.RecordBatchReader:
     if magic != b"ARROW1":
         return pa.ipc.open_stream(file)
     whole = pa.ipc.open_file(file)
-    batches = (whole.get_batch(number) for number in range(whole.num_record_batches))
-    return pa.RecordBatchReader.from_batches(whole.schema, batches)
+    return pa.RecordBatchReader.from_batches(whole.schema, map(whole.get_batch, range(whole.num_record_batches)))
 
 
 def custom_rows(part: Part, source: InputConfig) -> Iterator[Any]:
     """What `input.reader` gives for a file. Raises InputError where it fails, OSError of storage, ConfigError."""
-    assert source.reader is not None
-    read = imported("input.reader", source.reader)
+    read = imported("input.reader", str(source.reader))
     with storage.open_read(part.path, version=part.version) as file:
         try:
             yield from read(part.name, file)

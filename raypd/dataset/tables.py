@@ -5,6 +5,8 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
+
 from raypd import storage
 from raypd.config import InputConfig
 from raypd.config.data import TABLES
@@ -27,8 +29,7 @@ def kind_of(folder: str) -> str | None:
     """Whether a folder is of such a table, whose files are not all of its newest version."""
     if storage.is_folder(storage.join(folder, "_delta_log")):
         return "delta"
-    named = any(_NUMBER.fullmatch(name) for name in storage.names(storage.join(folder, _METADATA)))
-    return "iceberg" if named else None
+    return "iceberg" if any(map(_NUMBER.fullmatch, storage.names(storage.join(folder, _METADATA)))) else None
 
 
 def _newest(source: InputConfig) -> int | None:
@@ -55,8 +56,6 @@ def file_names(source: InputConfig) -> set[str]:
                 f"{root}: the table may have deletion vectors, rows deleted beside its files: "
                 "REORG TABLE ... APPLY (PURGE), then ALTER TABLE ... DROP FEATURE deletionVectors"
             )
-        import pyarrow as pa
-
         return {unquote(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()}
     table = _iceberg(root)
     if source.version is not None and table.snapshot_by_id(source.version) is None:
@@ -113,7 +112,7 @@ def _newest_metadata(root: str) -> str:
 def _properties(path: str) -> dict[str, str]:
     """pyiceberg's names of the settings and credentials that S3 is reached with."""
     options = storage.object_store(path)
-    names = {"s3.endpoint": "aws_endpoint_url", "s3.region": "aws_region", "s3.access-key-id": "aws_access_key_id",
-             "s3.secret-access-key": "aws_secret_access_key", "s3.session-token": "aws_session_token",
-             "s3.anonymous": "aws_skip_signature"}  # fmt: skip
-    return {name: options[key] for name, key in names.items() if key in options}
+    names = ("region", "access-key-id", "secret-access-key", "session-token")
+    keys = {"endpoint": "aws_endpoint_url", "anonymous": "aws_skip_signature"}
+    keys |= {name: f"aws_{name}".replace("-", "_") for name in names}
+    return {f"s3.{name}": options[key] for name, key in keys.items() if key in options}
