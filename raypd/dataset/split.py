@@ -49,9 +49,8 @@ def inspect(item: InputObject, config: RunConfig, columns: Columns) -> Inspected
     except (pa.ArrowException, OSError) as error:
         if outage := storage.outage(error, item.path):
             raise outage from None
-        names = {"parquet": " as Parquet", "arrow": " as Arrow"}
-        kind = "cannot be read" + names.get(item.format, "")
-        reason = f"{kind}: {error}"
+        form = {"parquet": " as Parquet", "arrow": " as Arrow"}.get(item.format, "")
+        reason = f"cannot be read{form}: {error}"
     if reason is not None:
         damaged = Part(**item._asdict(), version=item.stamp, end=item.size, exact=False, bytes=item.size)
         return Inspected(item, iter([damaged]), damaged=f"{item.path}: {reason}")

@@ -250,8 +250,7 @@ def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:
     window began leaves the filling of the engine to go by."""
     readings = readings.reshape(-1, 5)
     begin, end = np.searchsorted(readings[:, 0], (lead, lead + count))
-    if end == len(readings) and begin > end // 2:
-        begin = 0
+    begin = 0 if end == len(readings) and begin > end // 2 else begin
     window = readings[begin : end + 1, 1:]
     edges = np.linspace(0, len(window) - 1, max(1, min(_SAMPLES, len(window) // 2)) + 1).astype(int)
     return np.diff(window[edges], axis=0) if len(window) > 1 else np.zeros((0, 4)), bool(end < len(readings))

@@ -118,6 +118,7 @@ def _fit(
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
     from ray.train import RunConfig as TrainRun
     from ray.train.torch import TorchTrainer
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
     from ray.util.queue import Queue
 
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # relative paths mean on a worker what they mean here
@@ -127,7 +128,8 @@ def _fit(
     per_worker = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
     workers = config.cluster.max_workers
     best_two = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="eval_loss", checkpoint_score_order="min")
-    trainer = TorchTrainer(
+    together = workers > 1 or config.training.sharding != "none"  # torch's store listens on every address
+    trainer = (TorchTrainer if together else DataParallelTrainer)(
         _train_on_worker,
         train_loop_config={"config": config, "rate": rate, "threads": resources.threads, "board": board},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=resources.gpus > 0, resources_per_worker=per_worker),

@@ -7,6 +7,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pyarrow.dataset as ds
 import pytest
 import torch
@@ -76,7 +77,17 @@ def step_of(line):
 @pytest.mark.slow
 def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
     uncut, cut = short(tmp_path, base, "whole"), short(tmp_path, base, "cut")
-    run_training(uncut, say=lambda _: None)
+    addresses = set()  # that anything of the training listens on
+    before = set(psutil.Process().children(recursive=True))  # other tests' Ray
+
+    def look(_: str) -> None:
+        ours = {child.pid for child in set(psutil.Process().children(recursive=True)) - before}
+        ports = psutil.net_connections("tcp")
+        addresses.update(port.laddr.ip for port in ports if port.status == "LISTEN" and port.pid in ours)
+
+    run_training(uncut, say=look)
+    assert addresses
+    assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     folder = Path(cut.output.path)
     cut_off(cut, lambda: map(str, folder.rglob("checkpoints/**/*")))
     assert not (folder / "adapter").exists()
