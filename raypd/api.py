@@ -124,7 +124,7 @@ class Answer:
     raw: Any = None  # of a record {attribute: what was decoded, where no value could be made of it}
 
     def _repr_html_(self) -> str:
-        shown = {key: part if isinstance(part, dict) else {"": part} for key, part in vars(self).items() if part}
+        shown = {k: v if isinstance(v, dict) else {"": v} for k, v in vars(self).items() if v is not None}
         return str(pd.DataFrame(shown).to_html())
 
 

@@ -13,6 +13,7 @@ from raypd.config.tasks import (
     FORMATS,
     KINDS,
     METHODS,
+    NUMBERS,
     OWN_COLUMNS,
     Attribute,
     Category,

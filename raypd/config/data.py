@@ -30,9 +30,7 @@ class InputConfig(Section, use_attribute_docstrings=True):
     reader: str | None = Field(None, pattern=r"^[\w.]+:[\w.]+$")
     """module:function of your own that reads each file: called with its name and its bytes (a binary file), it yields a
     dict a document"""
-    version: int | None = Field(
-        None, description="Of a Delta table, or snapshot of Iceberg; null: newest at first start"
-    )
+    version: int | None = Field(None, description="Of a Delta table, or an Iceberg snapshot; null: newest at first")
     encoding: str = "utf-8"
     """Of CSV, TSV and text files, as Python names it: latin-1, cp1252, utf-16, shift_jis"""
     id_column: str | None = Field("id", description="Column with the document's id; null: file name and place in it")

@@ -47,7 +47,7 @@ FORMATS = {  # RFC 3339, years 1000 to 2999; a time of day alone has no offset
 }
 _LONGEST_VALUE = 1000  # characters of an enum's
 _MOST_CHARACTERS = 400_000  # of an enum's values together: each is a state of its automaton
-_NUMBERS = {"integer": "-?(0|[1-9][0-9]{0,17})", "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"}
+NUMBERS = {"integer": "-?(0|[1-9][0-9]{0,17})", "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"}
 _HINTS = {
     "integer": "a whole number",
     "date": "a date, as YYYY-MM-DD",
@@ -168,7 +168,7 @@ class Attribute(Section):
         """Rows are a list, and numbers among `values` the text that JSON has for them."""
         if not isinstance(tree, dict):
             return tree
-        if tree.get("type") in _NUMBERS and isinstance(tree.get("values"), list):
+        if tree.get("type") in NUMBERS and isinstance(tree.get("values"), list):
             numbers = [json.dumps(value) if type(value) in (int, float) else value for value in tree["values"]]
             return {**tree, "values": numbers}
         return {**tree, "many": True} if tree.get("type") == "rows" else tree
@@ -189,6 +189,8 @@ class Attribute(Section):
                 return f"`{key}` is for type {' and '.join(types)}"
         if (self.max_items, self.min_items) != (None, None) and not self.many:
             return "`max_items` and `min_items` are for a list (`many`)"
+        if (self.min_items or 0) > (self.max_items or math.inf):
+            return "`min_items` is above `max_items`"
         if (self.type == "rows") != bool(self.columns):
             return "`columns` is for type rows, and rows need it"
         if nested := next((column.name for column in self.columns if column.many), None):
@@ -202,7 +204,7 @@ class Attribute(Section):
                 re.compile(self.pattern)
             except re.error as error:
                 return f"the pattern is no regular expression: {error}"
-        form = _NUMBERS.get(self.type)
+        form = NUMBERS.get(self.type)
         if (self.type == "enum" and not self.values) or (self.values and self.type != "enum" and form is None):
             return "`values` is for type enum, which needs it, number and integer"
         if wrong := next((value for value in self.values if form and not re.fullmatch(form, value)), None):

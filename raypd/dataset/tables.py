@@ -33,10 +33,9 @@ def kind_of(folder: str) -> str | None:
 
 
 def _newest(source: InputConfig) -> int | None:
-    root = str(source.path)
     if source.format == "delta":
-        return int(_delta(root, None).version())
-    snapshot = _iceberg(root).current_snapshot()
+        return int(_delta(str(source.path), None).version())
+    snapshot = _iceberg(str(source.path)).current_snapshot()
     return None if snapshot is None else int(snapshot.snapshot_id)
 
 

@@ -183,7 +183,7 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
     if config.model.is_fake:
         notes.append("model: fake. These figures are made up: no model read the documents")
     if not profiled.complete:
-        notes.append("the time given ended before the engine was full for long: a guess; raise --minutes")
+        notes.append("the time given ended before the sample was done: a guess; raise --minutes")
     if len(sample.documents) < _FEW:
         drawn = counted(len(sample.documents), "document")
         notes.append(f"the sample is small ({drawn}): raise --sample for a narrower interval")

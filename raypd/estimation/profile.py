@@ -246,8 +246,7 @@ def _copy(config: RunConfig, document: Document, index: int, number: int) -> Doc
 
 
 def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:
-    """What was metered in equal parts of the window, `[parts, 4]`, and whether it is whole. Time that ended before the
-    window began leaves the filling of the engine to go by."""
+    """What was metered in equal parts of the window (of all, where time cut it early), `[parts, 4]`; if it is whole."""
     readings = readings.reshape(-1, 5)
     begin, end = np.searchsorted(readings[:, 0], (lead, lead + count))
     begin = 0 if end == len(readings) and begin > end // 2 else begin

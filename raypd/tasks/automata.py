@@ -6,7 +6,7 @@ from functools import lru_cache, reduce
 
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import FORMATS, Attribute
+from raypd.config import FORMATS, NUMBERS, Attribute
 from raypd.decoding.automata import STRING, JsonObject, ListOf, OrNull, TransitionTable, joined, one_of
 from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf, Vocabulary
 from raypd.models.vocabulary import token_bytes
@@ -15,15 +15,13 @@ from raypd.tasks.pattern_table import Edges, table_of
 from raypd.tasks.prompting import encode
 from raypd.tasks.sandbox import Unfinished, run_apart
 
-_INTEGER = "-?(0|[1-9][0-9]{0,17})"
 # In a slot thousands may be grouped, and a comma that no digit follows, a brace or the line's end closes it.
 _INTEGER_SLOT = r"-?(0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(,[0-9]{3}){1,5})(,[ \n\"}]|[}\n])"
 _ENDS = (", ", ",\n", ',"', ",}", "}", "\n")  # of one of some numbers, likewise
-_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
 # Unrolled: as an alternative under a star the same language takes xgrammar milliseconds a token.
 _JSON_STRING = r'"[^"\\\x00-\x1f]*(\\(["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"'
-_JSON_NUMBER = _NUMBER + r"([eE][+-]?[0-9]+)?"
-_PATTERNS = {"text": _JSON_STRING, "integer": _INTEGER, "number": _NUMBER}
+_JSON_NUMBER = NUMBERS["number"] + r"([eE][+-]?[0-9]+)?"
+_PATTERNS = {"text": _JSON_STRING, **NUMBERS}
 _OURS = frozenset({_INTEGER_SLOT, _JSON_NUMBER, *_PATTERNS.values(), *FORMATS.values()})  # ready in milliseconds
 
 

@@ -310,8 +310,10 @@ class ExtractionTask:
 
 def _check_length(attribute: Attribute, grammar: Grammar, vocabulary: Vocabulary, limit: int, where: str) -> None:
     """Raises ConfigError where the longest value does not fit `decoding.max_value_tokens`."""
-    if attribute.many:  # of a list its longest item has to: one of more is cut behind a whole one
-        grammar = Grammar(automaton_of(attribute.model_copy(update={"max_items": 1})), vocabulary)
+    if attribute.many:  # of a list its longest items, the fewest that it has: one of more is cut behind a whole one
+        grammar = Grammar(
+            automaton_of(attribute.model_copy(update={"max_items": attribute.min_items or 1})), vocabulary
+        )
     needed = grammar.needed()
     if needed >= UNREACHABLE:
         raise ConfigError(f"{where}: no value of its pattern {attribute.pattern!r} can be written without quotes")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from raypd.config import Attribute
+from raypd.config import NUMBERS, Attribute
 from raypd.decoding.program import Feed
 from raypd.tasks.columns import value_in
 from raypd.tasks.values import CheckedValue, check
@@ -20,11 +20,12 @@ def value_text(attribute: Attribute, value: object) -> str:
         return " null\n"
     if attribute.type == "rows" and isinstance(value, list) and all(isinstance(row, dict) for row in value):
         value = [{column.name: row.get(column.name) for column in attribute.columns} for row in value]
-    if attribute.many or attribute.type == "integer" or attribute.regex is not None:
+    exact = attribute.many or attribute.regex is not None or attribute.type == "integer"
+    if exact or (attribute.type == "number" and attribute.values):
         text = json.dumps(value, ensure_ascii=False)
         if check(attribute, text) != CheckedValue("ok", value, text) or (attribute.regex is not None and "\\" in text):
             raise Skip(f"attribute {attribute.name!r}: a label is no {'list of ' * attribute.many}{attribute.type}")
-        return f" {text}" if attribute.type != "integer" or attribute.many else f" {text}\n"
+        return f" {text}\n" if attribute.type in NUMBERS and not attribute.many else f" {text}"
     if attribute.type == "number":
         if isinstance(value, bool) or not isinstance(value, (int, float, str)) or not any(map(str.isdigit, str(value))):
             raise Skip(f"attribute {attribute.name!r}: a label is no number")

@@ -134,6 +134,7 @@ OBJECT = of(x={"type": "string"})
         (of(a={"anyOf": [{"type": "string"}, {"type": "boolean"}]}), r"\$.properties.a.anyOf: one of several types"),
         (of(a={}), r"\$.properties.a: a value of any kind"),
         (of(a={"enum": [1, "b"]}), r"\$.properties.a.enum: values other than texts, or numbers"),
+        (of(a={"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 2}), "`min_items` is above"),
         (of(a={"enum": [1, True]}), r"\$.properties.a.enum: values other than texts, or numbers"),
         (of(a={"type": "string", "enum": [1e300, 2]}), r"\$.properties.a: .*value '1e.300': write it as JSON has"),
         (of(a={"enum": ['a "b"']}), r"\$.properties.a: .*without quotes and backslashes"),

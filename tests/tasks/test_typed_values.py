@@ -136,6 +136,8 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
         seller: Maker | None = None
         tags: list[str] = pydantic.Field([], max_length=3)
         sizes: list[Size] = []
+        parts: list[Literal["a", "b"]] = pydantic.Field(min_length=2)
+        grade: Literal[1, 2, 10]
 
     schema, seen = Thing.model_json_schema(), set()
     for method in ("hyper_parallel", "guided"):

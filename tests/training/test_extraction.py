@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AttentionInterface
 
-from raypd.config import RunConfig
+from raypd.config import Attribute, RunConfig
 from raypd.errors import InputError
 from raypd.tasks.base import Document
 from raypd.training import attention
 from raypd.training.data import prepare
+from raypd.training.example import Skip
 from raypd.training.extraction import ExtractionExamples
+from raypd.training.labels import value_text
 from raypd.training.packing import Layout, batches, count_tokens, pack
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training.data import allowed, dense_logits, recorded, tree, write_corpus
@@ -139,3 +141,10 @@ def test_too_many_labels_that_are_left_out_end_the_training(tmp_path, target):
     config = RunConfig.model_validate(tree(corpus, tmp_path / "out", "none", training=sections))
     with pytest.raises(InputError, match=r"9 of 1\d labels cannot be trained on .*max_skipped_share is 10%"):
         prepare(config, tiny_tokenizer(), 4096)
+
+
+def test_a_label_of_a_number_that_has_values_is_one_of_them():
+    step = Attribute(name="step", type="number", values=[0.5, 2])
+    assert [value_text(step, label) for label in (0.5, 2)] == [" 0.5\n", " 2\n"]
+    with pytest.raises(Skip, match="a label is no number"):
+        value_text(step, 3)
