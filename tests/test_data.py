@@ -43,7 +43,7 @@ def titles(count: int) -> pa.Table:
     return pa.table({"number": range(count), "title": [f"a red lamp of Acme, number {n}" for n in range(count)]})
 
 
-@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+@pytest.mark.parametrize("kind", ["parquet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "json"))])
 def test_files_on_s3_come_out_whole(kind: str, bucket: str, s3_server: s3.Server) -> None:
     files = pyarrow.fs.S3FileSystem(
         access_key=s3.KEY_ID, secret_key=s3.SECRET, endpoint_override=s3_server.url, region="us-east-1"
@@ -163,6 +163,7 @@ class Deadly(AnswerStage):
         yield from super().__call__(batch)
 
 
+@pytest.mark.slow
 def test_a_row_that_kills_its_worker_each_time_ends_the_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ def test_an_estimate_is_of_the_whole_dataset() -> None:
     assert found.usd.value == pytest.approx(found.seconds.value * 0.01 / 4)
 
 
+@pytest.mark.slow  # `make demo` runs it over all listings
 def test_the_embedded_model_fills_in_what_listings_say() -> None:
     quickstart = ROOT / "configs/quickstart"
     listings = [json.loads(line) for line in (quickstart / "products.jsonl").open()][:6]

@@ -41,7 +41,7 @@ def test_llm_answers_in_this_process_without_ray() -> None:
 
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
-SLOW = ("fit", "space", "ray_data_pipeline", "dataframe")  # the notebook does what the last one does
+SLOW = ("fit", "own_method", "space", "ray_data_pipeline", "dataframe")  # the notebook does what the last one does
 LONG = {name: [pytest.mark.slow, pytest.mark.timeout(3600)] for name in SLOW}
 
 

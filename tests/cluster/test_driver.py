@@ -163,6 +163,7 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, 
     assert not [n for n in os.listdir(tmp_path / "out/units") if n.startswith(".tmp")]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_that_ray_data_streams_and_it_resumes(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RAYPD_TEST_EXECUTOR", "ray_data")
     run = Trial(tmp_path, ["a"] * 20 + ["until go", *["a"] * 9] * 3, cluster={"max_workers": 2})

@@ -91,6 +91,7 @@ def test_a_model_that_lists_nothing_is_told_so(data: str, tmp_path: Path) -> Non
         suggest.suggest(data, None, 4, overrides)
 
 
+@pytest.mark.slow
 def test_the_small_model_proposes_what_stands_in_the_documents(tmp_path: Path) -> None:
     """The model that comes along, on a few of the quickstart's listings."""
     source = Path(__file__).parents[2] / "configs/quickstart/products.jsonl"

@@ -90,6 +90,7 @@ def test_it_goes_on_and_has_a_learning_curve(tmp_path, yaml_of, ray_here):
     assert [(s.name, s.labels < full.labels, s.error) for s in result.curve] == [("full", True, None)]
 
 
+@pytest.mark.slow
 def test_a_training_ends_with_the_money(yaml_of, ray_here):
     """At 3,600 USD an hour a second costs one; the start of Ray Train alone takes some."""
     keys = ["cost.prices.local=3600", "cost.budget_usd=6", "cost.reserve_seconds=1", "decoding.method=hyper_parallel"]

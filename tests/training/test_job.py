@@ -29,6 +29,7 @@ def base(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("base"), hidden_size=64))
 
 
+@pytest.mark.slow  # tests/fitting/test_fit.py trains and decodes, too
 def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 24)
     training = {"weights": "full", "learning_rates": [3e-3], "epochs": 40, "batch_size": 24, "evaluations": 2}
