@@ -1,7 +1,5 @@
 """A bucket for every test, on the one real S3 server of the session, and a proxy before that server."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -9,8 +9,6 @@ Requests go on with their Host header, which the client has signed. Which call f
 call), so that a run of calls one after the other fails at the same places every time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import random

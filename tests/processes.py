@@ -1,7 +1,5 @@
 """Runs as processes of their own, which a test may kill; and how a test waits for what they do."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

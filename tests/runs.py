@@ -1,7 +1,5 @@
 """Small inputs, configurations for runs over them, and such a run as a process."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Sequence

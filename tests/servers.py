@@ -1,7 +1,5 @@
 """A web server in this process that answers in the place of a service."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import threading

@@ -1,7 +1,5 @@
 """`import raypd`: runs from Python are those of the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

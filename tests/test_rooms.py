@@ -1,7 +1,5 @@
 """Who may import whom: decoding needs torch, transformers and numpy alone, and imports run downward only."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small random models for tests: made in milliseconds, of the families that people run."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

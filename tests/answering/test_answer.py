@@ -1,7 +1,5 @@
 """One call: every document comes out, in its place, or the call says so."""
 
-from __future__ import annotations
-
 import pytest
 
 from raypd.answering.answer import answer

@@ -1,7 +1,5 @@
 """What is said of the way that a machine decodes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """`python -m benchmarks` on a tiny model: every engine in its own process, on the same tokens."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The exact-match table: what differs, where, and by how much."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

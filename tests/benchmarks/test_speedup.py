@@ -1,7 +1,5 @@
 """Theoretical speedup: runs written row by row against figures by hand, and runs of a model whose figure is known."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

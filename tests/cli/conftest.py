@@ -1,7 +1,5 @@
 """`raypd` as it is typed, in this process."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The command line as a user types it: errors that name what is wrong, exit codes, nothing printed twice."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

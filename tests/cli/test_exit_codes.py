@@ -1,7 +1,5 @@
 """What a run that has ended tells by its exit code and its last lines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

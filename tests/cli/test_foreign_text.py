@@ -1,8 +1,6 @@
 """Ids and texts of documents on a terminal: nothing of them steers it, is taken for rich's markup, or looks like a line
 of raypd's own; and no cell of a CSV is a formula."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

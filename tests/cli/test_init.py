@@ -1,7 +1,5 @@
 """`raypd init` over files as people have them, and the run that its configuration is."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

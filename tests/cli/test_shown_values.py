@@ -1,7 +1,5 @@
 """The few documents that a run shows at its end stand there as they do in the table."""
 
-from __future__ import annotations
-
 import json
 
 from raypd.cli.summary import _values

@@ -6,8 +6,6 @@ still for what is left of the unit before, too), `kill` (the process dies), `eng
 (reading the answer raises), `plan` (planning raises), `program` (the program fails), `twice` (two records).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -3,8 +3,6 @@
 Makes the corpus, runs it, and prints what driver and workers held while it went on (MB), and what the driver computed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

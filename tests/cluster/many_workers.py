@@ -6,8 +6,6 @@ RAYPD_TEST_EXECUTOR=ray_data: with that cluster.executor. documents_per_second: 
 Every worker's programs take their time by the clock (the fake engine), so that two cores carry them all.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Zero workers when idle: a run asks Ray's real autoscaler for nodes, which are processes, and gives them back."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """The ledger: a bill of real runs that adds up, and survives whoever is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The commands as a user gives them, on a real local Ray with `model: fake`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow.dataset as ds

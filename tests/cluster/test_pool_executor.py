@@ -1,7 +1,5 @@
 """Who gets which unit: nobody idles while another has a queue, and the driver's memory does not grow with the run."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math

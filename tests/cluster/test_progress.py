@@ -1,7 +1,5 @@
 """What a run shows where there is no terminal, by a clock that is set by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """What workers that Ray Data streams units to may begin, as the driver answers; whole runs are in test_driver.py."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a local Ray listens on and leaves behind, and the README's way to a cluster."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

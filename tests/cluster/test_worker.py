@@ -1,7 +1,5 @@
 """The decode worker in this process, with a fake engine: overlap of units, and whom an error costs what."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a configuration leaves open is as the card beside its weights says."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What decides whether a finished document is done again: for the same answers the same digits, in every raypd."""
 
-from __future__ import annotations
-
 import itertools
 import typing
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What YAML makes of a word without quotes is taken as it was meant, or named with its line and with what to write."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from pathlib import Path
 

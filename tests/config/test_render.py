@@ -1,7 +1,5 @@
 """`raypd config show`: every key stands there with what it takes, in words that a writer of YAML knows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """task.schema: what others write, a pydantic model or a JSON Schema, as attributes; what has no slots is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Secrets in a configuration: refused where they can be told, hidden where they are not, and never in run.json."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arrow files, and files that a function of the user's reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Delta and Iceberg tables as input, local and on a real S3 server, written by deltalake and pyiceberg."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Every method on prompts of its own, and what the unmodified model says to each alone: what the tests of all methods
 run over."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Iterator, Sequence

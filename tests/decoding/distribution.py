@@ -1,7 +1,5 @@
 """Whether sampled texts have the distribution that the stock model gives them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

@@ -1,7 +1,5 @@
 """Programs driven without an engine, or with what the model says replaced."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Needs torch and numpy alone: what a test in triton's interpreter and one on a GPU share.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

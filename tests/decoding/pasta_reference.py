@@ -1,7 +1,5 @@
 """PASTA by its definition: threads that are read again from scratch at each step, by the stock model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from tests.decoding import reference

@@ -1,7 +1,5 @@
 """A model that writes given PASTA-LANG, thread by thread, in place of a real one."""
 
-from __future__ import annotations
-
 from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.methods.pasta import PastaAnswer, pasta
 from raypd.decoding.program import Feed

@@ -4,8 +4,6 @@ It shares no code with the engine. A `Text` holds tokens in any order with posit
 runs the model over all of them again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 
 import torch

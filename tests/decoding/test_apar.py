@@ -1,8 +1,6 @@
 """APAR by hand: the tree, what is fed where and what is released when. test_exactness.py has its threads against the
 stock model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The attention of a pass against torch's own, a span at a time, wherever the regions lie in the cache."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

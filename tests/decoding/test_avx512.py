@@ -1,7 +1,5 @@
 """The C kernel for CPUs, which takes bfloat16: against float64 and against the unmodified model."""
 
-from __future__ import annotations
-
 import os
 import random
 

@@ -1,8 +1,6 @@
 """SPACE, Medusa and APAR with Medusa: what each draws from a draft, pass by pass. test_exactness.py has their texts
 against the stock model, of which no draft changes a token."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

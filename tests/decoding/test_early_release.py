@@ -1,8 +1,6 @@
 """Early release (APAR, section 3.4): what a finished thread leaves goes back to the cache's allocator, and is attended
 to no more. `pytest -s` prints the figures of docs/methods.md."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every method through the engine against prompts alone through the unmodified model, token for token."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from functools import cache

@@ -1,7 +1,5 @@
 """What a grammar leaves few of is picked as from the logits of all tokens."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """IPPD's mask and positions against the paper's equations. test_exactness.py has its answers."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The Llama family written out, and its packed linear layers, against transformers and float64."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

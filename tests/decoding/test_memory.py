@@ -1,7 +1,5 @@
 """A device that runs out of memory: smaller steps, the same answers, and at the floor one program less."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Methods driven by a fake model in plain Python: no engine, no tensors."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

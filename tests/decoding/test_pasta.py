@@ -1,7 +1,5 @@
 """PASTA's interpreter by hand and against fuzzed markup, with a model by script."""
 
-from __future__ import annotations
-
 import random
 import re
 

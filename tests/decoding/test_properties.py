@@ -1,8 +1,6 @@
 """Packing, caching and chunking never let a token see another than the rule says: random programs against a replay of
 each alone through the stock model, under masks written out token by token."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Layers of 8 bits against float64, and a model of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The registry: every method has its file, and a method of somebody else needs its file and an entry, nothing more."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Picking tokens: many asks of all kinds in one call, against each ask worked out by itself."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

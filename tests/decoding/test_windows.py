@@ -1,7 +1,5 @@
 """Sliding-window layers: a value sees what it would see alone, however many position gaps lie before it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

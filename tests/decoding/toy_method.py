@@ -3,8 +3,6 @@
 Run as a script it registers the method with one entry, decodes a document with it through the task, and prints the row.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from raypd.decoding.methods.registry import REGISTRY, MethodSpec

@@ -1,8 +1,6 @@
 """The triton kernel in triton's interpreter on the CPU. test_triton.py runs this file under TRITON_INTERPRET=1, which
 must be set before triton is imported."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

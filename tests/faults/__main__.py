@@ -5,8 +5,6 @@ were lost and doubled. `make test` has the most common of them in shorter tests:
 test_pool_executor.py, tests/run/test_lease.py, tests/storage/test_runs.py.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 `python -m tests.faults.apart MODULE FUNCTION FOLDER` runs in them, and prints what the function returns.
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib
 import os

@@ -1,7 +1,5 @@
 """What the workers of the fault runs are made of, beside tests/cluster/fakes.py."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -7,8 +7,6 @@ price and the sum of its nodes, and `raypd status` has to say what verify says. 
 SEED and the round's number alone: `make chaos SEED=n ROUND=k` runs that round again.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

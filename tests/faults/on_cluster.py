@@ -1,7 +1,5 @@
 """Faults of a cluster of several nodes on one machine, each in namespaces of its own; they return a note."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Faults of an object store: a real S3 server behind a proxy that fails, hangs and cuts calls."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Faults on one machine: processes that die, documents that kill, memory and disk that end, clocks, two starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@ RAYPD_TEST_CLOCK=-86400: the clocks of the driver and of every worker are set ba
 RAYPD_TEST_CLOCK_FILE names exists; each then leaves a file FILE-PID.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Every fault of the table: no document lost, none doubled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

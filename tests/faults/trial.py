@@ -1,7 +1,5 @@
 """One fault tried on one run: the run as a process that can be killed, and the count of what came out."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections import Counter

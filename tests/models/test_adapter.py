@@ -1,7 +1,5 @@
 """LoRA adapters: merged they compute what peft computes, and one for another model is refused before weights load."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

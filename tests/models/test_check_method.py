@@ -1,7 +1,5 @@
 """What a method needs of its model is found missing before any work: by the driver, from files alone."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

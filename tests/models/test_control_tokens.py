@@ -1,7 +1,5 @@
 """Control tokens added to a model and its tokenizer, saved, loaded and found again."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

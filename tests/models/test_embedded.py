@@ -1,7 +1,5 @@
 """The embedded model: converted once, checked afterwards, with the tokenizer that it was trained with."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

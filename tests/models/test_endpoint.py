@@ -1,7 +1,5 @@
 """A server with an OpenAI-compatible API in place of weights: a whole run against one that answers over HTTP."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

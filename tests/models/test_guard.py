@@ -1,7 +1,5 @@
 """What the engine can decode exactly passes, and what it cannot is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

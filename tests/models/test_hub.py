@@ -1,7 +1,5 @@
 """Models of the Hub, against a small server of our own on the loopback interface, and without any."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Iterator

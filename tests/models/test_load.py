@@ -1,7 +1,5 @@
 """Loading from folders: weights, dtype, device, quantization, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models made ready for a method from the command line, and decoded with."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`engine.kind: vllm`: how programs are driven, without vLLM; its own answers where it is installed (`make vllm`)."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

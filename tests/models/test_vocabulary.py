@@ -1,7 +1,5 @@
 """What each token adds to a text, for byte-level and for sentencepiece vocabularies."""
 
-from __future__ import annotations
-
 import time
 
 from tokenizers import Tokenizer, decoders, models, normalizers

@@ -1,7 +1,5 @@
 """What `raypd review` shows, and what becomes of its corrected CSV: from a spreadsheet, and saved by a real browser."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One session at a time on a run: whoever is alive keeps it, whoever is dead loses it, whatever the clocks say."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Records of a run's folder: to JSON and back, of other versions, and what is wrong with a file in words."""
 
-from __future__ import annotations
-
 import json
 import math
 

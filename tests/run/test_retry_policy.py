@@ -1,7 +1,5 @@
 """Which document kills its process is found in few deaths, whatever the unit's size, and nothing else is blamed."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

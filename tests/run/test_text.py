@@ -1,7 +1,5 @@
 """Figures and foreign text."""
 
-from __future__ import annotations
-
 from raypd.run import text
 
 

@@ -1,7 +1,5 @@
 """A cascade's second model answers what the first is not sure of, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import pairwise

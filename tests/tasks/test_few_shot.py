@@ -1,7 +1,5 @@
 """Labelled documents in the prompt of an extraction: where they stand, which they are, and what is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

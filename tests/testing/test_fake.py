@@ -1,7 +1,5 @@
 """`model: fake`: the columns, tokens and seconds of a real run, no weights, and nobody takes its answers for real."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

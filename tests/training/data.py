@@ -1,7 +1,5 @@
 """A small corpus whose values stand in its listings, a configuration for it, and what the engine shows each token."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

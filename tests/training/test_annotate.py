@@ -1,7 +1,5 @@
 """A teacher's marks become examples of `pasta`, where its text without them is the answer."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Examples of attribute extraction: what is fed, what is predicted, and who sees whom, as HPD's section 4.4 has it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """Examples of conversations: SAR-SFT's equations, APAR's layout, and that training sees what decoding sees."""
 
-from __future__ import annotations
-
 import json
 from unittest import mock
 

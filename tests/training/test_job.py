@@ -1,7 +1,5 @@
 """A tiny random model is trained through Ray Train and then decodes, through the engine, what it was trained on."""
 
-from __future__ import annotations
-
 import _thread
 import json
 from itertools import pairwise

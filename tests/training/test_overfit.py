@@ -1,7 +1,5 @@
 """A tiny random model that is trained on a few answers writes them, decoded by the method that it was trained for."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Preference rounds: runs whose answers a script writes, against scores by hand and an unmodified model's loss."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

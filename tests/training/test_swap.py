@@ -1,7 +1,5 @@
 """Copies of documents with values of others: text and labels stay of one mind."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

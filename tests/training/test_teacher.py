@@ -1,7 +1,5 @@
 """The answers of a run as labels."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

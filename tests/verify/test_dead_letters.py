@@ -1,7 +1,5 @@
 """`raypd errors`: failed documents by reason, and units that nobody could finish."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """--retry-errors: failed documents are tried again, and their new rows stand in place of the old ones."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`raypd verify`: what is wrong with an output is found and named, and a good one passes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
