@@ -12,22 +12,15 @@ call), so that a run of calls one after the other fails at the same places every
 import contextlib
 import http.client
 import random
-import socket
-import struct
 import threading
-import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
-_CODES = {
-    "503": (503, "Slow Down", b"SlowDown"),
-    "500": (500, "Internal Server Error", b"InternalError"),
-    "403": (403, "Forbidden", b"AccessDenied"),
-}
+from tests.servers import Call, Reply, serving
+
+_CODES = {"503": (503, b"SlowDown"), "500": (500, b"InternalError"), "403": (403, b"AccessDenied")}
 _REFUSAL = (
     b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>%s</Code><Message>raypd test fault</Message>'
     b"<RequestId>0</RequestId></Error>"
@@ -62,31 +55,34 @@ class Proxy:
     """A running proxy. `url` is the endpoint to use; `calls` and `failed` count calls by method and faults by kind."""
 
     def __init__(self, upstream: str) -> None:
-        self.upstream = urllib.parse.urlsplit(upstream)
+        self.upstream, self.url = urllib.parse.urlsplit(upstream).netloc, ""
         self.faults = Faults()
         self.calls: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        self.log: list[tuple[str, str, dict[str, str]]] = []  # method, path, headers of every call
+        self.log: list[tuple[str, str, Mapping[str, str]]] = []  # method, path, headers of every call
+        self.stopped = threading.Event()
         self._lock = threading.Lock()
         self._numbers = 0
-        self._stopped = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.proxy = self
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
-    def stop(self) -> None:
-        self._stopped.set()
-        self._server.shutdown()
-        self._server.server_close()
+    def reply(self, call: Call) -> Reply:
+        fault, faults = self._draw(call)
+        if fault in _CODES:
+            status, code = _CODES[fault]
+            return Reply(status, _REFUSAL % code, {"Content-Type": "application/xml"})
+        if fault == "hang":
+            self.stopped.wait(faults.hang_seconds)
+        answer = Reply(0) if fault in ("hang", "reset") else self._passed_on(call)
+        answer.broken = {None: "", "cut": "cut" if answer.body else "reset"}.get(fault, "reset")
+        return answer
 
-    def draw(self, method: str, path: str, headers: dict[str, str]) -> tuple[str | None, Faults]:
+    def _draw(self, call: Call) -> tuple[str | None, Faults]:
         """The fault of the next call, or None, and the setting that it was drawn from."""
         with self._lock:
             faults = self.faults
-            self.calls[method] += 1
-            self.log.append((method, path, headers))
-            if not faults.only(method, path) or (faults.most is not None and self.failed.total() >= faults.most):
+            self.calls[call.method] += 1
+            self.log.append((call.method, call.path, call.headers))
+            over = faults.most is not None and self.failed.total() >= faults.most
+            if over or not faults.only(call.method, call.path):
                 return None, faults
             self._numbers += 1
             chance = random.Random(f"{faults.seed} {self._numbers}")
@@ -96,109 +92,27 @@ class Proxy:
             self.failed[kind] += 1
             return kind, faults
 
-    def wait(self, seconds: float) -> None:
-        """Sleeps, but no longer than the proxy lives."""
-        self._stopped.wait(seconds)
+    def _passed_on(self, call: Call) -> Reply:
+        """What the server answers."""
+        with contextlib.closing(http.client.HTTPConnection(self.upstream, timeout=120)) as connection:
+            connection.putrequest(call.method, call.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in call.headers.items():
+                if name.lower() not in ("connection", "expect", "transfer-encoding", "content-length"):
+                    connection.putheader(name, value)
+            connection.putheader("Content-Length", str(len(call.body)))
+            connection.endheaders(call.body)
+            answer = connection.getresponse()
+            body = answer.read()
+        ours = ("connection", "transfer-encoding", "date", "server")
+        return Reply(answer.status, body, {n: v for n, v in answer.getheaders() if n.lower() not in ours})
 
 
 @contextlib.contextmanager
 def proxy(upstream: str) -> Iterator[Proxy]:
     """Starts a proxy before a server's URL, on a port of the system's choice."""
     made = Proxy(upstream)
-    try:
-        yield made
-    finally:
-        made.stop()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-    proxy: Proxy
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no news."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
-
-    def _handle(self) -> None:
-        body = self._body()
-        proxy = self.server.proxy
-        fault, faults = proxy.draw(self.command, self.path, dict(self.headers))
-        if fault in _CODES:
-            self._refuse(*_CODES[fault])
-        elif fault == "reset":
-            self._reset()
-        elif fault == "hang":
-            proxy.wait(faults.hang_seconds)
-            self._reset()
-        else:
-            self._pass_on(body, fault)
-
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        data = b""
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            data += self.rfile.read(size)
-            self.rfile.readline()
-        while self.rfile.readline().strip():  # trailers
-            pass
-        return data
-
-    def _pass_on(self, body: bytes, fault: str | None) -> None:
-        proxy = self.server.proxy
-        connection = http.client.HTTPConnection(proxy.upstream.hostname or "", proxy.upstream.port, timeout=120)
+    with serving(made.reply) as made.url:
         try:
-            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                if name.lower() not in ("connection", "expect", "transfer-encoding", "content-length"):
-                    connection.putheader(name, value)
-            connection.putheader("Content-Length", str(len(body)))
-            connection.endheaders(body)
-            answer = connection.getresponse()
-            data = answer.read()
+            yield made
         finally:
-            connection.close()
-        if fault == "lost" or (fault == "cut" and not data):
-            self._reset()
-            return
-        self.send_response_only(answer.status, answer.reason)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
-                self.send_header(name, value)
-        length = answer.getheader("Content-Length") if self.command == "HEAD" else None
-        self.send_header("Content-Length", length or str(len(data)))
-        self.end_headers()
-        if fault == "cut":
-            self.wfile.write(data[: len(data) // 2])
-            self.wfile.flush()
-            time.sleep(0.02)  # a reset at once would take the bytes before it away as well
-            self._reset()
-        else:
-            self.wfile.write(data)
-
-    def _refuse(self, status: int, words: str, code: bytes) -> None:
-        text = _REFUSAL % code
-        self.send_response_only(status, words)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(text)
-
-    def _reset(self) -> None:
-        """Ends the connection as a broken network does, not with an orderly close."""
-        self.close_connection = True
-        with contextlib.suppress(OSError):
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
+            made.stopped.set()

@@ -2,9 +2,13 @@
 
 import contextlib
 import http.server
+import socket
+import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -19,11 +23,24 @@ class Call:
 
 @dataclass
 class Reply:
-    """What it is told."""
+    """What it is told. body: several parts are written one by one, with a Content-Length of `headers`.
+
+    broken: "reset" breaks the connection in place of an answer, "cut" behind half of the body.
+    """
 
     status: int
-    body: bytes = b""
+    body: bytes | Iterable[bytes] = b""
     headers: dict[str, str] = field(default_factory=dict)
+    broken: str = ""
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone is no news."""
 
 
 @contextlib.contextmanager
@@ -34,23 +51,48 @@ def serving(reply: Callable[[Call], Reply], port: int = 0) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def answer(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-            made = reply(Call(self.command, self.path, self.headers, body))
+            made = reply(Call(self.command, self.path, self.headers, self.read()))
+            if made.broken == "reset":
+                self.reset()
+                return
             self.send_response(made.status)
-            for name, value in {"Content-Length": str(len(made.body)), **made.headers}.items():
+            parts = [made.body] if isinstance(made.body, bytes) else made.body
+            length = {"Content-Length": str(len(made.body))} if isinstance(made.body, bytes) else {}
+            for name, value in {**length, **made.headers}.items():
                 self.send_header(name, value)
             self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(made.body)
+            for part in parts if self.command != "HEAD" else ():
+                self.wfile.write(part[: len(part) // 2] if made.broken else part)
+            if made.broken:
+                time.sleep(0.02)  # a reset at once would take the bytes before it away as well
+                self.reset()
 
-        do_GET = do_HEAD = do_PUT = do_POST = answer
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+        def read(self) -> bytes:
+            if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+                return self.rfile.read(int(self.headers["Content-Length"] or 0))
+            data = b""
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                data += self.rfile.read(size)
+                self.rfile.readline()
+            while self.rfile.readline().strip():  # trailers
+                pass
+            return data
+
+        def reset(self) -> None:
+            """Ends the connection as a broken network does, not with an orderly close."""
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
 
         def log_message(self, *_: object) -> None:
             """Quiet."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-        server.daemon_threads = True
-        server.block_on_close = False
+    with _Server(("127.0.0.1", port), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
