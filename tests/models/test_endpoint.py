@@ -9,9 +9,7 @@ import re
 import signal
 import socket
 import subprocess
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -73,16 +71,11 @@ def completion(text, reason="stop"):
 
 def configuration(tmp_path, url, **endpoint):
     write_jsonl(tmp_path / "in.jsonl", [f"Acme shoe {i} <|end|>" for i in range(6)])
-    return run_config(
-        extraction(shoes=["Brand", {"name": "Size", "type": "number"}]),
-        tmp_path / "in.jsonl",
-        tmp_path / "out",
-        input=TITLES,
-        model={"name": "gpt", "endpoint": {"url": url, "usd_per_million_answer_tokens": 5e4, **endpoint}},
-        decoding={"method": "autoregressive"},
-        cluster={"address": "local"},
-        cost={"prices": {"local": 0.0}},
-    )
+    task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
+    model = {"name": "gpt", "endpoint": {"url": url, "usd_per_million_answer_tokens": 5e4, **endpoint}}
+    sections = {"decoding": {"method": "autoregressive"}, "cluster": {"address": "local"}, "input": TITLES}
+    sections["cost"] = {"prices": {"local": 0.0}}
+    return run_config(task, tmp_path / "in.jsonl", tmp_path / "out", model=model, **sections)
 
 
 def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
@@ -138,13 +131,9 @@ def test_a_schema_parameters_and_probabilities(tmp_path, slept):
     status, tree = completion(text)
     tokens = [{"token": part, "logprob": value, "bytes": list(part.encode())} for part, value in parts]
     tree["choices"][0]["logprobs"] = {"content": tokens}
-    settings = {
-        "response_format": "json_schema",
-        "logprobs": True,
-        "parameters": {"temperature": None, "effort": "low"},
-    }
+    settings = {"logprobs": True, "parameters": {"temperature": None, "effort": "low"}}
     with server(lambda *_: (status, tree)) as (url, received):
-        parts = build(configuration(tmp_path, url, **settings), None)
+        parts = build(configuration(tmp_path, url, response_format="json_schema", **settings), None)
         ((record,),) = answer(parts, [Document(0, "a", {"title": "shoe"})], Meter("", "autoregressive"))
     body = received[0][2]
     assert (body["effort"], body["logprobs"], body.keys() & {"temperature", "seed", "top_p"}) == ("low", True, set())
@@ -158,23 +147,21 @@ def test_a_schema_parameters_and_probabilities(tmp_path, slept):
 
 
 @pytest.mark.parametrize(
-    "attribute",
+    "keys",
     [
-        {"name": "a"},
-        {"name": "a", "type": "number", "required": True},
-        {"name": "a", "type": "boolean", "required": True},
-        {"name": "a", "type": "enum", "values": ["x", "y"]},
-        {"name": "a", "type": "date"},
-        {"name": "a", "type": "pattern", "pattern": r"\d{3}"},
-        {"name": "a", "type": "integer", "many": True, "max_items": 2},
-        {"name": "a", "type": "rows", "columns": [{"name": "x", "type": "integer"}]},
+        {},
+        {"type": "number", "required": True},
+        {"type": "boolean", "required": True},
+        {"type": "enum", "values": ["x", "y"]},
+        {"type": "date"},
+        {"type": "pattern", "pattern": r"\d{3}"},
+        {"type": "integer", "many": True, "max_items": 2},
+        {"type": "rows", "columns": [{"name": "x", "type": "integer"}]},
     ],
 )
-def test_the_schema_takes_what_the_attribute_takes(attribute):
-    attribute = Attribute(**attribute)
-    check = Draft202012Validator(
-        record_schema([attribute]), format_checker=Draft202012Validator.FORMAT_CHECKER
-    ).is_valid
+def test_the_schema_takes_what_the_attribute_takes(keys):
+    attribute, formats = Attribute(name="a", **keys), Draft202012Validator.FORMAT_CHECKER
+    check = Draft202012Validator(record_schema([attribute]), format_checker=formats).is_valid
     null = not (attribute.required and attribute.type == "boolean")
     values = ["x", "z", "123", "1234", "2026-02-28", "2026-02-30", 1, 1.5, True, [1], [1, 2], [1, 2, 3], ["x"]]
     values += [[{"x": 1}], [{"x": "1"}], [{"x": None}]]
@@ -254,50 +241,24 @@ def test_conversations_and_a_limit_of_requests(tmp_path, slept, content):
     assert sum(slept) == pytest.approx(1 + 2, abs=0.3)
 
 
-class Liar(BaseHTTPRequestHandler):
-    """Answers with the bytes that `reply` makes of the request's headers; each byte string is written by itself."""
-
-    reply = staticmethod(lambda headers: [])
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        with contextlib.suppress(OSError):
-            for part in type(self).reply(self.headers):
-                self.wfile.write(part)
-                self.wfile.flush()
-
-    def do_HEAD(self):
-        self.wfile.write(written(b"", "302 Found", ELSEWHERE)[0] if self.path == "/moved" else written(b"")[0])
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
-def liar(monkeypatch):
+def key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "a-key-that-nobody-may-see")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_address[1]}"
-        http.shutdown()
 
 
-ELSEWHERE = "Location: http://other.example/v1"
+ELSEWHERE = {"Location": "http://other.example/v1"}
 BOMB = gzip.compress(b" " * 5_000_000)
 
 
-def written(tree, status="200 OK", *headers):
-    body = tree if isinstance(tree, bytes) else json.dumps(tree).encode()
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
-    return ["\r\n".join([*lines, "", ""]).encode() + body]
+def usage(**counts):
+    return written({**completion("Acme")[1], "usage": counts})
 
 
-def of_usage(**usage):
-    return lambda headers: written({**completion("Acme")[1], "usage": usage})
+def written(tree):
+    return Reply(200, json.dumps(tree).encode())
 
 
-def dripping(headers):
-    yield b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
+def dripping():
     for _ in range(1000):
         time.sleep(0.1)
         yield b" "
@@ -306,25 +267,31 @@ def dripping(headers):
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (of_usage(prompt_tokens=10**27, completion_tokens=1), "its usage says 1,000,000,000,000,000,000,000,"),
-        (of_usage(prompt_tokens=5, completion_tokens=-3), "-3 written"),
-        (of_usage(prompt_tokens="many"), "expected a chat completion"),
-        (lambda headers: written({"choices": []}), 'expected a chat completion, found {"choices": []}'),
-        (lambda headers: written(b"<html>sign in</html>"), "expected a chat completion, found <html>sign in</html>"),
-        (lambda headers: written(b"[" * 100_000), "expected a chat completion"),
-        (lambda headers: written(headers["Authorization"].encode(), "401 Unauthorized"), "401: Bearer (hidden)"),
-        (lambda headers: written(headers["Authorization"][7:].encode(), "403 Forbidden"), "403: (hidden)"),
-        (lambda headers: written(b"", "307 Temporary Redirect", ELSEWHERE), "redirects to http://other.example/v1"),
-        (lambda headers: written(b"", "429 Too Many Requests", "Retry-After: 3600"), "(it asks to wait 3,600 s)"),
-        (lambda headers: written(BOMB, "200 OK", "Content-Encoding: gzip"), "the answer has more than"),
-        (dripping, "no whole answer after 1 s (model.endpoint.timeout_seconds)"),
+        (usage(prompt_tokens=10**27, completion_tokens=1), "its usage says 1,000,000,000,000,000,000,000,"),
+        (usage(prompt_tokens=5, completion_tokens=-3), "-3 written"),
+        (usage(prompt_tokens="many"), "expected a chat completion"),
+        (written({"choices": []}), 'expected a chat completion, found {"choices": []}'),
+        (Reply(200, b"<html>sign in</html>"), "expected a chat completion, found <html>sign in</html>"),
+        (Reply(200, b"[" * 100_000), "expected a chat completion"),
+        (lambda key: Reply(401, key.encode()), "401: Bearer (hidden)"),
+        (lambda key: Reply(403, key[7:].encode()), "403: (hidden)"),
+        (Reply(307, headers=ELSEWHERE), "redirects to http://other.example/v1"),
+        (Reply(429, headers={"Retry-After": "3600"}), "(it asks to wait 3,600 s)"),
+        (Reply(200, BOMB, {"Content-Encoding": "gzip"}), "the answer has more than"),
+        (Reply(200, dripping(), {"Content-Length": "1000"}), "no whole answer after 1 s (model.endpoint.timeout_sec"),
     ],
 )
-def test_a_server_that_lies_makes_an_error_row_with_the_reason(tmp_path, monkeypatch, liar, reply, reason):
-    monkeypatch.setattr(Liar, "reply", staticmethod(reply))
-    engine = EndpointEngine(configuration(tmp_path, f"{liar}/v1", retries=0, timeout_seconds=1), byte_tokenizer())
-    engine.submit((feed for feed in [Feed([65], [0])]), tag=0, sampling=None, seed=0)
-    error = str(finished(engine)[0].error)
+def test_a_server_that_lies_makes_an_error_row_with_the_reason(tmp_path, key, reply, reason):
+    """reply: of one that quotes the key that it was sent, a function of it."""
+
+    def answer(call):
+        made = Reply(200) if call.method == "HEAD" else reply
+        return made(call.headers["Authorization"]) if callable(made) else made
+
+    with serving(answer) as url:
+        engine = EndpointEngine(configuration(tmp_path, f"{url}/v1", retries=0, timeout_seconds=1), byte_tokenizer())
+        engine.submit((feed for feed in [Feed([65], [0])]), tag=0, sampling=None, seed=0)
+        error = str(finished(engine)[0].error)
     assert (reason in error, "nobody" in error) == (True, False), error
 
 
@@ -337,9 +304,10 @@ def test_many_failures_in_a_row_make_all_wait(tmp_path, slept):
     assert engine._next > time.monotonic() + 20  # and after 20 in a row no request is sent for half a minute
 
 
-def test_a_server_that_redirects_gets_no_document(tmp_path, liar):
-    with pytest.raises(ConfigError, match=r"redirects to http://other\.example/v1; documents are not sent there"):
-        run_extract(configuration(tmp_path, f"{liar}/moved"))
+def test_a_server_that_redirects_gets_no_document(tmp_path, key):
+    words = r"redirects to http://other\.example/v1; documents are not sent there"
+    with serving(lambda _: Reply(302, headers=ELSEWHERE)) as url, pytest.raises(ConfigError, match=words):
+        run_extract(configuration(tmp_path, f"{url}/moved"))
     with pytest.raises(ValidationError, match=r"model\.endpoint\.url"):
         configuration(tmp_path, "file:///etc/passwd")
 
