@@ -1,5 +1,6 @@
 """Runs as processes of their own, which a test may kill; and how a test waits for what they do."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -43,14 +44,22 @@ def wait_for(condition: Callable[[], Any], what: str = "it did not happen") -> A
     return found
 
 
+def children(pid: int, names: str | tuple[str, ...]) -> list[psutil.Process]:
+    """The processes below one whose command begins with one of these names, as Ray's actors have them."""
+    found = []
+    with contextlib.suppress(psutil.Error):  # it is just coming or going
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found += [process] if " ".join(process.cmdline()).startswith(names) else []
+    return found
+
+
 def end_all() -> None:
     """Kills what the processes of a test have left: Ray's own outlive a driver that was killed."""
     if not _marks:
         return
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(psutil.Error):  # gone, or somebody else's
             if process.environ().get(_MARK) in _marks:
                 process.kill()
-        except psutil.Error:  # gone, or somebody else's
-            continue
     _marks.clear()

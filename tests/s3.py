@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from tests import fault_proxy
 from tests.processes import wait_for
 
 KEY_ID, SECRET = "raypd-test-key", "raypd-test-S3CR3T-8f1c"
@@ -84,6 +86,14 @@ def server(folder: Path) -> Iterator[Server]:
     finally:
         process.kill()  # SIGTERM takes 17 seconds
         process.wait()
+
+
+@contextlib.contextmanager
+def behind_proxy(folder: Path, bucket: str) -> Iterator[tuple[Server, fault_proxy.Proxy]]:
+    """A server with a bucket, which the environment lets the SDK use, and a proxy before it."""
+    with server(folder) as made, fault_proxy.proxy(made.url) as proxy, mock.patch.dict(os.environ, environment()):
+        made.client().create_bucket(Bucket=bucket)
+        yield made, proxy
 
 
 def _ready(folder: Path, process: subprocess.Popen[bytes], s3: int, master: int) -> bool:

@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 
 from raypd.config import RunConfig
 from tests.faults.trial import WORKERS
+from tests.processes import children
+from tests.runs import TITLES, extraction, run_config
 
 _FILE_DOCUMENTS = 50_000
 _LOOK_SECONDS = 0.5
@@ -39,26 +41,17 @@ def make_corpus(folder: Path, documents: int) -> None:
 def configuration(folder: Path, unit_documents: int, workers: int) -> RunConfig:
     """A run at the speed of the machine: the fake engine takes no time."""
     fast = {"load_seconds": 0, "step_seconds": 0, "prefill_tokens_per_second": 1e12, "decode_tokens_per_second": 1e12}
-    return RunConfig.model_validate(
-        {
-            "input": {"path": str(folder / "in"), "text_columns": ["title"], "category_column": None},
-            "output": {"path": str(folder / "out")},
-            "task": {"categories": {"lamp": {"attributes": [{"name": "power"}, {"name": "colour"}]}}},
-            "model": {"name": "fake", "fake": fast},
-            "engine": {"max_num_seqs": 64},
-            "cluster": {"address": "local", "unit_documents": unit_documents, "max_workers": workers},
-        }
-    )
+    cluster = {"address": "local", "unit_documents": unit_documents, "max_workers": workers}
+    sections = {"input": TITLES, "model": {"name": "fake", "fake": fast}, "engine": {"max_num_seqs": 64}}
+    return run_config(extraction(lamp=["power", "colour"]), folder / "in", folder / "out", cluster=cluster, **sections)
 
 
 def watch(held: dict[int, list[float]], stop: threading.Event) -> None:
     """Notes what this process and its decode workers hold (MB), by process, until it is stopped."""
-    own = psutil.Process()
     while not stop.wait(_LOOK_SECONDS):
-        for process in (own, *own.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # it is just coming or going
-                if process == own or " ".join(process.cmdline()).startswith(WORKERS):
-                    held.setdefault(process.pid, []).append(process.memory_info().rss / 2**20)
+        for process in (psutil.Process(), *children(os.getpid(), WORKERS)):
+            with contextlib.suppress(psutil.Error):
+                held.setdefault(process.pid, []).append(process.memory_info().rss / 2**20)
 
 
 def course(held: list[float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.trial import Trial
+from tests.runs import extraction
 
 
 def trial(folder: Path, workers: int, units: int, unit_documents: int, seconds: float) -> Trial:
@@ -22,10 +23,9 @@ def trial(folder: Path, workers: int, units: int, unit_documents: int, seconds: 
     # One step a batch of 8 and 4 lanes of about 4 tokens: the step's time is what makes the unit's.
     costs = {"load_seconds": 1, "step_seconds": seconds / (unit_documents / 8 * 7)}
     costs |= {"prefill_tokens_per_second": 1e9, "decode_tokens_per_second": 1e9}
-    task = {"categories": {"c": {"attributes": [{"name": n} for n in "abcd"]}}}
     cluster = {"max_workers": workers, "gpus_per_worker": 1, "units_in_flight": 2}
-    model, engine = {"name": "fake", "fake": costs}, {"max_num_seqs": 8}
-    return Trial(folder, titles, unit_documents, task=task, model=model, engine=engine, cluster=cluster)
+    keys = {"task": extraction(c="abcd"), "model": {"name": "fake", "fake": costs}, "engine": {"max_num_seqs": 8}}
+    return Trial(folder, titles, unit_documents, cluster=cluster, **keys)
 
 
 def idle_at_the_end(bill: dict[str, Any]) -> float:

@@ -1,6 +1,5 @@
 """The ledger: a bill of real runs that adds up, and survives whoever is killed."""
 
-import contextlib
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from raypd.cluster import ledger_actor
 from raypd.dataset import writer
 from raypd.report.status import Watch
 from tests.faults.trial import Trial
-from tests.processes import LONG, end_all, ended, start, wait_for
+from tests.processes import LONG, children, end_all, ended, start, wait_for
 
 
 def trial(folder: Path, units: int = 16, titles: Sequence[str] = (), **cost: Any) -> Trial:
@@ -37,16 +36,8 @@ def begin(run: Trial, *changes: str) -> subprocess.Popen[str]:
 
 def ledger_process(driver: subprocess.Popen[str], but: Sequence[int] = ()) -> psutil.Process:
     """The process of a driver's ledger, once there is one besides those that were."""
-
-    def look() -> psutil.Process | None:
-        for process in psutil.Process(driver.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if process.pid not in but and " ".join(process.cmdline()).startswith("ray::Ledger"):
-                    return process
-        return None
-
-    found: psutil.Process = wait_for(look, "no ledger")
-    return found
+    look = lambda: [p for p in children(driver.pid, "ray::Ledger") if p.pid not in but]  # noqa: E731
+    return wait_for(look, "no ledger")[0]
 
 
 def files(tmp_path: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """What a local Ray listens on and leaves behind, and the README's way to a cluster."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -43,11 +44,9 @@ def processes_of(home: str) -> dict[int, psutil.Process]:
     """All processes, Ray's too, that were started with this home."""
     found = {}
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(psutil.Error):  # gone, or somebody else's
             if process.environ().get("HOME") == home:
                 found[process.pid] = process
-        except psutil.Error:  # gone, or somebody else's
-            continue
     return found
 
 

@@ -75,6 +75,20 @@ def logits_of(model: PreTrainedModel | Llama, ids: Sequence[int] | torch.Tensor)
     return torch.stack(Engine(model).run([program()])[0])
 
 
+def small_device(engine: Engine, fails: Callable[[int], bool], plain: bool = False) -> list[int]:
+    """Lets passes fail by their number of tokens, after all layers have written to the cache; the sizes that failed."""
+    failed, tokens, kind = [], [], RuntimeError if plain else torch.OutOfMemoryError
+
+    def ends(module, inputs) -> None:
+        if fails(tokens[-1]):
+            failed.append(tokens[-1])
+            raise kind("CUDA error: out of memory. Tried to allocate 2.00 GiB")
+
+    engine.model.register_forward_pre_hook(lambda _, inputs: tokens.append(len(inputs[0])))
+    engine.model.head.register_forward_pre_hook(ends)
+    return failed
+
+
 def finished(engine: Engine) -> dict[Any, Finished]:
     """All that ends in an engine, by tag."""
     done = {}

@@ -18,21 +18,14 @@ def clock(config: RunConfig, threads: int | None) -> WorkerComponents:
 
 def little_memory(config: RunConfig, threads: int | None) -> WorkerComponents:
     """The real engine on a device that has no memory for more than 100 tokens a step; it notes each time."""
-    import torch
+    from tests.decoding.drivers import small_device
+
+    def fails(tokens: int) -> bool:
+        if tokens > 100:
+            with open(Path(config.output.path) / f"out-of-memory-{os.getpid()}", "a") as file:
+                file.write(f"{tokens}\n")
+        return tokens > 100
 
     parts = real(config, threads)
-    model = parts.engine.model  # type: ignore[attr-defined]
-    tokens = [0]
-
-    def begins(module, inputs) -> None:
-        tokens[0] = len(inputs[0])
-
-    def ends(module, inputs) -> None:
-        if tokens[0] > 100:
-            with open(Path(config.output.path) / f"out-of-memory-{os.getpid()}", "a") as file:
-                file.write(f"{tokens[0]}\n")
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    model.register_forward_pre_hook(begins)
-    model.head.register_forward_pre_hook(ends)
+    small_device(parts.engine, fails)  # type: ignore[arg-type]
     return parts

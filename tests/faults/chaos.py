@@ -9,8 +9,8 @@ SEED and the round's number alone: `make chaos SEED=n ROUND=k` runs that round a
 
 import argparse
 import contextlib
-import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,11 +18,10 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest import SkipTest, mock
+from unittest import SkipTest
 
 import psutil
 
@@ -33,11 +32,11 @@ from raypd.report.status import Watch
 from raypd.run import layout, records
 from raypd.run.records import Manifest
 from raypd.verify.verification import verify
-from tests import fault_proxy, s3
+from tests import s3
 from tests.fault_proxy import Faults, Proxy
 from tests.faults import on_cluster, one_machine
 from tests.faults.trial import WORKERS, Trial
-from tests.processes import LONG, end_all
+from tests.processes import LONG, children, end_all
 from tests.tiny import save_tiny
 
 _STARTS = 6  # of a run with faults; the ones after these have none
@@ -78,7 +77,7 @@ def run_round(draw: random.Random, folder: Path) -> Round:
         "cost": {"prices": {"local": 36.0}},
     }
     with ExitStack() as stack:
-        proxy = stack.enter_context(_bucket(folder)) if on_s3 else None
+        proxy = stack.enter_context(s3.behind_proxy(folder / "weed", "chaos"))[1] if on_s3 else None
         if proxy is not None:
             keys |= {"output": {"path": "s3://chaos/run"}, "storage": {"endpoint_url": proxy.url, "read_timeout": 3}}
         if real:
@@ -95,17 +94,6 @@ def run_round(draw: random.Random, folder: Path) -> Round:
                 break
         _check(trial, made)
     return made
-
-
-@contextlib.contextmanager
-def _bucket(folder: Path) -> Iterator[Proxy]:
-    with (
-        s3.server(folder / "weed") as server,
-        fault_proxy.proxy(server.url) as proxy,
-        mock.patch.dict(os.environ, s3.environment()),
-    ):
-        server.client().create_bucket(Bucket="chaos")
-        yield proxy
 
 
 def _start(trial: Trial, build: str, draw: random.Random, made: Round, proxy: Proxy | None) -> int:
@@ -148,20 +136,10 @@ def _do(
     if kind == "driver killed":
         process.kill()
         return {-signal.SIGKILL}
-    name = "ray::Ledger" if kind == "ledger killed" else WORKERS
-    found = []
-    with contextlib.suppress(psutil.Error):
-        found = [child for child in psutil.Process(process.pid).children(recursive=True) if _is(child, name)]
-    if found:
+    if found := children(process.pid, "ray::Ledger" if kind == "ledger killed" else WORKERS):
         with contextlib.suppress(psutil.Error):
             found[int(chance * len(found))].kill()
     return set()
-
-
-def _is(process: psutil.Process, name: str | tuple[str, ...]) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline()).startswith(name)
-    return False
 
 
 def _check(trial: Trial, made: Round) -> None:
@@ -200,8 +178,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--round", type=int, help="this one alone")
     asked = parser.parse_args()
-    ends, number, total, wrong, bills = time.monotonic() + 60 * asked.minutes, asked.round or 0, Round(""), 0, 0
-    while time.monotonic() < ends:
+    ends, first, rounds = time.monotonic() + 60 * asked.minutes, asked.round or 0, list[Round]()
+    while time.monotonic() < ends and (asked.round is None or not rounds):
+        number = first + len(rounds)
         with tempfile.TemporaryDirectory(prefix="raypd-chaos-", ignore_cleanup_errors=True) as folder:
             try:
                 made = run_round(random.Random(f"{asked.seed} {number}"), Path(folder))
@@ -211,12 +190,7 @@ def main() -> int:
                 made = Round("ended by an error", problems=[traceback.format_exc()])
             finally:
                 end_all()
-        total.starts += made.starts
-        total.lost += made.lost
-        total.doubled += made.doubled
-        total.faults += made.faults
-        wrong += bool(made.problems or made.lost or made.doubled)
-        bills += any("bill" in problem or "USD" in problem or "price" in problem for problem in made.problems)
+        rounds.append(made)
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(made.faults.items())) or "no fault"
         print(
             f"round {number}: {made.what}: {made.documents} documents, {made.starts} starts; {faults}; "
@@ -225,12 +199,12 @@ def main() -> int:
         )
         for problem in made.problems:
             print(f"  WRONG (make chaos SEED={asked.seed} ROUND={number}): {problem}", flush=True)
-        number += 1
-        if asked.round is not None:
-            break
+    starts, lost, doubled = (sum(getattr(made, name) for made in rounds) for name in ("starts", "lost", "doubled"))
+    wrong = sum(bool(made.problems or made.lost or made.doubled) for made in rounds)
+    bills = sum(any(re.search("bill|USD|price", problem) for problem in made.problems) for made in rounds)
     print(
-        f"{number - (asked.round or 0)} runs, {total.starts} starts, {total.faults.total()} faults: lost {total.lost}, "
-        f"doubled {total.doubled}, bills that did not add up {bills}, rounds with anything wrong {wrong}"
+        f"{len(rounds)} runs, {starts} starts, {sum(made.faults.total() for made in rounds)} faults: lost {lost}, "
+        f"doubled {doubled}, bills that did not add up {bills}, rounds with anything wrong {wrong}"
     )
     return 1 if wrong else 0
 

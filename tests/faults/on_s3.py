@@ -1,15 +1,13 @@
 """Faults of an object store: a real S3 server behind a proxy that fails, hangs and cuts calls."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 from raypd import storage
 from raypd.config import StorageConfig
-from tests import fault_proxy, s3
+from tests import s3
 from tests.fault_proxy import Faults, Proxy
 from tests.faults.trial import Outcome, Trial
 
@@ -19,19 +17,9 @@ COUNT = 300
 @contextmanager
 def _bucket(folder: Path) -> Iterator[tuple[Proxy, Trial]]:
     """A server, a proxy before it, and a trial whose corpus and output lie on it."""
-    with (
-        s3.server(folder / "weed") as server,
-        fault_proxy.proxy(server.url) as proxy,
-        mock.patch.dict(os.environ, s3.environment()),
-    ):
-        server.client().create_bucket(Bucket="faults")
-        trial = Trial(
-            folder,
-            ["a"] * COUNT,
-            input={"path": "s3://faults/in/*.jsonl"},
-            output={"path": "s3://faults/run"},
-            storage={"endpoint_url": proxy.url, "read_timeout": 3},
-        )
+    with s3.behind_proxy(folder / "weed", "faults") as (server, proxy):
+        sections = {"input": {"path": "s3://faults/in/*.jsonl"}, "output": {"path": "s3://faults/run"}}
+        trial = Trial(folder, ["a"] * COUNT, storage={"endpoint_url": proxy.url, "read_timeout": 3}, **sections)
         for part in range(3):
             lines = [json.dumps({"id": i, "title": "a"}) + "\n" for i in range(part * 100, part * 100 + 100)]
             server.client().put_object(Bucket="faults", Key=f"in/{part}.jsonl", Body="".join(lines).encode())

@@ -11,10 +11,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from raypd import storage
-from raypd.config import RunConfig
 from raypd.dataset import writer
 from tests.processes import ended, start, wait_for
-from tests.runs import TITLES, config_tree, write_jsonl
+from tests.runs import TITLES, run_config, write_jsonl
 
 EXECUTORS = ("pool", "ray_data")
 WORKERS = ("ray::DecodeWorker", "ray::MapWorker")  # what the processes of their workers are called
@@ -46,20 +45,12 @@ class Trial:
 
     def __init__(self, folder: Path, titles: Sequence[str], unit_documents: int = 10, **keys: dict[str, Any]) -> None:
         self.folder, self.count = folder, len(titles)
-        self.output = str(folder / "out")
         corpus = write_jsonl(folder / "corpus.jsonl", titles)
         cluster = {"address": "local", "max_workers": 1, "unit_documents": unit_documents, "units_in_flight": 1}
-        tree = config_tree(
-            None,
-            corpus,
-            self.output,
-            input=TITLES,
-            engine={"max_num_seqs": 4},
-            cluster={**cluster, "executor": executor()},
-        )
-        for section, values in keys.items():
-            tree[section] = {**tree.get(section, {}), **values}
-        self.config = RunConfig.model_validate(tree)
+        sections: dict[str, Any] = {"input": TITLES, "engine": {"max_num_seqs": 4}}
+        sections["cluster"] = {**cluster, "executor": executor()}
+        sections |= {name: {**sections.get(name, {}), **values} for name, values in keys.items()}
+        self.config = run_config(None, corpus, folder / "out", **sections)
         self.output = self.config.output.path
         self.file = folder / "run.yaml"
         self.file.write_text(self.config.model_dump_json())  # JSON is YAML
