@@ -11,14 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from raypd.config import RunConfig
-from raypd.dataset import planner
+from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan
 from raypd.dataset.reader import read_unit
 from raypd.decoding.counts import Finished
 from raypd.errors import RunError
 from raypd.run import manifest
 from raypd.run.lease import RunLease
+from raypd.run.records import UnitSummary
 from raypd.tasks.base import Document, Record
+from raypd.tasks.columns import GENERATION
 from tests.processes import start
 
 TITLES = {"text_columns": ["title"], "category_column": None}  # section `input` over what `write_jsonl` writes
@@ -131,14 +133,16 @@ def answer(task: Any, documents: Sequence[Any], engine: Any, **how: Any) -> tupl
 
 def run_here(config: RunConfig, build: Any = None, planned: Plan | None = None, most: int | None = None) -> Plan:
     """A run without Ray, its worker in this process; what was planned. most: units, after which it is cut off."""
+    from raypd.answering import components
     from raypd.cluster.worker import DecodeWorker, WorkerSpec
     from tests.cluster import fakes
 
+    build = build or (components.build if config.model.is_fake else fakes.build)
     output = config.output.path
     manifest.claim(config, output)
     lease = RunLease(output)
     planned = planned or planner.plan(config, output)
-    worker = DecodeWorker(WorkerSpec(config, output, lease.id, build=build or fakes.build))
+    worker = DecodeWorker(WorkerSpec(config, output, lease.id, build=build))
     for number, unit in enumerate(planned):
         if number == most:
             lease.end("failed")
@@ -146,6 +150,36 @@ def run_here(config: RunConfig, build: Any = None, planned: Plan | None = None, 
         worker.run_unit(unit)
     lease.end("complete")
     return planned
+
+
+def committed(
+    folder: Path, config: RunConfig, documents: Sequence[Document], records: Sequence[Record], schema: Any = GENERATION
+) -> str:
+    """A run as a worker leaves it, one unit a document."""
+    manifest.claim(config, str(folder))
+    for document in documents:
+        answers = [record for record in records if record.index == document.index]
+        table = writer.make_table([document], answers, schema, 1)
+        ok, failed = writer.count_documents(table)
+        unit = f"unit-{document.index}"
+        summary = UnitSummary(unit, config.fingerprint(), "s", "x.jsonl", document.index, 1, ok, failed, 1.0)
+        assert writer.commit(str(folder), table, summary)
+    return str(folder)
+
+
+class Clock:
+    """In place of the module `time`: it passes only while somebody sleeps, each time so many seconds too long."""
+
+    def __init__(self, oversleeps: float = 0.0) -> None:
+        self.now, self.oversleeps = 0.0, oversleeps
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds + self.oversleeps
 
 
 @pytest.fixture

@@ -9,15 +9,12 @@ from typer.testing import CliRunner
 from benchmarks import speedup
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset import writer
 from raypd.decoding.engine import Engine
 from raypd.run import manifest
-from raypd.run.records import UnitSummary
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
-from raypd.tasks.columns import GENERATION
 from tests.decoding.drivers import steered
-from tests.runs import run_config
+from tests.runs import committed, run_config
 from tests.tiny import tiny_model, tiny_tokenizer
 
 Row = tuple[str, int, int, int, int | None]  # document id, sample, turn, tokens, longest path
@@ -25,19 +22,6 @@ Row = tuple[str, int, int, int, int | None]  # document id, sample, turn, tokens
 
 def configured(method: str, **task) -> RunConfig:
     return run_config({"kind": "generation", **task}, decoding={"method": method, "max_new_tokens": 90})
-
-
-def committed(folder: Path, config: RunConfig, documents: list[Document], records: list[Record]) -> str:
-    """A run as a worker leaves it, one unit a document."""
-    manifest.claim(config, str(folder))
-    for document in documents:
-        own = [record for record in records if record.index == document.index]
-        table = writer.make_table([document], own, GENERATION, 1)
-        ok, failed = writer.count_documents(table)
-        unit = f"unit-{document.index}"
-        summary = UnitSummary(unit, config.fingerprint(), "s", "x.jsonl", document.index, 1, ok, failed, 1.0)
-        assert writer.commit(str(folder), table, summary)
-    return str(folder)
 
 
 def run_of(folder: Path, method: str, rows: list[Row], failed: tuple[str, ...] = (), cut: tuple[str, ...] = ()) -> str:

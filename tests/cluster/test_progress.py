@@ -12,16 +12,7 @@ from raypd.config import ClusterConfig
 from raypd.errors import ModelError
 from raypd.estimation.checks import with_changes
 from raypd.run.records import RunCost
-from tests.runs import write_jsonl
-
-
-class Clock:
-    """In place of the module `time`."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.runs import Clock, write_jsonl
 
 
 @pytest.fixture
@@ -55,10 +46,8 @@ def test_a_run_that_stands_still_says_so_once(clock, capsys) -> None:
         for second in range(100):
             clock.now = second
             display.update(0, 0)
-    assert capsys.readouterr().err.splitlines() == [
-        "0/130 documents, loading the model",
-        "0/130 documents, 0/s, 0 failed",
-    ]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["0/130 documents, loading the model", "0/130 documents, 0/s, 0 failed"]
 
 
 def test_no_rate_is_shown_before_there_is_one(clock, capsys) -> None:

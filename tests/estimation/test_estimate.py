@@ -15,7 +15,7 @@ import pytest
 
 from raypd.answering.request_queue import RequestQueue, UnitState
 from raypd.billing import meter, prices
-from raypd.cluster import one_worker
+from raypd.cluster import driver, one_worker
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.errors import ConfigError, InputError
@@ -29,7 +29,7 @@ from raypd.run import records
 from raypd.run.records import Bill, Estimate, Figure, NodeTime, WorkerTime
 from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
-from tests.runs import extraction, run_config
+from tests.runs import Clock, extraction, run_config
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -218,20 +218,10 @@ def test_the_estimate_is_that_of_the_corpus(tmp_path) -> None:
         assert estimates.speed_of(sample, _profile(own), []).seconds[0] == pytest.approx(mean, rel=near)
 
 
-class Time:
-    """Stands for the module `time` where the engine of `model: fake` sleeps and where a profile reads the time.
-    stop: when the request queue waits for its end.
-    """
+class Time(Clock):
+    """Of the engine of `model: fake` and of a profile. stop: when the request queue waits for its end."""
 
-    now, stop = 0.0, math.inf
-
-    def monotonic(self) -> float:
-        return self.now
-
-    perf_counter = monotonic
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+    stop = math.inf
 
 
 class OneThread(RequestQueue):
@@ -463,3 +453,26 @@ def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
 def test_mistakes_are_told(given: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         estimate(None, EstimateOptions(**given))
+
+
+# Slow enough that the seconds around decoding do not count, and that a busy machine still sleeps as it should.
+SLOW = COSTS | {"step_seconds": 0.01, "prefill_tokens_per_second": 10_000, "decode_tokens_per_second": 1000}
+LOCAL = {"address": "local", "unit_documents": 50, "cpus_per_worker": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.idle
+def test_from_a_twentieth_of_a_run_its_bill_within_5_percent(tmp_path) -> None:
+    """The whole way: a twentieth of a corpus is decoded, then all of it by a run, whose bill is compared."""
+    config = corpus(tmp_path, 1600, model={"name": "fake", "fake": SLOW}, cluster=LOCAL)
+    (bill,) = estimate(config, EstimateOptions(sample=80, baseline=False)).machines[0].bills
+    made = driver.run_extract(config)
+    assert made.ok == 1600
+    usd = sum(json.loads(path.read_text())["usd"] for path in (tmp_path / "out" / "ledger").glob("*.json"))
+    print(f"estimated ${bill.usd.value:.4f}, billed ${usd:.4f}")
+    assert bill.usd.value == pytest.approx(usd, rel=0.05)
+    # The run itself, taken as a sample, says what it cost.
+    again = estimate(config, EstimateOptions(run=str(tmp_path / "out")))
+    print(f"from the run itself ${again.machines[0].bills[0].usd.value:.4f}")
+    assert again.machines[0].bills[0].usd.value == pytest.approx(usd, rel=0.05)
+    assert again.speeds[0].tokens_per_document["decode_tokens"].value == pytest.approx(made.decode_tokens / 1600)

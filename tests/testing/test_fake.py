@@ -1,8 +1,6 @@
 """`model: fake`: the columns, tokens and seconds of a real run, no weights, and nobody takes its answers for real."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,8 @@ from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
 from raypd.testing import fake
 from tests import runs
-from tests.processes import ROOT
-from tests.runs import config_tree
+from tests.processes import ROOT, ended, start
+from tests.runs import Clock, config_tree
 
 QUICKSTART = ROOT / "configs/quickstart/extract.yaml"
 FAST = ["model=fake", "model.fake.load_seconds=0", "model.fake.step_seconds=0"]
@@ -60,21 +58,9 @@ def test_autoregressive_decoding_takes_as_many_steps_as_tokens() -> None:
     assert totals["hyper_parallel"].prefill_tokens > totals["autoregressive"].prefill_tokens  # the skeleton of keys
 
 
-class Clock:
-    """Time that passes only while somebody sleeps, each time a millisecond too long."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds + 0.001
-
-
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_a_step_takes_its_time_whatever_is_in_it(batch: int, monkeypatch) -> None:
-    clock = Clock()
+    clock = Clock(oversleeps=0.001)
     monkeypatch.setattr(fake, "time", clock)
     costs = fake.FakeConfig(step_seconds=0.005, prefill_tokens_per_second=1e9, decode_tokens_per_second=1000)
     engine = fake.FakeEngine(costs, batch, 2048)
@@ -141,11 +127,10 @@ from raypd.cluster.worker import DecodeWorker, build
 build(load_config({str(QUICKSTART)!r}, {FAST!r}), None)
 assert not {{"torch", "transformers"}} & set(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    ended(start("-c", code))
 
 
-def test_a_run_as_a_user_types_it_says_that_its_answers_are_not_real(tmp_path: Path, ray_here) -> None:
+def test_a_run_as_a_user_types_it_says_that_its_answers_are_not_real(tmp_path: Path, in_process) -> None:
     words = ["extract", str(QUICKSTART), *FAST, f"output.path={tmp_path}/out", "cluster.address=local"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output

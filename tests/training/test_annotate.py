@@ -5,17 +5,14 @@ import json
 import pytest
 
 from raypd.config.load import make_config
-from raypd.dataset import writer
 from raypd.errors import ConfigError, InputError
-from raypd.run.records import UnitSummary
-from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
 from raypd.training import annotate
 from raypd.training.annotate import marked
 from raypd.training.data import check, prepare
 from raypd.training.example import Skip
 from raypd.training.structure import Promise, Sync
-from tests.runs import with_keys
+from tests.runs import committed, with_keys
 from tests.tiny import tiny_tokenizer
 from tests.training.data import generation_tree
 
@@ -72,8 +69,7 @@ def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):
     documents = [Document(i, request["id"], {}, source="q.jsonl", place=i) for i, request in enumerate(requests)]
     row = {"sample": 0, "turn": 0, "finish_reason": "stop", "tokens": 9, "counters": "{}", "warnings": []}
     records = [Record(i, row | {"text": text, "raw": text}) for i, text in enumerate(texts)]
-    table = writer.make_table(documents, records, columns.GENERATION, 1)
-    writer.commit(str(tmp_path / "marked"), table, UnitSummary("u", "f", "s", "q.jsonl", 0, 4, 4, 0, 0.1), {})
+    committed(tmp_path / "marked", config, documents, records)
     data, train, validation = prepare(config, tiny_tokenizer(), 4096)
     assert data.skipped == {"responses that the teacher changed": 1}
     examples = [example for group in [*train, *validation] for example in group]

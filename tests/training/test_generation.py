@@ -44,9 +44,8 @@ def document(*pairs, **fields):
 def test_every_answer_is_an_example_behind_the_turns_before_it():
     examples, decode = list(make("autoregressive")([document(("a?", "b."), ("c?", "d."))])), tiny_tokenizer().decode
     assert [decode(list(one.targets.values())) for one in examples] == ["b.<|im_end|>", "d.<|im_end|>"]
-    assert (
-        decode(examples[1].tokens) == "user\na?<|im_end|>\nassistant\nb.<|im_end|>\nuser\nc?<|im_end|>\nassistant\nd."
-    )
+    turns = "user\na?<|im_end|>\nassistant\nb.<|im_end|>\nuser\nc?<|im_end|>\nassistant\nd."
+    assert decode(examples[1].tokens) == turns
 
 
 def test_space_masks_k_tokens_cuts_behind_them_and_keeps_the_label_one_past_the_last():

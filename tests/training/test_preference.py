@@ -20,10 +20,9 @@ from raypd.training.packing import pack
 from raypd.training.preference import PairExamples
 from raypd.training.trainer import make_trainer
 from raypd.training.weights import make_trainable
-from tests.benchmarks.test_speedup import committed
 from tests.decoding.drivers import drive
 from tests.decoding.pasta_script import EOS, Script, promise
-from tests.runs import config_tree, read_all, run_config, with_keys
+from tests.runs import committed, config_tree, read_all, run_config, with_keys
 from tests.tiny import _Wide, in_float64, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, dense_logits, loaded_tiny, recorded
 
@@ -55,13 +54,9 @@ class Corpus:
             "input": {"text_columns": ["prompt"], "category_column": None},
             "model": {"name": "tiny", "device": "cpu", "dtype": dtype},
             "decoding": {"method": method, "max_new_tokens": 300, "sampling": {"temperature": 1}, **(decoding or {})},
-            "training": {
-                "preference": None if preference is None else chosen,
-                "weights": "full",
-                "validation": str(self.path),
-                **training,
-            },
+            "training": {"weights": "full", "validation": str(self.path), **training},
         }
+        sections["training"]["preference"] = None if preference is None else chosen
         task = {"kind": "generation", "chat_template": False, "samples": samples, **(task or {})}
         return run_config(task, path or self.path, self.folder / "out", **sections)
 
