@@ -42,6 +42,7 @@ def test_a_deadline_is_a_duration_or_a_time() -> None:
     assert {text: deadline_at(text, 1000.0) - 1000.0 for text in durations} == durations
     assert deadline_at("2026-11-30T18:00:00+00:00", 0.0) == 1796061600
     assert deadline_at("2026-11-30T18:00", 0.0) == datetime(2026, 11, 30, 18).timestamp()
+    assert deadline_at("2026-11-30", 0.0) == datetime(2026, 11, 30).timestamp()
     for text in ("", "soon", "8 hours", "25:00"):
         with pytest.raises(ValueError, match="neither a time"):
             deadline_at(text, 0.0)

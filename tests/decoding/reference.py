@@ -66,15 +66,15 @@ def ids_of(allowed: AllowedTokens | None) -> list[int] | None:
     return None if allowed is None else allowed.ids.tolist()
 
 
+Picked = tuple[int, float, float]  # token, log-probability, gap to the runner-up
+Limits = Callable[..., AllowedTokens | None]
+
+
 def autoregressive(
-    model: PreTrainedModel,
-    prompt: Sequence[int],
-    count: int,
-    stop: Callable[[list[int]], bool],
-    allowed_token_ids: Callable[[list[int]], AllowedTokens | None] | None = None,
-) -> list[tuple[int, float, float]]:
+    model: PreTrainedModel, prompt: Sequence[int], count: int, stop: Callable, allowed_token_ids: Limits | None = None
+) -> list[Picked]:
     """(token, log-probability, gap) of each decoded token; `allowed_token_ids(tokens so far)` limit the next one."""
-    answer: list[tuple[int, float, float]] = []
+    answer: list[Picked] = []
     while len(answer) < count and not (answer and stop([t for t, _, _ in answer])):
         tokens = [t for t, _, _ in answer]
         logits = plain_output(model, [*prompt, *tokens])[0]
@@ -83,24 +83,18 @@ def autoregressive(
 
 
 def hyper_parallel(
-    model: PreTrainedModel,
-    prompt: Sequence[int],
-    ends: Sequence[int],
-    k_max: int,
-    isolate_values: bool,
-    allowed_token_ids: Callable[[int, list[int]], AllowedTokens | None],
-    closed: Callable[[int, list[int]], bool],
-) -> list[list[tuple[int, float, float]]]:
+    model: PreTrainedModel, prompt: list[int], ends: list[int], most: int, isolate_values: bool, allowed: Limits, closed
+) -> list[list[Picked]]:
     """HPD by its definition: values grow together, one token a step, each seeing what the paper's mask lets it see.
 
-    `allow(slot, tokens so far)` and `closed(slot, tokens)` are the slot's rules.
+    `allowed(slot, tokens so far)` and `closed(slot, tokens)` are the slot's rules.
     """
-    positions = [index + k_max * sum(end < index for end in ends) for index in range(len(prompt))]
-    values: list[list[tuple[int, float, float]]] = [[] for _ in ends]
+    positions = [index + most * sum(end < index for end in ends) for index in range(len(prompt))]
+    values: list[list[Picked]] = [[] for _ in ends]
     # (token, position, slot or -1, step at which it was there)
     text = [(token, position, -1, 0) for token, position in zip(prompt, positions, strict=True)]
     asked = [(n, end) for n, end in enumerate(ends)]
-    for step in range(1, k_max + 1):
+    for step in range(1, most + 1):
         rows = [
             [kp <= qp and kt <= qt and (ks == -1 or not isolate_values or ks == qs) for _, kp, ks, kt in text]
             for _, qp, qs, qt in text
@@ -109,7 +103,7 @@ def hyper_parallel(
         logits = dense_output(model, [t[0] for t in text], [t[1] for t in text], mask)[0]
         for n, index in asked:
             so_far = [t for t, _, _ in values[n]]
-            values[n].append(greedy(logits[index], ids_of(allowed_token_ids(n, so_far))))
+            values[n].append(greedy(logits[index], ids_of(allowed(n, so_far))))
         live = [n for n, _ in asked if not closed(n, [t for t, _, _ in values[n]])]
         if not live:
             break

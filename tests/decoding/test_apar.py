@@ -83,13 +83,6 @@ def test_a_child_beyond_the_threads_waits_and_nothing_of_it_is_lost(max_threads)
     assert max(len(feed.sample_at) for feed in feeds) == max_threads
 
 
-def test_children_that_never_began_are_no_end():
-    said = {(): 10, (10,): FORK, (10, FORK): EOS}
-    answer, _ = scripted(apar(Prompt([7, 8]), 4, FORK, CHILD, ENDS, max_threads=1), said, [7, 8])
-    assert [p.tokens for p in restore(answer.root)] == [[10, FORK], [], [EOS]]
-    assert (answer.cut is None, answer.threads, answer.unstarted_threads) == (False, 1, 1)
-
-
 @pytest.mark.parametrize("most", [0, 1, 2, 3, 4, 5, 8, 13, 30])
 def test_budget_is_kept_and_positions_stay_within_it(most):
     forever = lambda token, position, predicted: FORK if token != FORK else 50  # noqa: E731

@@ -1,12 +1,10 @@
 """Methods driven by a fake model in plain Python: no engine, no tensors."""
 
-import itertools
-
 import pytest
 
 from raypd.decoding.grammar import Grammar, JsonString, Number, OneOf, Vocabulary
 from raypd.decoding.methods.guided import guided
-from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
+from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt
 from tests.decoding.drivers import drive
 
 # fmt: off
@@ -19,19 +17,6 @@ VOCABULARY = Vocabulary(TEXTS)
 
 def say(*texts: str) -> list[int]:
     return [ID[text] for text in texts]
-
-
-def test_hyper_parallel_places_prunes_and_stops():
-    text = Grammar(JsonString(), VOCABULARY)
-    prompt = SlottedPrompt([25] * 6, [Slot(2, text), Slot(3, text), Slot(5, text)], shared=2)
-    values = [say(' "', "red", '",\n'), say(" null"), say(' "', "blue", " wine", "x")]
-    steps = itertools.zip_longest(*values)
-    answer, feeds = drive(hyper_parallel(prompt, 4), lambda feed: [token for token in next(steps) if token is not None])
-    assert [list(f.positions) for f in feeds] == [[0, 1, 2, 7, 12, 13], [3, 14], [4, 15], [16]]
-    assert [list(f.tokens) for f in feeds[1:]] == [say(' "', ' "'), say("red", "blue"), say(" wine")]
-    assert (feeds[0].shared, list(feeds[0].sample_at)) == (2, [2, 3, 5])
-    ends = [(True, None), (True, "null"), (False, None)]  # null at once; the third was cut at K_max
-    assert [(v.tokens, (v.closed, v.completion)) for v in answer] == list(zip(values, ends, strict=True))
 
 
 def test_guided_takes_back_the_comma_that_showed_the_end_of_a_number():

@@ -222,15 +222,6 @@ def test_threads_beyond_the_most_wait_for_a_place():
     assert (one.steps, max(len(feed.sample_at) for feed in narrow.feeds)) == (one.tokens, 1)
 
 
-@pytest.mark.parametrize("limit", range(3, 60))
-def test_positions_end(limit):
-    script = Script(f"m{promise('a')}n{promise('b', 90)}o<sync/>pqrstuvw", "xy...", "z...", words=TAGS)
-    answer = script.run(max_position=limit)
-    assert max(row[1] for row in script.rows) < limit
-    assert answer.text.startswith("m")
-    assert answer.warnings
-
-
 def test_special_tokens_without_text_and_unknown_ids():
     script = Script("ab")
     script.texts = BYTES[:98]  # "b" has none

@@ -1,8 +1,6 @@
 """The registry: every method has its file, and a method of somebody else needs its file and an entry, nothing more."""
 
 import json
-import subprocess
-import sys
 from pkgutil import resolve_name
 
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from raypd.config import METHODS, DecodingConfig
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.decoding.text import TextMethod
+from tests.processes import ended, start
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -26,9 +25,7 @@ def test_a_method_has_its_program_where_its_name_says_and_keys_of_the_configurat
 
 def test_a_method_is_a_file_and_an_entry():
     """In a process of its own, since the configuration reads the registry when it is imported."""
-    said = subprocess.run([sys.executable, "-m", "tests.decoding.toy_method"], capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    row = json.loads(said.stdout)
+    row = json.loads(ended(start("-m", "tests.decoding.toy_method")))
     counters = {"prompt_tokens": 19, "repeated": 3}
     assert (row["tokens"], json.loads(row["counters"]), row["finish_reason"]) == (6, counters, "length")
     assert row["text"][0] == row["text"][1]

@@ -7,10 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from tests.decoding import reference
-from tests.decoding.cases import EverySeventh, agree, pair, seventh
+from tests.decoding.cases import EverySeventh, agree, pair
 from tests.decoding.drivers import INSTRUCTION, tokens_of
 from tests.decoding.test_properties import check
 
@@ -46,16 +45,6 @@ def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
     for values in Engine(model, max_num_batched_tokens=31).run(programs):
         for slot, value in zip(slots, values, strict=True):
             agree(alone(stock, tokens[: slot.end + 1], 30), value.tokens, value.logprobs)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_gaps_the_window_is_the_models_own(kind):
-    model, stock = pair(kind, sliding_window=WINDOW, num_hidden_layers=4)
-    prompts = [Prompt(INSTRUCTION + tokens_of(random.Random(n), 1, 30), shared=23 if n % 2 else 0) for n in range(4)]
-    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=19)
-    answers = engine.run(autoregressive(prompt, 30, seventh) for prompt in prompts)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        agree(alone(stock, list(prompt.tokens), 30), answer.tokens, answer.logprobs)
 
 
 @pytest.mark.parametrize("window", [1, 3, 6, 11])

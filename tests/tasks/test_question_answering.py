@@ -1,6 +1,5 @@
 """The question answering task: prompts, answers, bad rows, on a byte-level tokenizer and a random model."""
 
-import copy
 import itertools
 import json
 import os
@@ -9,22 +8,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
-from raypd.config import ModelConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import Bounded, Choice, Grammar, Vocabulary
 from raypd.decoding.program import Predictions
 from raypd.errors import ConfigError
-from raypd.models.load import load_model
 from raypd.models.vocabulary import token_texts
 from raypd.tasks import build_task
-from raypd.tasks.base import Document, Record, Request
+from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import QUESTION_ANSWERING
 from raypd.tasks.prompting import end_tokens
-from tests.decoding.cases import agree
 from tests.decoding.drivers import drive
-from tests.decoding.reference import greedy
 from tests.runs import answer, run_config
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
@@ -315,37 +309,3 @@ def test_every_row_of_the_real_data_has_its_records(name):
         for record, (_, q) in zip(records, asked, strict=True):
             free = not q.get("choices") or q.get("multi_select")
             assert record.columns["choice_index"] == (None if free else len(q["choices"]) - 1)
-
-
-@pytest.mark.slow
-def test_smollm2_answers_as_in_one_prompt_a_question():
-    """Real text in float32: IPPD in the engine against the unmodified model with transformers' own cache."""
-    documents = [*rows_of("squad2.dev", 1, 3), *rows_of("dream.dev", 1, 2)]
-    documents = [Document(n, d.id, d.fields) for n, d in enumerate(documents)]
-    loaded = load_model(ModelConfig(device="cpu", dtype="float32"))
-    stock = copy.deepcopy(loaded.model)
-    (stacked,) = make(loaded.context_length, loaded.tokenizer, {"contexts_per_prompt": 3}).plan(documents)
-    alone = make(loaded.context_length, loaded.tokenizer, {"method": "autoregressive"}).plan(documents)
-    (answers,) = Engine(loaded.model, max_num_batched_tokens=300).run([stacked.program])
-    assert len(answers) == 5
-    for found, request in zip(answers, alone, strict=True):
-        agree(one_by_one(stock, request, token_texts(loaded.tokenizer)), found.tokens, found.logprobs)
-
-
-@torch.no_grad()
-def one_by_one(stock, request: Request, texts) -> list[tuple[int, float, float]]:
-    """(token, log-probability, gap) of each token of a prompt's answer. texts: of the vocabulary."""
-    feed, cache, answer = next(request.program), None, []
-    while True:
-        output = stock(input_ids=torch.tensor([list(feed.tokens)]), past_key_values=cache, use_cache=True)
-        cache, logits = output.past_key_values, output.logits[0, -1]
-        allowed = feed.allowed_token_ids[0] if feed.allowed_token_ids is not None else None
-        token, logprob, gap = greedy(logits, None if allowed is None else allowed.ids.tolist())
-        if allowed is not None:  # a letter, with or without a blank
-            same = [texts[i].strip() == texts[token].strip() for i in allowed.ids]
-            logprob = float(logits[allowed.ids].softmax(-1)[same].sum().log())
-        answer.append((token, logprob, gap))
-        try:
-            feed = request.program.send(Predictions([token], [logprob]))
-        except StopIteration:
-            return answer
