@@ -33,7 +33,7 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(tmp_path: Path, mo
     assert other.manifest.documents == 2
 
 
-def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, ray_here) -> None:
+def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, in_process) -> None:
     monkeypatch.chdir(tmp_path)
     run = raypd.extract([{"id": "a", "title": "red <b> shoe"}, {"id": "b", "title": " "}], ["Brand"], model="fake")
     assert run.verify().passed
@@ -50,7 +50,7 @@ def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, r
 @pytest.mark.parametrize(
     "documents", [["a red shoe"], ["a hat/cap", "a shirt w/o sleeves"], [{"id": "x", "title": "hat", "n": 1}]]
 )
-def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkeypatch) -> None:
+def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkeypatch, in_process) -> None:
     monkeypatch.chdir(tmp_path)
     run = raypd.extract(documents, ["Brand"], model="fake")
     assert (run.manifest.documents, run.manifest.failed) == (len(documents), 0)

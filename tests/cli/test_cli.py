@@ -66,7 +66,7 @@ def test_what_cannot_run_is_refused_in_plain_words(folder: Path, raypd, words: l
     assert not (folder / "out").exists()
 
 
-def test_data_and_a_schema_need_no_yaml(folder: Path, raypd, ray_here) -> None:
+def test_data_and_a_schema_need_no_yaml(folder: Path, raypd, in_process) -> None:
     (folder / "book.json").write_text('{"title": "book", "properties": {"author": {"type": "string"}}}')
     words = ["in/a.jsonl", "--schema", "book.json", "-o", "out", "--model", "fake", "input.text_columns=[title]"]
     code, out, err = raypd("extract", *words)
@@ -135,7 +135,6 @@ def test_a_job_is_the_same_command_and_needs_no_installation(folder: Path) -> No
     assert "in/*.parquet: no file matches" in said
     assert "Traceback" not in said
     assert "Usage: raypd extract" in ended(start(job, "--help", PYTHONPATH=""))
-    assert "no such configuration file" in ended(start("-m", "raypd", "extract", "nope.yaml"), 2)
 
 
 def test_the_quickstart_is_written_into_a_new_folder(folder: Path, raypd) -> None:

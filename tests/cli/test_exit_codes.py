@@ -1,9 +1,12 @@
 """What a run that has ended tells by its exit code and its last lines."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from raypd.cli.summary import _values
+from raypd.tasks.columns import value_row
 from tests.runs import write_jsonl
 
 
@@ -43,3 +46,11 @@ def test_none_was_answered_or_too_few(extract, titles, share, reason) -> None:
     assert "12 documents: " in out  # the summary stands before it
     assert code == 1
     assert reason in err
+
+
+def test_a_boolean_is_that_of_the_record() -> None:
+    """The few documents that a run shows at its end stand there as they do in the table."""
+    record = {"Waterproof": True, "Decaf": False, "Brand": "Acme", "Weight in g": 7, "Color": None}
+    values = [value_row(name, value, "ok", None) for name, value in record.items()]
+    row = {"id": "1", "status": "ok", "record": json.dumps(record), "values": values, "truncated": False}
+    assert str(_values(row)) == "Waterproof: true  Decaf: false  Brand: Acme  Weight in g: 7"

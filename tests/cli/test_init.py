@@ -76,18 +76,16 @@ def test_without_a_schema_it_says_how_to_get_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("[1, 2", "cannot be read"), ('{"n": 1}\n{"n": 2}\n', "no column of text; it has n")]
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "[1, 2", "cannot be read"),
+        ("a.jsonl", '{"n": 1}\n{"n": 2}\n', "no column of text; it has n"),
+        ("a.csv", "id;body\n1;a long text of a letter to the shop\n", "one column, 'id;body': csv is read with commas"),
+    ],
 )
-def test_what_has_no_texts_is_refused(content, message, tmp_path, monkeypatch):
+def test_what_has_no_texts_is_refused(name, content, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").write_text(content)
+    Path(name).write_text(content)
     with pytest.raises(InputError, match=message):
-        init.run("a.jsonl", None, None)
+        init.run(name, None, None)
     assert not Path("a.yaml").exists()
-
-
-def test_another_delimiter_is_said(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("a.csv").write_text("id;body\n1;a long text of a letter to the shop\n")
-    with pytest.raises(InputError, match="one column, 'id;body': csv is read with commas"):
-        init.run("a.csv", None, None)

@@ -74,7 +74,7 @@ def test_a_damaged_object_is_listed_and_nothing_else_is_lost(tmp_path, corpus, n
         read_unit(bad, corpus)
 
 
-def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_path, corpus, ray_here) -> None:
+def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_path, corpus, in_process) -> None:
     (tmp_path / "in/m.jsonl.gz").write_bytes(gzip.compress(LINES)[:-500])
     (tmp_path / "in/m.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunError) as caught:

@@ -9,14 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from raypd.cluster import driver
 from raypd.dataset import planner, split
 from raypd.dataset.plan import Plan, take_apart
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
-from raypd.verify.verification import verify
-from tests.cluster import fakes
 from tests.runs import write_jsonl
 
 ROWS = [{"id": f"d{i}", "title": f"title {i} ü"} for i in range(25)]
@@ -193,13 +190,3 @@ def test_no_more_than_the_tail_is_held_in_memory(tmp_path, config, monkeypatch) 
     assert [unit.expected for unit in plan(run, run.output.path)] == [100] * 77 + [25] * 12
     monkeypatch.setattr(planner, "_TAIL_PARTS", 2)
     assert [unit.expected for unit in plan(run, run.output.path)] == [100] * 78 + [25] * 8
-
-
-def test_a_run_with_smaller_units_is_verified(tmp_path, config, ray_here) -> None:
-    run = config(str(write_many(tmp_path / "a.jsonl", 800)), unit_documents=100)
-    result = driver.run_extract(run, build=fakes.build)
-    assert (result.documents, result.units) == (800, 11)
-    assert verify(run.output.path, run).passed
-    (tmp_path / "out/plan/plan.json").unlink()
-    assert verify(run.output.path, run).passed
-    assert driver.run_extract(run, build=fakes.build).units == 11

@@ -31,9 +31,7 @@ def documents(config: RunConfig) -> list[list]:
 
 @pytest.mark.parametrize("write", [pa.ipc.new_stream, pa.ipc.new_file])
 def test_rows_of_arrow_files(tmp_path: Path, write) -> None:
-    table = pa.table(
-        {"id": list(range(200)), "title": [f"t{n}" for n in range(200)], "more": [[n] for n in range(200)]}
-    )
+    table = pa.Table.from_pylist([{"id": n, "title": f"t{n}", "more": [n]} for n in range(200)])
     with write(str(tmp_path / "data-00000-of-00001.arrow"), table.schema) as file:
         file.write_table(table, max_chunksize=30)
     units = documents(config(tmp_path))

@@ -86,10 +86,10 @@ def test_all_of_them_into_a_file(run, tmp_path) -> None:
         assert {str(row["id"]) for row in rows} >= {"3", "12", "13", "17"}
         assert set(rows[0]) == {"id", "source", "row", "attempts", "reason", "unit"}
     assert [p.name for p in tmp_path.iterdir() if ".part" in p.name] == []
-    for path, message in (
-        ("errors.txt", r"ends in .csv, .jsonl, .parquet"),
-        ("no/such/errors.csv", "cannot be written"),
-    ):
+    for path, message in {
+        "errors.txt": "ends in .csv, .jsonl, .parq",
+        "no/such/errors.csv": "cannot be written",
+    }.items():
         with pytest.raises(ConfigError, match=message):
             findings.write_letters(run.output.path, str(tmp_path / path))
 

@@ -1,8 +1,6 @@
 """--retry-errors: failed documents are tried again, and their new rows stand in place of the old ones."""
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +25,7 @@ from raypd.run.unit import Unit
 from raypd.verify import dead_letters, retry
 from raypd.verify.retry import merged, retry_errors
 from raypd.verify.verification import verify
+from tests.cli.conftest import raypd  # noqa: F401
 from tests.cluster import fakes
 from tests.runs import with_values, write_jsonl
 
@@ -176,16 +175,15 @@ def test_a_retry_that_is_cut_off_between_two_objects_goes_on(run, monkeypatch) -
     assert verify(run.output.path, run).passed
 
 
-def test_a_damaged_record_of_a_retry_ends_the_command_with_one_line_and_exit_code_2(run, tmp_path) -> None:
+def test_a_damaged_record_of_a_retry_ends_the_command_with_one_line_and_exit_code_2(run, tmp_path, raypd) -> None:  # noqa: F811
     torn = Path(run.output.path, "retries/0001/retry.json")
     torn.parent.mkdir(parents=True)
     torn.write_text('{"number": 1, "tri')
     (tmp_path / "run.yaml").write_text(run.model_dump_json())
-    command = [sys.executable, "-m", "raypd", "extract", str(tmp_path / "run.yaml"), "--retry-errors"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done
-    assert done.stderr.startswith(f"error: {torn}: cannot be read: ")
-    assert "delete this file" in done.stderr
+    code, out, err = raypd("extract", str(tmp_path / "run.yaml"), "--retry-errors")
+    assert (code, out, len(err.splitlines())) == (2, "", 1), err
+    assert err.startswith(f"error: {torn}: cannot be read: ")
+    assert "delete this file" in err
     torn.write_text('{"number": "one"}')
     with pytest.raises(ConfigError, match=r"retry\.json: cannot be read: number: .*; delete this file"):
         again(run)
