@@ -1,6 +1,5 @@
 """What YAML makes of a word without quotes is taken as it was meant, or named with its line and with what to write."""
 
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -85,9 +84,3 @@ def test_a_deadline_that_is_none_is_refused_with_its_line(tmp_path: Path, writte
 def test_cuda_graphs_are_of_one_attention(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine.* cuda_graphs needs engine\.attention: triton"):
         load(tmp_path, "{name: Color}", "null", "engine.cuda_graphs=true")
-
-
-def test_a_date_is_its_beginning() -> None:
-    from raypd.config.cluster import deadline_at
-
-    assert deadline_at("2026-11-30", 0.0) == datetime(2026, 11, 30).timestamp()

@@ -152,6 +152,11 @@ def test_what_cannot_be_decoded_is_refused_with_its_place(tmp_path: Path, schema
         load(tmp_path, schema)
 
 
+def test_one_schema_at_a_time(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task.schema and task.categories are both set"):
+        load(tmp_path, OBJECT, "task.categories={c: {attributes: [{name: a}]}}")
+
+
 def _nested(levels: int, wrap: Any) -> Any:
     schema: Any = {"type": "string"}
     for _ in range(levels):
@@ -171,20 +176,12 @@ DOUBLED = {
         (_nested(3000, lambda inner: {"properties": {"a": inner}}), "nested more than 50 deep"),
         ({"properties": {"a": _nested(3000, lambda inner: {"anyOf": [inner]})}}, r"\$\.properties\.a: schemas in"),
         ({"properties": {"a": {"enum": ["x" * 1_000_000]}}}, "an enum value of 1,000,000 characters; limit 1,000"),
-        (
-            {"properties": {"a": {"enum": [f"{n:0900}" for n in range(999)]}}},
-            "values of 899,100 characters; limit 400,000",
-        ),
+        ({"properties": {"a": {"enum": [f"{n:0900}" for n in range(999)]}}}, "899,100 characters; limit 400,000"),
     ],
 )
 def test_a_schema_that_explodes_is_refused_at_once(tmp_path: Path, schema: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         categories_of(schema, tmp_path)
-
-
-def test_one_schema_at_a_time(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"task.schema and task.categories are both set"):
-        load(tmp_path, OBJECT, "task.categories={c: {attributes: [{name: a}]}}")
 
 
 @pytest.mark.parametrize(

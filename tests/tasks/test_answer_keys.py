@@ -3,7 +3,6 @@ Real tasks and engines over tiny models; what the fingerprint makes of the table
 """
 
 import dataclasses
-import itertools
 import json
 from importlib import import_module
 
@@ -23,7 +22,7 @@ from raypd.models.load import LoadedModel
 from raypd.models.medusa_heads import save_heads
 from raypd.tasks import extraction, question_answering
 from raypd.tasks.base import Document
-from tests.config.test_fingerprint import decoding_keys, others
+from tests.config.test_fingerprint import decoding_keys, others, uses
 from tests.runs import answer, config_tree, run_config
 from tests.tasks import test_extraction, test_question_answering
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -39,14 +38,6 @@ PROGRAMS = [
     *((question_answering, name) for name in METHODS["question_answering"]),
     *((import_module(f"raypd.decoding.methods.{n}"), n) for n in METHODS["generation"]),
 ]
-
-
-def uses():
-    """(kind, method, isolate, temperature), with isolate where the method has it."""
-    for kind, methods in METHODS.items():
-        for method, temperature in itertools.product(methods, (0.0, 0.7)):
-            for isolate in ("none", "documents", "values") if method == "hyper_parallel" else ("documents",):
-                yield kind, method, isolate, temperature
 
 
 @pytest.fixture(scope="module")
