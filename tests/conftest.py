@@ -79,27 +79,15 @@ def ray_here(ray_ends: None, monkeypatch: pytest.MonkeyPatch) -> None:
 # Files whose long tests each start a Ray of their own.
 ALONE = ("tests/faults/test_faults.py", "tests/cluster/test_ledger_actor.py")
 # Files that take long come first, so that at the end no process waits for another that has just begun one of them.
-LONG_FILES = (
-    "tests/storage/test_runs.py",
-    "tests/cluster/test_driver.py",
-    "tests/faults/",
-    "tests/cluster/test_pool_executor.py",
-    "tests/cluster/test_ledger_actor.py",
-    "tests/billing/test_budget.py",
-    "tests/cluster/",
-    "tests/nights/",
-    "tests/verify/",
-    "tests/dataset/",
-    "tests/estimation/",
-    "tests/storage/",
-    "tests/models/",
-    "tests/report/",
-)
+LONG_FILES = ("storage/test_runs.py", "cluster/test_driver.py", "faults/", "cluster/test_pool_executor.py",
+              "cluster/test_ledger_actor.py", "billing/test_budget.py", "cluster/", "nights/", "verify/", "dataset/",
+              "estimation/", "storage/", "models/", "report/")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        return next((n for n, start in enumerate(LONG_FILES) if item.nodeid.startswith(start)), len(LONG_FILES))
+        starts = (n for n, start in enumerate(LONG_FILES) if item.nodeid.startswith(f"tests/{start}"))
+        return next(starts, len(LONG_FILES))
 
     items.sort(key=place)
 

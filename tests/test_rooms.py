@@ -9,32 +9,10 @@ import pytest
 from tests.processes import ROOT, ended, start
 
 PACKAGE = ROOT / "raypd"
-ROOMS = (  # from the bottom: each may import those before it
-    "__init__",
-    "errors",
-    "decoding",
-    "config",
-    "storage",
-    "run",
-    "models",
-    "tasks",
-    "dataset",
-    "billing",
-    "testing",
-    "answering",
-    "cluster",
-    "estimation",
-    "data",
-    "verify",
-    "nights",
-    "report",
-    "training",
-    "evaluation",
-    "fitting",
-    "api",
-    "cli",
-    "__main__",
-)
+# From the bottom: each may import those before it.
+ROOMS = ("__init__", "errors", "decoding", "config", "storage", "run", "models", "tasks", "dataset", "billing",
+         "testing", "answering", "cluster", "estimation", "data", "verify", "nights", "report", "training",
+         "evaluation", "fitting", "api", "cli", "__main__")  # fmt: skip
 RAY_ROOMS = {"cluster", "data", "training"}
 NEEDS_TRITON = PACKAGE / "decoding" / "attention" / "triton_kernel.py"  # imported where an engine is asked for it
 

@@ -31,13 +31,8 @@ TITLES = [
     {"id": f"t{n}", "category": "shoe", "title": title, "description": "", "target": {"Brand": "Acme", "Size": None}}
     for n, title in enumerate(["Acme runner", "Acme boot 42"])
 ]
-PAGES = [
-    {
-        "id": "p",
-        "context": "A cat sat.",
-        "questions": [{"id": "1", "question": "Who?"}, {"id": "2", "question": "How?"}],
-    }
-]
+ASKED = [{"id": "1", "question": "Who?"}, {"id": "2", "question": "How?"}]
+PAGES = [{"id": "p", "context": "A cat sat.", "questions": ASKED}]
 
 
 @pytest.fixture(scope="module")

@@ -112,10 +112,8 @@ def test_what_ray_kills_for_memory_is_a_death_like_any_other(tmp_path, monkeypat
     def get(ref):
         raise ray.exceptions.OutOfMemoryError("1 worker(s) were killed due to the node running low on memory")
 
-    stub = SimpleNamespace(
-        exceptions=ray.exceptions, get=get, wait=lambda refs, **_: (refs, []), kill=lambda actor: None
-    )
-    monkeypatch.setattr(pool_executor, "ray", stub)
+    stub = {"exceptions": ray.exceptions, "get": get, "wait": lambda refs, **_: (refs, []), "kill": lambda actor: None}
+    monkeypatch.setattr(pool_executor, "ray", SimpleNamespace(**stub))
     monkeypatch.setattr(pool_executor, "is_alive", lambda node: True)
     assert list(executor._wait()) == []
     assert said == ["a worker process died because the machine ran out of memory; its units are tried again"]

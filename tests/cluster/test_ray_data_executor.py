@@ -25,9 +25,7 @@ def executor(said: list[str], **attributes: Any) -> RayDataExecutor:
     own = RayDataExecutor(None, None, ClusterConfig(max_workers=2), said.append)  # type: ignore[arg-type]
     own._open = {name: Unit(name, ()) for name in "abc"}
     own.admit = lambda unit, beside: beside == 0
-    own.nodes = SimpleNamespace(  # type: ignore[assignment]
-        look=lambda: None, seconds_left=lambda node: 4.0 if node == "goes" else None
-    )
+    own.nodes = SimpleNamespace(look=lambda: None, seconds_left={"goes": 4.0}.get)  # type: ignore[assignment]
     vars(own).update(attributes)
     return own
 

@@ -104,9 +104,8 @@ def test_an_error_costs_the_documents_of_its_work_alone(tmp_path: Path, config) 
 
 
 def test_documents_that_were_cut_are_counted(tmp_path: Path, config, monkeypatch) -> None:
-    monkeypatch.setattr(
-        fakes, "Record", lambda row, values: Record(row, {**values, "truncated": "LONG" in str(values)})
-    )
+    cut = lambda row, values: Record(row, {**values, "truncated": "LONG" in str(values)})  # noqa: E731
+    monkeypatch.setattr(fakes, "Record", cut)
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a", "long", "a", "twice long", "long"])))
     assert worker(run).run_unit(next(iter(plan(run)))).truncated == 3
     units = writer.summaries(run.output.path)

@@ -33,13 +33,7 @@ def spread(value: float, by: float) -> Array:
     return value * np.exp(np.r_[0.0, math.log(by) / 0.95 * np.linspace(-1, 1, 2001)])
 
 
-def put(
-    root,
-    documents: float = 1000,
-    instances=INSTANCES,
-    method: str = "hyper_parallel",
-    **keys,
-):
+def put(root, documents: float = 1000, instances=INSTANCES, method: str = "hyper_parallel", **keys):
     """Puts an estimate into a run's folder, as `raypd estimate` writes it; other keys replace those of the file."""
 
     fed = {"prefill_tokens": spread(310, 1.03), "shared_tokens": exact(400)}

@@ -1,8 +1,9 @@
 """A cascade's second model answers what the first is not sure of, and nothing else."""
 
 import json
-import math
+from contextlib import nullcontext
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pyarrow.dataset as ds
 import pytest
@@ -116,10 +117,8 @@ def test_of_every_100_documents_the_least_sure_share_is_asked():
     first = {name: rows("Acme", confidence, 1.0, 0.9) for name, confidence in sure.items()}
     records, asked = cascaded(first, dict.fromkeys(first, rows("Zeta", 0.5, 2.0, 0.5)), under=0.8, share=0.07)
     names = list(sure)
-    least = [
-        sorted(names[a:b], key=sure.get)[: math.ceil(0.07 * (b - a) - 1e-9)] for a, b in pairwise((0, 100, 200, 250))
-    ]
-    assert set(asked) == {name for group in least for name in group}
+    groups = ((names[a:b], 7 if b < 250 else 4) for a, b in pairwise((0, 100, 200, 250)))  # 4: of 3.5
+    assert set(asked) == {name for group, most in groups for name in sorted(group, key=sure.get)[:most]}
     assert sum("Zeta" in record.columns["record"] for record in records.values()) == 7 + 7 + 4
 
 
@@ -141,9 +140,8 @@ def answers_of():
 def test_two_real_models_answer_as_each_does_alone(answers_of):
     plain, cut = answers_of(), answers_of(max_value_tokens=2)
     under = sorted(value["confidence"] for row in plain for value in row.values())[4]
-    both = answers_of(
-        cascade={"model": "smollm2-135m-instruct", "under": under, "decoding": {"max_value_tokens": 2}, "share": 1.0}
-    )
+    second = {"model": "smollm2-135m-instruct", "decoding": {"max_value_tokens": 2}}
+    both = answers_of(cascade={**second, "under": under, "share": 1.0})
     alone = {"first": plain, "second": cut}
     assert {value["model"] for row in both for value in row.values()} == {"first", "second"}
     for n, row in enumerate(both):
@@ -159,16 +157,14 @@ def test_two_real_models_answer_as_each_does_alone(answers_of):
 def test_a_run_bills_each_model_resumes_and_verifies(tmp_path, ray_here, columns):
     path = write_jsonl(tmp_path / "in.jsonl", [f"Acme shoe {n}" for n in range(30)])
     fake = {"name": "fake", "fake": {"load_seconds": 0.0, "step_seconds": 0.001}}
-    config = run_config(
-        SHOES,
-        path,
-        tmp_path / "out",
-        input=TITLES,
-        output={"columns": columns},
-        model=fake,
-        cascade={"model": fake, "share": 0.1},
-        cluster={"address": "local", "unit_documents": 10, "max_workers": 1},
-    )
+    sections = {
+        "input": TITLES,
+        "output": {"columns": columns},
+        "model": fake,
+        "cascade": {"model": fake, "share": 0.1},
+    }
+    cluster = {"address": "local", "unit_documents": 10, "max_workers": 1}
+    config = run_config(SHOES, path, tmp_path / "out", cluster=cluster, **sections)
     with pytest.raises(RunError, match="cut off"):
         run_here(config, build=build, most=1)
     result = run_extract(config)
@@ -220,35 +216,19 @@ def test_only_a_cascade_that_is_there_changes_the_fingerprint():
 def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, monkeypatch):
     """100 documents: the first model is right where it is at least 0.6 sure, the second always, at 3 times the cost."""
     labels = tmp_path / "labels.jsonl"
-    labels.write_text(
-        "".join(
-            json.dumps({"id": n, "title": f"shoe {n}", "target": {"Brand": "Acme", "Size": n + 1}}) + "\n"
-            for n in range(100)
-        )
-    )
+    lines = ({"id": n, "title": f"shoe {n}", "target": {"Brand": "Acme", "Size": n + 1}} for n in range(100))
+    labels.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    class Profiler:
-        def __init__(self, *_):
-            pass
+    def profile(config, documents, limit, label):
+        second = config.model.name == "fake"
+        costs = []
+        for number in (int(document.id) for document in documents):
+            brand = "Acme" if second or number >= 60 else "Nobody"
+            answer = rows(brand, 1.0 if second else number / 100, number + 1.0, 1.0)
+            costs.append(DocumentCost(3.0 if second else 1.0, 1, 1, 1, [answer]))
+        return SimpleNamespace(costs=costs, seconds=1.0)
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def profile(self, config, documents, limit, label):
-            second = config.model.name == "fake"
-            costs = []
-            for document in documents:
-                sure = int(document.id) / 100
-                brand = "Acme" if second or sure >= 0.6 else "Nobody"
-                cost = DocumentCost(3.0 if second else 1.0, 1, 1, 1)
-                cost.rows = [rows(brand, 1.0 if second else sure, float(int(document.id) + 1), 1.0)]
-                costs.append(cost)
-            return type("Profile", (), {"costs": costs, "seconds": 1.0})
-
-    monkeypatch.setattr(tuning, "RemoteProfiler", Profiler)
+    monkeypatch.setattr(tuning, "RemoteProfiler", lambda *_: nullcontext(SimpleNamespace(profile=profile)))
     monkeypatch.setattr(tuning, "check_model", lambda config: None)
     config = run_config(SHOES, labels, tmp_path / "out", input=TITLES, cascade=SECOND)
     result = tuning.tune_cascade(config, str(labels), 0.9, 100)

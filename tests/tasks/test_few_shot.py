@@ -93,10 +93,7 @@ def test_the_content_is_in_the_fingerprint(made):
         ([{"category": "shoes", "title": "x", "target": {"Size": "42"}}], r"jsonl:1: .*'Size': a label does not fit"),
         ([ROWS[0], {"category": "shoes", "target": {}}], r"jsonl:2: .*empty: nothing in title"),
         ([{"category": "boats", "title": "x", "target": {}}], "'boats' has no schema"),
-        (
-            [{"category": "shoes", "title": "x"}],
-            r"jsonl:1: .*KeyError: .*it needs the columns of the input and 'target'",
-        ),
+        ([{"category": "shoes", "title": "x"}], r"jsonl:1: .*KeyError: .*needs the columns of the input and 'target'"),
         ([["a list"]], r"jsonl:1: not a labelled document"),
         ([], "holds no example"),
     ],

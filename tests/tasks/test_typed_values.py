@@ -142,9 +142,8 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
     schema, seen = Thing.model_json_schema(), set()
     for method in ("hyper_parallel", "guided"):
         decoding = {"method": method, "max_value_tokens": 60}
-        config = run_config(
-            {"categories": categories_of(schema, None)}, input={"category_column": None}, decoding=decoding
-        )
+        categories = {"categories": categories_of(schema, None)}
+        config = run_config(categories, input={"category_column": None}, decoding=decoding)
         task = build_task(config, tiny_tokenizer(), CONTEXT)
         model = tiny_model("llama", max_position_embeddings=CONTEXT)
         records, _ = answer(task, [document(i, f"title {i} " * (i + 1)) for i in range(8)], Engine(model))
