@@ -110,8 +110,7 @@ def _quality(result: FitResult) -> Chart:
             side = ("right", -8) if speed > 0.6 * fastest else ("left", 8)
             charts.write(axes, score.name, (speed, f1.value), (side[1], 0), role, ha=side[0], va="center")
         charts.dashed(axes.axhline, result.floor, "budget", 1.5)
-        axes.set_xlim(0, 1.15 * fastest)
-        axes.set_xlabel("documents/s of one worker")
+        axes.set(xlim=(0, 1.15 * fastest), xlabel="documents/s of one worker")
         charts.value_axis(axes, 1.0, "F1")
 
     summary = "; ".join(f"{s.name} {f1.value:.3f} at {text.number(speed)} documents/s" for s, f1, speed in points)
@@ -135,8 +134,7 @@ def _reliability(result: FitResult) -> Chart:
         axes.plot([0, 1], [0, 1], color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
         for points, role in ((before, "muted"), (after, "accent")):
             axes.plot([p[0] for p in points], [p[1] for p in points], color=ROLES[role], linewidth=2)
-        axes.set_xlim(0, 1)
-        axes.set_xlabel("confidence")
+        axes.set(xlim=(0, 1), xlabel="confidence")
         charts.value_axis(axes, 1.0, "share right")
 
     errors = "calibration error {:.3f} as the model has it, {:.3f} calibrated".format(*score.calibration_error)
@@ -162,8 +160,7 @@ def _learning(result: FitResult) -> Chart:
             axes.plot(*zip(*points, strict=True), color=ROLES[role], linewidth=2)
             charts.write(axes, name, points[-1], (-4, 8), role, ha="right")
         charts.dashed(axes.axhline, result.floor, "budget", 1.5)
-        axes.set_xlim(left=0)
-        axes.set_xlabel("labelled documents")
+        axes.set(xlim=(0, None), xlabel="labelled documents")
         charts.value_axis(axes, 1.0, "F1")
 
     summary = "; ".join(f"{name}: " + ", ".join(f"{f1:.3f} with {n}" for n, f1 in p) for name, p in lines.items())

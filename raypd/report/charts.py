@@ -55,7 +55,6 @@ _STYLE: Any = {
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "xtick.major.pad": 5,
-    "path.simplify": True,
 }
 
 
@@ -101,16 +100,13 @@ class RunningTime:
     def __init__(self, sessions: Sequence[ReportSession]) -> None:
         self._unix: list[float] = []
         self._elapsed: list[float] = []
-        self.borders: list[float] = []
         self.total = 0.0
         for session in sessions:
             began = max([session.began, *self._unix[-1:]])  # sessions do not overlap
-            ended = max(began, session.ended)
-            if self._unix:
-                self.borders.append(self.total)
-            self._unix += [began, ended]
-            self._elapsed += [self.total, self.total + ended - began]
-            self.total += ended - began
+            self._unix += [began, max(began, session.ended)]
+            self._elapsed += [self.total, self.total + self._unix[-1] - began]
+            self.total = self._elapsed[-1]
+        self.borders = self._elapsed[2::2]
 
     def at(self, unix: Sequence[float] | np.ndarray) -> np.ndarray:
         """Seconds of running time up to a time."""
@@ -122,9 +118,8 @@ def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
     """Puts running time on x, in a unit that fits; seconds of one such unit."""
     total = max(clock.total, 1e-6)
     size, name = next((s, n) for s, n, limit in _UNITS if total <= limit)
-    axes.set_xlim(0, total / size)
+    axes.set(xlim=(0, total / size), xlabel=f"running time, {name}")
     axes.xaxis.set_major_locator(MaxNLocator(6 if width > NARROW else 4, steps=[1, 2, 3, 5, 10]))
-    axes.set_xlabel(f"running time, {name}")
     for border in clock.borders:
         dashed(axes.axvline, border / size, "muted", 1, (2, 3))
     if clock.borders and len(clock.borders) < 6:
@@ -134,9 +129,8 @@ def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
 
 
 def value_axis(axes: Axes, top: float, label: str) -> None:
-    axes.set_ylim(0, max(top, 1e-9))
+    axes.set(ylim=(0, max(top, 1e-9)), ylabel=label)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axes.set_ylabel(label)
 
 
 def dashed(
@@ -250,9 +244,9 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
         for kind in KINDS:
             boxes = []
             for row, worker in enumerate(workers):
-                spans = [clock.at([began, ended]) / size for began, ended, state, _ in worker.spans if state == kind]
                 low, high = row + gap, row + 1 - gap
-                for x, end in spans:
+                for began, ended in (span[:2] for span in worker.spans if span[2] == kind):
+                    x, end = clock.at([began, ended]) / size
                     right = x + max(end - x, least)
                     boxes.append([(x, low), (right, low), (right, high), (x, high)])
             if boxes:
@@ -263,8 +257,7 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
             labels = [text.clean(worker.worker, 12) for worker in workers]
             axes.set_yticks(np.arange(count) + 0.5, [label if width > NARROW else label[-8:] for label in labels])
         else:
-            axes.set_yticks([])
-            axes.set_ylabel(f"{count} workers, the first to start on top")
+            axes.set(yticks=[], ylabel=f"{count} workers, the first to start on top")
 
     who = "The one worker was" if len(by_share) == 1 else f"{text.count(len(by_share))} workers were"
     busy = sum(w.spent("busy") for w in by_share) / sum(w.lived() for w in by_share)
@@ -295,9 +288,8 @@ def confidence(values: Sequence[float]) -> Chart:
 
     def draw(axes: Axes, width: int) -> None:
         axes.bar(edges[:-1], shares, width=0.046, align="edge", color=ROLES["accent"], linewidth=0)
-        axes.set_xlim(0, 1)
+        axes.set(xlim=(0, 1), xlabel="confidence, 0 to 1")
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.set_xlabel("confidence, 0 to 1")
         value_axis(axes, float(shares.max()) * 1.22, "answers")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
         dashed(axes.axvline, middle, "ink")
@@ -332,8 +324,7 @@ def losses(training: TrainingRecord) -> Chart:
                 line = points if len(points) > 1 else [(0, points[0][1]), *points]
                 axes.plot(*zip(*line, strict=True), color=ROLES[role], linewidth=2)
                 write(axes, f"{attempt.learning_rate:g}", points[-1], (-4, 6), role, ha="right")
-        axes.set_xlim(left=0)
-        axes.set_xlabel("steps")
+        axes.set(xlim=(0, None), xlabel="steps")
         value_axis(axes, 2 * highest, "loss")
 
     lowest = min((loss for _, loss in validations[best.learning_rate]), default=0.0)

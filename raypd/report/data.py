@@ -1,6 +1,7 @@
 """A run's folder as a report shows it. What is missing is None or empty, and the page says so: no figure is made up."""
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -60,18 +61,14 @@ class RunFiles:
     ) -> list[ReportSession]:
         """Oldest first, each with its units, as far as known, times `scale`, and its cost. runs: None: all."""
         bills = {bill.session: bill for bill in self.bill.all} if self.bill else {}
-        by_session: dict[str, list[CommittedUnit]] = {}
+        by_session: defaultdict[str, list[CommittedUnit]] = defaultdict(list)
         for unit in units:
-            by_session.setdefault(unit.session, []).append(unit)
+            by_session[unit.session].append(unit)
         sessions, killed = [], set(map(lease.killed, self.runs))
         for session in read.sessions(self.runs if runs is None else runs):
-            committed, bill = by_session.get(session.id, []), bills.get(session.id)
-            heard = max(
-                session.began,
-                session.heartbeat or 0.0,
-                bill.until if bill else 0.0,
-                *(u.committed_at for u in committed),
-            )
+            committed, bill = by_session[session.id], bills.get(session.id)
+            signs = [session.heartbeat or 0.0, bill.until if bill else 0.0, *(u.committed_at for u in committed)]
+            heard = max(session.began, *signs)
             alive = self.now - heard < _ALIVE_SECONDS and session.id not in killed
             how = session.how or ("running" if alive else "killed")
             ended = session.ended or heard if session.how else heard
@@ -128,8 +125,7 @@ class RunReport:
 
 def is_fake(config: dict[str, Any]) -> bool:
     """Whether the answers were made up by `model: fake`."""
-    model = config.get("model")
-    return (model.get("name") if isinstance(model, dict) else model) == "fake"
+    return (config.get("model") or {}).get("name") == "fake"
 
 
 def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
@@ -141,9 +137,9 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
         try:
             record = load_record(root, overrides)
         except NoRun:
-            if report := _only_trained(root) or _only_estimated(root):
-                return report
-            raise
+            if (report := _without_run(root)) is None:
+                raise
+            return report
         files = RunFiles(root)
         units = read_units(files.objects)
         sessions = files.sessions(units.read, units.scale)
@@ -170,16 +166,11 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
         raise RunError(f"{root}: cannot be read: {error}") from None
 
 
-def _only_trained(root: str) -> RunReport | None:
-    record = read.record(TrainingRecord, root, layout.TRAINING)
-    if record is None:
-        return None
-    return RunReport(
-        root, "", redact(record.config), "trained", record.versions, bill=read_bill([root]), training=record
-    )
-
-
-def _only_estimated(root: str) -> RunReport | None:
+def _without_run(root: str) -> RunReport | None:
+    """Of a folder with a training, or else an estimate; None where there is neither."""
+    if training := read.record(TrainingRecord, root, layout.TRAINING):
+        about = (redact(training.config), "trained", training.versions)
+        return RunReport(root, "", *about, bill=read_bill([root]), training=training)
     forecast, torn = _forecast(root)
     if torn:
         raise RunError(f"{torn[0]}: cannot be read, and no run has begun here: `raypd estimate` makes it anew")

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from raypd import storage
 from raypd.report.data import RunFiles, is_fake
 from raypd.report.sample import failed_documents
-from raypd.report.units import CommittedUnit, read_unit
+from raypd.report.units import CommittedUnit, Units, read_unit
 from raypd.run.load import load_record
 from raypd.run.read import spread
-from raypd.run.records import Bill, Manifest, PlanTotals
+from raypd.run.records import Bill, PlanTotals
 from raypd.run.text import clean, counted
 from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
@@ -84,9 +84,11 @@ class Watch:
         for item, unit in zip(chosen, in_threads(read_unit, chosen, _THREADS), strict=True):
             self._summaries[item] = unit
             self._errors.pop(item.path, None)
-        units = [unit for unit in map(self._summaries.get, objects) if unit is not None]
-        sessions = files.sessions(units)
-        documents, failed, exact = _documents(len(objects), units, files.manifest)
+        units = Units([unit for unit in map(self._summaries.get, objects) if unit is not None], len(objects))
+        sessions, manifest = files.sessions(units.read), files.manifest
+        documents, failed, exact = units.total("documents"), units.total("failed"), units.all_read
+        if not exact and manifest is not None and manifest.units == len(objects):
+            documents, failed, exact = manifest.documents, manifest.failed, True
         planned, planned_exact = _planned(plan, len(objects), documents, exact)
         status = Status(
             run=self.root,
@@ -105,14 +107,14 @@ class Watch:
             extracted=documents if table else None,
             unreadable=files.unreadable,
             heard=max((s.ended for s in sessions), default=None),
-            errors=self._last_errors(units),
+            errors=self._last_errors(units.read),
         )
         if status.unreadable:
             unreadable = counted(status.unreadable, "unit")
             status.notes.append(f"{unreadable} of the input cannot be read: their documents are not in these figures")
         if table:
-            extracted = f"{counted(documents, 'document')} extracted in all nights"
-            status.notes.append(f"the table is that of the night {table.night}; {extracted}")
+            extracted = counted(documents, "document")
+            status.notes.append(f"the table is that of the night {table.night}; {extracted} extracted in all nights")
         status.notes += bill.cost.notes if bill else ["no bill is kept for this run"]
         if bill:
             status.usd, status.budget_usd, status.deadline = bill.usd, bill.newest.budget_usd, bill.newest.deadline
@@ -130,23 +132,13 @@ class Watch:
         return [clean(error, 160) for error in list(reasons)[:_ERRORS]]
 
 
-def _documents(count: int, units: Sequence[CommittedUnit], manifest: Manifest | None) -> tuple[int, int, bool]:
-    """(documents, failed, whether they were counted): of the units' summaries, or the manifest. count: of all units."""
-    if len(units) < count and manifest is not None and manifest.units == count:
-        return manifest.documents, manifest.failed, True
-    scale = count / len(units) if units else 0.0
-    documents, failed = (round(sum(getattr(u, name) for u in units) * scale) for name in ("documents", "failed"))
-    return documents, failed, len(units) == count
-
-
 def _planned(plan: PlanTotals | None, units: int, documents: int, exact: bool) -> tuple[int | None, bool]:
     """(documents of the run, whether counted). Units cut by bytes are taken to hold about as many documents each."""
     if plan is None or not plan.documents:
         return None, False
     if plan.exact or not units:
         return plan.documents, plan.exact
-    done = units >= plan.units
-    return documents if done else round(documents * plan.units / units), done and exact
+    return round(documents * max(plan.units, units) / units), units >= plan.units and exact
 
 
 def _forecast(status: Status, bill: Bill | None) -> None:

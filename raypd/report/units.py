@@ -55,15 +55,10 @@ def unit_objects(runs: Sequence[str]) -> list[storage.Object]:
 
 def read_units(objects: Sequence[storage.Object]) -> Units:
     """The summaries of committed units, of very many an even choice. Damaged ones are named, and not counted."""
-    units = Units(committed=len(objects))
     chosen = spread(objects, READ_UNITS)
-    for unit, item in zip(in_threads(read_unit, chosen, _THREADS), chosen, strict=True):
-        if unit is None:
-            units.damaged.append(item.path)
-        else:
-            units.read.append(unit)
-    units.read.sort(key=lambda u: u.committed_at)
-    return units
+    units = list(in_threads(read_unit, chosen, _THREADS))
+    intact = sorted((unit for unit in units if unit is not None), key=lambda u: u.committed_at)
+    return Units(intact, len(objects), [item.path for item, unit in zip(chosen, units, strict=True) if unit is None])
 
 
 def read_unit(item: storage.Object) -> CommittedUnit | None:
