@@ -185,7 +185,7 @@ def write(output: str, bill: Bill) -> None:
 
 def bills(output: str) -> list[Bill]:
     """The bills of all sessions, the oldest first; torn files are left out. Raises OSError."""
-    return run_files.bills(output)[0]
+    return run_files.bills([output])[0]
 
 
 def _settled(bill: Bill) -> Bill:

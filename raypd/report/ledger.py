@@ -84,18 +84,11 @@ class RunBill:
 
 def read_bill(runs: Sequence[str]) -> RunBill | None:
     """The bill of some runs together, None where none was kept. Raises OSError when storage does not answer."""
-    sessions: list[Bill] = []
-    retries: dict[str, Bill] = {}
-    torn: list[str] = []
-    for run in runs:
-        folder = storage.join(run, layout.RETRIES)
-        for number in storage.folders(folder):
-            bills, damaged = read.bills(storage.join(folder, number))
-            retries |= {bill.session: bill for bill in bills}
-            torn += damaged
-        bills, damaged = read.bills(run)
-        sessions += bills
-        torn += damaged
+    folders = [storage.join(run, layout.RETRIES) for run in runs]
+    retries, torn = read.bills([storage.join(folder, name) for folder in folders for name in storage.folders(folder)])
+    sessions, torn_sessions = read.bills(runs)
     # The bills of a retry that has ended are copied into the run's own.
-    sessions = sorted((bill for bill in sessions if bill.session not in retries), key=lambda bill: bill.began)
-    return RunBill(sessions, list(retries.values()), torn) if sessions or torn else None
+    retried = {bill.session for bill in retries}
+    sessions = [bill for bill in sessions if bill.session not in retried]
+    torn += torn_sessions
+    return RunBill(sessions, retries, torn) if sessions or torn else None

@@ -53,15 +53,15 @@ def sessions(outputs: Sequence[str]) -> list[Session]:
     return sorted(intact, key=lambda session: session.began)  # names of one second sort by chance
 
 
-def bills(output: str) -> tuple[list[Bill], list[str]]:
-    """The bills of all sessions, the oldest first, and the paths of torn files. Raises OSError."""
+def bills(outputs: Sequence[str]) -> tuple[list[Bill], list[str]]:
+    """The bills of all sessions of some runs, the oldest first, and the paths of torn files. Raises OSError."""
     intact, torn = [], []
-    folder = storage.join(output, layout.LEDGER)
-    for path in (storage.join(folder, name) for name in storage.names(folder) if name.endswith(".json")):
-        try:
-            intact.append(records.read(Bill, path))
-        except RecordError:
-            torn.append(path)
+    for folder in (storage.join(output, layout.LEDGER) for output in outputs):
+        for path in (storage.join(folder, name) for name in storage.names(folder) if name.endswith(".json")):
+            try:
+                intact.append(records.read(Bill, path))
+            except RecordError:
+                torn.append(path)
     return sorted(intact, key=lambda bill: bill.began), torn
 
 
