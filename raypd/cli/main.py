@@ -305,11 +305,8 @@ def tune(
     """
     from raypd.cli import tune as tune_command
 
-    if cascade is not None:
-        tune_command.run_cascade(config, overrides or [], output, cascade, f1_floor, sample, minutes, verbose)
-        return
     limits = tune_command.TuneOptions(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
-    tune_command.run(config, overrides or [], output, limits, verbose)
+    tune_command.run(config, overrides or [], output, limits, verbose, cascade, f1_floor)
 
 
 @app.command()
@@ -373,14 +370,12 @@ def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
     if config in RunConfig.model_fields and not os.path.exists(config):
         sections = (section for section in render().split("\n\n") if re.match(rf"(# )?{config}:", section))
         print("\n\n".join(sections).rstrip())
-        return
-
-    if config is None:
+    elif config is None:
         print(render(), end="")
-        return
-    if "=" in config and not os.path.exists(config):
+    elif "=" in config and not os.path.exists(config):
         raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
-    print(render(load_config(config, overrides or [])), end="")
+    else:
+        print(render(load_config(config, overrides or [])), end="")
 
 
 @_schema_app.command("suggest")
@@ -458,10 +453,8 @@ def report_errors() -> Iterator[None]:
     try:
         yield
         return
-    except KeyboardInterrupt:
-        message, code = "interrupted", 130
-    except SystemExit as end:  # typer ends so at Ctrl-C, without a word
-        if end.code != 130:
+    except (KeyboardInterrupt, SystemExit) as end:  # typer ends with 130 at Ctrl-C, without a word
+        if isinstance(end, SystemExit) and end.code != 130:
             raise
         message, code = "interrupted", 130
     except UserError as error:

@@ -2,130 +2,124 @@
 
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 # ---------------------------------------------------------------------------------------------------- of most commands
-Config = Annotated[str, typer.Argument(help="YAML of the run; `raypd config show` lists all keys")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys to set, dotted")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run (its output.path)")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what Ray has to say, too")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON")]
+Config = Annotated[str, Argument(help="YAML of the run; `raypd config show` lists all keys")]
+Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Keys to set, dotted")]
+Run = Annotated[str, Argument(metavar="RUN", help="Folder of a run (its output.path)")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Print what Ray has to say, too")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON")]
 
 # ---------------------------------------------------------------------------------------------------- quickstart, init
-QuickstartTo = Annotated[str, typer.Argument(metavar="DIR", help="A new folder")]
-Sampled = Annotated[str, typer.Argument(help="The data, local: .jsonl, .csv, .parquet, .txt, .pdf; a folder or a glob")]
-ConfigTo = Annotated[str | None, typer.Option("--output", "-o", help="Where it goes; none: NAME.yaml here")]
+QuickstartTo = Annotated[str, Argument(metavar="DIR", help="A new folder")]
+Sampled = Annotated[str, Argument(help="The data, local: .jsonl, .csv, .parquet, .txt, .pdf; a folder or a glob")]
+ConfigTo = Annotated[str | None, Option("--output", "-o", help="Where it goes; none: NAME.yaml here")]
 
 # ------------------------------------------------------------------------------------------- extract, answer, generate
-Source = Annotated[str, typer.Argument(help="YAML of the run, or the data itself (.jsonl, .csv, .parquet, .pdf)")]
+Source = Annotated[str, Argument(help="YAML of the run, or the data itself (.jsonl, .csv, .parquet, .pdf)")]
 Schema = Annotated[
-    str | None, typer.Option("--schema", help="What to extract: a JSON Schema, module:Class, or a YAML of categories")
+    str | None, Option("--schema", help="What to extract: a JSON Schema, module:Class, or a YAML of categories")
 ]
-Method = Annotated[str | None, typer.Option("--method", "-m", help="decoding.method")]
-Model = Annotated[str | None, typer.Option(help="model.name")]
-Output = Annotated[str | None, typer.Option("--output", "-o", help="output.path")]
+Method = Annotated[str | None, Option("--method", "-m", help="decoding.method")]
+Model = Annotated[str | None, Option(help="model.name")]
+Output = Annotated[str | None, Option("--output", "-o", help="output.path")]
 OpenAI = Annotated[
-    bool, typer.Option("--openai", help="A batch file as OpenAI's API takes it; writes output.jsonl and errors.jsonl")
+    bool, Option("--openai", help="A batch file as OpenAI's API takes it; writes output.jsonl and errors.jsonl")
 ]
-RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Try the failed documents of a run again, no others")]
-AllErrors = Annotated[bool, typer.Option("--all-errors", help="The same, also for what cannot be read in the input")]
+RetryErrors = Annotated[bool, Option("--retry-errors", help="Try the failed documents of a run again, no others")]
+AllErrors = Annotated[bool, Option("--all-errors", help="The same, also for what cannot be read in the input")]
 
 # ------------------------------------------------------------------------------------------------------------- nightly
-Nights = Annotated[str, typer.Argument(help="YAML of the nightly run; its output.path is the folder of all nights")]
-Full = Annotated[bool, typer.Option("--full", help="Extract every document anew")]
-AlsoErrors = Annotated[bool, typer.Option("--retry-errors", help="Also try what failed before again")]
+Nights = Annotated[str, Argument(help="YAML of the nightly run; its output.path is the folder of all nights")]
+Full = Annotated[bool, Option("--full", help="Extract every document anew")]
+AlsoErrors = Annotated[bool, Option("--retry-errors", help="Also try what failed before again")]
 
 # ------------------------------------------------------------------------------------------------------------ evaluate
 
-Labels = Annotated[str, typer.Argument(help="JSON lines of {id, target | questions, scored?, accepted?}")]
-Against = Annotated[
-    str | None, typer.Option(metavar="RUN", help="Also the difference to this run, document by document")
-]
-LabelsColumn = Annotated[str, typer.Option(help="What holds the labelled values, as training.labels_column")]
-Tolerance = Annotated[float, typer.Option(min=0, help="Share by which a number may differ from a label that is one")]
+Labels = Annotated[str, Argument(help="JSON lines of {id, target | questions, scored?, accepted?}")]
+Against = Annotated[str | None, Option(metavar="RUN", help="Also the difference to this run, document by document")]
+LabelsColumn = Annotated[str, Option(help="What holds the labelled values, as training.labels_column")]
+Tolerance = Annotated[float, Option(min=0, help="Share by which a number may differ from a label that is one")]
 
 CalibrationTo = Annotated[
-    str | None, typer.Option("--output", "-o", help="Where it goes; none: beside the run's adapter or weights")
+    str | None, Option("--output", "-o", help="Where it goes; none: beside the run's adapter or weights")
 ]
 
 # ------------------------------------------------------------------------------------------------------ verify, errors
-Threads = Annotated[int, typer.Option(min=1, help="Units that are compared at the same time")]
-Everything = Annotated[bool, typer.Option("--all", help="Every failed document on a line (tab-separated)")]
-LettersTo = Annotated[str | None, typer.Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")]
+Threads = Annotated[int, Option(min=1, help="Units that are compared at the same time")]
+Everything = Annotated[bool, Option("--all", help="Every failed document on a line (tab-separated)")]
+LettersTo = Annotated[str | None, Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")]
 
 # ------------------------------------------------------------------------------------------------------ estimate, tune
-MaybeConfig = Annotated[str | None, typer.Argument(help="YAML of the run; not needed with --throughput")]
-Sample = Annotated[int, typer.Option(min=2, help="Documents that are decoded to measure; tune: by every setting")]
-Minutes = Annotated[float | None, typer.Option(help="Most time for measuring")]
+MaybeConfig = Annotated[str | None, Argument(help="YAML of the run; not needed with --throughput")]
+Sample = Annotated[int, Option(min=2, help="Documents that are decoded to measure; tune: by every setting")]
+Minutes = Annotated[float | None, Option(help="Most time for measuring")]
 Baseline = Annotated[
-    bool, typer.Option("--baseline/--no-baseline", help="Also decode the sample autoregressively, to compare with")
+    bool, Option("--baseline/--no-baseline", help="Also decode the sample autoregressively, to compare with")
 ]
-EarlierRun = Annotated[str | None, typer.Option("--from", metavar="RUN", help="Take an earlier run's figures")]
+EarlierRun = Annotated[str | None, Option("--from", metavar="RUN", help="Take an earlier run's figures")]
 Throughput = Annotated[
-    list[str] | None, typer.Option(metavar="[GPU=]RATE", help="Documents/s of one GPU, in place of measuring")
+    list[str] | None, Option(metavar="[GPU=]RATE", help="Documents/s of one GPU, in place of measuring")
 ]
 BaselineThroughput = Annotated[
-    list[str] | None, typer.Option(metavar="[GPU=]RATE", help="The same of autoregressive decoding")
+    list[str] | None, Option(metavar="[GPU=]RATE", help="The same of autoregressive decoding")
 ]
-Documents = Annotated[float | None, typer.Option(min=1, help="Size of the corpus, in place of counting")]
-Instances = Annotated[list[str] | None, typer.Option("--instance", help="Only these instance types")]
-Nodes = Annotated[int, typer.Option(min=1, help="Most nodes of the table")]
-Head = Annotated[str, typer.Option(help="Instance type of the head node, or none")]
+Documents = Annotated[float | None, Option(min=1, help="Size of the corpus, in place of counting")]
+Instances = Annotated[list[str] | None, Option("--instance", help="Only these instance types")]
+Nodes = Annotated[int, Option(min=1, help="Most nodes of the table")]
+Head = Annotated[str, Option(help="Instance type of the head node, or none")]
 TunedTo = Annotated[
-    str | None, typer.Option("--output", "-o", help="Where the new YAML goes; none: CONFIG.tuned.yaml beside it")
+    str | None, Option("--output", "-o", help="Where the new YAML goes; none: CONFIG.tuned.yaml beside it")
 ]
-BudgetUsd = Annotated[float | None, typer.Option(help="Most money for it, at the price of one node")]
+BudgetUsd = Annotated[float | None, Option(help="Most money for it, at the price of one node")]
 CascadeLabels = Annotated[
     str | None,
-    typer.Option("--cascade", metavar="LABELS", help="Labelled documents: finds cascade.under, and no other setting"),
+    Option("--cascade", metavar="LABELS", help="Labelled documents: finds cascade.under, and no other setting"),
 ]
-F1Floor = Annotated[
-    float | None, typer.Option(help="F1 that the cascade has to hold, surely (97.5%); none: fit.f1_floor")
-]
-Agreement = Annotated[float, typer.Option(help="Least share of values that must agree with the reference")]
+F1Floor = Annotated[float | None, Option(help="F1 that the cascade has to hold, surely (97.5%); none: fit.f1_floor")]
+Agreement = Annotated[float, Option(help="Least share of values that must agree with the reference")]
 Judge = Annotated[
     Literal["low", "share"],
-    typer.Option(help="What must reach it: the low end of the share's 95% interval, or the share as it is"),
+    Option(help="What must reach it: the low end of the share's 95% interval, or the share as it is"),
 ]
 Reference = Annotated[
     Literal["auto", "document", "guided"],
-    typer.Option(
+    Option(
         help="What answers are compared with: those that the model writes by itself (document), or with the keys given "
         "and the values in turn (guided); auto: by itself, unless too much of it is broken"
     ),
 ]
-PricedAs = Annotated[str | None, typer.Option("--instance", help="Instance type whose price counts")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what was measured before")]
+PricedAs = Annotated[str | None, Option("--instance", help="Instance type whose price counts")]
+Fresh = Annotated[bool, Option("--fresh", help="Forget what was measured before")]
 
 # ------------------------------------------------------------------------------------------------------ schema suggest
-Data = Annotated[str, typer.Argument(help="The data: .jsonl[.gz|.zst], .parquet, a folder or a glob")]
-OfCategory = Annotated[
-    str | None, typer.Option("--category", help="Of the documents; what they are called, if of none")
-]
-Asked = Annotated[int, typer.Option("--sample", min=1, help="Documents that the model is asked about")]
-SchemaTo = Annotated[str | None, typer.Option("--output", "-o", help="File for it; none: stdout")]
-Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there")]
+Data = Annotated[str, Argument(help="The data: .jsonl[.gz|.zst], .parquet, a folder or a glob")]
+OfCategory = Annotated[str | None, Option("--category", help="Of the documents; what they are called, if of none")]
+Asked = Annotated[int, Option("--sample", min=1, help="Documents that the model is asked about")]
+SchemaTo = Annotated[str | None, Option("--output", "-o", help="File for it; none: stdout")]
+Force = Annotated[bool, Option("--force", help="Write over a file that is there")]
 
 # ------------------------------------------------------------------------------------------------------ report, status
-PageTo = Annotated[str | None, typer.Option("--output", "-o", help="Where to write it; none: into the run")]
+PageTo = Annotated[str | None, Option("--output", "-o", help="Where to write it; none: into the run")]
 Texts = Annotated[
-    bool, typer.Option("--texts", help="Also texts of the input, the values marked in them; the page then holds them")
+    bool, Option("--texts", help="Also texts of the input, the values marked in them; the page then holds them")
 ]
-Reviewed = Annotated[int, typer.Option("--documents", min=1, help="How many, half of them the least sure")]
-Corrected = Annotated[str | None, typer.Option("--apply", metavar="FILE", help="The corrected CSV")]
-LabelsTo = Annotated[str | None, typer.Option("--output", "-o", help="Where labels go; none: into the run")]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again until the run has ended")]
-Every = Annotated[float, typer.Option(min=0.5, help="Seconds between two looks")]
+Reviewed = Annotated[int, Option("--documents", min=1, help="How many, half of them the least sure")]
+Corrected = Annotated[str | None, Option("--apply", metavar="FILE", help="The corrected CSV")]
+LabelsTo = Annotated[str | None, Option("--output", "-o", help="Where labels go; none: into the run")]
+Watch = Annotated[bool, Option("--watch", "-w", help="Look again until the run has ended")]
+Every = Annotated[float, Option(min=0.5, help="Seconds between two looks")]
 
 # ----------------------------------------------------------------------------------------------- config, model, prices
-Shown = Annotated[str | None, typer.Argument(help="YAML of a run, or a section; none: all defaults")]
-BaseModel = Annotated[str, typer.Argument(help="Hub id, folder, or smollm2-135m-instruct")]
-NewModel = Annotated[str, typer.Argument(help="New folder for the model with the tokens")]
-NewHeads = Annotated[str, typer.Argument(help="New folder for the heads: decoding.heads")]
-ForMethods = Annotated[list[str], typer.Option("--for", help="apar, pasta or space; may be given more than once")]
-Seed = Annotated[int, typer.Option(help="Draws the embedding of space's [Mask]")]
-Heads = Annotated[int, typer.Option(min=1, help="Heads: each drafts one token more behind the next one")]
-Layers = Annotated[int, typer.Option(min=0, help="Layers (residual blocks) of a head, below its output")]
-Regions = Annotated[list[str] | None, typer.Option("--region", help="AWS region; may be given more than once")]
-Region = Annotated[str, typer.Option(help="AWS region")]
-InstanceType = Annotated[str | None, typer.Argument(help="Such as g6e.48xlarge; none: all")]
+Shown = Annotated[str | None, Argument(help="YAML of a run, or a section; none: all defaults")]
+BaseModel = Annotated[str, Argument(help="Hub id, folder, or smollm2-135m-instruct")]
+NewModel = Annotated[str, Argument(help="New folder for the model with the tokens")]
+NewHeads = Annotated[str, Argument(help="New folder for the heads: decoding.heads")]
+ForMethods = Annotated[list[str], Option("--for", help="apar, pasta or space; may be given more than once")]
+Seed = Annotated[int, Option(help="Draws the embedding of space's [Mask]")]
+Heads = Annotated[int, Option(min=1, help="Heads: each drafts one token more behind the next one")]
+Layers = Annotated[int, Option(min=0, help="Layers (residual blocks) of a head, below its output")]
+Regions = Annotated[list[str] | None, Option("--region", help="AWS region; may be given more than once")]
+Region = Annotated[str, Option(help="AWS region")]
+InstanceType = Annotated[str | None, Argument(help="Such as g6e.48xlarge; none: all")]

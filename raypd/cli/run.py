@@ -28,8 +28,8 @@ def config_over(
     """A configuration from a YAML file, or around a data file; options go before overrides.
 
     openai: the data is a batch file of OpenAI's; what a request does not say is as there, so it samples."""
-    given = {"decoding.method": method, "model.name": model, "output.path": output}
-    changes = [f"{key}={value}" for key, value in given.items() if value is not None] + overrides
+    options = {"decoding.method": method, "model.name": model, "output.path": output}
+    changes = [f"{key}={value}" for key, value in options.items() if value is not None] + overrides
     if source.endswith((".yaml", ".yml")):
         if openai:
             raise ConfigError(f"{source}: --openai takes the batch file itself, and settings as key=value behind it")
@@ -61,45 +61,38 @@ def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool,
 
         storage.configure(config.storage)
         batch_files.check(config)
+    manifest = None
     if retry_errors or all_errors:
         from raypd.verify import retry
 
         print(clean(retry.retry_errors(config, everything=all_errors, verbose=verbose).describe()))
-        if batch:
-            _write_batch(config)
-        return
-    from raypd.cli.summary import print_summary
-    from raypd.cluster.driver import run_extract
+    else:
+        from raypd.cli.summary import print_summary
+        from raypd.cluster.driver import run_extract
 
-    made = run_extract(config, verbose=verbose)
-    print_summary(made)
+        manifest = run_extract(config, verbose=verbose)
+        print_summary(manifest)
     if batch:
-        _write_batch(config)
-    if made.failed:
-        _tell_failures(made, config.cluster.max_failed_share)
+        output = layout.output_folder(config)
+        answered, failed = batch_files.write(config, output)
+        print(f"answers:  {clean(storage.join(output, layout.BATCH_OUTPUT))} ({counted(answered, 'request')})")
+        print(f"errors:   {clean(storage.join(output, layout.BATCH_ERRORS))} ({counted(failed, 'request')})")
+    if manifest is not None and manifest.failed:
+        _tell_failures(manifest, config.cluster.max_failed_share)
 
 
-def _write_batch(config: RunConfig) -> None:
-    from raypd.dataset import batch_files
-    from raypd.run.layout import output_folder
-
-    output = output_folder(config)
-    answered, failed = batch_files.write(config, output)
-    print(f"answers:  {clean(storage.join(output, layout.BATCH_OUTPUT))} ({counted(answered, 'request')})")
-    print(f"errors:   {clean(storage.join(output, layout.BATCH_ERRORS))} ({counted(failed, 'request')})")
-
-
-def _tell_failures(made: Manifest, most: float) -> None:
+def _tell_failures(manifest: Manifest, most: float) -> None:
     """Says what share of a run has failed, and why most of it. Raises RunError where that is too much, or all."""
     from raypd.verify import dead_letters
 
-    reason = dead_letters.most_frequent(made.output)
+    reason = dead_letters.most_frequent(manifest.output)
     because = f", most because: {clean(reason, 300)}" if reason else ""
-    of = share(made.failed, made.documents)
-    failed = f"{count(made.failed)} of {counted(made.documents, 'document')} failed ({of})"
-    where = f"`raypd errors {made.output}` lists them; --retry-errors tries again what may pass"
-    if made.ok and made.failed <= most * made.documents:
+    of = share(manifest.failed, manifest.documents)
+    failed = f"{count(manifest.failed)} of {counted(manifest.documents, 'document')} failed ({of})"
+    where = f"`raypd errors {manifest.output}` lists them; --retry-errors tries again what may pass"
+    if manifest.ok and manifest.failed <= most * manifest.documents:
         print(f"{failed}{because}\n{where}")
         return
-    limit = f"more documents failed than cluster.max_failed_share, {most:g}" if made.ok else "no document was answered"
+    too_many = f"more documents failed than cluster.max_failed_share, {most:g}"
+    limit = too_many if manifest.ok else "no document was answered"
     raise RunError(f"{limit}: {failed}{because}\n{where}")

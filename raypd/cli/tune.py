@@ -13,12 +13,34 @@ from raypd.estimation.views import show_tune, why
 from raypd.run import console
 
 
-def run(path: str, overrides: list[str], output: str | None, options: TuneOptions, verbose: bool) -> None:
-    """Tunes and writes; output None: CONFIG.tuned.yaml. Raises ConfigError before decoding: it cannot be written."""
-    config = load_config(path, overrides)
-    source = Path(path)
+def run(
+    path: str,
+    overrides: list[str],
+    output: str | None,
+    options: TuneOptions,
+    verbose: bool,
+    labels: str | None = None,
+    floor: float | None = None,
+) -> None:
+    """Tunes and writes; output None: CONFIG.tuned.yaml. labels: finds cascade.under, for an F1 of `floor`.
+
+    Raises ConfigError before decoding: it cannot be written; Exit where no threshold holds the floor."""
+    config, source = load_config(path, overrides), Path(path)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
     rewrite.check_target(target, source)
+    if labels is not None:
+        from raypd.evaluation import cascade
+
+        floor = config.fit.f1_floor if floor is None else floor
+        tuning = cascade.tune_cascade(config, labels, floor, options.sample, options.minutes, verbose)
+        words = cascade.describe(tuning)
+        print(words)
+        if tuning.best is None:
+            raise typer.Exit(1)
+        changes = {"cascade.under": tuning.best.under, "cascade.share": 1.0}
+        rewrite.write(source, overrides, changes, target, words.splitlines()[-1])
+        print(f"configuration: {target}\nnext: `raypd extract {target}`")
+        return
     if not 0 <= options.agreement <= 1:
         raise ConfigError(f"--agreement {options.agreement:g}: a share of values, from 0 to 1")
     measurements = target.with_suffix(".jsonl")
@@ -35,32 +57,3 @@ def run(path: str, overrides: list[str], output: str | None, options: TuneOption
     print(f"measurements:  {measurements}")
     run_it = f"raypd {COMMANDS[config.task.kind]} {target}"
     print(f"next: `raypd estimate {target}` says what a run with it takes, `{run_it}` runs it")
-
-
-def run_cascade(
-    path: str,
-    overrides: list[str],
-    output: str | None,
-    labels: str,
-    floor: float | None,
-    sample: int,
-    minutes: float | None,
-    verbose: bool,
-) -> None:
-    """Finds and writes cascade.under. Raises ConfigError before decoding: it cannot be written; Exit where none is."""
-    from raypd.evaluation.cascade import describe as describe_cascade
-    from raypd.evaluation.cascade import tune_cascade
-
-    config = load_config(path, overrides)
-    source = Path(path)
-    target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
-    rewrite.check_target(target, source)
-    floor = config.fit.f1_floor if floor is None else floor
-    result = tune_cascade(config, labels, floor, sample, minutes, verbose)
-    words = describe_cascade(result)
-    print(words)
-    if result.best is None:
-        raise typer.Exit(1)
-    changes = {"cascade.under": result.best.under, "cascade.share": 1.0}
-    rewrite.write(source, overrides, changes, target, words.splitlines()[-1])
-    print(f"configuration: {target}\nnext: `raypd extract {target}`")
