@@ -16,6 +16,7 @@ from raypd.billing import prices as pricing
 from raypd.billing.prices import INSTANCES, Price, Table
 from raypd.config import CostConfig
 from raypd.errors import ConfigError
+from raypd.run.text import iso
 
 SHIPPED_REGIONS = ("us-east-1", "us-west-2", "eu-west-1")
 _PRICE_LIST_REGION = "us-east-1"  # AWS's price list is served from few regions, this one among them
@@ -59,10 +60,6 @@ def _asked(action: str, call: Callable[[], Any]) -> Any:
         raise ConfigError(f"AWS does not answer {action}: {type(error).__name__}: {error}") from None
 
 
-def _today() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d")
-
-
 def _on_demand(region: str) -> Table:
     """Linux without further software, on shared hardware."""
     client = _client("pricing", _PRICE_LIST_REGION)
@@ -81,7 +78,7 @@ def _on_demand(region: str) -> Table:
         answer = _asked("pricing:GetProducts", partial(client.get_products, ServiceCode="AmazonEC2", Filters=filters))
         prices = {usd for text in answer["PriceList"] for usd in _hourly(json.loads(text))}
         if prices:  # an offer of 0 stands for hardware that is paid elsewhere; the filters leave one above it
-            table[instance_type, region, "on-demand"] = Price(max(prices), "AWS price list", _today())
+            table[instance_type, region, "on-demand"] = Price(max(prices), "AWS price list", iso()[:10])
     return table
 
 
@@ -109,11 +106,11 @@ def _spot(region: str) -> Table:
     table: Table = {}
     zones: dict[str, list[float]] = {}
     for (instance_type, zone), (_, usd) in newest.items():
-        table[instance_type, zone, "spot"] = Price(usd, f"AWS spot price in {zone}", _today())
+        table[instance_type, zone, "spot"] = Price(usd, f"AWS spot price in {zone}", iso()[:10])
         zones.setdefault(instance_type, []).append(usd)
     for instance_type, prices in zones.items():
         source = f"AWS spot price, mean of {len(prices)} zones"
-        table[instance_type, region, "spot"] = Price(round(fmean(prices), 6), source, _today())
+        table[instance_type, region, "spot"] = Price(round(fmean(prices), 6), source, iso()[:10])
     return table
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from raypd import storage
 from raypd.answering.components import Build
@@ -17,7 +16,7 @@ from raypd.nights.schema_change import Change
 from raypd.run import console, layout, manifest, read, records
 from raypd.run.lease import RunLease, held
 from raypd.run.records import NightStart, NightState, RecordError
-from raypd.run.text import counted
+from raypd.run.text import counted, iso
 from raypd.run.unreadable import Unreadable
 from raypd.verify.scratch import Scratch, quoted
 
@@ -201,7 +200,7 @@ class NightRun:
                 if name != before and records.read(NightStart, self._at(name, layout.NIGHT)) == start:
                     console.say(f"going on with the night {name}, which was cut off")
                     return name
-        today = datetime.now(UTC).strftime("%Y-%m-%d")
+        today = iso()[:10]
         number, name = 1, today
         while name in nights or not storage.put_new(self._at(name, layout.NIGHT), records.encoded(start)):
             number += 1
@@ -269,7 +268,7 @@ class NightRun:
                 config=manifest.recorded(self.config),
                 hash_column=self.config.nightly.hash_column,
                 hidden=tonight.hidden,
-                ended=datetime.now(UTC).isoformat(timespec="seconds"),
+                ended=iso(),
                 versions=manifest.versions(),
             )
         )

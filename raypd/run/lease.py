@@ -16,6 +16,7 @@ from raypd import storage
 from raypd.errors import RunError
 from raypd.run import layout, records
 from raypd.run.records import Lease, RecordError, Session
+from raypd.run.text import iso
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 45.0  # without a beat: the holder is dead
@@ -101,11 +102,8 @@ class RunLease:
 
     def _lease(self, ended: bool = False) -> bytes:
         self._beats += 1
-        since = datetime.fromtimestamp(self.began, UTC).isoformat(timespec="seconds")
-        pid = os.getpid()
-        return records.encoded(
-            Lease(self.id, since, self._beats, ended, socket.gethostname(), pid, _started(pid), _machine())
-        )
+        process = (socket.gethostname(), os.getpid(), _started(os.getpid()), _machine())
+        return records.encoded(Lease(self.id, iso(self.began), self._beats, ended, *process))
 
     def _live(self) -> None:
         while not self._ended.wait(BEAT_SECONDS) and self.lost is None:

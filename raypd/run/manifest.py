@@ -2,9 +2,7 @@
 
 import contextlib
 import platform
-import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
@@ -15,6 +13,7 @@ from raypd.config.card import TEMPLATES
 from raypd.errors import ConfigError
 from raypd.run import layout, read, records
 from raypd.run.records import Manifest, RecordError, RunCost, RunRecord, SessionTotals, UnitSummary
+from raypd.run.text import iso
 from raypd.run.unreadable import Unreadable
 
 NO_KEY = "a file that prompts come from, or raypd itself"  # what makes another fingerprint beside the keys
@@ -26,13 +25,9 @@ def versions() -> dict[str, str]:
     return {"raypd": raypd.__version__, "python": platform.python_version(), **libraries}
 
 
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
 def claim(config: RunConfig, output: str) -> None:
     """Makes the folder this run's, or checks that it is. Raises ConfigError: it is another's, or cannot be written."""
-    record = RunRecord(config.fingerprint(), recorded(config), _iso(time.time()), versions())
+    record = RunRecord(config.fingerprint(), recorded(config), iso(), versions())
     check(config, output)
     try:
         storage.make_folder(output)
@@ -116,33 +111,22 @@ def make(
         committed = [u for u in units if u.session == session.id]
         # A session that was killed left no end: its last commit is what is known.
         ended = session.ended or max((u.committed_at for u in committed), default=session.began)
-        sessions.append(
-            SessionTotals(
-                id=session.id,
-                started=_iso(session.began),
-                ended=_iso(ended),
-                how=session.how or "killed",
-                seconds=round(max(0.0, session.seconds or ended - session.began), 3),
-                units=len(committed),
-                documents=sum(u.documents for u in committed),
-            )
-        )
-    documents, seconds = sum(u.documents for u in units), sum(s.seconds for s in sessions)
-    kinds = ("prefill_tokens", "shared_tokens", "decode_tokens")
-    tokens: dict[str, Any] = {kind: sum(u.counts.get(kind, 0) for u in units) for kind in kinds}
+        seconds = round(max(0.0, session.seconds or ended - session.began), 3)
+        totals = (seconds, len(committed), sum(u.documents for u in committed))
+        sessions.append(SessionTotals(session.id, iso(session.began), iso(ended), session.how or "killed", *totals))
+    sums: dict[str, Any] = {n: sum(getattr(u, n) for u in units) for n in ("documents", "ok", "failed", "truncated")}
+    for kind in ("prefill_tokens", "shared_tokens", "decode_tokens"):
+        sums[kind] = sum(u.counts.get(kind, 0) for u in units)
+    seconds = sum(s.seconds for s in sessions)
     return Manifest(
         fingerprint=config.fingerprint(),
         fake=config.model.is_fake,
-        documents=documents,
-        ok=sum(u.ok for u in units),
-        failed=sum(u.failed for u in units),
-        truncated=sum(u.truncated for u in units),
+        **sums,
         units=len(units),
         units_planned=units_planned,
         units_unreadable=unreadable.units,
-        **tokens,
         seconds=round(seconds, 3),
-        documents_per_second=round(documents / seconds, 3) if seconds else 0.0,
+        documents_per_second=round(sums["documents"] / seconds, 3) if seconds else 0.0,
         started=sessions[0].started if sessions else None,
         ended=sessions[-1].ended if sessions else None,
         sessions=sessions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from typing import Any, TypeVar
 
@@ -463,7 +463,7 @@ class Estimate:
     not_measured: dict[str, list[str]]  # GPU -> instance types
     notes: list[str]
     startup_seconds: float | None = None
-    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    created: str = field(default_factory=iso)
     fingerprint: str | None = None  # of the configuration
     model: str | None = None
     task: str | None = None

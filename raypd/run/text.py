@@ -78,11 +78,15 @@ def duration(seconds: float) -> str:
     return f"{rounded // _DAY} d {rounded % _DAY // _HOUR} h"
 
 
-def when(seconds: float | None) -> str:
+def when(seconds: float) -> str:
     """A point in time, in UTC."""
-    if seconds is None:
-        return NONE
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def iso(seconds: float | None = None) -> str:
+    """A point in time (None: now), in UTC as ISO 8601."""
+    time = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return time.isoformat(timespec="seconds")
 
 
 def clean(value: object, limit: int = 0) -> str:
@@ -90,14 +94,13 @@ def clean(value: object, limit: int = 0) -> str:
     text = str(value)
     if limit and len(text) > limit:
         text = f"{text[:limit]}… ({count(len(text))} characters)"
-    out = []
-    marks = 0
+    out, marks = "", 0
     for c in text:
         marks = marks + 1 if unicodedata.combining(c) else 0
         if marks <= _MARKS:  # more of them would cover the lines above
             harmless = c in "\n\t" or (unicodedata.category(c) not in ("Cc", "Cs", "Cn") and ord(c) not in _TURNING)
-            out.append(c if harmless else f"\\u{ord(c):04x}")
-    return "".join(out)
+            out += c if harmless else f"\\u{ord(c):04x}"
+    return out
 
 
 def one_line(value: object, limit: int = 0) -> str:
