@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 from raypd import storage
 from raypd.errors import RunError
@@ -154,25 +155,21 @@ def killed(output: str) -> str | None:
 
 def _machine() -> str | None:
     """The boot of this machine and the space in which its process ids are counted; None where that is not known."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return None
 
 
 def _started(pid: int) -> str | None:
     """Ticks since boot at the process's start; None where there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] == "Z" else fields[19]
+    return None
 
 
 def _runs_here(holder: Lease) -> bool | None:
-    machine = _machine()
-    if machine is None or holder.machine != machine:
+    """Whether the holder's process lives; None where that cannot be seen from this machine."""
+    if holder.machine is None or holder.machine != _machine():
         return None
     return holder.started is not None and _started(holder.pid) == holder.started

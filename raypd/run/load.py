@@ -30,6 +30,7 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
             path = storage.join(output, layout.STATE)
         record = records.read(RunRecord, path)
         storage.configure(StorageConfig.model_validate({**(record.config.get("storage") or {}), **keys}))
+        return record
     except FileNotFoundError:
         reason = "no run here (it has no run.json); give the output.path of a run"
         if storage.folders(storage.join(output, layout.NIGHTS)):
@@ -43,7 +44,6 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
         raise ConfigError(str(error)) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return record
 
 
 def load_run(output: str, overrides: list[str]) -> RunConfig:

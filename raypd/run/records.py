@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from raypd import storage
+from raypd.run.text import iso
 
 _R = TypeVar("_R")
 Spans = list[tuple[float, float, str, str | None]]  # (began, ended, startup | busy | idle | lost, first unit in it)
