@@ -94,18 +94,14 @@ def compare(reference: Answers, candidate: Answers) -> Agreement:
         values = {name: value for name, value in (expected or {}).items() if value.complete}
         left_out += 1 if expected is None else len(expected) - len(values)
         counts.append((sum((actual or {}).get(name) == value for name, value in values.items()), len(values)))
-    agree, of = (sum(column) for column in zip((0, 0), *counts, strict=True))
-    return Agreement(agree, of, left_out, _alike(counts, agree, of))
-
-
-def _alike(counts: Sequence[tuple[int, int]], agree: int, of: int) -> float:
-    """How much more the share scatters than that of independent values; 1 at least, and where it does not scatter."""
-    rows = np.array([count for count in counts if count[1]], float)
-    if not 0 < agree < of or len(rows) < 2:
-        return 1.0
-    share = agree / of
-    scatter = ((rows[:, 0] - share * rows[:, 1]) ** 2).sum() * len(rows) / (len(rows) - 1)
-    return max(1.0, float(scatter / (share * (1 - share) * of)))
+    rows = np.array([(0, 0), *(count for count in counts if count[1])])[1:]
+    agree, of = map(int, rows.sum(0))
+    alike = 1.0  # how much more the share scatters than that of independent values
+    if 0 < agree < of and len(rows) > 1:
+        share = agree / of
+        scatter = ((rows[:, 0] - share * rows[:, 1]) ** 2).sum() * len(rows) / (len(rows) - 1)
+        alike = max(1.0, float(scatter / (share * (1 - share) * of)))
+    return Agreement(agree, of, left_out, alike)
 
 
 def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:

@@ -139,10 +139,9 @@ def assemble(
     cost = config.cost if config is not None else CostConfig()
     on_top = overhead or Overhead()
     if config is not None:
-        on_top = replace(
-            on_top, unit_documents=config.cluster.unit_documents, units_in_flight=config.cluster.units_in_flight
-        )
-    of_gpu = {speed.gpu: speed for speed in baseline}
+        cluster = config.cluster
+        on_top = replace(on_top, unit_documents=cluster.unit_documents, units_in_flight=cluster.units_in_flight)
+    of_gpu, measured = {speed.gpu: speed for speed in baseline}, {speed.gpu for speed in main}
     machines: list[MachineEstimate] = []
     for speed in main:
         kinds = _with_gpu(speed.gpu, options, cost, notes) if speed.gpu is not None else []
@@ -159,12 +158,16 @@ def assemble(
         notes.append("start-up is not in the bill: it was not measured")
     elif any(machine.gpu for machine in machines):
         notes.append(f"start-up is as measured here, {overhead.startup:.0f} s; the time to boot a node comes on top")
+    not_measured: dict[str, list[str]] = {}
+    for name, instance in prices.INSTANCES.items():
+        if instance.gpu and instance.gpu not in measured and (not options.instances or name in options.instances):
+            not_measured.setdefault(instance.gpu, []).append(name)
     return Estimate(
         documents=figure(documents),
         speeds=[speed.estimate(of_gpu.get(speed.gpu)) for speed in main],
         baseline=[speed.estimate(None) for speed in baseline],
         machines=machines,
-        not_measured=_not_measured({speed.gpu for speed in main}, options),
+        not_measured=not_measured,
         startup_seconds=overhead.startup if overhead is not None else None,
         notes=list(dict.fromkeys(notes)),
     )
@@ -183,15 +186,6 @@ def _machine(
         saved_usd=None if baseline_usd is None else figure(documents / 1000 * (baseline_usd - usd)),
         bills=bills,
     )
-
-
-def _not_measured(measured: set[str | None], options: EstimateOptions) -> dict[str, list[str]]:
-    missing: dict[str, list[str]] = {}
-    for name, instance in prices.INSTANCES.items():
-        listed = instance.gpu and (not options.instances or name in options.instances)
-        if listed and instance.gpu not in measured:
-            missing.setdefault(instance.gpu, []).append(name)
-    return missing
 
 
 def known_type(name: str) -> prices.Instance:

@@ -125,7 +125,13 @@ class Search:
                 self._climb(best, key, limit)
         for dtype, quantization in self.types if self.judged else ():
             self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
-        self._repeat()
+        ranked = sorted((trial for trial in self.trials if trial.usable), key=self._rank, reverse=True)
+        for trial in ranked[:2] * (_REPEATS - 1):
+            again = self.measure(trial.changes, math.inf)
+            self._compare(again)
+            self.show(again, False)
+            if again.usable:
+                trial.speeds += again.speeds
 
     def _refer(self) -> None:
         extraction = self.config.task.kind == "extraction"
@@ -210,13 +216,3 @@ class Search:
     def _compare(self, trial: Trial) -> None:
         if self.reference.answers is not None and trial.answers is not None:
             trial.agreement = compare(self.reference.answers, trial.answers)
-
-    def _repeat(self) -> None:
-        ranked = sorted((t for t in self.trials if t.usable), key=self._rank, reverse=True)
-        for _ in range(_REPEATS - 1):
-            for trial in ranked[:2]:
-                again = self.measure(trial.changes, math.inf)
-                self._compare(again)
-                self.show(again, False)
-                if again.usable:
-                    trial.speeds += again.speeds

@@ -11,7 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +213,7 @@ class _Trials:
         return remaining
 
     def _keep(self, key: str, trial: Trial) -> None:
-        tree = records.to_json(trial)
+        tree = asdict(trial)
         del tree["agreement"]  # the reference decides it
         line = {"key": key, "about": self.about, "at": time.time(), "trial": tree}
         try:

@@ -23,11 +23,6 @@ class RecordError(ValueError):
     """A tree or file that is not the record it should be; the message names file and key."""
 
 
-def to_json(record: Any) -> dict[str, Any]:
-    """A record, and those within it, as a tree for `json.dumps`."""
-    return asdict(record)
-
-
 def from_json(kind: type[_R], tree: Any, file: str) -> _R:
     """The record of parsed JSON. Raises RecordError at a wrong type or missing key; `file` is for its message."""
     try:
@@ -54,7 +49,7 @@ def write(path: str, record: Any, indent: int | None = 2) -> None:
 
 def encoded(record: Any, indent: int | None = 2) -> bytes:
     """The file of a record (a dataclass). Raises ValueError at NaN or an infinite number, which JSON does not have."""
-    text = json.dumps(to_json(record), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(asdict(record), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
     return (text + "\n").encode()
 
 

@@ -1,6 +1,7 @@
 """What the book makes of workers' reports, however they come, and of sessions that died."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from raypd.billing import book
 from raypd.billing.book import Book
 from raypd.billing.meter import zero
-from raypd.run.records import Bill, NodeTime, Seconds, UnitSummary, WorkerTime, from_json, to_json
+from raypd.run.records import Bill, NodeTime, Seconds, UnitSummary, WorkerTime, from_json
 
 NODE = NodeTime("n", 100.0, usd_per_hour=36.0, slots=1, price_source="test")
 
@@ -37,7 +38,7 @@ def test_a_ledger_that_is_killed_loses_nothing_that_was_written_and_doubles_noth
         assert own.take(report(sequence, worker, documents=sequence, decode=sequence / 10)) == (sequence > before)
         latest[worker] = max(latest.get(worker, -1), sequence)
         if dies:
-            own = Book(from_json(Bill, json.loads(json.dumps(to_json(file))), "s.json"))
+            own = Book(from_json(Bill, json.loads(json.dumps(asdict(file))), "s.json"))
             assert own.bill(101.0) == file
         else:
             file, written = own.bill(101.0), {w.worker: w.sequence for w in own.workers.values()}

@@ -39,11 +39,12 @@ def idle_at_the_end(bill: dict[str, Any]) -> float:
 
 def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds: float) -> dict[str, Any]:
     """Runs it on a Ray of so many logical GPUs."""
+    from dataclasses import asdict
+
     import ray
 
     from raypd.billing import book
     from raypd.cluster.driver import run_extract
-    from raypd.run.records import to_json
 
     config = trial(folder, workers, units, unit_documents, seconds).config
     ray.init(address="local", num_cpus=8, num_gpus=workers, include_dashboard=False, log_to_driver=False)
@@ -54,7 +55,7 @@ def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds
         took = time.monotonic() - began
         ray.shutdown()
     assert made.documents == made.ok == units * unit_documents
-    (bill,) = map(to_json, book.bills(config.output.path))
+    (bill,) = map(asdict, book.bills(config.output.path))
     found = {"units": made.units, "unit_seconds": seconds, "idle_seconds": idle_at_the_end(bill)}
     return {**found, "documents_per_second": round(made.documents / took, 1)}
 

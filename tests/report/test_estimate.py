@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from raypd.report import comparison, data, page
 from raypd.report.status import Watch
 from raypd.run import text
 from raypd.run.layout import ESTIMATE
-from raypd.run.records import to_json
 from tests.report import hostile
 from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build
@@ -44,7 +44,7 @@ def put(root, documents: float = 1000, instances=INSTANCES, method: str = "hyper
     options = EstimateOptions(instances=list(instances), head="none", nodes=8)
     found = assemble(None, options, exact(documents), [ours], [theirs], Overhead(48.0), [])
     about = {"fingerprint": "0123456789ab", "model": "Qwen/Qwen3-1.7B", "task": "extraction"}
-    tree = {**to_json(found), **about, "created": "2026-09-20T20:00:00+00:00", **keys}
+    tree = {**asdict(found), **about, "created": "2026-09-20T20:00:00+00:00", **keys}
     root.mkdir(parents=True, exist_ok=True)
     (root / ESTIMATE).write_text(json.dumps(tree, allow_nan=False))
     return tree

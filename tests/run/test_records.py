@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -18,7 +19,6 @@ from raypd.run.records import (
     WorkerTime,
     from_json,
     read,
-    to_json,
     write,
 )
 
@@ -55,7 +55,7 @@ def test_no_file_holds_a_number_that_json_does_not_have(tmp_path, number, put):
 
 
 def test_files_of_other_versions_are_read():
-    tree = to_json(bill())
+    tree = asdict(bill())
     del tree["shares"], tree["nodes"][0]["slots"]
     record = from_json(Bill, {**tree, "later": 1, "energy": {"kwh": 0.1, "source_of": "x"}}, "s.json")
     assert record == Bill(**{**vars(bill()), "shares": []})
@@ -72,7 +72,7 @@ def test_files_of_other_versions_are_read():
 )
 def test_a_wrong_value_is_named_with_file_and_key(changed, message):
     with pytest.raises(RecordError, match=f"^{message}"):
-        from_json(Bill, {**to_json(bill()), **changed}, "s.json")
+        from_json(Bill, {**asdict(bill()), **changed}, "s.json")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", "", '{"began": 1}'])

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, RunError
 from raypd.run.lease import RunLease
 from raypd.run.load import load_run
-from raypd.run.records import from_json, to_json
+from raypd.run.records import from_json
 from raypd.run.unit import Unit
 from raypd.verify import dead_letters, retry
 from raypd.verify.retry import merged, retry_errors
@@ -268,7 +269,7 @@ def test_a_subset_of_a_unit_is_a_unit_with_an_id_of_its_own(run) -> None:
     some = unit.subset([1, 4])
     assert len({unit.id, some.id, unit.subset([1, 5]).id}) == 3
     assert (some.whole, unit.whole, some.rows) == (unit.id, unit.id, 2)
-    assert from_json(Unit, to_json(some), "x") == some
+    assert from_json(Unit, asdict(some), "x") == some
     assert [document.id for document in read_unit(some, run)] == ["1", "4"]
 
 
