@@ -45,7 +45,7 @@ def run(
         raise ConfigError(f"--agreement {options.agreement:g}: a share of values, from 0 to 1")
     measurements = target.with_suffix(".jsonl")
     try:
-        result = tune(config, options, measurements, verbose=verbose, say=console.say)
+        result = tune(config, options, measurements, verbose, console.say)
     except KeyboardInterrupt:
         raise console.Interrupted(
             f"interrupted: what was measured stands in {measurements}; the same command goes on from there"

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from raypd.estimation.machines import NodeKind, here, known_type
 from raypd.estimation.profile import RemoteProfiler, WorkerFacts, most_in_flight
 from raypd.estimation.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
-from raypd.run.text import counted, duration
+from raypd.run.text import Say, counted, duration
 from raypd.tasks.base import Document
 
 _IN_FLIGHT = 128  # documents, at a guess: how many there are is only seen when they are measured
@@ -66,14 +66,7 @@ class TuneResult:
         return float(self.kind.usd_per_1000(exact(1 / trial.speed))[0])
 
 
-def tune(
-    config: RunConfig,
-    options: TuneOptions,
-    measurements: Path,
-    *,
-    verbose: bool = False,
-    say: Callable[[str], None] = print,
-) -> TuneResult:
+def tune(config: RunConfig, options: TuneOptions, measurements: Path, verbose: bool, say: Say = print) -> TuneResult:
     """Measures and searches, from the configuration as it is. measurements: the file from which the search goes on.
 
     Raises ConfigError, InputError or ModelError before anything is measured, RunError where nothing could be."""
@@ -83,11 +76,15 @@ def tune(
     with RemoteProfiler(config, verbose) as profiler:
         facts = profiler.facts(config)
         kind = _kind(config, facts, options.instance)
+        seconds = math.inf if options.minutes is None else 60 * options.minutes
+        if options.budget_usd is not None:
+            if not kind.usd_per_hour:
+                raise ConfigError("--budget-usd: this machine has no price; cost.prices.local gives it one")
+            seconds = min(seconds, options.budget_usd / kind.usd_per_hour * 3600)
         if options.fresh:
             measurements.unlink(missing_ok=True)
         about = f"{_hash([[document.id, document.fields] for document in documents])} {facts.machine}"
-        ends = time.monotonic() + _seconds(options, kind)
-        trials = _Trials(config, documents, profiler, measurements, about, ends, say)
+        trials = _Trials(config, documents, profiler, measurements, about, time.monotonic() + seconds, say)
         floor = Floor(options.agreement, options.judge)
         search = Search(config, trials.measure, floor, facts.types, facts.vllm, options.reference, trials.show)
         best = search.run()
@@ -114,15 +111,6 @@ def _kind(config: RunConfig, facts: WorkerFacts, instance: str | None) -> NodeKi
     return NodeKind(instance, kind.gpus, price.usd_per_hour, price.source)
 
 
-def _seconds(options: TuneOptions, kind: NodeKind) -> float:
-    seconds = math.inf if options.minutes is None else 60 * options.minutes
-    if options.budget_usd is not None:
-        if not kind.usd_per_hour:
-            raise ConfigError("--budget-usd: this machine has no price; cost.prices.local gives it one")
-        seconds = min(seconds, options.budget_usd / kind.usd_per_hour * 3600)
-    return seconds
-
-
 def _suffices(trials: _Trials, options: TuneOptions, kind: NodeKind) -> str:
     """What time or money does for the least that a search measures."""
     if not trials.needed:
@@ -147,7 +135,7 @@ class _Trials:
     path: Path
     about: str  # sample and machine; lines of others are left alone
     ends: float  # by `time.monotonic`, when the time is over
-    say: Callable[[str], None]
+    say: Say
     count: int = 0  # settings to measure
     measured: int = 0  # those that could be
     reused: int = 0  # from the file
@@ -225,16 +213,16 @@ class _Trials:
 
     def show(self, trial: Trial, reference: bool) -> None:
         outcome, same = f"{trial.speed:.3g} documents/s", trial.agreement
+        values = counted(same.of, "value")
         if trial.error is not None:
             outcome = trial.error.splitlines()[0]
         elif trial.cut:
             outcome = "stopped: far slower than the best so far"
         elif reference:
-            outcome += f", {counted(same.of, 'value')} to compare others with"
+            outcome += f", {values} to compare others with"
             outcome += f", {same.left_out} are not whole" if same.left_out else ""
         else:
-            agree = f"{same.share:.1%} of {counted(same.of, 'value')} agree"
-            outcome += f", {agree}" if same.of else ", no whole value to compare"
+            outcome += f", {same.share:.1%} of {values} agree" if same.of else ", no whole value to compare"
         self.say(f"{self.count}. {describe(trial.changes)}: {outcome}")
 
 

@@ -28,7 +28,7 @@ from raypd.run import console, layout, records
 from raypd.run.console import Interrupted
 from raypd.run.lease import RunLease
 from raypd.run.records import RecordError
-from raypd.run.text import usd
+from raypd.run.text import Say, usd
 from raypd.training.data import check
 
 _DECIDES: Any = {  # which documents are in which part, and what their labels are
@@ -39,9 +39,7 @@ _DECIDES: Any = {  # which documents are in which part, and what their labels ar
 }
 
 
-def run_fit(
-    path: str, overrides: list[str], *, verbose: bool = False, say: Callable[[str], None] = console.say
-) -> FitResult:
+def run_fit(path: str, overrides: list[str], *, verbose: bool = False, say: Say = console.say) -> FitResult:
     """Fits a model to the documents of a configuration, or goes on where the same command was cut off.
 
     path, overrides: the user's YAML and key=value over it, which the recommended configuration is made from. Raises
@@ -70,7 +68,12 @@ def run_fit(
         with contextlib.suppress(OSError):
             lease.end(how)
     result.recommended = recommend(result)
-    _write_configuration(result, path, overrides)
+    target, choice = Path(result.path, "recommended.yaml"), result.choice
+    target.unlink(missing_ok=True)  # of an earlier recommendation
+    if choice is not None and choice.f1 is not None:
+        why = f"{choice.name}: {result.measure} {choice.f1.value:.3f} on {result.documents['test']} documents"
+        rewrite.write(Path(path), overrides, dict(choice.changes), target, why, "raypd fit")
+        result.configuration = str(target)
     records.write(kept, result)
     page.write(result, missing(result))
     return result
@@ -94,11 +97,10 @@ class Fit:
 
     def _score_all(self, documents: int) -> None:
         fit, result, context = self.config.fit, self.result, self.context
-        self._add(
-            result.scores, AS_CONFIGURED, partial(candidate.test, context, AS_CONFIGURED, {}, self._run("configured"))
-        )
+        run = storage.join(result.path, "configured")
+        self._add(result.scores, AS_CONFIGURED, partial(candidate.test, context, AS_CONFIGURED, {}, run))
         if fit.teacher is not None:
-            run = self._run("teacher")  # over the test part, or the run that has made the labels
+            run = storage.join(result.path, "teacher")  # over the test part, or the run that has made the labels
             keys = labels.teacher_keys(self.config)
             unscored = partial(CandidateScore, name=TEACHER, method=str(keys.get("decoding.method", "")), changes=keys)
             tested = partial(candidate.test, context, TEACHER, keys, run)
@@ -120,8 +122,13 @@ class Fit:
     ) -> None:
         """Makes a score; what fails for a reason of its own is a score with the error, and the fit goes on.
 
-        run: whose speed is that of the model; None: a sample is decoded. costs: whether they are wanted at all."""
-        self._check_limits()
+        run: whose speed is that of the model; None: a sample is decoded. costs: whether they are wanted at all. Raises
+        BudgetReached at the end of the money or of the time."""
+        budget, spent = self.config.cost.budget_usd, self.context.spent()
+        if budget is not None and spent >= budget:
+            raise BudgetReached(f"cost.budget_usd {usd(budget)} is spent; the same command with more goes on")
+        if self.context.ends is not None and time.time() > self.context.ends:
+            raise BudgetReached("cost.deadline is reached; the same command with a later one goes on")
         self.say(f"{name}: {'training and ' if name not in (AS_CONFIGURED, TEACHER) else ''}running over the test part")
         score = CandidateScore(name=name, method="")
         try:
@@ -135,31 +142,17 @@ class Fit:
             score.error = str(error)
         scores.append(score)
 
-    def _run(self, name: str) -> str:
-        return storage.join(self.result.path, name)
-
-    def _check_limits(self) -> None:
-        """Raises BudgetReached at the end of the money or of the time."""
-        budget, spent = self.config.cost.budget_usd, self.context.spent()
-        if budget is not None and spent >= budget:
-            raise BudgetReached(f"cost.budget_usd {usd(budget)} is spent; the same command with more goes on")
-        if self.context.ends is not None and time.time() > self.context.ends:
-            raise BudgetReached("cost.deadline is reached; the same command with a later one goes on")
-
 
 def recommend(result: FitResult) -> str | None:
     """The name of the cheapest score whose F1 surely holds the floor; None: there is none.
 
     By USD per 1,000 documents, or by speed where the machine has no price."""
-    holding = [score for score in result.scores if score.holds(result.floor) and score.documents_per_second]
-    return min(holding, key=_cost).name if holding else None
-
-
-def _cost(score: CandidateScore) -> float:
-    if score.usd_per_1000 is not None:
-        return score.usd_per_1000.value
-    assert score.documents_per_second is not None
-    return 1 / score.documents_per_second.value
+    costs = {
+        score.name: score.usd_per_1000.value if score.usd_per_1000 else 1 / score.documents_per_second.value
+        for score in result.scores
+        if score.holds(result.floor) and score.documents_per_second
+    }
+    return min(costs, key=costs.__getitem__, default=None)
 
 
 def missing(result: FitResult) -> str:
@@ -250,15 +243,3 @@ def _check(config: RunConfig, folder: str) -> None:
             check_model(labels.teacher_config(config, context.part("test"), folder))
         except UserError as error:
             raise type(error)(f"fit.teacher: {error}") from None
-
-
-def _write_configuration(result: FitResult, path: str, overrides: list[str]) -> None:
-    """Writes what is recommended as a YAML; one of an earlier recommendation goes."""
-    target = Path(result.path, "recommended.yaml")
-    target.unlink(missing_ok=True)
-    choice = result.choice
-    if choice is None or choice.f1 is None:
-        return
-    why = f"{choice.name}: {result.measure} {choice.f1.value:.3f} on {result.documents['test']} documents"
-    rewrite.write(Path(path), overrides, dict(choice.changes), target, why, "raypd fit")
-    result.configuration = str(target)

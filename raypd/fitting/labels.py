@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from raypd.errors import InputError
 from raypd.estimation import sampling
 from raypd.estimation.checks import with_changes
 from raypd.run import layout
-from raypd.run.text import counted, share
+from raypd.run.text import Say, counted, share
 from raypd.tasks.base import Document
 from raypd.tasks.documents import input_fields
 from raypd.training import teacher
@@ -38,7 +38,7 @@ class FitContext:
     config: RunConfig
     folder: str  # of the fit
     verbose: bool
-    say: Callable[[str], None]
+    say: Say
     ends: float | None = None  # unix second of the deadline
 
     def part(self, name: str) -> str:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from raypd import storage
 from raypd.errors import RunError
 from raypd.run import layout, records
 from raypd.run.records import Lease, RecordError, Session
-from raypd.run.text import iso
+from raypd.run.text import Say, iso
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 45.0  # without a beat: the holder is dead
@@ -26,7 +26,7 @@ STALE_SECONDS = 45.0  # without a beat: the holder is dead
 class RunLease:
     """Holds an output folder once it is made. Raises RunError when another session that is alive holds it, OSError."""
 
-    def __init__(self, output: str, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, output: str, say: Say = lambda line: None) -> None:
         self.began = time.time()
         stamp = datetime.fromtimestamp(self.began, UTC).strftime("%Y%m%dT%H%M%S")
         self.id = f"{stamp}-{uuid.uuid4().hex[:6]}"
@@ -132,7 +132,7 @@ class RunLease:
 
 
 @contextlib.contextmanager
-def held(output: str, say: Callable[[str], None]) -> Iterator[RunLease]:
+def held(output: str, say: Say) -> Iterator[RunLease]:
     """Holds a folder for a block, which ends complete or failed. Raises RunError when a living session holds it."""
     storage.make_folder(output)
     lease, how = RunLease(output, say), "failed"

@@ -8,6 +8,7 @@ from raypd.config.secrets import redact
 
 NONE = "\N{EN DASH}"  # where there is no figure
 Show = Callable[[float], str]  # a figure as people read it
+Say = Callable[[str], None]  # tells the user a line
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _MARKS = 4  # accents on one letter
 # Characters that change what stands around them: directions of writing, and separators that end a line of a script.
