@@ -35,39 +35,28 @@ class Reason:
 
 
 @dataclass
-class FailedUnit:
-    """A unit that is not committed, and the last line that its worker wrote."""
-
-    unit: str
-    reason: str
-
-
-@dataclass
 class Summary:
     """All dead letters of a run, grouped; the most frequent reason first."""
 
     run: str
     documents: int
     reasons: list[Reason]
-    units: list[FailedUnit]
+    units: list[dict[str, str]]  # not committed: `unit`, and the last line that its worker wrote as `reason`
 
 
 def letters(output: str) -> Iterator[pa.Table]:
     """The error rows, with SCHEMA's columns, a table a unit that has any; of others only footers. Raises RunError."""
     if is_nightly(output):  # the objects of the table, which have no summaries
-        for path in objects(output):
-            rows = _failed(read_object(path, COLUMNS))
-            if len(rows):
-                yield _letters(rows, path.rpartition("/")[2].removesuffix(".parquet"))
-        return
-    for unit_id, path in sorted(writer.objects(output)):
-        if writer.read_summary(output, unit_id, path).failed:
-            yield _letters(error_rows(path), unit_id)
-
-
-def _letters(rows: pa.Table, unit_id: str) -> pa.Table:
-    columns = [rows[name] for name in ("id", "source", "row", "attempts", "error")]
-    return pa.table([*columns, [unit_id] * len(rows)], schema=SCHEMA)
+        units = ((path.rpartition("/")[2].removesuffix(".parquet"), path) for path in objects(output))
+        tables = ((unit_id, _failed(read_object(path, COLUMNS))) for unit_id, path in units)
+    else:
+        committed = sorted(writer.objects(output))
+        failed = (unit for unit in committed if writer.read_summary(output, *unit).failed)
+        tables = ((unit_id, error_rows(path)) for unit_id, path in failed)
+    for unit_id, rows in tables:
+        if len(rows):
+            columns = [rows[name] for name in ("id", "source", "row", "attempts", "error")]
+            yield pa.table([*columns, [unit_id] * len(rows)], schema=SCHEMA)
 
 
 def error_rows(path: str) -> pa.Table:
@@ -94,7 +83,7 @@ def summarize(output: str) -> Summary:
     ordered = sorted(reasons.values(), key=lambda r: (-r.documents, r.reason))
     failures = list(read.failures(output))
     done = writer.committed(output) if failures else set()
-    failed = [FailedUnit(unit, reason) for unit, reason in failures if unit not in done]
+    failed = [{"unit": unit, "reason": reason} for unit, reason in failures if unit not in done]
     return Summary(output, sum(r.documents for r in ordered), ordered, failed)
 
 

@@ -98,19 +98,16 @@ def describe_errors(summary: Summary) -> str:
     if not summary.documents and not summary.units:
         return f"{summary.run}: no dead letters"
     out = [f"{counted(summary.documents, 'failed document')} of {counted(len(summary.reasons), 'kind')}"]
-    if summary.reasons:
-        width = len(f"{summary.reasons[0].documents:,}")
-        for group in summary.reasons:
-            mark = "" if group.can_change else "  [as it stands in the input]"
-            out.append(f"{group.documents:>{width},}  {one_line(group.reason)}{mark}")
-        out += ["examples:"] + [
-            one_line(f"    {row['id']} ({row['source']}, at {row['row']}, attempts {row['attempts']}): {row['reason']}")
-            for group in summary.reasons
-            for row in group.examples
-        ]
+    for group in summary.reasons:
+        mark = "" if group.can_change else "  [as it stands in the input]"
+        out.append(f"{group.documents:>{len(f'{summary.reasons[0].documents:,}')},}  {one_line(group.reason)}{mark}")
+    out += ["examples:"] if summary.reasons else []
+    for row in (row for group in summary.reasons for row in group.examples):
+        place = f"({row['source']}, at {row['row']}, attempts {row['attempts']})"
+        out.append(one_line(f"    {row['id']} {place}: {row['reason']}"))
     if summary.units:
         out.append(f"{counted(len(summary.units), 'unit')} not done, with the last line of the worker:")
-        out += _indented([f"{unit.unit}: {unit.reason}" for unit in summary.units], _UNITS_SHOWN, unlisted=False)
+        out += _indented([f"{u['unit']}: {u['reason']}" for u in summary.units], _UNITS_SHOWN, unlisted=False)
     if retry := sum(group.documents for group in summary.reasons if group.can_change):
         out.append(f"--retry-errors tries {counted(retry, 'document')} again")
     return "\n".join(out)
@@ -124,17 +121,10 @@ def print_letters(output: str) -> None:
         writer.writerows(map(_readable, table.to_pylist()))
 
 
-def _readable(row: dict[str, object]) -> list[object]:
-    return [one_line(cell) if isinstance(cell, str) else cell for cell in row.values()]
-
-
-def _for_spreadsheets(table: pa.Table) -> pa.Table:
-    """Dead letters whose texts no spreadsheet takes for a formula."""
-    rows = [
-        [f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell for cell in _readable(row)]
-        for row in table.to_pylist()
-    ]
-    return pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
+def _readable(row: dict[str, object], formula: str = "") -> list[object]:
+    """Its cells, each on a line. formula: what stands before a text that a spreadsheet would take for one."""
+    lines = [one_line(cell) if isinstance(cell, str) else cell for cell in row.values()]
+    return [formula + cell if isinstance(cell, str) and _FORMULA.match(cell) else cell for cell in lines]
 
 
 def write_letters(output: str, path: str) -> int:
@@ -146,7 +136,10 @@ def write_letters(output: str, path: str) -> int:
     try:
         with Scratch(letters=SCHEMA) as scratch:
             for table in dead_letters.letters(output):
-                scratch.add("letters", _for_spreadsheets(table) if written.startswith("csv") else table)
+                if written.startswith("csv"):
+                    columns = zip(*(_readable(row, "'") for row in table.to_pylist()), strict=True)
+                    table = pa.table([*columns], schema=SCHEMA)
+                scratch.add("letters", table)
             scratch.run(f"COPY (FROM letters ORDER BY unit, source, row) TO {quoted([part])} (FORMAT {written})")
             count = scratch.number("SELECT count(*) FROM letters")
         os.replace(part, path)
