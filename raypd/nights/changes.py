@@ -48,12 +48,12 @@ _READ = pa.schema([_INDEX.field(name) for name in ("id", "hash", "unit", "positi
 _PLANNED = pa.schema([_INDEX.field(name) for name in ("unit", "ordinal")])
 DAMAGED = pa.schema([_INDEX.field("source")])
 _ROWS_A_FILE = 1_000_000
+_THREADS = 8
 
 
 def unit_key(unit: Unit) -> str:
     """What a unit reads, as 16 hex digits: as its id, but for the configuration."""
-    keys = ["\0".join([p.name, p.version, str(p.start), str(p.end)]) for p in unit.parts]
-    return hashlib.sha256("\0\0".join(keys).encode()).hexdigest()[:16]
+    return make_unit(unit.parts, "").id[-16:]
 
 
 def _content_hash(document: Document, config: RunConfig) -> int:
@@ -65,13 +65,6 @@ def _content_hash(document: Document, config: RunConfig) -> int:
     text = document.error or json.dumps(fields, default=str, sort_keys=True)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")
-
-
-def load_index(scratch: Scratch, root: str, files: Iterable[str]) -> None:
-    """Makes the index of the last good night known to SQL as `old`; empty where there was none."""
-    scratch.create("old", _INDEX)
-    for file in files:
-        scratch.add("old", read_object(storage.join(root, file)))
 
 
 @dataclass
@@ -117,12 +110,15 @@ def unreadable(
         yield from bad
 
 
-def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8) -> Input:
-    """Fills `planned` (units), `read` (the documents of those that last night did not have) and `damaged` (objects)."""
+def read_input(scratch: Scratch, plan: Plan, config: RunConfig, index: Iterable[str]) -> Input:
+    """Fills `planned` (units), `read` (the documents of those that last night did not have), `damaged` (objects), and
+    `old`, from the files of last night's index."""
+    for name, schema in {"old": _INDEX, "planned": _PLANNED, "read": _READ, "damaged": DAMAGED}.items():
+        scratch.create(name, schema)
+    for file in index:
+        scratch.add("old", read_object(file))
     old_units = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
     extra = [config.nightly.hash_column] if config.nightly.hash_column is not None else []
-    for name, schema in {"planned": _PLANNED, "read": _READ, "damaged": DAMAGED}.items():
-        scratch.create(name, schema)
     digest = hashlib.sha256()
     for unit in plan:  # a plan may have millions
         digest.update(unit_key(unit).encode())
@@ -137,7 +133,7 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
             scratch.add("read", [place | content for place, content in zip(places, hashes, strict=True)])
         scratch.add("planned", [{"unit": key, "ordinal": ordinal}])
 
-    for unit, reason in unreadable(plan, config, take, tonight.apart, threads):
+    for unit, reason in unreadable(plan, config, take, tonight.apart, _THREADS):
         tonight.damaged.add(unit, reason)
         scratch.add("damaged", [{"source": unit.name}])
     tonight.units, tonight.hidden = scratch.row("""
@@ -204,7 +200,7 @@ def counts(scratch: Scratch) -> dict[str, Any]:
         FROM placed p LEFT JOIN (SELECT DISTINCT id FROM old WHERE winner) w ON w.id = p.id""")
 
 
-def to_extract(scratch: Scratch, condition: str = "file IS NULL") -> Iterator[tuple[int, list[int]]]:
+def to_extract(scratch: Scratch, condition: str) -> Iterator[tuple[int, list[int]]]:
     """(ordinal of a unit, positions) of what is to be extracted, in the plan's order. condition: SQL over `placed`."""
     pending = scratch.rows(
         f"SELECT ordinal, position FROM placed WHERE winner AND live AND {condition} ORDER BY ordinal, position"

@@ -114,11 +114,11 @@ class NightRun:
         self.change = self._schema_change()
         self._repair_list()
         state, scratch = self.state, self.scratch
-        changes.load_index(scratch, self.root, [] if self.full or state is None else state.index)
         plan = planner.plan(self.config)
         if plan.passed_over:
             console.say(plan.passed_over)
-        tonight = changes.read_input(scratch, plan, self.config)
+        index = [] if self.full or state is None else [storage.join(self.root, file) for file in state.index]
+        tonight = changes.read_input(scratch, plan, self.config, index)
         if not tonight.units:
             objects = counted(tonight.damaged.units, "object")
             raise RunError(
@@ -220,9 +220,8 @@ class NightRun:
         condition, config = "FALSE", self.config
         if self.change is not None:
             night.added_attributes = self.change.describe()
-            if self.change.added:
-                condition = f"file IS NOT NULL AND category IN ({quoted(self.change.added)})"
-                config = schema_change.only_added(self.config, self.change)
+            condition = f"file IS NOT NULL AND category IN ({quoted(self.change.added) or 'NULL'})"
+            config = schema_change.only_added(self.config, self.change)
         night.extracted += self._run_over(condition, plan, tonight, "added", f"{folder}/{layout.ADDED}", config)
 
     def _run_over(self, condition: str, plan: Plan, tonight: Input, name: str, folder: str, config: RunConfig) -> int:
@@ -252,7 +251,8 @@ class NightRun:
         table.settle(scratch, f"{folder}/{layout.TABLE}", again)
         table.compose(scratch, self.root, self.config, self.change)
         index = changes.write_index(scratch, table.index_query(again), self.root, f"{folder}/{layout.INDEX}")
-        files = [storage.join(self.root, file) for file in table.files_of(scratch)]
+        homes = scratch.rows("SELECT file FROM homes ORDER BY live DESC, ordinal, unit")  # in the order of the input
+        files = [storage.join(self.root, row["file"]) for row in homes]
         night.failed = scratch.number("SELECT count(*) FROM final WHERE winner AND NOT ok")
         storage.put(self._at(night.name, layout.FILES), "".join(f"{file}\n" for file in files).encode())
         self._check_lease()

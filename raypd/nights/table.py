@@ -94,11 +94,6 @@ def index_query(everything_again: bool) -> str:
     )
 
 
-def files_of(scratch: Scratch) -> Iterator[str]:
-    """Tonight's objects, in the order of the input."""
-    return (row["file"] for row in scratch.rows("SELECT file FROM homes ORDER BY live DESC, ordinal, unit"))
-
-
 def compose(scratch: Scratch, root: str, config: RunConfig, change: Change | None) -> None:
     """Writes the objects of `homes` that cannot stay as they were."""
     documents = scratch.rows("""
