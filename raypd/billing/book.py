@@ -101,10 +101,14 @@ class Book:
         with self._lock:
             until = self.last.until if self.last.final else max(self.last.until, now)
             charges, totals = self.charges(until), self.totals()
-            point = [round(until, 3), billing.usd(charges.total), totals["documents"], totals["failed"]]
+            point = [round(until, 3), billing.usd(charges.total)]
+            point += [totals["documents"], totals["failed"], totals["decode_tokens"]]
             workers = list(self.workers.values())
             by_category = [each for worker in workers for each in worker.categories.items()]
             by_method = [(worker.method, count) for worker in workers for count in worker.categories.values()]
+            series = [earlier for earlier in self.last.series if earlier[0] < point[0]] + [point]
+            if len(series) > _MOST_POINTS:
+                series = [series[0], *series[1:-1:2], point]
             self.last = replace(
                 self.last,
                 until=until,
@@ -115,7 +119,7 @@ class Book:
                 categories=billing.shared_out(charges.total, added(by_category)),
                 methods=billing.shared_out(charges.total, added(by_method)),
                 workers=[self._worker(worker, until) for worker in workers],
-                series=_with_point(self.last.series, [*point, totals["decode_tokens"]]),
+                series=series,
                 energy=energy.of(workers, self._watts_per_gpu, self._co2e_grams_per_kwh),
                 totals=totals,
             )
@@ -147,12 +151,6 @@ def token_usd(counts: Mapping[str, float], model: ModelConfig | None) -> float:
         return 0.0
     prompt, answer = counts["prefill_tokens"] + counts["shared_tokens"], counts["decode_tokens"]
     return prompt * server.usd_per_million_prompt_tokens + answer * server.usd_per_million_answer_tokens
-
-
-def _with_point(series: list[list[float]], point: list[float]) -> list[list[float]]:
-    """With one more, in place of one of the same time; every second one where there are too many."""
-    series = [*(series[:-1] if series and series[-1][0] >= point[0] else series), point]
-    return series if len(series) <= _MOST_POINTS else [series[0], *series[1:-1:2], series[-1]]
 
 
 def added(counts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Counts]:

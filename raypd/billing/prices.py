@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from raypd import storage
 from raypd.config import CostConfig
 from raypd.errors import ConfigError
+from raypd.run.records import HostedPrice, from_json
 
 Market = Literal["on-demand", "spot", "local"]
 DEFAULT_REGION = "us-east-1"
@@ -51,17 +52,6 @@ class Price:
     date: str = ""  # when it was read there, YYYY-MM[-DD]; "" for the configuration's
 
 
-@checked_dataclass(frozen=True)
-class HostedPrice:
-    """What a service asks for a million tokens of its batch API, in USD."""
-
-    model: str
-    input: float
-    output: float
-    date: str
-    source: str  # an address, or a key of `cost`
-
-
 # (instance type, region or availability zone, market) -> price
 Table = dict[tuple[str, str, str], Price]
 
@@ -86,12 +76,13 @@ def is_old(day: str) -> bool:
 
 
 def hosted(cost: CostConfig) -> list[HostedPrice]:
-    listed = {row["model"]: HostedPrice(*row.values()) for row in _csv("hosted_batch.csv")}  # type: ignore[arg-type]
-    configured = {
-        model: HostedPrice(model, sent, written, "", f"cost.hosted_prices.{model}")
+    """What is listed, or configured in its place."""
+    configured = [
+        HostedPrice(model, sent, written, "", f"cost.hosted_prices.{model}")
         for model, (sent, written) in cost.hosted_prices.items()
-    }
-    return [*configured.values(), *(price for model, price in listed.items() if model not in configured)]
+    ]
+    listed = [from_json(HostedPrice, row, "hosted_batch.csv") for row in _csv("hosted_batch.csv")]
+    return configured + [price for price in listed if price.model not in cost.hosted_prices]
 
 
 @cache

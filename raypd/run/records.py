@@ -435,15 +435,21 @@ class MachineEstimate:
         return self.name + (" spot" if self.market == "spot" else "")
 
 
-@dataclass(kw_only=True)
-class HostedEstimate:
-    """What a hosted batch service would ask for the same tokens, at its list price of a date."""
+@dataclass
+class HostedPrice:
+    """What a service asks for a million tokens of its batch API, in USD, at its list price of a date."""
 
     model: str
-    input: float  # USD per million tokens
-    output: float  # USD per million tokens
+    input: float
+    output: float
     date: str
-    source: str  # of the price
+    source: str  # an address, or a key of `cost`
+
+
+@dataclass(kw_only=True)
+class HostedEstimate(HostedPrice):
+    """What it would ask for the tokens of the corpus."""
+
     usd_per_1000: Figure
     usd: Figure  # of the whole corpus
 
