@@ -14,10 +14,14 @@ from typing import Annotated
 import typer
 
 import raypd
+from raypd import storage
 from raypd.cli import options as o
 from raypd.cli.run import config_over, run_task
+from raypd.config import RunConfig
 from raypd.config.load import load_config
+from raypd.config.render import render
 from raypd.errors import ConfigError, RunError, UserError
+from raypd.run import load
 from raypd.run.text import clean, said
 
 app = typer.Typer(
@@ -221,7 +225,6 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
     table of the last good night is compared.
     """
     from raypd.nights import table_check
-    from raypd.run import load
     from raypd.verify import findings, verification
 
     config = load.load_run(run, overrides or [])
@@ -241,7 +244,6 @@ def errors(
     output: o.LettersTo = None,
 ) -> None:
     """List the documents without an answer. They are grouped by reason, with the units that failed."""
-    from raypd.run import load
     from raypd.verify import dead_letters, findings
 
     load.load_record(run, overrides or [])
@@ -312,7 +314,6 @@ def tune(
 @app.command()
 def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, texts: o.Texts = False) -> None:
     """Write what a run did and cost as a page. One HTML file that loads nothing, for any browser, phone or printer."""
-    from raypd import storage
     from raypd.report import data, page
 
     found = data.load(storage.absolute(run), overrides or [])
@@ -336,7 +337,6 @@ def review(
     Writes a page with a box for each value, and the same as CSV; --apply FILE makes labels of what was corrected,
     for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd train` (input.path).
     """
-    from raypd import storage
     from raypd.report import review as reviews
 
     root = storage.absolute(run)
@@ -353,7 +353,6 @@ def status(
     run: o.Run, overrides: o.Overrides = None, watch: o.Watch = False, every: o.Every = 5.0, as_json: o.AsJson = False
 ) -> None:
     """Show how a run stands. Progress, speed, cost, workers, errors; reads its folder, so it runs on any machine."""
-    from raypd import storage
     from raypd.report import terminal
     from raypd.report.status import Watch
 
@@ -364,9 +363,6 @@ def status(
 @_config_app.command()
 def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
     """Print the whole configuration, or one section, with its defaults; every key with what it means."""
-    from raypd.config import RunConfig
-    from raypd.config.render import render
-
     if config in RunConfig.model_fields and not os.path.exists(config):
         sections = (section for section in render().split("\n\n") if re.match(rf"(# )?{config}:", section))
         print("\n\n".join(sections).rstrip())
@@ -388,7 +384,6 @@ def schema_suggest(
     force: o.Force = False,
 ) -> None:
     """Propose attributes that documents have, as YAML to edit for task.categories_file. Runs in this process."""
-    from raypd import storage
     from raypd.estimation import suggest
 
     refusal = f"{output}: is there already; give another name, or --force"
