@@ -1,5 +1,6 @@
 """`raypd estimate`: what a corpus will take and cost, before it is run, from a sample, an earlier run or the user."""
 
+import contextlib
 import math
 import time
 import zlib
@@ -68,10 +69,9 @@ def _write(result: Estimate, config: RunConfig) -> str | None:
     output = output_folder(config)
     path = storage.join(output, layout.ESTIMATE)
     try:
-        if records.read(RunRecord, storage.join(output, layout.RUN)).fingerprint != config.fingerprint():
-            return None
-    except FileNotFoundError:
-        pass
+        with contextlib.suppress(FileNotFoundError):
+            if records.read(RunRecord, storage.join(output, layout.RUN)).fingerprint != config.fingerprint():
+                return None
     except RecordError:
         return None
     try:
@@ -108,14 +108,9 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
         profiler.unpaid_seconds + profiler.closing_seconds,
     )
     result = assemble(config, options, total, [speed], baseline, overhead, notes + _notes(config, sample, profiled))
-    result.sample = {
-        "documents": len(documents),
-        "seconds": round(profiled.seconds, 3),
-        "warmup_seconds": round(profiled.warmup_seconds, 3),
-        "load_seconds": round(profiled.load_seconds, 3),
-        "machine": profiled.worker.machine,
-        "complete": profiled.complete,
-    }
+    times = {name: round(getattr(profiled, name), 3) for name in ("seconds", "warmup_seconds", "load_seconds")}
+    complete = {"machine": profiled.worker.machine, "complete": profiled.complete}
+    result.sample = {"documents": len(documents), **times, **complete}
     done, tokens = _done(sample, profiled), hosted.counter(config)
     counts = [hosted.count(config, cost, tokens) for _, cost in done]
     sent, written = (_corpus_mean(sample, done, values) for values in zip(*counts, strict=True))
@@ -137,27 +132,18 @@ def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> Metho
 
     The bootstrap draws the same documents for every method, as these were measured on the same ones."""
     done = _done(sample, profiled)
-    failed = [cost for _, cost in done if cost.error is not None]
-    if failed:
-        notes.append(
-            f"{profiled.method}: {len(failed)} of {counted(len(done), 'document')} failed, the first: {failed[0].error}"
-        )
-    machine = np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())])
-    pace = bootstrap.ratio(
-        [took for _, took in profiled.samples], [expected for expected, _ in profiled.samples], machine
+    if errors := [cost.error for _, cost in done if cost.error is not None]:
+        failed = f"{len(errors)} of {counted(len(done), 'document')} failed"
+        notes.append(f"{profiled.method}: {failed}, the first: {errors[0]}")
+    machine, worker = np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())]), profiled.worker
+    expected, took = zip(*profiled.samples, strict=True)
+    pace = bootstrap.ratio(took, expected, machine)
+    source = f"measured on {worker.machine}, {counted(len(done), 'document')}, {profiled.seconds:.0f} s"
+    seconds, *tokens = (
+        _corpus_mean(sample, done, [getattr(cost, name) for _, cost in done]) for name in ("seconds", *TOKENS)
     )
-
-    def mean(name: str) -> Array:
-        return _corpus_mean(sample, done, [getattr(cost, name) for _, cost in done])
-
-    return MethodSpeed(
-        profiled.method,
-        mean("seconds") * (pace / pace[0]),
-        f"measured on {profiled.worker.machine}, {counted(len(done), 'document')}, {profiled.seconds:.0f} s",
-        profiled.worker.gpu,
-        profiled.worker.machine,
-        {name: mean(name) for name in TOKENS},
-    )
+    fed = dict(zip(TOKENS, tokens, strict=True))
+    return MethodSpeed(profiled.method, seconds * (pace / pace[0]), source, worker.gpu, worker.machine, fed)
 
 
 def _corpus_mean(sample: CorpusSample, done: _Done, values: Sequence[float]) -> Array:
@@ -170,10 +156,8 @@ def _corpus_mean(sample: CorpusSample, done: _Done, values: Sequence[float]) -> 
     if scan.whole or mean[0] <= 0:
         return mean
     # Units differ in what they hold, and some of them were read: each of their documents is as those drawn beside it.
-    totals = np.zeros(len(scan.units))
-    np.add.at(
-        totals, [document.unit for document in sample.readable], np.interp(np.arange(len(lengths)), places, amounts)
-    )
+    units, each = [document.unit for document in sample.readable], np.interp(np.arange(len(lengths)), places, amounts)
+    totals = np.bincount(units, each, len(scan.units))
     by_unit = bootstrap.ratio(totals.tolist(), scan.counts, rng, scan.units_planned)
     return mean * (by_unit / by_unit[0])
 
