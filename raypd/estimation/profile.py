@@ -7,7 +7,6 @@ an answer's token in it; a document takes its tokens at these rates."""
 import contextlib
 import gc
 import importlib.util
-import itertools
 import math
 import platform
 import time
@@ -36,7 +35,6 @@ from raypd.tasks.base import SECOND, Document
 _SAMPLES = 8  # parts of the window whose speeds are compared
 _UNIT = "sample"
 _POLL_SECONDS = 0.05
-_LOADING = "loading the model, warming up"
 
 
 @dataclass
@@ -172,41 +170,27 @@ class Profiler:
             parts.engine.close()  # type: ignore[attr-defined]
         del parts
         gc.collect()  # the engine's cache must be gone before the next one makes its own
-        samples, complete = _window(np.array(meter.readings), lead, count)
-        spent = samples.sum(0)  # prefill seconds, decode seconds, prefill tokens, decode tokens
+        window, complete = _window(np.array(meter.readings), lead, count)
+        spent = window.sum(0)  # prefill seconds, decode seconds, prefill tokens, decode tokens
         rates = spent[:2] / np.maximum(spent[2:], 1)
         costs = _costs(config, unit, tokens, rates, len(documents))
+        samples = [(float(part[2:] @ rates), float(part[:2].sum())) for part in window]
         later = sum(cost.seconds for place in first.values() if (cost := costs[place]) is not None)
-        return Profile(
-            config.decoding.method,
-            costs,
-            float(spent[:2].sum()),
-            [(float(part[2:] @ rates), float(part[:2].sum())) for part in samples],
-            loaded - began,
-            max(0.0, warmed - loaded - later),
-            facts,
-            complete,
-            min(1.0, len(unit.answered) / (lead + count)),
-        )
+        times = (float(spent[:2].sum()), samples, loaded - began, max(0.0, warmed - loaded - later))
+        share = min(1.0, len(unit.answered) / (lead + count))
+        return Profile(config.decoding.method, costs, *times, facts, complete, share)
 
     def _answer(
-        self,
-        config: RunConfig,
-        parts: WorkerComponents,
-        documents: Sequence[Document],
-        in_flight_limit: int,
-        limit: float,
+        self, config: RunConfig, parts: WorkerComponents, documents: Sequence[Document], in_flight: int, limit: float
     ) -> tuple[SteppedMeter, UnitState, Mapping[str, Mapping[str, float]], tuple[int, int]]:
         """Answers round after round until the window has ended and each was answered once.
 
-        in_flight_limit: documents; 0: each is answered once, no window. Also returns tokens by row, and the window."""
+        in_flight: documents; 0: each is answered once, no window. Also returns tokens by row, and the window."""
         ends = time.monotonic() + limit
         # Twice what is in flight behind the window keeps the engine full to its end.
-        rounds = itertools.islice(
-            itertools.cycle(documents), 4 * in_flight_limit + (2 if in_flight_limit else 1) * len(documents)
-        )
-        stream = [_copy(config, document, index, index // len(documents)) for index, document in enumerate(rounds)]
-        meter = SteppedMeter(config.decoding.method, in_flight_limit, config.decoding.documents_per_prompt)
+        count = 4 * in_flight + (2 if in_flight else 1) * len(documents)
+        stream = [_copy(config, documents[n % len(documents)], n, n // len(documents)) for n in range(count)]
+        meter = SteppedMeter(config.decoding.method, in_flight, config.decoding.documents_per_prompt)
         meter.ready()
         queue = RequestQueue(parts, meter)
         first = set(range(len(documents)))
@@ -284,11 +268,9 @@ def most_in_flight(config: RunConfig) -> int:
 
 
 def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as file:
+        return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    return platform.processor() or platform.machine()
 
 
 class RemoteProfiler(OneWorker):
@@ -317,7 +299,7 @@ def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
 
     def update(counts: tuple[int, int], at_once: bool = False) -> None:
         done, total = counts
-        text = f"{done / total:.0%} done" if total else _LOADING
+        text = f"{done / total:.0%} done" if total else "loading the model, warming up"
         bar.update(row, total=total or None, completed=done, done=text)
         if bar.disable:
             lines.show(f"{label}: {text}", at_once)

@@ -126,11 +126,10 @@ class Suggestion:
             "# edit it, then: raypd extract CONFIG task.categories_file=THIS_FILE",
         ]
         for name, category in sorted(self.categories.items()):
-            proposed = category.proposed()
-            if not proposed:
+            if proposed := category.proposed():
+                text += [f"{json.dumps(name, ensure_ascii=False)}:", "  attributes:"]
+            else:
                 text.append(f"# {one_line(name)}: nothing that several of its documents state")
-                continue
-            text += [f"{json.dumps(name, ensure_ascii=False)}:", "  attributes:"]
             for named in proposed:
                 tree = named.attribute().model_dump(exclude_defaults=True)
                 attribute = dump(tree, flow=True, width=10**9).rstrip("\n")
@@ -173,22 +172,18 @@ def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
     """What the model lists about each document, in this process; None where it could not be asked."""
     parts = build(config, config.engine.threads)
     example, listed = _EXAMPLE
-    turns = [{"role": "user", "content": _question(example)}, {"role": "assistant", "content": listed}]
-    prompts = [[*turns, {"role": "user", "content": _question(text)}] for text in documents]
+    asked, *turns = (
+        {"role": "user", "content": f"{_INSTRUCTION}\n\nDocument:\n{document}"} for document in (example, *documents)
+    )
+    prompts = [[asked, {"role": "assistant", "content": listed}, turn] for turn in turns]
     questions = [Document(n, str(n), {"prompt": prompt}) for n, prompt in enumerate(prompts)]
     records = answer(parts, questions, Meter("", config.decoding.method))
     return [turns[-1].columns.get("text") for turns in records]
 
 
-def _question(document: str) -> str:
-    return f"{_INSTRUCTION}\n\nDocument:\n{document}"
-
-
 def _is_name(name: str) -> bool:
     """Whether it may be an attribute's: one to four words with a letter in them, which JSON takes as they are."""
-    if not 1 <= len(name.split()) <= 4 or len(name) > 40 or not re.search(r"[^\W\d_]", name):
-        return False
     with contextlib.suppress(ValueError):
         Attribute(name=name)
-        return True
+        return 1 <= len(name.split()) <= 4 and len(name) <= 40 and re.search(r"[^\W\d_]", name) is not None
     return False
