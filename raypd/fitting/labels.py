@@ -1,9 +1,9 @@
 """The labelled documents of a fit: drawn evenly, labelled by a column, a run or a teacher, and split."""
 
+import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,19 +88,22 @@ def split(rows: list[Row], config: RunConfig) -> dict[str, list[Row]]:
     """Rows by part: of every category in proportion, and all that say the same in one part."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(_normalized(row, config), []).append(row)
+        text = " ".join(str(row.get(column) or "") for column in config.text_columns())
+        words = " ".join(re.findall(r"\w+", text.casefold()))  # without case, punctuation and white space
+        groups.setdefault(words, []).append(row)
     column, shares = config.input.category_column, config.fit
 
-    def order(group: tuple[str, list[Row]]) -> tuple[str, bytes]:
-        drawn = hashlib.sha256(f"{config.training.seed}/{group[0]}".encode()).digest()
-        return str(group[1][0].get(column) if column else ""), drawn
+    def drawn(key: str) -> bytes:
+        return hashlib.sha256(f"{config.training.seed}/{key}".encode()).digest()
 
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}
-    for number, (_, members) in enumerate(sorted(groups.items(), key=order)):
+    held_out = shares.test_share + shares.validation_share
+    ordered = sorted(groups, key=lambda words: (str(groups[words][0].get(column) if column else ""), drawn(words)))
+    for number, words in enumerate(ordered):
         place = (number * _GOLDEN) % 1
-        held_out = shares.test_share + shares.validation_share
-        parts["test" if place < shares.test_share else "validation" if place < held_out else "train"] += members
-    parts["train"].sort(key=lambda row: hashlib.sha256(f"{config.training.seed}/{row['id']}".encode()).digest())
+        part = "test" if place < shares.test_share else "validation" if place < held_out else "train"
+        parts[part] += groups[words]
+    parts["train"].sort(key=lambda row: drawn(row["id"]))
     return parts
 
 
@@ -162,10 +165,8 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
     for document in documents:
         labels = document.fields.get(column)
         if isinstance(labels, str):  # Parquet has no maps of mixed values
-            try:
+            with contextlib.suppress(ValueError):
                 labels = json.loads(labels)
-            except ValueError:
-                labels = None
         if document.error is not None or not isinstance(labels, dict):
             unusable.append(document.error or f"column {column!r} holds no labels ({{attribute: value or null}})")
         else:
@@ -187,12 +188,6 @@ def _write(path: str, rows: list[Row]) -> None:
     storage.put(path, "".join(json.dumps(row, default=str) + "\n" for row in rows).encode())
 
 
-def _normalized(row: Mapping[str, Any], config: RunConfig) -> str:
-    """What is alike in documents that say the same: their words, without case, punctuation and white space."""
-    text = " ".join(str(row.get(column) or "") for column in config.text_columns())
-    return " ".join(re.findall(r"\w+", text.casefold()))
-
-
 def _warnings(rows: list[Row], config: RunConfig) -> list[str]:
     """Says which attributes have one and the same label everywhere: an F1 over these means little."""
     column = config.training.labels_column
@@ -201,7 +196,6 @@ def _warnings(rows: list[Row], config: RunConfig) -> list[str]:
         for name, value in row[column].items():
             values.setdefault(name, set()).add(json.dumps(value))
     same = sorted(name for name, kinds in values.items() if len(kinds) == 1)
-    if not same:
-        return []
-    return [f"the label is the same in every document, so little can be learned: {', '.join(same[:8])} "
-            f"({len(same)} of {counted(len(values), 'attribute')}, {share(len(same), len(values))})"]  # fmt: skip
+    attributes = f"{len(same)} of {counted(len(values), 'attribute')}, {share(len(same), len(values))}"
+    words = f"the label is the same in every document, so little can be learned: {', '.join(same[:8])} ({attributes})"
+    return [words] if same else []

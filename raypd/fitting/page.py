@@ -39,10 +39,9 @@ def write(result: FitResult, why: str) -> str:
 def describe(result: FitResult, why: str) -> str:
     """The same for the terminal."""
     rows = [_HEADS, *(_cells(score) for score in result.scores)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    cells = [[cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-             for row in rows]  # fmt: skip
-    lines = ["  ".join(row).rstrip() for row in cells]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "  ".join(f"{{:{'<' if column < 2 else '>'}{width}}}" for column, width in enumerate(widths))
+    lines = [form.format(*row).rstrip() for row in rows]
     lines += [f"{score.name}: {score.error}" for score in result.scores + result.curve if score.error]
     for score in result.scores:
         if score.calibration_error:
@@ -56,12 +55,10 @@ def describe(result: FitResult, why: str) -> str:
     if result.choice is not None:
         floor = f"surely at fit.f1_floor, {result.floor:g}, or above"
         lines.append(f"recommended: {result.choice.name}, the cheapest that is {floor}")
-        lines.append(f"configuration: {result.configuration}")
-        lines.append(f"next: `raypd extract {result.configuration}` runs it")
+        lines.append(f"configuration: {result.configuration}\nnext: `raypd extract {result.configuration}` runs it")
     else:
         lines.append(f"none is surely at fit.f1_floor, {result.floor:g}: {why}")
-    lines.append(f"page: {storage.join(result.path, layout.REPORT)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"page: {storage.join(result.path, layout.REPORT)}"])
 
 
 def _curves(result: FitResult) -> dict[str, list[tuple[int, float]]]:
@@ -80,17 +77,9 @@ def _cells(score: CandidateScore) -> list[str]:
     corpus += f", {text.usd(score.corpus_usd.value)}" if score.corpus_usd is not None else ""
     training = text.duration(score.training_seconds) if score.training_seconds else NONE
     training += f", {text.usd(score.training_usd)}" if score.training_usd else ""
-    return [
-        score.name,
-        score.method or NONE,
-        text.count(score.labels) if score.labels else NONE,
-        shown(score.f1, lambda value: f"{value:.3f}"),
-        interval,
-        shown(score.documents_per_second, text.number),
-        shown(score.usd_per_1000, text.usd),
-        corpus,
-        training,
-    ]
+    labels, f1 = text.count(score.labels) if score.labels else NONE, shown(score.f1, lambda value: f"{value:.3f}")
+    speed, price = shown(score.documents_per_second, text.number), shown(score.usd_per_1000, text.usd)
+    return [score.name, score.method or NONE, labels, f1, interval, speed, price, corpus, training]
 
 
 def _quality(result: FitResult) -> Chart:
@@ -141,8 +130,8 @@ def _reliability(result: FitResult) -> Chart:
     chart.draw("reliability", chart.title, f"{score.name}: {errors}.", (FULL, 300), draw)
     chart.note = f"{score.name}: {errors}, on the test part."
     chart.legend = {"muted": "as the model has it", "accent": "calibrated on the validation part"}
-    rows = [["calibrated", f"{sure:.2f}", f"{share:.2f}", text.count(count)] for sure, share, count in after]
-    rows += [["as the model has it", f"{sure:.2f}", f"{share:.2f}", text.count(count)] for sure, share, count in before]
+    named = [*(("calibrated", *point) for point in after), *(("as the model has it", *point) for point in before)]
+    rows = [[name, f"{sure:.2f}", f"{share:.2f}", text.count(count)] for name, sure, share, count in named]
     chart.table = Table(["confidence", "mean", "share right", "values"], rows)
     return chart
 
