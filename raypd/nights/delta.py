@@ -51,8 +51,7 @@ def _register(root: str, night: str, listed: set[str]) -> None:
     from deltalake import CommitProperties, Schema
     from deltalake.transaction import RemoveAction, create_table_with_add_actions
 
-    table = _open(root)
-    present = _shown(table)
+    table, present = _opened(root)
     added, gone = sorted(listed - present.keys()), sorted(present.keys() - listed)
     if not added and not gone:
         return
@@ -71,11 +70,10 @@ def _register(root: str, night: str, listed: set[str]) -> None:
             root, Schema.from_arrow(columns), actions, configuration=_PROPERTIES,
             storage_options=storage.object_store(root), commit_properties=commit,
         )  # fmt: skip
-    elif len(gone) == len(present):
-        table.create_write_transaction(actions, "overwrite", columns, commit_properties=commit)
-    else:
-        actions += [RemoveAction(place, True, now, present[place], {}) for place in gone]
-        table.create_write_transaction(actions, "append", columns, commit_properties=commit)
+        return
+    overwrites = len(gone) == len(present)
+    actions += [] if overwrites else [RemoveAction(place, True, now, present[place], {}) for place in gone]
+    table.create_write_transaction(actions, "overwrite" if overwrites else "append", columns, commit_properties=commit)
 
 
 def difference(root: str, objects: Iterable[str]) -> str:
@@ -86,7 +84,7 @@ def difference(root: str, objects: Iterable[str]) -> str:
     from deltalake.exceptions import DeltaError
 
     try:
-        listed, present = {_place(path) for path in objects}, _shown(_open(root)).keys()
+        listed, present = {_place(path) for path in objects}, _opened(root)[1].keys()
     except (DeltaError, OSError) as error:
         return f"the Delta table cannot be read: {_words(error)}"
     lacks, extra = len(listed - present), len(present - listed)
@@ -98,22 +96,17 @@ def difference(root: str, objects: Iterable[str]) -> str:
     )
 
 
-def _open(root: str) -> DeltaTable | None:
+def _opened(root: str) -> tuple[DeltaTable | None, dict[str, int]]:
+    """The Delta table, None where there is none, and the objects that it shows: place below the root -> bytes."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
     try:
-        return DeltaTable(root, storage_options=storage.object_store(root))
+        table = DeltaTable(root, storage_options=storage.object_store(root))
     except TableNotFoundError:
-        return None
-
-
-def _shown(table: DeltaTable | None) -> dict[str, int]:
-    """Place below the root -> bytes, of every object that the Delta table shows now."""
-    if table is None:
-        return {}
+        return None, {}
     actions = pa.table(table.get_add_actions())
-    return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+    return table, dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
 
 
 def _words(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Answers for what is new or changed in the input, night by night. state.json is written last, if it is as was read."""
 
 import contextlib
+import itertools
 from dataclasses import dataclass, field
 
 from raypd import storage
@@ -45,9 +46,8 @@ class Night:
         where = storage.join(self.root, layout.CURRENT)
         lines, documents = [], counted(self.documents, "document")
         if self.damaged.units:
-            objects = counted(self.damaged.units, "object")
-            shown = self.damaged.shown().rstrip("\n")
-            lines.append(f"{objects} of the input cannot be read; all that can is done:\n{shown}")
+            lines.append(f"{counted(self.damaged.units, 'object')} of the input cannot be read; all that can is done:")
+            lines.append(self.damaged.shown().rstrip("\n"))
         if self.nothing_new:
             return "\n".join([*lines, f"nothing new since the night {self.name}: {documents} in {where}"])
         lines.append(
@@ -57,11 +57,11 @@ class Night:
         if self.added_attributes:
             lines.append(f"added attributes: {self.added_attributes}")
         if self.shadowed:
-            double = counted(self.shadowed, "document")
-            lines.append(f"{double} with an id that a later one has too: the later one is in the table")
+            words = "with an id that a later one has too: the later one is in the table"
+            lines.append(f"{counted(self.shadowed, 'document')} {words}")
         if self.stale:
-            kept = counted(self.stale, "document")
-            lines.append(f"{kept} of objects that cannot be read: as an earlier night had them")
+            words = "of objects that cannot be read: as an earlier night had them"
+            lines.append(f"{counted(self.stale, 'document')} {words}")
         failed = f", {self.failed:,} of them failed (raypd errors {self.root})" if self.failed else ""
         return "\n".join([*lines, f"table: {documents}{failed}; its objects: {where}"])
 
@@ -130,7 +130,10 @@ class NightRun:
         if state is not None and same and not forced:
             return Night(state.night, self.root, state.documents, damaged=tonight.damaged, nothing_new=True)
         name = self._name(tonight.digest)
-        changes.decide(scratch, name, self._usable(), self.config.nightly.removed == "keep")
+        conditions = ["TRUE", *(["o.ok"] if self.retry_errors or self.change is not None else [])]
+        if self.change is not None and self.change.anew:
+            conditions.append(f"o.category NOT IN ({quoted(sorted(self.change.anew))})")
+        changes.decide(scratch, name, f"({' AND '.join(conditions)})", self.config.nightly.removed == "keep")
         night = Night(name, self.root, damaged=tonight.damaged, **changes.counts(scratch))
         self._extract(plan, tonight, night)
         self._publish(night, tonight)
@@ -156,39 +159,32 @@ class NightRun:
 
     def _schema_change(self) -> Change | None:
         """What changed in the categories since the last good night. ConfigError: something else has changed."""
-        state = self.state
+        state, config = self.state, self.config
         if self.full or state is None:
             return None
-        same = state.fingerprint == self.config.fingerprint()
-        if not same and state.base != schema_change.answers_base(self.config):
-            changed = manifest.differences(state.config, self.config)
+        same = state.fingerprint == config.fingerprint()
+        if not same and state.base != schema_change.answers_base(config):
+            changed = manifest.differences(state.config, config)
             keys = [key for key in changed if not key.startswith("task.categories")]
             raise ConfigError(
                 f"since the night {state.night} more has changed than attributes "
                 f"({', '.join(keys[:6]) or manifest.NO_KEY}): old and new answers would not go "
                 "together. --full extracts everything anew; or go back to that configuration"
             )
-        if state.hash_column != self.config.nightly.hash_column:
+        if state.hash_column != config.nightly.hash_column:
             raise ConfigError(
                 f"nightly.hash_column was {state.hash_column} in the night {state.night}: no document could "
                 "be recognised. Go back to it, or extract everything anew with --full"
             )
         if same:
             return None
-        assert isinstance(self.config.task, ExtractionConfig)
-        if self.config.output.columns == "typed":
+        assert isinstance(config.task, ExtractionConfig)
+        if config.output.columns == "typed":
             raise ConfigError(
                 f"since the night {state.night} the attributes have changed, and with output.columns typed so have the "
                 "table's columns: --full extracts everything anew; output.columns record can do with what is new"
             )
-        return schema_change.compare(state.config["task"]["categories"], self.config.task.categories)
-
-    def _usable(self) -> str:
-        """SQL over `o`: whether an old answer can stand."""
-        conditions = ["o.ok"] if self.retry_errors or self.change is not None else []
-        if self.change is not None and self.change.anew:
-            conditions.append(f"o.category NOT IN ({quoted(sorted(self.change.anew))})")
-        return "(" + (" AND ".join(conditions) or "TRUE") + ")"
+        return schema_change.compare(state.config["task"]["categories"], config.task.categories)
 
     def _name(self, digest: str) -> str:
         """Tonight's name: of the night that began the same and was cut off, else the date, with a number if need be."""
@@ -201,11 +197,9 @@ class NightRun:
                     console.say(f"going on with the night {name}, which was cut off")
                     return name
         today = iso()[:10]
-        number, name = 1, today
-        while name in nights or not storage.put_new(self._at(name, layout.NIGHT), records.encoded(start)):
-            number += 1
-            name = f"{today}-{number}"
-        return name
+        names = itertools.chain([today], (f"{today}-{number}" for number in itertools.count(2)))
+        unused = (name for name in names if name not in nights)
+        return next(n for n in unused if storage.put_new(self._at(n, layout.NIGHT), records.encoded(start)))
 
     def _at(self, night: str, *parts: str) -> str:
         return storage.join(self.root, layout.NIGHTS, night, *parts)
