@@ -44,14 +44,12 @@ def of_workers(reports: Sequence[WorkerTime], until: float, usd_per_second: Mapp
     spent = [settled(report, until, final=False) for report in reports]
     prices = [usd_per_second[report.node] for report in reports]
     counts = [counts for report in reports for counts in report.categories.values()]
-    return WorkersBill(
-        documents=sum(report.ok + report.failed for report in reports),
-        failed=sum(report.failed for report in reports),
-        prompt_tokens=int(sum(count["prefill_tokens"] + count["shared_tokens"] for count in counts)),
-        decoded_tokens=int(sum(count["decode_tokens"] for count in counts)),
-        seconds={name: sum(vars(seconds)[name] for seconds in spent) for name in vars(Seconds())},
-        usd=None if None in prices else sum(s.total() * (price or 0.0) for s, price in zip(spent, prices, strict=True)),
-    )
+    kinds = ("prefill_tokens", "shared_tokens", "decode_tokens")
+    prefill, shared, decode = (int(sum(count[kind] for count in counts)) for kind in kinds)
+    ok, failed = (sum(getattr(report, name) for report in reports) for name in ("ok", "failed"))
+    seconds = {name: sum(getattr(each, name) for each in spent) for name in vars(Seconds())}
+    usd = None if None in prices else sum(s.total() * (price or 0.0) for s, price in zip(spent, prices, strict=True))
+    return WorkersBill(ok + failed, failed, prefill + shared, decode, seconds, usd)
 
 
 def ended(worker: WorkerTime, until: float, final: bool) -> float | None:

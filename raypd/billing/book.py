@@ -139,7 +139,7 @@ class Book:
         if ended is not None:  # for the picture, what it was busy with in its open units is lost
             lost = {("busy", unit) for unit in worker.open}
             spans = [(a, b, "lost" if (kind, unit) in lost else kind, unit) for a, b, kind, unit in spans]
-        seconds = records.Seconds(**{name: round(value, 6) for name, value in vars(worker.seconds).items()})
+        seconds = records.Seconds(*(round(value, 6) for value in vars(worker.seconds).values()))
         spans = [(round(a, 3), round(b, 3), kind, unit) for a, b, kind, unit in spans]
         return replace(worker, ended=ended, seconds=seconds, spans=spans)
 
@@ -186,15 +186,6 @@ def bills(output: str) -> list[Bill]:
     return run_files.bills([output])[0]
 
 
-def _settled(bill: Bill) -> Bill:
-    """A bill of a session that has died, closed at its last report: open units are lost; any other as it is."""
-    if bill.final:
-        return bill
-    book = Book(bill)
-    book.close(bill.until)
-    return replace(book.bill(bill.until), energy=bill.energy)
-
-
 def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
     """Brings a closed bill's counts up to committed units (a worker may die before it reports); whether it had to."""
     totals = _totals(units, [unit.counts for unit in units])
@@ -211,14 +202,18 @@ def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
 
 def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
     """The bills of all sessions, brought up to all committed `units` and summed; None without any."""
-    by_session, documents = defaultdict(list), 0
+    by_session, documents, settled = defaultdict(list), 0, []
     for unit in units:
         by_session[unit.session].append(unit)
         documents += unit.documents
-    settled = [_settled(bill) for bill in bills(output)]  # who asks has ended, and so has every session before it
-    for bill in settled:
+    for bill in bills(output):
+        if not bill.final:  # who asks has ended: this session has died, and its open units are lost
+            book = Book(bill)
+            book.close(bill.until)
+            bill = replace(book.bill(bill.until), energy=bill.energy)
         if reconcile(bill, by_session[bill.session]):
             write(output, bill)
+        settled.append(bill)
     return summed(settled, documents)
 
 
@@ -229,8 +224,8 @@ def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | Non
     usd = round(sum(bill.usd for bill in bills), 6)
     if documents is None:
         documents = sum(bill.totals.get("documents", 0) for bill in bills)
-    kwh = [bill.energy.kwh for bill in bills if bill.energy.kwh is not None]
-    co2e = [bill.energy.co2e_kg for bill in bills if bill.energy.co2e_kg is not None]
+    energies = [[e for bill in bills if (e := getattr(bill.energy, name)) is not None] for name in ("kwh", "co2e_kg")]
+    kwh, co2e_kg = (round(sum(known), 6) if known else None for known in energies)
     return RunCost(
         usd=usd,
         usd_per_1000_documents=round(1000 * usd / documents, 6) if documents else None,
@@ -238,8 +233,8 @@ def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | Non
         seconds={name: round(sum(bill.seconds.get(name, 0) for bill in bills), 3) for name in billing.PARTS},
         sessions=len(bills),
         documents=documents,
-        kwh=round(sum(kwh), 6) if kwh else None,
-        co2e_kg=round(sum(co2e), 6) if co2e else None,
+        kwh=kwh,
+        co2e_kg=co2e_kg,
         prices=sorted({node.price_source for bill in bills for node in bill.nodes}),
         notes=sorted({note for bill in bills for note in bill.notes}),
     )

@@ -9,7 +9,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raypd.run.records import Counts, Seconds, Spans, WorkerTime
@@ -156,8 +156,7 @@ class Meter:
         self._fed = _plus(self._fed, finished)
         now = _plus(self._fed, sequences)
         prefill, decode = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
-        self._last = now
-        self._tokens = self._tokens[0] + prefill, self._tokens[1] + decode
+        self._last, self._tokens = now, (self._tokens[0] + prefill, self._tokens[1] + decode)
         if prefill + decode:
             self._ratio = prefill / (prefill + decode)
 
@@ -181,7 +180,7 @@ class Meter:
             if self._state != "busy" and now - self._at > 1.0:  # a long load or wait goes on the bill as it goes
                 self._go_on(now, None)
             self._sequence += 1
-            seconds, spans = Seconds(**vars(self._seconds)), list(self._spans)
+            seconds, spans = replace(self._seconds), list(self._spans)
             held = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
             if self._state == "busy":  # a step that runs is reported as far as it is, and counted when it has ended
                 running = max(0.0, now - self._at)
