@@ -104,10 +104,9 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
         committed[unit_id] = path
     folder = writer.units_folder(output)
     result.temporary = storage.temporary(folder)
-    strays = [name for name in storage.names(folder) if not name.endswith(".parquet") and name[0] not in "._"]
-    result.foreign.add(
-        0, len(strays), [f"file {n}: no unit of raypd's, and readers of the folder see it" for n in strays]
-    )
+    for name in storage.names(folder):
+        if not name.endswith(".parquet") and name[0] not in "._":
+            result.foreign.add(0, 1, [f"file {name}: no unit of raypd's, and readers of the folder see it"])
     with Scratch(input=INPUT, output=OUTPUT, objects=_OBJECTS) as scratch:
 
         def add(unit: Unit) -> tuple[str, _Fault | None]:
