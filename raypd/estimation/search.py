@@ -83,10 +83,7 @@ class Search:
 
     @property
     def by_guided(self) -> bool:
-        return self.method_of(self.reference.changes) == "guided"
-
-    def method_of(self, changes: Changes) -> str:
-        return str(changes.get("decoding.method", self.config.decoding.method))
+        return self.value(self.reference.changes, "decoding.method") == "guided"
 
     def agrees(self, trial: Trial) -> bool:
         """Whether a setting may be taken: it reaches the floor or, where none can be judged, changes no answers."""
@@ -121,7 +118,7 @@ class Search:
                 self._climb(vllm, "engine.max_num_seqs", _ENGINE["engine.max_num_seqs"])
         for key, limit in _ENGINE.items():
             best = self._best_changes()
-            if self._value(best, key) != "auto":
+            if self.value(best, key) != "auto":
                 self._climb(best, key, limit)
         for dtype, quantization in self.types if self.judged else ():
             self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
@@ -148,7 +145,7 @@ class Search:
 
     def _method(self, base: Changes) -> None:
         first = self._try(base)
-        method = self.method_of(base)
+        method = self.value(base, "decoding.method")
         if method == "hyper_parallel":
             here = [first, *(self._try({**base, "decoding.isolate": way}) for way in ("documents", "values"))]
             here += self._stacks(base)
@@ -169,7 +166,7 @@ class Search:
 
         return self._while_better([], stacked, 2, _MOST_STACK if batch == "auto" else min(_MOST_STACK, batch), 2)
 
-    def _value(self, changes: Changes, key: str) -> Any:
+    def value(self, changes: Changes, key: str) -> Any:
         return changes.get(key, attrgetter(key)(self.config))
 
     def _best_changes(self) -> Changes:
@@ -178,7 +175,7 @@ class Search:
 
     def _climb(self, start: Changes, key: str, limit: int, factors: Sequence[float] = (2, 0.5)) -> None:
         """Doubles a setting while that is better, or else halves it while that is (or other `factors`)."""
-        first, began = self._try(start), int(self._value(start, key))
+        first, began = self._try(start), int(self.value(start, key))
         for factor in factors:
             better = self._while_better(
                 [first], lambda value: {**start, key: value}, int(began * factor), max(limit, began), factor

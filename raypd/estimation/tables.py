@@ -5,7 +5,7 @@ import math
 from raypd.billing.prices import is_old
 from raypd.estimation.machines import GIVEN, TOKENS
 from raypd.run import text
-from raypd.run.records import Estimate, Figure, HostedEstimate
+from raypd.run.records import Estimate, Figure
 
 Cells = list[list[str]]  # the heads, then the rows
 
@@ -21,10 +21,9 @@ def with_interval(figure: Figure, show: text.Show, between: str = " ") -> str:
 
 def sentences(estimate: Estimate) -> list[str]:
     """Where the speeds are from, and how they compare."""
-    lines = [
-        f"{speed.method}: {speed.source}" for speed in [*estimate.speeds, *estimate.baseline] if speed.source != GIVEN
-    ]
-    for speed in estimate.speeds:
+    speeds = [*estimate.speeds, *estimate.baseline]
+    lines = [f"{speed.method}: {speed.source}" for speed in speeds if speed.source != GIVEN]
+    for speed in speeds:
         if speed.times_autoregressive is not None:
             gain = with_interval(speed.times_autoregressive, text.number)
             lines.append(f"{speed.name} is {gain} times as fast as autoregressive decoding")
@@ -82,7 +81,9 @@ def hosted(estimate: Estimate) -> str | None:
     parts = []
     for service in estimate.hosted:
         usd = f"{with_interval(service.usd_per_1000, _per_1000)} per 1,000, {text.usd(service.usd.value)} in all"
-        parts.append(f"{service.model} ${usd} ({_dated(service)})")
+        dated = f"list price as of {service.date}" if service.date else "your own price"
+        old = f", more than six months ago: cost.hosted_prices.{service.model}" if is_old(service.date) else ""
+        parts.append(f"{service.model} ${usd} ({dated}{old})")
     sent, written = (text.number(estimate.hosted_tokens[name].value) for name in ("input", "output"))
     return (
         f"the same as a hosted batch: {'; '.join(parts)}. Check list prices before you rely on them. Taken: {sent} "
@@ -97,11 +98,3 @@ def not_measured(estimate: Estimate) -> str | None:
         families = dict.fromkeys(name.partition(".")[0] for name in types)
         gpus.append(f"{gpu} ({', '.join(f'{family}.*' for family in families)})")
     return f"not measured on these GPUs, so no figure: {', '.join(gpus)}" if gpus else None
-
-
-def _dated(service: HostedEstimate) -> str:
-    """Of when a hosted service's price is."""
-    if not service.date:
-        return "your own price"
-    advice = f", more than six months ago: cost.hosted_prices.{service.model}" if is_old(service.date) else ""
-    return f"list price as of {service.date}{advice}"

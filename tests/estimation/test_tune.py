@@ -156,9 +156,11 @@ BY_SHARE = {"floor": Floor(0.9, "share"), "reference_kind": "document"}
 ])  # fmt: skip
 def test_the_reference_and_what_is_held_to_it(how, references, judged, method) -> None:
     search, best = searched(**how)
-    assert [search.method_of(trial.changes) for trial in search.trials][: len(references.split())] == references.split()
+    assert [search.value(trial.changes, "decoding.method") for trial in search.trials][
+        : len(references.split())
+    ] == references.split()
     assert (search.by_guided, search.judged) == ("guided" in references, judged)
-    assert (search.method_of(best.changes), search.agrees(best)) == (method, True)
+    assert (search.value(best.changes, "decoding.method"), search.agrees(best)) == (method, True)
     if references == "autoregressive guided":
         free = search.trials[0]  # it is held to the reference, too
         assert (free.agreement.agree, free.agreement.of, search.agrees(free)) == (12, how["documents"], False)
