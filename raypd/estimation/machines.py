@@ -77,7 +77,7 @@ class MethodSpeed:
             documents_per_second=figure(1 / self.seconds),
             seconds_per_document=figure(self.seconds),
             tokens_per_document={name: figure(tokens) for name, tokens in self.tokens.items()},
-            times_autoregressive=figure(baseline.seconds / self.seconds) if baseline is not None else None,
+            times_autoregressive=baseline and figure(baseline.seconds / self.seconds),
         )
 
 
@@ -111,19 +111,11 @@ def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead:
     least = np.minimum(documents, unit * overhead.units_in_flight if workers > 1 else 0) * seconds
     busy = np.maximum(share + tail, least)
     rate, head = nodes * kind.usd_per_hour / 3600, kind.head_usd_per_hour / 3600
-    parts = {
-        "decoding": share * rate,
-        "startup": overhead.startup * rate + 0 * share,
-        "idle": (busy - share) * rate,
-        "head": (overhead.startup + busy) * head,
-    }
-    return BillEstimate(
-        nodes=nodes,
-        hours=figure((overhead.unpaid + overhead.startup + busy) / 3600),
-        gpu_hours=figure(work / 3600),
-        usd=figure(np.sum(list(parts.values()), axis=0)),
-        parts={name: float(usd[0]) for name, usd in parts.items()},
-    )
+    startup = overhead.startup * rate + 0 * share
+    usd = {"decoding": share * rate, "startup": startup, "idle": (busy - share) * rate}
+    usd["head"] = (overhead.startup + busy) * head
+    hours, parts = (overhead.unpaid + overhead.startup + busy) / 3600, {name: float(usd[name][0]) for name in usd}
+    return BillEstimate(nodes, figure(hours), figure(work / 3600), figure(np.sum([*usd.values()], axis=0)), parts)
 
 
 def assemble(
@@ -177,15 +169,13 @@ def _machine(
     kind: NodeKind, speed: MethodSpeed, baseline: MethodSpeed | None, documents: Array, bills: list[BillEstimate]
 ) -> MachineEstimate:
     usd = kind.usd_per_1000(speed.seconds)
-    baseline_usd = kind.usd_per_1000(baseline.seconds) if baseline is not None else None
-    return MachineEstimate(
-        **{name: value for name, value in vars(kind).items() if name != "head_usd_per_hour"},
-        gpu=speed.gpu,
-        usd_per_1000=figure(usd),
-        baseline_usd_per_1000=None if baseline_usd is None else figure(baseline_usd),
-        saved_usd=None if baseline_usd is None else figure(documents / 1000 * (baseline_usd - usd)),
-        bills=bills,
-    )
+    node = {name: value for name, value in vars(kind).items() if name != "head_usd_per_hour"}
+    machine = MachineEstimate(**node, gpu=speed.gpu, usd_per_1000=figure(usd), bills=bills)
+    if baseline is not None:
+        baseline_usd = kind.usd_per_1000(baseline.seconds)
+        machine.baseline_usd_per_1000 = figure(baseline_usd)
+        machine.saved_usd = figure(documents / 1000 * (baseline_usd - usd))
+    return machine
 
 
 def known_type(name: str) -> prices.Instance:
@@ -221,13 +211,12 @@ def _with_gpu(gpu: str, options: EstimateOptions, cost: CostConfig, notes: list[
     head = 0.0
     if options.head != "none" and cost.bill_head:
         head = prices.price(options.head, None, "on-demand", cost, rows=table).usd_per_hour
-    for name, instance in prices.INSTANCES.items():
-        if instance.gpu != gpu or (options.instances and name not in options.instances):
-            continue
+    listed = [name for name, instance in prices.INSTANCES.items() if instance.gpu == gpu]
+    for name in (name for name in listed if not options.instances or name in options.instances):
         price = prices.price_or_bound(name, None, None, cost, rows=table)
         if price is None:
             notes.append(f"{name}: no {market} price is known in {cost.region or 'us-east-1'}")
-            continue
-        source = f"{price.source}, {price.date}" if price.date else price.source
-        kinds.append(NodeKind(name, instance.gpus, price.usd_per_hour, source, market, head, name))
+        else:
+            source, gpus = f"{price.source}, {price.date}".removesuffix(", "), prices.INSTANCES[name].gpus
+            kinds.append(NodeKind(name, gpus, price.usd_per_hour, source, market, head, name))
     return kinds
