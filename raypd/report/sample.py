@@ -1,5 +1,6 @@
 """A sample of the answers, the same at every call: documents, the model's sureness, and why documents failed."""
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -155,21 +156,20 @@ def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[
     chosen = []
     for groups in units:
         chosen += spread([rows for rows in groups if (rows[0]["source"], rows[0]["row"]) not in failed_places], each)
-    documents: list[SampleDocument] = []
-    size = 0
-    for rows in [*([row] for row in failed), *spread(chosen, limit)]:
-        document = document_of(rows)
-        size += document.size
-        if size > _CHARACTERS:
-            break
-        documents.append(document)
-    return sorted(documents, key=lambda d: (d.source, d.row))
+    documents = list(map(document_of, [*([row] for row in failed), *spread(chosen, limit)]))
+    sizes = itertools.accumulate(document.size for document in documents)
+    shown = [document for document, size in zip(documents, sizes, strict=True) if size <= _CHARACTERS]
+    return sorted(shown, key=lambda d: (d.source, d.row))
 
 
 def document_of(rows: list[Row]) -> SampleDocument:
     """A document of its rows; texts are cut and made harmless to read."""
-    first = rows[0]
-    entries = [entry for row in rows for entry in _entries(row)]
+    first, entries = rows[0], []
+    for answer in (answer for row in rows for answer in row_values(row)):
+        shown = answer.value if answer.value is not None else answer.raw
+        value = None if shown is None else clean(shown, _VALUE_CHARACTERS if answer.name else _TEXT_CHARACTERS)
+        name = clean(answer.name or answer.key, 200)
+        entries.append(replace(answer, name=name, value=value, status=clean(answer.status, 40), raw=None))
     errors = [row["error"] for row in rows if row.get("error")]
     return SampleDocument(
         id=clean(first["id"], 200),
@@ -184,14 +184,3 @@ def document_of(rows: list[Row]) -> SampleDocument:
         left_out=max(0, len(entries) - _ENTRIES),
         unit=first.get("unit", ""),
     )
-
-
-def _entries(row: Row) -> list[RowValue]:
-    entries = []
-    for answer in row_values(row):
-        shown = answer.value if answer.value is not None else answer.raw
-        limit = _VALUE_CHARACTERS if answer.name else _TEXT_CHARACTERS
-        value = None if shown is None else clean(shown, limit)
-        name = clean(answer.name or answer.key, 200)
-        entries.append(replace(answer, name=name, value=value, status=clean(answer.status, 40), raw=None))
-    return entries

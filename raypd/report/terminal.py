@@ -4,13 +4,13 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from raypd.errors import RunError
@@ -61,12 +61,9 @@ def render(status: Status, width: int = 100) -> RenderableType:
         bar = Table.grid()  # a bar alone would not end its line
         bar.add_row(ProgressBar(status.documents_planned, done, width=min(width, 60)))
         parts.append(bar)
-    figures = _grid()
-    for name, figure in _figures(status):
-        figures.add_row(name, figure)
-    parts.append(figures)
+    parts.append(_grid(_figures(status)))
     if status.workers:
-        parts.append(_workers(status.workers))
+        parts.append(_grid(_workers(status.workers)))
     if status.errors:
         parts.append(Text("last errors", style="bold"))
         parts += [Text(f"  {error}", overflow="ellipsis", no_wrap=True) for error in status.errors]
@@ -74,11 +71,11 @@ def render(status: Status, width: int = 100) -> RenderableType:
     return Group(*parts)
 
 
-def _grid() -> Table:
+def _grid(rows: Iterable[tuple[RenderableType, RenderableType]]) -> Table:
     """Names beside their values; the names of all grids are as wide as the widest."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(min_width=10)
-    table.add_column()
+    table = Table.grid(Column(min_width=10), Column(), padding=(0, 2))
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -120,14 +117,12 @@ def _cost(status: Status, usd: float) -> str:
     return "; ".join(parts)
 
 
-def _workers(workers: list[WorkerState]) -> Table:
-    table = _grid()
+def _workers(workers: list[WorkerState]) -> Iterator[tuple[RenderableType, RenderableType]]:
     counts = Counter(worker.state for worker in workers)
-    table.add_row(Text("workers", style="bold"), ", ".join(f"{n} {state}" for state, n in counts.items()))
+    yield Text("workers", style="bold"), ", ".join(f"{n} {state}" for state, n in counts.items())
     live = [w for w in workers if w.state != "ended"]
     for worker in live[:_WORKERS]:
         state = Text(worker.state, style=_COLORS.get(worker.state, ""))
-        table.add_row(f"  {worker.worker}", Text.assemble(state, f"  busy {text.share(worker.busy, 1)}"))
+        yield f"  {worker.worker}", Text.assemble(state, f"  busy {text.share(worker.busy, 1)}")
     if len(live) > _WORKERS:
-        table.add_row("", f"and {len(live) - _WORKERS} more")
-    return table
+        yield "", f"and {len(live) - _WORKERS} more"
