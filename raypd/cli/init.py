@@ -44,22 +44,14 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     if not texts:
         raise InputError(f"{data}: no column of text; it has {', '.join(columns)}")
     categories = f"{name}.categories.yaml"
-    task = {"categories_file": categories}
+    columns_read = {"id_column": id_column, "text_columns": texts, "category_column": None}
+    read: dict[str, Any] = {"path": _beside(data, target), **columns_read, **({"format": "files"} if files else {})}
     if schema is not None:
         task = {key: _beside(value, target) if is_file(value) else value for key, value in task_of(schema).items()}
-    sections: dict[str, Any] = {
-        "input": {
-            "path": _beside(data, target),
-            "id_column": id_column,
-            "text_columns": texts,
-            "category_column": None,
-            **({"format": "files"} if files else {}),
-        },
-        "output": {"path": f"runs/{name}"},
-        "task": task,
-    }
-    if schema is None:
-        sections["input"]["category"] = name
+    else:
+        read["category"] = name
+        task = {"categories_file": categories}
+    sections = {"input": read, "output": {"path": f"runs/{name}"}, "task": task}
     others = [column for column in columns if column not in (*texts, id_column)]
     about = "# Written by raypd init. `raypd config show` prints every key with its default and meaning.\n"
     about += f"# Columns that are not read: {', '.join(others)}\n" if others else ""
@@ -72,10 +64,10 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     except ConfigError:
         target.unlink()
         raise
-    read = f"{target}: reads {', '.join(texts)}" + (f", id {id_column}" if id_column else ", documents are numbered")
+    reads = f"{target}: reads {', '.join(texts)}" + (f", id {id_column}" if id_column else ", documents are numbered")
     words = ["raypd", "schema", "suggest", data, "--category", name, "-o", str(target.parent / categories)]
     suggest = shlex.join([*words, f"input.text_columns=[{','.join(texts)}]"])
-    return f"{read}\nnext: " + (f"`{suggest}`, then " if schema is None else "") + f"`raypd extract {target}`"
+    return f"{reads}\nnext: " + (f"`{suggest}`, then " if schema is None else "") + f"`raypd extract {target}`"
 
 
 def _beside(path: str, target: Path) -> str:

@@ -52,23 +52,20 @@ def _cost_lines(cost: RunCost | None) -> list[str]:
     """The bill in one line, its parts in another: in money, or in time where the machines have no price."""
     if cost is None:
         return []
+    largest = sorted((cost.parts if cost.usd else cost.seconds).items(), key=lambda item: -item[1])
     if not cost.usd:
-        parts = [f"{name} {duration(seconds)}" for name, seconds in _largest(cost.seconds) if seconds >= 0.05]
+        parts = [f"{name} {duration(seconds)}" for name, seconds in largest if seconds >= 0.05]
         reason = "; ".join(cost.notes or cost.prices)
         return [f"cost:   no price ({reason})", *([f"time:   {', '.join(parts)}"] if parts else [])]
     sessions = f", {counted(cost.sessions, 'session')}" if cost.sessions > 1 else ""
     each = cost.usd_per_1000_documents
     per_1000 = "" if each is None else f", {usd(each)} per 1,000 documents"
-    parts = [f"{name} {usd(part)} ({share(part, cost.usd)})" for name, part in _largest(cost.parts) if part]
+    parts = [f"{name} {usd(part)} ({share(part, cost.usd)})" for name, part in largest if part]
     lines = [f"cost:   {usd(cost.usd)}{per_1000}{sessions}", f"        {', '.join(parts)}"]
     if cost.kwh is not None:
         co2e = f", {number(cost.co2e_kg)} kg CO2e" if cost.co2e_kg is not None else ""
         lines.append(f"energy: {number(cost.kwh)} kWh of the GPUs{co2e}")
     return lines
-
-
-def _largest(parts: dict[str, float]) -> list[tuple[str, float]]:
-    return sorted(parts.items(), key=lambda item: -item[1])
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
