@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 import raypd
 from raypd import storage
@@ -48,7 +49,7 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
+    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
 ) -> None:
     """Structured answers out of very large document collections."""
 
@@ -128,10 +129,10 @@ def generate(
 
 @app.command()
 def nightly(
-    config: o.Nights,
+    config: Annotated[str, Argument(help="YAML of the nightly run; its output.path is the folder of all nights")],
     overrides: o.Overrides = None,
-    full: o.Full = False,
-    retry_errors: o.AlsoErrors = False,
+    full: Annotated[bool, Option("--full", help="Extract every document anew")] = False,
+    retry_errors: Annotated[bool, Option("--retry-errors", help="Also try what failed before again")] = False,
     verbose: o.Verbose = False,
 ) -> None:
     """Bring a table up to tonight's input.
@@ -239,9 +240,9 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
 def errors(
     run: o.Run,
     overrides: o.Overrides = None,
-    everything: o.Everything = False,
+    everything: Annotated[bool, Option("--all", help="Every failed document on a line (tab-separated)")] = False,
     as_json: o.AsJson = False,
-    output: o.LettersTo = None,
+    output: Annotated[str | None, Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")] = None,
 ) -> None:
     """List the documents without an answer. They are grouped by reason, with the units that failed."""
     from raypd.verify import dead_letters, findings
@@ -258,18 +259,18 @@ def errors(
 
 @app.command()
 def estimate(
-    config: o.MaybeConfig = None,
+    config: Annotated[str | None, Argument(help="YAML of the run; not needed with --throughput")] = None,
     overrides: o.Overrides = None,
     sample: o.Sample = 64,
     minutes: o.Minutes = None,
     baseline: o.Baseline = False,
-    run: o.EarlierRun = None,
+    run: Annotated[str | None, Option("--from", metavar="RUN", help="Take an earlier run's figures")] = None,
     throughput: o.Throughput = None,
     baseline_throughput: o.BaselineThroughput = None,
-    documents: o.Documents = None,
-    instance: o.Instances = None,
-    nodes: o.Nodes = 8,
-    head: o.Head = "m7i.2xlarge",
+    documents: Annotated[float | None, Option(min=1, help="Size of the corpus, in place of counting")] = None,
+    instance: Annotated[list[str] | None, Option("--instance", help="Only these instance types")] = None,
+    nodes: Annotated[int, Option(min=1, help="Most nodes of the table")] = 8,
+    head: Annotated[str, Option(help="Instance type of the head node, or none")] = "m7i.2xlarge",
     as_json: o.AsJson = False,
     verbose: o.Verbose = False,
 ) -> None:
@@ -291,12 +292,12 @@ def tune(
     output: o.TunedTo = None,
     sample: o.Sample = 32,
     minutes: o.Minutes = None,
-    budget_usd: o.BudgetUsd = None,
-    agreement: o.Agreement = 0.9,
+    budget_usd: Annotated[float | None, Option(help="Most money for it, at the price of one node")] = None,
+    agreement: Annotated[float, Option(help="Least share of values that must agree with the reference")] = 0.9,
     judge: o.Judge = "low",
     reference: o.Reference = "auto",
-    instance: o.PricedAs = None,
-    fresh: o.Fresh = False,
+    instance: Annotated[str | None, Option("--instance", help="Instance type whose price counts")] = None,
+    fresh: Annotated[bool, Option("--fresh", help="Forget what was measured before")] = False,
     cascade: o.CascadeLabels = None,
     f1_floor: o.F1Floor = None,
     verbose: o.Verbose = False,
@@ -328,9 +329,9 @@ def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, t
 def review(
     run: o.Run,
     overrides: o.Overrides = None,
-    documents: o.Reviewed = 40,
-    apply: o.Corrected = None,
-    output: o.LabelsTo = None,
+    documents: Annotated[int, Option("--documents", min=1, help="How many, half of them the least sure")] = 40,
+    apply: Annotated[str | None, Option("--apply", metavar="FILE", help="The corrected CSV")] = None,
+    output: Annotated[str | None, Option("--output", "-o", help="Where labels go; none: into the run")] = None,
 ) -> None:
     """Look at the least sure values, correct them, and make labels of that.
 
@@ -376,12 +377,12 @@ def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
 
 @_schema_app.command("suggest")
 def schema_suggest(
-    data: o.Data,
+    data: Annotated[str, Argument(help="The data: .jsonl[.gz|.zst], .parquet, a folder or a glob")],
     overrides: o.Overrides = None,
     category: o.OfCategory = None,
-    sample: o.Asked = 32,
-    output: o.SchemaTo = None,
-    force: o.Force = False,
+    sample: Annotated[int, Option("--sample", min=1, help="Documents that the model is asked about")] = 32,
+    output: Annotated[str | None, Option("--output", "-o", help="File for it; none: stdout")] = None,
+    force: Annotated[bool, Option("--force", help="Write over a file that is there")] = False,
 ) -> None:
     """Propose attributes that documents have, as YAML to edit for task.categories_file. Runs in this process."""
     from raypd.estimation import suggest

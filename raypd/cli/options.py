@@ -1,4 +1,4 @@
-"""Arguments and options, each in one place: name, limits, help. Commands use them as types and hold the defaults."""
+"""Arguments and options of several commands, or longer than a line: name, limits, help. Commands hold the defaults."""
 
 from typing import Annotated, Literal
 
@@ -30,55 +30,38 @@ OpenAI = Annotated[
 RetryErrors = Annotated[bool, Option("--retry-errors", help="Try the failed documents of a run again, no others")]
 AllErrors = Annotated[bool, Option("--all-errors", help="The same, also for what cannot be read in the input")]
 
-# ------------------------------------------------------------------------------------------------------------- nightly
-Nights = Annotated[str, Argument(help="YAML of the nightly run; its output.path is the folder of all nights")]
-Full = Annotated[bool, Option("--full", help="Extract every document anew")]
-AlsoErrors = Annotated[bool, Option("--retry-errors", help="Also try what failed before again")]
-
 # ------------------------------------------------------------------------------------------------------------ evaluate
-
 Labels = Annotated[str, Argument(help="JSON lines of {id, target | questions, scored?, accepted?}")]
 Against = Annotated[str | None, Option(metavar="RUN", help="Also the difference to this run, document by document")]
 LabelsColumn = Annotated[str, Option(help="What holds the labelled values, as training.labels_column")]
 Tolerance = Annotated[float, Option(min=0, help="Share by which a number may differ from a label that is one")]
-
 CalibrationTo = Annotated[
     str | None, Option("--output", "-o", help="Where it goes; none: beside the run's adapter or weights")
 ]
 
 # ------------------------------------------------------------------------------------------------------ verify, errors
 Threads = Annotated[int, Option(min=1, help="Units that are compared at the same time")]
-Everything = Annotated[bool, Option("--all", help="Every failed document on a line (tab-separated)")]
-LettersTo = Annotated[str | None, Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")]
 
 # ------------------------------------------------------------------------------------------------------ estimate, tune
-MaybeConfig = Annotated[str | None, Argument(help="YAML of the run; not needed with --throughput")]
 Sample = Annotated[int, Option(min=2, help="Documents that are decoded to measure; tune: by every setting")]
 Minutes = Annotated[float | None, Option(help="Most time for measuring")]
 Baseline = Annotated[
     bool, Option("--baseline/--no-baseline", help="Also decode the sample autoregressively, to compare with")
 ]
-EarlierRun = Annotated[str | None, Option("--from", metavar="RUN", help="Take an earlier run's figures")]
 Throughput = Annotated[
     list[str] | None, Option(metavar="[GPU=]RATE", help="Documents/s of one GPU, in place of measuring")
 ]
 BaselineThroughput = Annotated[
     list[str] | None, Option(metavar="[GPU=]RATE", help="The same of autoregressive decoding")
 ]
-Documents = Annotated[float | None, Option(min=1, help="Size of the corpus, in place of counting")]
-Instances = Annotated[list[str] | None, Option("--instance", help="Only these instance types")]
-Nodes = Annotated[int, Option(min=1, help="Most nodes of the table")]
-Head = Annotated[str, Option(help="Instance type of the head node, or none")]
 TunedTo = Annotated[
     str | None, Option("--output", "-o", help="Where the new YAML goes; none: CONFIG.tuned.yaml beside it")
 ]
-BudgetUsd = Annotated[float | None, Option(help="Most money for it, at the price of one node")]
 CascadeLabels = Annotated[
     str | None,
     Option("--cascade", metavar="LABELS", help="Labelled documents: finds cascade.under, and no other setting"),
 ]
 F1Floor = Annotated[float | None, Option(help="F1 that the cascade has to hold, surely (97.5%); none: fit.f1_floor")]
-Agreement = Annotated[float, Option(help="Least share of values that must agree with the reference")]
 Judge = Annotated[
     Literal["low", "share"],
     Option(help="What must reach it: the low end of the share's 95% interval, or the share as it is"),
@@ -90,24 +73,13 @@ Reference = Annotated[
         "and the values in turn (guided); auto: by itself, unless too much of it is broken"
     ),
 ]
-PricedAs = Annotated[str | None, Option("--instance", help="Instance type whose price counts")]
-Fresh = Annotated[bool, Option("--fresh", help="Forget what was measured before")]
-
-# ------------------------------------------------------------------------------------------------------ schema suggest
-Data = Annotated[str, Argument(help="The data: .jsonl[.gz|.zst], .parquet, a folder or a glob")]
 OfCategory = Annotated[str | None, Option("--category", help="Of the documents; what they are called, if of none")]
-Asked = Annotated[int, Option("--sample", min=1, help="Documents that the model is asked about")]
-SchemaTo = Annotated[str | None, Option("--output", "-o", help="File for it; none: stdout")]
-Force = Annotated[bool, Option("--force", help="Write over a file that is there")]
 
 # ------------------------------------------------------------------------------------------------------ report, status
 PageTo = Annotated[str | None, Option("--output", "-o", help="Where to write it; none: into the run")]
 Texts = Annotated[
     bool, Option("--texts", help="Also texts of the input, the values marked in them; the page then holds them")
 ]
-Reviewed = Annotated[int, Option("--documents", min=1, help="How many, half of them the least sure")]
-Corrected = Annotated[str | None, Option("--apply", metavar="FILE", help="The corrected CSV")]
-LabelsTo = Annotated[str | None, Option("--output", "-o", help="Where labels go; none: into the run")]
 Watch = Annotated[bool, Option("--watch", "-w", help="Look again until the run has ended")]
 Every = Annotated[float, Option(min=0.5, help="Seconds between two looks")]
 
