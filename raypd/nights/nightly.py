@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 from dataclasses import dataclass, field
 
 from raypd import storage
@@ -16,7 +17,7 @@ from raypd.nights.changes import Input
 from raypd.nights.schema_change import Change
 from raypd.run import console, layout, manifest, read, records
 from raypd.run.lease import RunLease, held
-from raypd.run.records import NightStart, NightState, RecordError
+from raypd.run.records import NightState
 from raypd.run.text import counted, iso
 from raypd.run.unreadable import Unreadable
 from raypd.verify.scratch import Scratch, quoted
@@ -189,17 +190,18 @@ class NightRun:
     def _name(self, digest: str) -> str:
         """Tonight's name: of the night that began the same and was cut off, else the date, with a number if need be."""
         before = self.state.night if self.state is not None else None
-        start = NightStart(digest, before, self.config.fingerprint(), self.full, self.retry_errors)
+        began = {"digest": digest, "after": before, "full": self.full, "retry_errors": self.retry_errors}
+        start = json.dumps({**began, "fingerprint": self.config.fingerprint()}, indent=2).encode()
         nights = storage.folders(storage.join(self.root, layout.NIGHTS))
         for name in sorted(nights, reverse=True)[:10]:
-            with contextlib.suppress(FileNotFoundError, RecordError):
-                if name != before and records.read(NightStart, self._at(name, layout.NIGHT)) == start:
+            with contextlib.suppress(FileNotFoundError):
+                if name != before and storage.read(self._at(name, layout.NIGHT)) == start:
                     console.say(f"going on with the night {name}, which was cut off")
                     return name
         today = iso()[:10]
         names = itertools.chain([today], (f"{today}-{number}" for number in itertools.count(2)))
         unused = (name for name in names if name not in nights)
-        return next(n for n in unused if storage.put_new(self._at(n, layout.NIGHT), records.encoded(start)))
+        return next(name for name in unused if storage.put_new(self._at(name, layout.NIGHT), start))
 
     def _at(self, night: str, *parts: str) -> str:
         return storage.join(self.root, layout.NIGHTS, night, *parts)

@@ -334,17 +334,6 @@ class Manifest:
     cost: RunCost | None = None  # None where no ledger ran
 
 
-@dataclass(frozen=True)
-class NightStart:
-    """night.json: what a night began with; a start that finds the same goes on with it."""
-
-    digest: str  # of the input
-    after: str | None  # the last good night
-    fingerprint: str
-    full: bool
-    retry_errors: bool
-
-
 @dataclass
 class NightState:
     """state.json: the last good night."""
