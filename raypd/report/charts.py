@@ -22,12 +22,10 @@ from raypd.report.ledger import RunBill
 from raypd.report.svg import ROLES, inline
 from raypd.run import text
 from raypd.run.read import spread
-from raypd.run.records import WorkerTime
 from raypd.run.training import TrainingRecord
 
 KINDS = {"busy": "busy", "startup": "starting up", "idle": "idle", "lost": "work that was lost"}  # of a worker's time
 HALF, FULL, NARROW = 520, 940, 360  # widths in CSS pixels
-_FONT = 12.0
 _BINS = 120  # of the speed
 _TIMELINE_ROWS = 600
 _WORKER_ROWS = 100  # of the table
@@ -36,14 +34,12 @@ _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text, in the page's font
     "svg.hashsalt": "raypd",  # the same run makes the same page
     "text.parse_math": False,  # a category may be named $x$
-    "font.family": "DejaVu Sans",
-    "font.size": _FONT,
+    "font.size": 12.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
     "axes.edgecolor": ROLES["grid"],
     "axes.labelcolor": ROLES["muted"],
-    "axes.labelsize": _FONT,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
@@ -158,13 +154,12 @@ def money(bill: RunBill | None, clock: RunningTime) -> Chart:
     """Dollars spent over running time, and the budget as a line where it fits the scale."""
     chart = Chart("Money over time", "dollars spent")
     if bill is None or not bill.sessions:
-        chart.missing = "No bill was kept for this run."
-    elif not bill.usd:
-        chart.missing = "No machine of this run has a price. cost.prices (USD per hour) gives the next run one."
-    elif len(bill.series) < 2 or clock.total <= 0:
-        chart.missing = f"{text.usd(bill.usd)} in all; how it grew was not kept."
-    if bill is None or chart.missing:
-        return chart
+        return replace(chart, missing="No bill was kept for this run.")
+    if not bill.usd:
+        words = "No machine of this run has a price. cost.prices (USD per hour) gives the next run one."
+        return replace(chart, missing=words)
+    if len(bill.series) < 2 or clock.total <= 0:
+        return replace(chart, missing=f"{text.usd(bill.usd)} in all; how it grew was not kept.")
     unix, usd = np.array(bill.series).T
     times, dollars = np.concatenate([[0.0], clock.at(unix)]), np.concatenate([[0.0], usd])
     spent, budget = float(dollars[-1]), bill.newest.budget_usd
@@ -261,20 +256,15 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
 
     who = "The one worker was" if len(by_share) == 1 else f"{text.count(len(by_share))} workers were"
     busy = sum(w.spent("busy") for w in by_share) / sum(w.lived() for w in by_share)
-    chart.note = f"{who} busy {text.share(busy, 1)} of the time."
-    chart.table, chart.legend = _worker_table(by_share), KINDS
+    chart.note, chart.legend = f"{who} busy {text.share(busy, 1)} of the time.", KINDS
     chart.draw("workers", "What each worker did when", chart.note, (FULL, int(56 + count * each)), draw)
-    return chart
-
-
-def _worker_table(workers: list[WorkerTime]) -> Table:
     rows = []
-    for worker in workers[:_WORKER_ROWS]:
-        lived = worker.lived()
-        shares = [text.share(worker.spent(kind), lived) for kind in ("busy", "startup", "idle", "lost")]
-        rows.append([worker.worker, worker.node or text.NONE, text.duration(lived), *shares])
-    note = f"The {_WORKER_ROWS} busiest of {len(workers)}." if len(workers) > _WORKER_ROWS else ""
-    return Table(["worker", "machine", "time", "busy", "starting", "idle", "lost"], rows, note, (0, 1))
+    for worker in by_share[:_WORKER_ROWS]:
+        shares = [text.share(worker.spent(kind), worker.lived()) for kind in KINDS]
+        rows.append([worker.worker, worker.node or text.NONE, text.duration(worker.lived()), *shares])
+    note = f"The {_WORKER_ROWS} busiest of {len(by_share)}." if len(by_share) > _WORKER_ROWS else ""
+    chart.table = Table(["worker", "machine", "time", "busy", "starting", "idle", "lost"], rows, note, (0, 1))
+    return chart
 
 
 def confidence(values: Sequence[float]) -> Chart:
