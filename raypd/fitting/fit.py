@@ -47,7 +47,11 @@ def run_fit(path: str, overrides: list[str], *, verbose: bool = False, say: Say 
     cannot go on, and what is done is kept; Interrupted at SIGINT or SIGTERM."""
     config = load_config(path, [*overrides, "cascade.model=null"])  # each model is measured alone
     storage.configure(config.storage)
-    folder = _folder(config)
+    folder = config.fit.path or config.output.path.rstrip("/") + "-fit"
+    if storage.is_remote(folder):
+        words = "weights are trained into a folder that all workers share; give a local one"
+        raise ConfigError(f"fit.path {folder}: {words}")
+    folder = storage.absolute(folder)
     result = _begin(config, folder)
     _check(config, folder)
     storage.make_folder(folder)
@@ -182,20 +186,10 @@ def missing(result: FitResult) -> str:
     return "; ".join(lines)
 
 
-def _folder(config: RunConfig) -> str:
-    path = config.fit.path or config.output.path.rstrip("/") + "-fit"
-    if storage.is_remote(path):
-        raise ConfigError(
-            f"fit.path {path}: weights are trained into a folder that all workers share; give a local one"
-        )
-    return storage.absolute(path)
-
-
 def _begin(config: RunConfig, folder: str) -> FitResult:
     """The result to fill. Raises ConfigError where the folder is another fit's."""
-    gold = not (config.fit.teacher is not None and config.fit.labels is None) and not (
-        config.fit.labels is not None and labels.is_run(config.fit.labels)
-    )
+    source = config.fit.labels  # which a model has made where there are none but a teacher, or they are a run's
+    gold = config.fit.teacher is None if source is None else not labels.is_run(source)
     decides: Any = config.model_dump(mode="json", include=_DECIDES)
     result = FitResult(
         path=folder,

@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from raypd.errors import RunError
 from raypd.run.text import said
@@ -28,11 +27,8 @@ def signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    interrupt = signal.default_int_handler  # raises KeyboardInterrupt
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     except KeyboardInterrupt:
