@@ -15,7 +15,7 @@ from raypd.report.sample import AnswerSample, read_sample
 from raypd.report.units import CommittedUnit, Units, read_units, unit_objects
 from raypd.run import layout, lease, read
 from raypd.run.load import NoRun, load_record
-from raypd.run.records import Estimate, Manifest, NightState
+from raypd.run.records import Estimate, Manifest, NightState, PlanTotals
 from raypd.run.training import TrainingRecord
 
 _ALIVE_SECONDS = 120.0  # a session without a heartbeat for longer is taken for dead
@@ -47,7 +47,9 @@ class RunFiles:
         self.table = read.record(NightState, root, layout.STATE)
         self.runs = read.runs(root)
         self.manifest = read.record(Manifest, root, layout.MANIFEST)
-        self.plan = read.plan_totals(root, self.manifest)
+        self.plan = read.record(PlanTotals, root, layout.PLAN_TOTALS)
+        if self.plan is None and (done := self.manifest) and done.units_planned:  # 0 documents: unknown
+            self.plan = PlanTotals("", done.units_planned, done.documents * (done.units == done.units_planned))
         self.bill = read_bill(self.runs)
         self.objects = unit_objects(self.runs)
 

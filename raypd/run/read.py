@@ -8,7 +8,7 @@ from raypd import storage
 from raypd.errors import RunError
 from raypd.run import layout, records
 from raypd.run.load import is_nightly
-from raypd.run.records import Bill, Manifest, PlanTotals, RecordError, Session
+from raypd.run.records import Bill, RecordError, Session
 
 _R = TypeVar("_R")
 _T = TypeVar("_T")
@@ -23,15 +23,6 @@ def record(kind: type[_R], *path: str) -> _R | None:
         return None
     except RecordError as error:
         raise RunError(str(error)) from None
-
-
-def plan_totals(output: str, manifest: Manifest | None) -> PlanTotals | None:
-    """The totals of a run's plan, or what its manifest tells of them (0 documents: unknown). Raises RunError."""
-    plan = record(PlanTotals, output, layout.PLAN_TOTALS)
-    if plan is None and manifest is not None and manifest.units_planned:
-        done = manifest.units == manifest.units_planned
-        plan = PlanTotals("", manifest.units_planned, manifest.documents if done else 0)
-    return plan
 
 
 def runs(root: str) -> list[str]:
