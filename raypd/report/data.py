@@ -58,13 +58,11 @@ class RunFiles:
         """Units of the input: the plan knows those found at once, the manifest those found later."""
         return max(self.plan.damaged if self.plan else 0, self.manifest.units_unreadable if self.manifest else 0)
 
-    def sessions(
-        self, units: Sequence[CommittedUnit], scale: float = 1.0, runs: Sequence[str] | None = None
-    ) -> list[ReportSession]:
-        """Oldest first, each with its units, as far as known, times `scale`, and its cost. runs: None: all."""
+    def sessions(self, units: Units, runs: Sequence[str] | None = None) -> list[ReportSession]:
+        """Oldest first, each with its units, as far as known, and its cost. runs: None: all."""
         bills = {bill.session: bill for bill in self.bill.all} if self.bill else {}
         by_session: defaultdict[str, list[CommittedUnit]] = defaultdict(list)
-        for unit in units:
+        for unit in units.read:
             by_session[unit.session].append(unit)
         sessions, killed = [], set(map(lease.killed, self.runs))
         for session in read.sessions(self.runs if runs is None else runs):
@@ -74,9 +72,8 @@ class RunFiles:
             alive = self.now - heard < _ALIVE_SECONDS and session.id not in killed
             how = session.how or ("running" if alive else "killed")
             ended = session.ended or heard if session.how else heard
-            documents, usd = round(sum(u.documents for u in committed) * scale), bill.usd if bill else None
-            count = round(len(committed) * scale)
-            sessions.append(ReportSession(session.id, session.began, ended, how, count, documents, usd))
+            totals = (round(len(committed) * units.scale), round(sum(u.documents for u in committed) * units.scale))
+            sessions.append(ReportSession(session.id, session.began, ended, how, *totals, bill.usd if bill else None))
         return sessions
 
     def state(self, sessions: Sequence[ReportSession]) -> str:
@@ -84,7 +81,7 @@ class RunFiles:
         if self.plan is not None and len(self.objects) >= self.plan.units:
             return "complete"
         if self.table is not None:  # it is the night that ends well or not; a run of it may have been cut off
-            sessions = self.sessions([], runs=[self.root])
+            sessions = self.sessions(Units(), [self.root])
         # Without a count of the plan a session that says complete is believed.
         return sessions[-1].how if sessions else "empty"
 
@@ -144,7 +141,7 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
             return report
         files = RunFiles(root)
         units = read_units(files.objects)
-        sessions = files.sessions(units.read, units.scale)
+        sessions = files.sessions(units)
         forecast, torn = _forecast(root)
         return RunReport(
             root=root,

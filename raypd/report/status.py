@@ -85,7 +85,7 @@ class Watch:
             self._summaries[item] = unit
             self._errors.pop(item.path, None)
         units = Units([unit for unit in map(self._summaries.get, objects) if unit is not None], len(objects))
-        sessions, manifest = files.sessions(units.read), files.manifest
+        sessions, manifest = files.sessions(units), files.manifest
         documents, failed, exact = units.total("documents"), units.total("failed"), units.all_read
         if not exact and manifest is not None and manifest.units == len(objects):
             documents, failed, exact = manifest.documents, manifest.failed, True
