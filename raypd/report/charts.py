@@ -35,9 +35,7 @@ _STYLE: Any = {
     "svg.hashsalt": "raypd",  # the same run makes the same page
     "text.parse_math": False,  # a category may be named $x$
     "font.size": 12.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
+    **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
     "axes.edgecolor": ROLES["grid"],
     "axes.labelcolor": ROLES["muted"],
     "axes.grid": True,
@@ -46,10 +44,8 @@ _STYLE: Any = {
     "grid.color": ROLES["grid"],
     "grid.linewidth": 1.0,
     "text.color": ROLES["ink"],
-    "xtick.color": ROLES["muted"],
-    "ytick.color": ROLES["muted"],
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
+    **{f"{axis}tick.color": ROLES["muted"] for axis in "xy"},
+    **{f"{axis}tick.major.size": 0 for axis in "xy"},
     "xtick.major.pad": 5,
 }
 
