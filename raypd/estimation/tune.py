@@ -47,6 +47,8 @@ class TuneOptions:
     reference: Reference = "auto"  # with what answers are compared
     instance: str | None = None
     fresh: bool = False  # forget what the file of measurements holds
+    cascade: str | None = None  # labelled documents, by which cascade.under alone is searched
+    f1_floor: float | None = None  # of that; None: fit.f1_floor
 
 
 @dataclass

@@ -114,19 +114,14 @@ class Fit:
         for name, changes in fit.candidates.items():
             for share in fit.curve:
                 make = partial(candidate.train, context, name, changes, max(1, round(share * documents)), share)
-                self._add(result.curve, name, make, costs=False)
+                self._add(result.curve, name, make)
 
     def _add(
-        self,
-        scores: list[CandidateScore],
-        name: str,
-        make: Callable[[], CandidateScore],
-        run: str | None = None,
-        costs: bool = True,
+        self, scores: list[CandidateScore], name: str, make: Callable[[], CandidateScore], run: str | None = None
     ) -> None:
         """Makes a score; what fails for a reason of its own is a score with the error, and the fit goes on.
 
-        run: whose speed is that of the model; None: a sample is decoded. costs: whether they are wanted at all. Raises
+        run: whose speed is that of the model; None: a sample is decoded. Of the curve no costs are measured. Raises
         BudgetReached at the end of the money or of the time."""
         budget, spent = self.config.cost.budget_usd, self.context.spent()
         if budget is not None and spent >= budget:
@@ -137,7 +132,7 @@ class Fit:
         score = CandidateScore(name=name, method="")
         try:
             score = make()
-            if costs:
+            if scores is self.result.scores:
                 self.result.corpus_documents = candidate.measure(self.context, score, run)
         except (BudgetReached, Interrupted, ConfigError):
             raise

@@ -68,12 +68,7 @@ class Night:
 
 
 def run_night(
-    config: RunConfig,
-    *,
-    full: bool = False,
-    retry_errors: bool = False,
-    verbose: bool = False,
-    build: Build | None = None,
+    config: RunConfig, full: bool = False, retry_errors: bool = False, verbose: bool = False, build: Build | None = None
 ) -> Night:
     """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
 
