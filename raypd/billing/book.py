@@ -39,10 +39,8 @@ class Book:
         self.last, self._models = last, models
         self._watts_per_gpu, self._co2e_grams_per_kwh = watts_per_gpu, co2e_grams_per_kwh
         self._lock = threading.RLock()
-        self.nodes = {
-            entry.node: replace(entry, began=entry.began if entry.came is None else entry.came) for entry in last.nodes
-        }
-        self.workers = {entry.worker: replace(entry, ended=None) for entry in last.workers}  # the last report of each
+        self.nodes = {n.node: replace(n, began=n.began if n.came is None else n.came) for n in last.nodes}
+        self.workers = {worker.worker: replace(worker, ended=None) for worker in last.workers}  # last reports
 
     def take(self, report: WorkerTime) -> bool:
         """A worker's report; False when a later one is here already."""
@@ -78,10 +76,8 @@ class Book:
     def charges(self, until: float) -> billing.Charges:
         """What is to be paid up to a time, in micro-dollars."""
         with self._lock:
-            nodes, workers = list(self.nodes.values()), list(self.workers.values())
-            charges = billing.make(
-                nodes, workers, self.last.began, until, shares=self.last.shares, final=self.last.final
-            )
+            nodes, workers, last = list(self.nodes.values()), list(self.workers.values()), self.last
+            charges = billing.make(nodes, workers, last.began, until, shares=last.shares, final=last.final)
         categories = [each for worker in workers for each in worker.categories.items()]
         tokens = round(sum(token_usd(counts, self._models[name.endswith(SECOND)]) for name, counts in categories))
         return replace(charges, parts={**charges.parts, "endpoint": tokens}, total=charges.total + tokens)

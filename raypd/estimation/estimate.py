@@ -172,9 +172,8 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
         drawn = counted(len(sample.documents), "document")
         notes.append(f"the sample is small ({drawn}): raise --sample for a narrower interval")
     if not scan.whole:
-        notes.append(
-            f"shares of categories and lengths are from {len(scan.units)} of {counted(scan.units_planned, 'unit')}"
-        )
+        planned = counted(scan.units_planned, "unit")
+        notes.append(f"shares of categories and lengths are from {len(scan.units)} of {planned}")
     server_usd = [cost.server_usd for cost in profiled.costs if cost is not None]
     if any(server_usd):
         usd = 1000 * sum(server_usd) / len(server_usd)

@@ -105,15 +105,13 @@ def scan(config: RunConfig) -> Scan:
         if place not in places:
             continue
         try:
-            documents_read = read_unit(unit, config)
+            batch = read_unit(unit, config)
         except InputError as error:
             problem = error
             continue
-        scanned += [
-            ScannedDocument(*kind_of(document, config), len(chosen), row) for row, document in enumerate(documents_read)
-        ]
+        scanned += [ScannedDocument(*kind_of(document, config), len(chosen), row) for row, document in enumerate(batch)]
         chosen.append(unit)
-        counts.append(len(documents_read))
+        counts.append(len(batch))
     if not scanned:
         raise problem or InputError("no unit of the input holds a document")
     if len(chosen) == plan.units or plan.exact:

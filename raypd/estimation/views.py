@@ -81,19 +81,17 @@ def _remark(result: TuneResult, trial: Trial) -> str:
 def why(result: TuneResult) -> str:
     """In words, why the best setting is the best."""
     search, best = result.search, result.best
-    count = sum(trial.usable for trial in search.trials)
+    settings = text.counted(sum(trial.usable for trial in search.trials), "setting")
     agrees = f"with {_reference(search)} in at least {search.floor.share:.0%} of values"
     by_low = search.floor.by == "low"
     if not search.judged:
         reason = f"{_not_judged(search)}. So only settings that leave the answers alone were changed: "
     elif not search.agrees(best):
         sure = " surely" if by_low else ""
-        return (
-            f"none of {text.counted(count, 'setting')}{sure} agrees {agrees}; this one agrees most, in {best.agreement}"
-        )
+        return f"none of {settings}{sure} agrees {agrees}; this one agrees most, in {best.agreement}"
     else:
         how = "low end of the 95% interval" if by_low else "share"
-        reason = f"fastest of {text.counted(count, 'setting')} among those that agree {agrees} ({how}): "
+        reason = f"fastest of {settings} among those that agree {agrees} ({how}): "
     reason += f"{best.speed:.3g} documents/s of one worker"
     if search.judged:
         reason += ", itself the reference" if best is search.reference else f", {best.agreement} agree"

@@ -104,9 +104,8 @@ def _quality(result: FitResult) -> Chart:
 
     summary = "; ".join(f"{s.name} {f1.value:.3f} at {text.number(speed)} documents/s" for s, f1, speed in points)
     chart.draw("quality", chart.title, summary, (FULL, 300), draw)
-    chart.table = Table(
-        ["model", "documents/s", "F1"], [[s.name, text.number(v), f"{f.value:.3f}"] for s, f, v in points]
-    )
+    rows = [[score.name, text.number(speed), f"{f1.value:.3f}"] for score, f1, speed in points]
+    chart.table = Table(["model", "documents/s", "F1"], rows)
     return chart
 
 

@@ -155,11 +155,9 @@ def _merge_all(output: str, folder: str, plan: Plan, before: Retried) -> Retried
     paths = dict(commit.objects(output))
 
     def merge(unit: Unit) -> UnitSummary:
-        if unit.whole not in paths:
-            raise RunError(
-                f"{output}: unit {unit.whole} is gone since its retry began; run without --retry-errors first"
-            )
-        return _merge(paths[unit.whole], folder, unit, before.number)
+        if (whole := unit.whole) not in paths:
+            raise RunError(f"{output}: unit {whole} is gone since its retry began; run without --retry-errors first")
+        return _merge(paths[whole], folder, unit, before.number)
 
     for done in in_threads(merge, plan, _THREADS):
         result.tried += done.documents
