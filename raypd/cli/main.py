@@ -279,10 +279,8 @@ def estimate(
     from raypd.estimation.machines import EstimateOptions
 
     made = load_config(config, overrides or []) if config is not None else None
-    options = EstimateOptions(
-        sample, minutes, baseline, run, throughput, baseline_throughput, documents, instance, nodes, head
-    )
-    estimates.run(made, options, as_json, verbose)
+    options = (sample, minutes, baseline, run, throughput, baseline_throughput, documents, instance, nodes, head)
+    estimates.run(made, EstimateOptions(*options), as_json, verbose)
 
 
 @app.command()
