@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raypd.run.records import Counts, Seconds, Spans, WorkerTime
+from raypd.run.records import Counts, Spans, WorkerTime
 
 _JOIN_SECONDS = 0.05  # a pause between two steps that is shorter belongs to them
 _MOST_SPANS = 120  # of one worker
@@ -54,16 +54,11 @@ class Meter:
         power: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.id = uuid.uuid4().hex[:12]
-        self._node, self._method, self._gpus, self._clock, self._power = node, method, gpus, clock, power
-        self._lock = threading.Lock()
-        self._began = self._at = clock()  # up to _at the spans reach
+        self._clock, self._power, self._lock = clock, power, threading.Lock()
+        self._at = clock()  # up to which the spans reach
+        self._totals = WorkerTime(self.id, node, self._at, pid=os.getpid(), method=method, gpus=gpus)
         self._state = "startup"
-        self._seconds = Seconds()
-        self._spans: Spans = []
         self._units: defaultdict[str, UnitUsage] = defaultdict(UnitUsage)
-        self._categories: dict[str, Counts] = {}
-        self._ok = self._failed = 0
-        self._sequence = -1
         self._fed = (0, 0)  # tokens of ended programs
         self._last = (0, 0)  # the same and those of running ones, after the last step
         self._tokens = (0, 0)  # that went through the model, of prompts and of answers
@@ -106,10 +101,10 @@ class Meter:
         """The unit is in the output by this attempt. done: what `end` returned; ok, failed: its documents."""
         with self._lock:
             self._units.pop(unit, None)
-            self._ok += ok
-            self._failed += failed
+            self._totals.ok += ok
+            self._totals.failed += failed
             for name, counts in done.categories.items():
-                total = self._categories.setdefault(name, zero())
+                total = self._totals.categories.setdefault(name, zero())
                 for key, value in counts.items():
                     total[key] += value
 
@@ -118,7 +113,7 @@ class Meter:
         with self._lock:
             usage = self._units.pop(unit, None)
             if usage is not None:
-                self._seconds.lose(usage.prefill, usage.decode)
+                self._totals.seconds.lose(usage.prefill, usage.decode)
 
     def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
         """Runs one step of the engine and books its time. programs: how many are in it, by the id of their unit."""
@@ -140,7 +135,7 @@ class Meter:
     def totals(self) -> tuple[float, float, int, int]:
         """Seconds of prefill and of decode, and tokens of each, up to the end of the last step."""
         with self._lock:
-            return self._seconds.prefill, self._seconds.decode, *self._tokens
+            return self._totals.seconds.prefill, self._totals.seconds.decode, *self._tokens
 
     def _shares(self, spent: float) -> dict[str, tuple[float, float]]:
         """Seconds of a step, (prefill, decode), by unit: as many as each had programs in it."""
@@ -164,12 +159,12 @@ class Meter:
         """Books the time since the last booking to the state; how much it was."""
         spent = max(0.0, now - self._at)
         if self._state == "busy":
-            self._seconds.prefill += spent * self._ratio
-            self._seconds.decode += spent * (1 - self._ratio)
+            self._totals.seconds.prefill += spent * self._ratio
+            self._totals.seconds.decode += spent * (1 - self._ratio)
         else:
-            setattr(self._seconds, self._state, getattr(self._seconds, self._state) + spent)
+            vars(self._totals.seconds)[self._state] += spent
         if spent > 0:
-            self._spans = joined(self._spans, (self._at, now, self._state, unit))
+            self._totals.spans = joined(self._totals.spans, (self._at, now, self._state, unit))
         self._at = max(self._at, now)
         return spent
 
@@ -179,33 +174,19 @@ class Meter:
             now = self._clock()
             if self._state != "busy" and now - self._at > 1.0:  # a long load or wait goes on the bill as it goes
                 self._go_on(now, None)
-            self._sequence += 1
-            seconds, spans = replace(self._seconds), list(self._spans)
-            held = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
+            self._totals.sequence += 1
+            report = replace(self._totals, heard=now, seconds=replace(self._totals.seconds), joules=self._power())
+            report.categories = {name: dict(counts) for name, counts in self._totals.categories.items()}
+            report.open = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
             if self._state == "busy":  # a step that runs is reported as far as it is, and counted when it has ended
                 running = max(0.0, now - self._at)
-                seconds.prefill += running * self._ratio
-                seconds.decode += running * (1 - self._ratio)
+                report.seconds.prefill += running * self._ratio
+                report.seconds.decode += running * (1 - self._ratio)
                 for name, (prefill, decode) in self._shares(running).items():
-                    held[name] = held[name][0] + prefill, held[name][1] + decode
-                spans = joined(spans, (self._at, now, "busy", next(iter(self._programs), None)))
-            return WorkerTime(
-                worker=self.id,
-                node=self._node,
-                pid=os.getpid(),
-                sequence=self._sequence,
-                began=self._began,
-                heard=now,
-                seconds=seconds,
-                open=held,
-                spans=spans,
-                categories={name: dict(counts) for name, counts in self._categories.items()},
-                method=self._method,
-                ok=self._ok,
-                failed=self._failed,
-                gpus=self._gpus,
-                joules=self._power(),
-            )
+                    report.open[name] = report.open[name][0] + prefill, report.open[name][1] + decode
+                span = (self._at, now, "busy", next(iter(self._programs), None))
+                report.spans = joined(report.spans, span)
+            return report
 
 
 def _plus(fed: tuple[int, int], programs: Sequence[Any]) -> tuple[int, int]:
