@@ -71,7 +71,7 @@ def test_units_without_a_commit_are_listed_and_finished_ones_are_not(run) -> Non
     failed = retry_policy.failure_path(run.output.path, "other-unit")
     storage.put(failed, b"Traceback\nRuntimeError: the device is gone\n")
     summary = dead_letters.summarize(run.output.path)
-    assert [(u.unit, u.reason) for u in summary.units] == [("other-unit", "RuntimeError: the device is gone")]
+    assert summary.units == [{"unit": "other-unit", "reason": "RuntimeError: the device is gone"}]
     assert "other-unit: RuntimeError" in findings.describe_errors(summary)
 
 
