@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.apar import AparAnswer, Paragraph, apar, restore
-from raypd.decoding.methods.apar_medusa import apar_medusa
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
@@ -391,7 +390,7 @@ def _apar_medusa(stock: PreTrainedModel) -> Case:
 
     def program(number: int) -> Program[Any]:
         heads = Knowing(stock, texts[number], 0.75, number)
-        return steered(apar_medusa(prompts[number], MOST, FORK, CHILD, ENDS, heads, TREES[number]), few_forks)
+        return steered(apar(prompts[number], MOST, FORK, CHILD, ENDS, heads=heads, tree=TREES[number]), few_forks)
 
     return Case(lambda: [program(number) for number in range(3)], check)
 

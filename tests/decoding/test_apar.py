@@ -6,7 +6,6 @@ import pytest
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.apar import Paragraph, apar, restore
-from raypd.decoding.methods.apar_medusa import apar_medusa
 from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.visibility import visible
 from tests.decoding.cases import CHILD, ENDS, EOS, FORK, MOST, TREES, Knowing, check_threads, few_forks, pair, plainly
@@ -118,7 +117,7 @@ def test_with_medusa_every_budget_is_kept():
     assert len(texts) > 2
     for most in (1, 2, 3, 7, 12, 20):
         heads = (Knowing(stock, texts, 0.9, most) for _ in range(2))
-        drafted = (apar_medusa(prompt, most, FORK, CHILD, ENDS, one, TREES[most % 3]) for one in heads)
+        drafted = (apar(prompt, most, FORK, CHILD, ENDS, heads=one, tree=TREES[most % 3]) for one in heads)
         program, other = (steered(one, few_forks) for one in drafted)
         (answer,) = Engine(model, max_num_batched_tokens=30).run([program])
         assert sum(len(paragraph.tokens) for paragraph in restore(answer.root)) == most
@@ -137,7 +136,7 @@ def test_what_no_thread_has_on_its_path_leaves_the_cache(drafted):
     assert plain.cut is None
     program = apar(prompt, MOST, FORK, CHILD, ENDS)
     if drafted:
-        program = apar_medusa(prompt, MOST, FORK, CHILD, ENDS, Knowing(stock, texts, 0.6), TREES[1])
+        program = apar(prompt, MOST, FORK, CHILD, ENDS, heads=Knowing(stock, texts, 0.6), tree=TREES[1])
     engine = Engine(model)
     engine.submit(steered(program, few_forks))
     done, most, size = [], 0, 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.apar_medusa import apar_medusa
+from raypd.decoding.methods.apar import apar
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.medusa import MedusaHeads, Tree, cartesian_tree, medusa
 from raypd.decoding.methods.space import segments_seen, space
@@ -38,7 +38,7 @@ def well_drafted(method: str, stock, prompt: Prompt, text: list[int], right: flo
     if method == "medusa":
         return medusa(prompt, most, heads, TREES[0], stops), 4
     ends = frozenset() if end is None else frozenset([end])
-    return apar_medusa(prompt, most, 250, 251, ends, heads, TREES[0]), 4
+    return apar(prompt, most, 250, 251, ends, heads=heads, tree=TREES[0]), 4
 
 
 @pytest.mark.parametrize("method", ["space", "medusa", "apar_medusa"])

@@ -1,7 +1,11 @@
 """APAR: a model that forks its own decoding ("APAR: LLMs Can Do Auto-Parallel Auto-Regressive Decoding", section 2,
 algorithm 1). It writes [Fork] where what follows is detail that can be decoded beside the next paragraph. In the decode
 behind it the thread goes on with its next paragraph, and a copy of it gets a [Child] and begins the detail. Paragraphs
-are a binary tree's nodes (first_child, next_sibling); a token sees the paragraphs on its path to the root alone."""
+are a binary tree's nodes (first_child, next_sibling); a token sees the paragraphs on its path to the root alone.
+
+With Medusa heads every thread drafts (section 3.2, Medusa-APAR): a pass holds each thread's last token and under it a
+tree of guesses, which see the thread's path. The accepted tokens go through algorithm 1 one by one: the paragraphs are
+the same, token for token, but where the most tokens or threads are reached, in another order."""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from raypd.decoding.program import Feed, Program
+from raypd.decoding.methods.medusa import MedusaHeads, Tree
+from raypd.decoding.program import DraftRequest, Feed, Predictions, Program
 from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
 
@@ -46,11 +51,15 @@ class AparAnswer:
     unstarted_threads: int = 0  # children that were forked and had no tokens left to begin with
     cost: AparCost = field(default_factory=AparCost)  # of this decoding
     flattened: AparCost = field(default_factory=AparCost)  # of the same text decoded autoregressively
+    decoded: int = 0  # tokens of the model, in all threads
+    accepted: int | None = None  # those of them that were guessed; None: nothing was drafted
 
     def counters(self) -> dict[str, Any]:
         counters: dict[str, Any] = {"threads": self.threads, "unstarted_threads": self.unstarted_threads}
         counters |= {"apar": asdict(self.cost), "flattened": asdict(self.flattened)}
-        return {**counters, "longest_path": self.cost.steps}  # a pass decodes a token of every thread
+        if self.accepted is None:
+            return {**counters, "longest_path": self.cost.steps}  # a pass decodes a token of every thread
+        return {**counters, "average_accepted_tokens": self.decoded / self.cost.steps if self.cost.steps else 0.0}
 
     def generated(self, decode: Decode) -> GeneratedText:
         cut = None if self.cut is None else len(decode(self.tokens[: self.cut]))
@@ -74,6 +83,24 @@ class AparNode:
             node = node.parent
 
 
+@dataclass
+class _Drafts:
+    """A thread's guesses; a new thread takes over an ended one's, so that no segment is added without need."""
+
+    segments: range  # of the tree's runs, in which they are fed
+    path: set[int] = field(default_factory=set)  # what these reach
+    guesses: list[int] = field(default_factory=list)
+    root: int = 0  # row index of the thread's last token; the guesses stand behind it
+
+    def follow(self, s: AparSequence) -> dict[tuple[int, int], Reach]:
+        """The pairs that make the segments reach the path of `s`, and nothing but it and each other."""
+        path = {node.segment for node in s.current_node.path()} if self.segments else set()
+        pairs = {(segment, gone): Reach.HIDDEN for segment in self.segments for gone in self.path - path}
+        pairs |= {(segment, new): Reach.ALL for segment in self.segments for new in path - self.path}
+        self.path = path
+        return pairs
+
+
 @dataclass(eq=False)
 class AparSequence:
     """A thread."""
@@ -81,6 +108,7 @@ class AparSequence:
     last_token: int  # not fed yet
     position: int  # of `last_token`
     current_node: AparNode  # its leaf of the tree
+    drafts: _Drafts | None = None  # None: it was not fed yet
 
 
 @dataclass
@@ -93,18 +121,105 @@ class AparGroup:
     child: int
     ends: frozenset[int]
     max_threads: int  # most that run (`sequences`)
+    tree: Tree  # of each thread's guesses
     waiting: deque[AparSequence] = field(default_factory=deque)  # forked beyond them; what they see stays in the cache
+    free: list[_Drafts] = field(default_factory=list)  # of threads that have ended
     used: int = 0  # tokens in all threads, each [Child] included
     attended: int = 0  # tokens seen when a token was predicted, over all predictions
     predicted: int = 0
+    accepted: int = 0  # of these: guesses
     segments: int = 1
-    reach: dict[tuple[int, int], Reach] = field(default_factory=dict)  # for the next feed, as `drop`
+    fed: int = 0
+    cached: int = 0  # of the tokens fed
+    reach: dict[tuple[int, int], Reach] = field(default_factory=dict)  # for the next feed, as `drop`, `move`
     drop: list[int] = field(default_factory=list)
+    move: dict[int, int] = field(default_factory=dict)  # right guesses -> the segment of the thread whose text they are
 
     def __post_init__(self) -> None:
         root = AparNode(Paragraph(), segment=0)
         self.answer = AparAnswer(root.paragraph)
         self.sequences = [AparSequence(self.prompt.tokens[-1], len(self.prompt.tokens) - 1, root)]
+
+    def feed(self, decoding: list[AparSequence]) -> Feed:
+        """Each thread's last token (the prompt in the first pass), and its guesses."""
+        tree, first = self.tree, self.fed == 0
+        # Guesses may use what is left beyond the one token of each thread.
+        most = tree.size(self.max_new_tokens - self.used - len(decoding))
+        tokens: list[int] = []
+        positions: list[int] = []
+        segments: list[int] = []
+        asks: list[int] = []
+        for s in decoding:
+            drafts = s.drafts = s.drafts or self._new_drafts()
+            self.reach |= drafts.follow(s)
+            drafts.guesses = drafts.guesses[:most]
+            count = len(drafts.guesses)
+            last = list(self.prompt.tokens) if first else [s.last_token]
+            if not first:
+                s.current_node.cached.append(self.fed + len(tokens))
+            asks += range(len(tokens) + len(last) - 1, len(tokens) + len(last) + count)
+            drafts.root = self.fed + asks[-1] - count
+            tokens += [*last, *drafts.guesses]
+            positions += range(s.position + 1 - len(last), s.position + 1)
+            positions += [s.position + depth for depth in tree.depths[:count]]
+            segments += [s.current_node.segment] * len(last)
+            segments += [drafts.segments[run] for run in tree.runs[:count]]
+        self.fed, self.cached = self.fed + len(tokens), self.cached + len(tokens) - len(self.drop)
+        cost = self.answer.cost
+        cost.steps, cost.max_cached_tokens = cost.steps + 1, max(cost.max_cached_tokens, self.cached)
+        reach, drop, self.reach, self.drop = self.reach, self.drop, {}, []
+        return Feed(
+            tokens,
+            positions,
+            segments,
+            reach=reach,
+            sample_at=asks,
+            shared=self.prompt.shared if first else 0,
+            drop=drop,
+            move={index: segment for index, segment in self.move.items() if index not in set(drop)},
+            want_hidden=bool(tree.paths),
+        )
+
+    def _new_drafts(self) -> _Drafts:
+        if self.free:
+            return self.free.pop()
+        runs = range(self.segments, self.segments + len(self.tree.above))
+        self.segments += len(runs)
+        self.reach |= {(runs[a], runs[b]): Reach.CAUSAL for a, above in enumerate(self.tree.above) for b in above}
+        return _Drafts(runs)
+
+    def take(self, decoding: list[AparSequence], predictions: Predictions) -> list[tuple[_Drafts, int]]:
+        """Takes the longest right path of each thread's guesses and the token behind it through algorithm 1; of the
+        threads that go on, the drafts and the place in the predictions of the last token."""
+        self.used += len(decoding)
+        self.move = {}
+        going_on: list[tuple[_Drafts, int]] = []
+        first = 0  # the thread's first ask
+        for s in decoding:
+            drafts = s.drafts
+            assert drafts is not None
+            count = len(drafts.guesses)
+            nodes = self.tree.accepted(drafts.guesses, predictions.tokens[first : first + 1 + count])
+            kept: set[int] = set()
+            for i, place in enumerate((first, *(first + 1 + n for n in nodes))):
+                if i > 0 and self.used == self.max_new_tokens:
+                    break
+                self.used += int(i > 0)
+                self.accepted += int(i < len(nodes))
+                self.append(s, predictions.tokens[place], predictions.logprobs[place])
+                if s.last_token in self.ends:
+                    self.free.append(drafts)
+                    break
+                if i < len(nodes):  # this token is in the cache already, as a guess
+                    kept.add(nodes[i])
+                    self.move[drafts.root + 1 + nodes[i]] = s.current_node.segment
+                    s.current_node.cached.append(drafts.root + 1 + nodes[i])
+                else:
+                    going_on.append((drafts, place))
+            self.drop += [drafts.root + 1 + n for n in range(count) if n not in kept]
+            drafts.guesses = []
+            first += 1 + count
+        return going_on
 
     def append(self, s: AparSequence, x: int, logprob: float) -> None:
         """Lines 19 to 33 for one sequence that has sampled x (counted in `used` already)."""
@@ -142,12 +257,6 @@ class AparGroup:
             self.used += 1
             self.answer.threads += 1
 
-    def take_changes(self) -> tuple[dict[tuple[int, int], Reach], list[int]]:
-        """(reach, drop) for the next feed."""
-        changes = self.reach, self.drop
-        self.reach, self.drop = {}, []
-        return changes
-
     def finish(self) -> AparAnswer:
         answer = self.answer
         stopped = not self.sequences and not self.waiting
@@ -175,37 +284,27 @@ def apar(
     child: int,  # id of [Child]
     ends: frozenset[int],  # ids that end a thread
     max_threads: int = 64,  # at the same time: a child beyond them waits until a thread has ended
+    heads: MedusaHeads | None = None,  # that draft; None: a token of each thread a pass
+    tree: Tree | None = None,  # None: the heads' own
 ) -> Program[AparAnswer]:
     """Algorithm 1: decodes until every thread has come to its end. No position passes len(prompt.tokens) +
-    max_new_tokens; where fewer tokens are left than threads run, the older threads have them."""
-    fed = cached = start = len(prompt.tokens)
-    group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads)
-    cost = group.answer.cost
+    max_new_tokens; where fewer tokens are left than threads run, the older threads have them. Raises ValueError for a
+    tree deeper than the heads."""
+    tree = Tree([]) if heads is None else heads.suited(tree)
+    group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads, tree)
     while group.sequences and group.used < max_new_tokens:
         decoding = group.sequences[: max_new_tokens - group.used]
-        if cost.steps == 0:
-            feed = Feed(prompt.tokens, range(start), sample_at=[start - 1], shared=prompt.shared)
-        else:
-            for s in decoding:
-                s.current_node.cached.append(fed)
-                fed += 1
-            reach, drop = group.take_changes()
-            feed = Feed(
-                [s.last_token for s in decoding],
-                [s.position for s in decoding],
-                segments=[s.current_node.segment for s in decoding],
-                sample_at=range(len(decoding)),
-                reach=reach,
-                drop=drop,
-            )
-            cached += len(decoding) - len(drop)
-        cost.steps += 1
-        cost.max_cached_tokens = max(cost.max_cached_tokens, cached)
-        predictions = yield feed
-        group.used += len(decoding)
-        for s, x, logprob in zip(decoding, predictions.tokens, predictions.logprobs, strict=True):
-            group.append(s, x, logprob)
-    return group.finish()
+        predictions = yield group.feed(decoding)
+        going_on = group.take(decoding, predictions)
+        if tree.paths and going_on and group.used + 1 < max_new_tokens:
+            assert predictions.hidden is not None
+            hidden = [predictions.hidden[place] for _, place in going_on]
+            drafted = yield Feed((), (), draft=DraftRequest(heads, hidden, tree))
+            for (drafts, _), guesses in zip(going_on, drafted.drafts, strict=True):
+                drafts.guesses = guesses
+    answer = group.finish()
+    answer.decoded, answer.accepted = group.predicted, None if heads is None else group.accepted
+    return answer
 
 
 def restore(root: Paragraph) -> Iterator[Paragraph]:
@@ -229,5 +328,5 @@ def _released(finished: AparSequence) -> list[int]:
 
 class AparText(TextMethod):
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
-        options, (fork, child) = self.options, self.model.control_tokens
-        return apar(prompt, options.max_new_tokens, fork, child, self.model.ends, options.max_threads)
+        options, model, (fork, child) = self.options, self.model, self.model.control_tokens
+        return apar(prompt, options.max_new_tokens, fork, child, model.ends, options.max_threads, model.heads)

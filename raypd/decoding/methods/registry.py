@@ -68,7 +68,7 @@ REGISTRY = {
     ),
     "apar_medusa": MethodSpec(
         {"generation": ("max_new_tokens", "max_threads", "heads")},
-        text_method="raypd.decoding.methods.apar_medusa:AparMedusaText",
+        text_method="raypd.decoding.methods.apar:AparText",
         control_tokens=(FORK, CHILD),
         own_tokens=True,
         heads=True,
