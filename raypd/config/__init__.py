@@ -1,11 +1,9 @@
 """The configuration: one pydantic tree, read from YAML by `load`. Every key has a default; unknown keys are errors."""
 # ruff: noqa: F401 -- what the other rooms import from here
 
-from raypd.config.cascade import CascadeConfig
 from raypd.config.cluster import ClusterConfig, CostConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
-from raypd.config.fit import FitConfig
-from raypd.config.model import SAMPLING_KEYS, DecodingConfig, FakeConfig, Method, ModelConfig
+from raypd.config.model import SAMPLING_KEYS, CascadeConfig, DecodingConfig, FakeConfig, Method, ModelConfig
 from raypd.config.run import RunConfig
 from raypd.config.section import without_credentials
 from raypd.config.tasks import (
@@ -21,4 +19,4 @@ from raypd.config.tasks import (
     GenerationConfig,
     QuestionAnsweringConfig,
 )
-from raypd.config.training import PreferenceConfig, TrainingConfig
+from raypd.config.training import FitConfig, PreferenceConfig, TrainingConfig

@@ -10,14 +10,19 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from raypd.config.card import TEMPLATES, card_of, template_of
-from raypd.config.cascade import CascadeConfig
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
-from raypd.config.fit import FitConfig
-from raypd.config.model import IDLE_ENDPOINT_KEYS, SAMPLING_KEYS, DecodingConfig, EngineConfig, ModelConfig
+from raypd.config.model import (
+    IDLE_ENDPOINT_KEYS,
+    SAMPLING_KEYS,
+    CascadeConfig,
+    DecodingConfig,
+    EngineConfig,
+    ModelConfig,
+)
 from raypd.config.section import Section
 from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
-from raypd.config.training import TrainingConfig
+from raypd.config.training import FitConfig, TrainingConfig
 from raypd.decoding.methods.registry import REGISTRY
 
 _COLUMN_TYPES = dict.fromkeys(("text", "enum", "time", "date-time", "pattern"), "text")  # others are of their own
