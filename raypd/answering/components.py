@@ -1,23 +1,65 @@
-"""What a worker is made of: an engine and a task, with weights or without (`model: fake`)."""
+"""What a worker is made of: an engine (of a cascade's two models as one) and a task, with weights or without."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from raypd.answering.engine import CascadeEngine, Engine
 from raypd.config import CascadeConfig, ModelConfig, RunConfig
 from raypd.config.model import MOST_SEQS
 from raypd.errors import ModelError
 from raypd.tasks import build_task, task_alone
 from raypd.tasks.base import Task
+from raypd.tasks.cascade import Cascade, SecondProgram
 from raypd.tasks.distinct import Distinct, gives_the_same
 
 if TYPE_CHECKING:
     from raypd.models.load import LoadedModel
 
 _LEAST_SEQS = 64  # of engine.max_num_seqs: auto
+
+
+class Engine(Protocol):
+    """What a worker needs of raypd.decoding.engine.Engine. sequences: what is being decoded, each with its `counts`."""
+
+    @property
+    def pending(self) -> int: ...
+
+    @property
+    def sequences(self) -> Sequence[Any]: ...
+
+    def submit(self, program: Any, *, tag: Any, sampling: Any, seed: int) -> Any: ...
+
+    def step(self) -> list[Any]: ...
+
+
+class CascadeEngine:
+    """Gives each program to the engine of its model; a step is one of each that has something to do."""
+
+    def __init__(self, first: Engine, second: Engine) -> None:
+        self.first, self.second = first, second
+
+    @property
+    def pending(self) -> int:
+        return self.first.pending + self.second.pending
+
+    @property
+    def sequences(self) -> Sequence[Any]:
+        return [*self.first.sequences, *self.second.sequences]
+
+    def submit(self, program: Any, *, tag: Any, sampling: Any, seed: int) -> None:
+        if isinstance(program, SecondProgram):
+            self.second.submit(program.program, tag=tag, sampling=sampling, seed=seed)
+        else:
+            self.first.submit(program, tag=tag, sampling=sampling, seed=seed)
+
+    def step(self) -> list[Any]:
+        busy = [engine for engine in (self.first, self.second) if engine.pending]
+        for engine in busy:
+            if hasattr(engine, "patience"):  # a server's, which must not keep the other engine waiting
+                engine.patience = 1.0 if len(busy) == 1 else 0.0
+        return [result for engine in busy for result in engine.step()]
 
 
 @dataclass
@@ -78,8 +120,6 @@ def build(config: RunConfig, threads: int | None, load: Load | None = None, each
 def _of_cascade(
     config: RunConfig, second: RunConfig, threads: int | None, load: Load | None, each: bool
 ) -> WorkerComponents:
-    from raypd.tasks.cascade import Cascade
-
     alone = config.model_copy(update={"cascade": CascadeConfig()})
     parts = [build(run, threads, load, each=True) for run in (alone, second)]
     task: Task = Cascade(parts[0].task, parts[1].task, config, parts[1].sampling)
