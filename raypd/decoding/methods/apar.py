@@ -144,7 +144,7 @@ class AparGroup:
         """Each thread's last token (the prompt in the first pass), and its guesses."""
         tree, first = self.tree, self.fed == 0
         # Guesses may use what is left beyond the one token of each thread.
-        most = tree.size(self.max_new_tokens - self.used - len(decoding))
+        size = tree.size(self.max_new_tokens - self.used - len(decoding))
         tokens: list[int] = []
         positions: list[int] = []
         segments: list[int] = []
@@ -152,7 +152,7 @@ class AparGroup:
         for s in decoding:
             drafts = s.drafts = s.drafts or self._new_drafts()
             self.reach |= drafts.follow(s)
-            drafts.guesses = drafts.guesses[:most]
+            drafts.guesses = drafts.guesses[:size]
             count = len(drafts.guesses)
             last = list(self.prompt.tokens) if first else [s.last_token]
             if not first:

@@ -5,7 +5,7 @@ would have alone, and sees nothing else; answer tokens stand, by position, behin
 one that its question would get in a prompt of its own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Feed, Program
@@ -38,30 +38,24 @@ class PromptTree:
     contexts: list[Context] = field(default_factory=list)
 
 
-@dataclass
-class Header:
-    """Equation 1: the tree as one sequence."""
+def header(prompt: PromptTree) -> Feed:
+    """Equation 1, the prompt as one sequence, sampled at the end of every question. Positions are virtual (equations 3
+    to 5); segments: 0 the instruction, then one a context, each followed by one a question. The mask is equation 9,
+    with ALL for what lies above a token in the tree: there every position is lower than the token's own, so equation 6
+    always holds. Contexts without questions are left out: nobody would read them. Raises ValueError where a question
+    has no tokens: nothing could be sampled at its end."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    segments: list[int] = []
+    ends: list[int] = []
+    reach: dict[tuple[int, int], Reach] = {}
 
-    tokens: list[int]  # [tokens], as the next two
-    positions: list[int]  # virtual (equations 3 to 5)
-    segments: list[int]  # 0 the instruction, then one a context, each followed by one a question
-    reach: dict[tuple[int, int], Reach]
-    ends: list[int]  # of every question, the index of its last token
-    owns: list[int]  # and its segment
-
-
-def header(prompt: PromptTree) -> Header:
-    """The header of a prompt. The mask is equation 9, with ALL for what lies above a token in the tree: there every
-    position is lower than the token's own, so equation 6 always holds. Contexts without questions are left out: nobody
-    would read them. Raises ValueError where a question has no tokens: nothing could be sampled at its end."""
-    head = Header([], [], [], {}, [], [])
-
-    def append(tokens: Sequence[int], position: int, segment: int) -> int:
+    def append(piece: Sequence[int], position: int, segment: int) -> int:
         """Adds a piece of the tree; returns the position behind it."""
-        head.tokens += tokens
-        head.positions += range(position, position + len(tokens))
-        head.segments += [segment] * len(tokens)
-        return position + len(tokens)
+        tokens.extend(piece)
+        positions.extend(range(position, position + len(piece)))
+        segments.extend([segment] * len(piece))
+        return position + len(piece)
 
     after_p = append(prompt.instruction, 0, 0)
     segment = 0
@@ -70,16 +64,15 @@ def header(prompt: PromptTree) -> Header:
             continue
         c = segment = segment + 1
         after_c = append(context.tokens, after_p, c)
-        head.reach |= {(c, 0): Reach.ALL, (c, c): Reach.CAUSAL}
+        reach |= {(c, 0): Reach.ALL, (c, c): Reach.CAUSAL}
         for question in context.questions:
             if not question.tokens:
                 raise ValueError("a question holds no token")
             x = segment = segment + 1
             append(question.tokens, after_c, x)
-            head.reach |= {(x, 0): Reach.ALL, (x, c): Reach.ALL, (x, x): Reach.CAUSAL}
-            head.ends.append(len(head.tokens) - 1)
-            head.owns.append(x)
-    return head
+            reach |= {(x, 0): Reach.ALL, (x, c): Reach.ALL, (x, x): Reach.CAUSAL}
+            ends.append(len(tokens) - 1)
+    return Feed(tokens, positions, segments, reach, sample_at=ends, shared=len(prompt.instruction))
 
 
 def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Continuation]]:
@@ -89,21 +82,14 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Con
     if not questions:
         return answers
     head = header(prompt)
+    assert head.segments is not None
 
     def allowed(of: Sequence[int]) -> list[AllowedTokens | None]:
         rules = [(questions[n].allowed_token_ids, answers[n].tokens) for n in of]
         return [None if rule is None else rule(tokens) for rule, tokens in rules]
 
     live = list(range(len(questions)))
-    predictions = yield Feed(
-        head.tokens,
-        head.positions,
-        head.segments,
-        head.reach,
-        sample_at=head.ends,
-        allowed_token_ids=allowed(live),
-        shared=len(prompt.instruction),
-    )
+    predictions = yield replace(head, allowed_token_ids=allowed(live))
     for t in range(1, max_answer_tokens + 1):
         for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
             answers[n].tokens.append(token)
@@ -114,8 +100,8 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Con
             break
         predictions = yield Feed(
             [answers[n].tokens[-1] for n in live],
-            [head.positions[head.ends[n]] + t for n in live],  # equation 2
-            [head.owns[n] for n in live],
+            [head.positions[head.sample_at[n]] + t for n in live],  # equation 2
+            [head.segments[head.sample_at[n]] for n in live],
             sample_at=range(len(live)),
             allowed_token_ids=allowed(live),
         )
