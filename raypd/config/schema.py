@@ -137,8 +137,6 @@ class _Flattened:
 
         optional: it may be absent, so nothing in it is required. within: the `$ref` that led here; none may recur."""
         schema, _, within = self._resolved(schema, at, within)
-        for keyword in _NOT_HELD & schema.keys():
-            raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
         if schema.get("type") not in (None, "object") or not isinstance(schema.get("properties"), dict):
             raise _Refused(f"{at}: an object without `properties` cannot be decoded in slots; name its properties")
         if isinstance(schema.get("additionalProperties"), dict):
@@ -168,8 +166,6 @@ class _Flattened:
             if _kind(items) == "array" or null:
                 what = "null" if null else "lists"
                 raise _Refused(f"{at}.items: a list of {what} cannot be decoded in slots")
-            for keyword in _NOT_HELD & schema.keys():
-                raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
             keys |= {"many": True, "max_items": schema.get("maxItems"), "min_items": schema.get("minItems")}
             if _kind(items) == "object":
                 rows = _Flattened(self.root, properties=self.properties)
@@ -224,6 +220,8 @@ class _Flattened:
             if len(types) != 1:
                 raise _Refused(f"{at}.type: several types cannot be decoded in one slot; choose one")
             schema = {**schema, "type": types[0]}
+        for keyword in _NOT_HELD & schema.keys():
+            raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
         if None in schema.get("enum", []):
             nullable, schema = True, {**schema, "enum": [value for value in schema["enum"] if value is not None]}
         return schema, nullable, within
@@ -273,8 +271,6 @@ def _kind(schema: Tree) -> str:
 
 
 def _scalar(schema: Tree, at: str) -> Tree:
-    for keyword in _NOT_HELD & schema.keys():
-        raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
         types = {type(value) for value in values}
