@@ -260,21 +260,13 @@ class EndpointEngine:
     def _messages(self, prompt: list[int]) -> tuple[list[dict[str, str]], str]:
         """(messages of the ids, the beginning of the answer behind them)."""
         messages: list[dict[str, str]] = []
-        text: list[int] = []
-        role, begun = "user", ""
-        for id in [*prompt, None]:
-            if id in self._roles or id == self._end or id is None:
-                content = self.tokenizer.decode(text)
-                if id == self._end:
-                    messages.append({"role": role, "content": content})
-                elif id is None:
-                    begun = content
-                else:
-                    role = self._roles[id]
-                text = []
-            else:
-                text.append(id)
-        return messages, begun
+        role, begin = "user", 0
+        for place, id in enumerate(prompt):
+            if id == self._end:
+                messages.append({"role": role, "content": self.tokenizer.decode(prompt[begin:place])})
+            if id == self._end or id in self._roles:
+                role, begin = self._roles.get(id, role), place + 1
+        return messages, self.tokenizer.decode(prompt[begin:])
 
     def _wait_for_turn(self) -> None:
         requests, tokens = self.endpoint.requests_per_minute, self.endpoint.tokens_per_minute
