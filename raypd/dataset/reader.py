@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config import InputConfig, RunConfig
+from raypd.config.schema import imported
 from raypd.dataset import delimited
 from raypd.dataset.jsonl import BOM, Line, line_limit, lines, lines_of_range, open_lines
 from raypd.dataset.listing import partition_keys
-from raypd.dataset.row_files import arrow_batches, custom_rows
 from raypd.dataset.text_files import byte_limit, row_of_file
 from raypd.errors import InputError, in_words
 from raypd.run.text import counted
@@ -256,3 +256,25 @@ def read_table(table: pa.Table, config: RunConfig) -> list[Document]:
         except ValueError as error:
             document.error = str(error)
     return documents
+
+
+def arrow_batches(file: Any) -> pa.RecordBatchReader:
+    """The batches of an open file, a stream or a file of Arrow's IPC format. Raises pa.ArrowInvalid."""
+    magic = file.read(6)
+    file.seek(0)
+    if magic != b"ARROW1":
+        return pa.ipc.open_stream(file)
+    whole = pa.ipc.open_file(file)
+    return pa.RecordBatchReader.from_batches(whole.schema, map(whole.get_batch, range(whole.num_record_batches)))
+
+
+def custom_rows(part: Part, source: InputConfig) -> Iterator[Any]:
+    """What `input.reader` gives for a file. Raises InputError where it fails, OSError of storage, ConfigError."""
+    read = imported("input.reader", str(source.reader))
+    with storage.open_read(part.path, version=part.version) as file:
+        try:
+            yield from read(part.name, file)
+        except Exception as error:
+            if isinstance(error, OSError) and (outage := storage.outage(error, part.path)):
+                raise outage from None
+            raise InputError(f"input.reader {source.reader}: {type(error).__name__}: {error}") from None

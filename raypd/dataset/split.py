@@ -18,7 +18,7 @@ from raypd.dataset import delimited
 from raypd.dataset.columns import Columns, SeenColumns, columns_of
 from raypd.dataset.jsonl import Line, is_broken, line_limit, lines, open_lines
 from raypd.dataset.listing import InputObject, partition_keys
-from raypd.dataset.row_files import arrow_batches, custom_rows
+from raypd.dataset.reader import arrow_batches, custom_rows
 from raypd.dataset.text_files import COLUMNS
 from raypd.errors import InputError
 from raypd.run.unit import Part
