@@ -26,7 +26,7 @@ from raypd.tasks.columns import record_of, value_in
 from raypd.tasks.spans import find_span
 from raypd.tasks.values import check
 from raypd.training.example import Skip
-from raypd.training.labels import value_text
+from raypd.training.extraction import value_text
 from tests.runs import answer, run_config
 from tests.tasks.test_extraction import CONTEXT, document
 from tests.tiny import tiny_model, tiny_tokenizer

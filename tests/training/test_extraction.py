@@ -15,8 +15,7 @@ from raypd.tasks.base import Document
 from raypd.training import attention
 from raypd.training.data import prepare
 from raypd.training.example import Skip
-from raypd.training.extraction import ExtractionExamples
-from raypd.training.labels import value_text
+from raypd.training.extraction import ExtractionExamples, value_text
 from raypd.training.packing import Layout, batches, count_tokens, pack
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training.data import allowed, dense_logits, recorded, tree, write_corpus
