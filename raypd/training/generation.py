@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from raypd.config import RunConfig
 from raypd.decoding.methods.apar import apar
-from raypd.decoding.methods.pasta import pasta
+from raypd.decoding.methods.pasta import Interpreter
 from raypd.decoding.methods.registry import CHILD, CLOSE, FORK, MASK, OPEN, PROMISE, SYNC
 from raypd.decoding.program import Feed
 from raypd.decoding.text import Prompt
@@ -116,10 +116,10 @@ class GenerationExamples(Examples):
         steps.append(([self.task.end], "text"))
         ends, threads = frozenset([self.task.end]), len(children) + 1
         limit = sum(len(tokens) for tokens, _ in steps) + sum(map(len, children))
-        program = pasta(
+        program = Interpreter(
             Prompt(prompt), limit, self.texts, self._markup, ends, max_async_tokens=limit, max_threads=threads
         )
-        example, answer = trace(program, ThreadsTeacher(steps, children))
+        example, answer = trace(program.run(), ThreadsTeacher(steps, children))
         texts = [piece if isinstance(piece, str) else piece.text for piece in pieces if not isinstance(piece, Sync)]
         if answer.text != "".join(texts):
             raise Skip("answers whose text reads as tags of PASTA-LANG")

@@ -20,7 +20,7 @@ from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.decoding.methods.medusa import MedusaHeads, Tree, cartesian_tree, medusa
-from raypd.decoding.methods.pasta import pasta
+from raypd.decoding.methods.pasta import Interpreter
 from raypd.decoding.methods.space import space
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
@@ -408,7 +408,8 @@ def _pasta(stock: PreTrainedModel) -> Case:
         assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), "a wait for a child"
 
     def program(prompt: Prompt) -> Program[Any]:
-        made = pasta(prompt, most, pasta_reference.TEXTS, pasta_reference.encode, ENDS, max_async_tokens=most_async)
+        texts, encode = pasta_reference.TEXTS, pasta_reference.encode
+        made = Interpreter(prompt, most, texts, encode, ENDS, max_async_tokens=most_async).run()
         return steered(made, pasta_reference.steer)
 
     return Case(lambda: [program(prompt) for prompt in prompts], check)

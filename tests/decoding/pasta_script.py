@@ -1,7 +1,7 @@
 """A model that writes given PASTA-LANG, thread by thread, in place of a real one."""
 
 from raypd.decoding.methods.autoregressive import Prompt
-from raypd.decoding.methods.pasta import PastaAnswer, pasta
+from raypd.decoding.methods.pasta import Interpreter, PastaAnswer
 from raypd.decoding.program import Feed
 from tests.decoding.drivers import drive
 
@@ -38,7 +38,7 @@ class Script:
         return ids
 
     def run(self, most: int = 400, **options) -> PastaAnswer:
-        program = pasta(Prompt(PROMPT), most, self.texts, self.encode, ENDS, **options)
+        program = Interpreter(Prompt(PROMPT), most, self.texts, self.encode, ENDS, **options).run()
         answer, self.feeds = drive(program, self.answer)
         return answer
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raypd.config import RunConfig
 from raypd.decoding.methods.apar import apar
-from raypd.decoding.methods.pasta import pasta
+from raypd.decoding.methods.pasta import Interpreter
 from raypd.decoding.methods.registry import FORK, MASK
 from raypd.decoding.text import Prompt
 from raypd.models.control_tokens import add_control_tokens
@@ -210,7 +210,7 @@ WORDS = [st.text("ab", min_size=1, max_size=4), st.text("cd", min_size=1, max_si
 def test_pasta_training_sees_what_decoding_sees(items, behind):
     examples = make("pasta")
     parts = [(root, Promise("topic", block), *[Sync()] * joins) for root, block, joins in items]
-    with mock.patch.object(generation, "pasta", wraps=pasta) as called:
+    with mock.patch.object(generation, "Interpreter", wraps=Interpreter) as called:
         example = examples._pasta([5, 6, 7], [*sum(parts, ()), behind])
     (call,) = called.call_args_list
-    assert recorded(pasta(*call.args, **call.kwargs), example) == allowed(example)
+    assert recorded(Interpreter(*call.args, **call.kwargs).run(), example) == allowed(example)

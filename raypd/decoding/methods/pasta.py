@@ -14,39 +14,24 @@ interpreter writes a <sync/> after the wait.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
-from raypd.decoding.methods.pasta_answer import CUT, PastaAnswer, PastaThread, Written
-from raypd.decoding.methods.pasta_lang import Lengths, Lexer, Piece, Tag, readable
+from raypd.decoding.methods.pasta_lang import (
+    CUT,
+    Lexer,
+    PastaAnswer,
+    PastaThread,
+    Piece,
+    Tag,
+    Written,
+    promised_length,
+    readable,
+)
 from raypd.decoding.methods.registry import CLOSE, OPEN, SYNC
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.text import Prompt, Stops, TextMethod, TextModel
 from raypd.decoding.visibility import Reach
-
-
-def pasta(
-    prompt: Prompt,
-    max_new_tokens: int,  # decoded, of all threads together
-    texts: Sequence[bytes],  # the bytes that every token id adds to a text
-    encode: Callable[[str], Sequence[int]],  # ids of the tags that the interpreter writes itself
-    ends: frozenset[int],  # ids that end a thread
-    *,
-    promised: Literal["predicted", "fixed"] | Sequence[int] = "predicted",
-    fixed_length: int = 40,  # positions of a fixed promise, and of one that names no number
-    max_async_tokens: int = 256,  # decoded, of one child
-    max_threads: int = 32,  # of more, the youngest wait for a place
-    max_position: int | None = None,  # no token stands at or behind it (the model's context length)
-) -> Program[PastaAnswer]:
-    """Decodes until the main thread and all its children have ended. `promised`: how many positions a promise takes,
-    its child's <async> and </async> among them: what its `tokens` says (predicted: Pred-10X, and Pred-1X as well),
-    `fixed_length` (fixed), or given lengths in the order of the promises (oracle). One that would pass `max_position`
-    takes half of what is left."""
-    limits = max_new_tokens, max_async_tokens, max_threads, max_position
-    interpreter = _Interpreter(prompt, texts, encode, ends, *limits, promised, fixed_length)
-    while (feed := interpreter.feed()) is not None:
-        interpreter.take((yield feed))
-    return interpreter.answer()
 
 
 @dataclass(eq=False)
@@ -68,19 +53,26 @@ class _RunningThread:
 
 
 @dataclass
-class _Interpreter:
-    """The state of one answer. Two calls a step: `feed` gives the tokens, `take` the decoded ones."""
+class Interpreter:
+    """Decodes until the main thread and all its children have ended. Two calls a step: `feed` gives the tokens of all
+    threads, `take` the decoded ones."""
 
     prompt: Prompt
-    texts: Sequence[bytes]
-    encode: Callable[[str], Sequence[int]]
-    ends: frozenset[int]
-    max_new_tokens: int
-    max_async_tokens: int
-    max_threads: int
-    max_position: int | None
-    promised: Literal["predicted", "fixed"] | Sequence[int]
-    fixed_length: int
+    max_new_tokens: int  # decoded, of all threads together
+    texts: Sequence[bytes]  # the bytes that every token id adds to a text
+    encode: Callable[[str], Sequence[int]]  # ids of the tags that the interpreter writes itself
+    ends: frozenset[int]  # ids that end a thread
+    _: KW_ONLY
+    promised: Literal["predicted", "fixed"] = "predicted"  # predicted: Pred-10X, and Pred-1X as well
+    fixed_length: int = 40  # positions of a fixed promise, and of one that names no number
+    max_async_tokens: int = 256  # decoded, of one child
+    max_threads: int = 32  # of more, the youngest wait for a place
+    max_position: int | None = None  # no token stands at or behind it (the model's context length)
+
+    def run(self) -> Program[PastaAnswer]:
+        while (feed := self.feed()) is not None:
+            self.take((yield feed))
+        return self.answer()
 
     def __post_init__(self) -> None:
         self.open, self.close, self.sync = (list(self.encode(tag)) for tag in (OPEN, CLOSE, SYNC))
@@ -92,8 +84,6 @@ class _Interpreter:
         self.reach: dict[tuple[int, int], Reach] = {}
         self.main = _RunningThread(PastaThread(), 0, 0, [], Lexer(self._warner("main thread")))
         self.main.place(self.prompt.tokens)
-        limit = self.max_async_tokens + len(self.open)
-        self.lengths = Lengths(self.promised, self.fixed_length, limit, self.main.lexer.warn)
         self.children: list[_RunningThread] = []
         self.unjoined: list[_RunningThread] = []  # children that the main thread does not see yet
         self.closing: list[tuple[int, int, int]] = []  # the last tokens of joined children, to be fed before the main's
@@ -170,7 +160,13 @@ class _Interpreter:
         """Opens a child, and closes the main thread's segment: it goes on in another, behind the promised length."""
         main, number = self.main, 1 + len(self.children)
         name = f"async {number} ({tag.topic})"
-        length = self.lengths.of(tag, number, self._remaining_tokens(main))
+        length, room = self.fixed_length, self._remaining_tokens(main)
+        if self.promised == "predicted":
+            limit = self.max_async_tokens + len(self.open)  # more than that a child cannot take
+            length = promised_length(tag, number, length, limit, main.lexer.warn)
+        if length >= room:
+            main.lexer.warn(f"promise {number} passes the last position: it takes half of the {room} left")
+            length = max(0, int(room) // 2)
         path = [*main.path, main.segment]
         child = _RunningThread(
             PastaThread(tag.topic, length), self._segment(path), main.position, path, Lexer(self._warner(name))
@@ -309,7 +305,7 @@ class PastaText(TextMethod):
 
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         model, options = self.model, self.options
-        return pasta(
+        return Interpreter(
             prompt,
             options.max_new_tokens,
             self.texts,
@@ -320,4 +316,4 @@ class PastaText(TextMethod):
             max_async_tokens=options.max_async_tokens,
             max_threads=options.max_threads,
             max_position=model.context_length,
-        )
+        ).run()

@@ -1,5 +1,5 @@
 """PASTA-LANG, the markup that a PASTA model writes ("Learning to Keep a Promise", section 3): a lexer that finds tags
-in a text that grows token by token.
+in a text that grows token by token, and what the threads wrote, put together.
 
     <promise topic="coordinates" tokens="20"/>   <async> ... </async>   <sync/>
 
@@ -15,9 +15,11 @@ from __future__ import annotations
 import html
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
+
+from raypd.decoding.text import Decode, GeneratedText
 
 LONGEST_TAG = 256  # characters
 
@@ -46,41 +48,17 @@ class Tag:
         return html.unescape(readable(self.attributes.get("topic", "")))
 
 
-@dataclass
-class Lengths:
-    """How many positions a promise takes (sections 3 and 6.2): what the main thread skips."""
-
-    rule: Literal["predicted", "fixed"] | Sequence[int]  # what the promise says (Pred-10X, Pred-1X); fixed; or oracle
-    fixed: int
-    limit: int  # more than that a child cannot take, so no promise does
-    warn: Callable[[str], None]
-
-    def of(self, tag: Tag, number: int, room: float) -> int:
-        """Positions of promise `number` (from 1), of which `room` are left to the main thread."""
-        if self.rule == "fixed":
-            length = self.fixed
-        elif self.rule == "predicted":
-            length = self._predicted(tag, number)
-        elif number <= len(self.rule):
-            length = int(self.rule[number - 1])
-        else:
-            self.warn(f"no length is given for promise {number}: it is {self.fixed}")
-            length = self.fixed
-        if length >= room:
-            self.warn(f"promise {number} passes the last position: it takes half of the {room} left")
-            length = max(0, int(room) // 2)
-        return length
-
-    def _predicted(self, tag: Tag, number: int) -> int:
-        value = tag.attributes.get("tokens")
-        digits = (value or "").strip(" \t\r").removeprefix("+").lstrip("0")
-        if not (digits.isascii() and digits.isdigit()):
-            problem = "has no tokens attribute" if value is None else f"promises {readable(value)!r} tokens"
-            self.warn(f"promise {number} {problem}: it is {self.fixed}")
-            return self.fixed
-        if int(digits) > self.limit:
-            self.warn(f"promise {number} promises {digits} tokens: it is {self.limit}, as much as it may have")
-        return min(int(digits), self.limit)
+def promised_length(tag: Tag, number: int, otherwise: int, limit: int, warn: Callable[[str], None]) -> int:
+    """Positions that promise `number` (from 1) says that it takes (sections 3 and 6.2), its child's tags among them."""
+    value = tag.attributes.get("tokens")
+    digits = (value or "").strip(" \t\r").removeprefix("+").lstrip("0")
+    if not (digits.isascii() and digits.isdigit()):
+        problem = "has no tokens attribute" if value is None else f"promises {readable(value)!r} tokens"
+        warn(f"promise {number} {problem}: it is {otherwise}")
+        return otherwise
+    if int(digits) > limit:
+        warn(f"promise {number} promises {digits} tokens: it is {limit}, as much as it may have")
+    return min(int(digits), limit)
 
 
 @dataclass
@@ -215,3 +193,87 @@ def _add(pieces: list[Piece], piece: Piece) -> None:
         pieces[-1].text += piece.text
     else:
         pieces.append(piece)
+
+
+# ------------------------------------------------------------------------- the answer, with the counters of section 5.1
+CUT = Piece("", Tag("cut"))  # stands where a thread ended that did not come to its own end
+
+
+@dataclass
+class PastaThread:
+    """What one thread decoded."""
+
+    topic: str | None = None  # of a child: what its promise says
+    promised: int = 0  # of a child: positions that the main thread skipped for it
+    tokens: list[int] = field(default_factory=list)  # tags and end token among them
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False  # it came to its own end (end token, </async>); False when it was closed or cut
+
+
+@dataclass
+class PastaAnswer:
+    """The text, put together in reading order."""
+
+    text: str  # every child's content behind its promise, tags left out
+    raw: str  # the same with tags
+    warnings: list[str]
+    threads: list[PastaThread]  # the main thread, then the children in the order of their promises
+    cut: int | None = None  # characters of `text` in front of the first place where a thread was cut; None: all ended
+    tokens: int = 0  # decoded in all threads
+    steps: int = 0  # forward passes
+    longest_path: int = 0  # most tokens that had to be decoded one after the other, end token and tags among them
+    content_tokens: int = 0  # decoded tokens that hold text, not tags alone
+
+    @property
+    def parallelism(self) -> float:
+        """Theoretical parallelism (section 5.1): content tokens a token of the longest path."""
+        return self.content_tokens / self.longest_path if self.longest_path else 0.0
+
+    def generated(self, decode: Decode) -> GeneratedText:
+        counters: dict[str, Any] = {"threads": len(self.threads), "steps": self.steps}
+        counters |= {"longest_path": self.longest_path, "parallelism": self.parallelism}
+        logprobs = [logprob for thread in self.threads for logprob in thread.logprobs]
+        return GeneratedText(self.text, self.cut, self.tokens, logprobs, self.raw, counters, self.warnings)
+
+
+@dataclass
+class Written:
+    """What a thread wrote, in pieces of text and tags, one character a byte; the children's own where they belong."""
+
+    pieces: list[Piece | Written] = field(default_factory=list)
+    undecoded: int = 0  # characters at the beginning that were not decoded: a child's <async>
+
+    def ends_with_promise(self) -> bool:
+        """Whether nothing but blanks stands behind the last child."""
+        for piece in reversed(self.pieces):
+            if isinstance(piece, Written) or piece.text.strip():
+                return isinstance(piece, Written)
+        return False
+
+    def _in_order(self) -> Iterator[Piece]:
+        for piece in self.pieces:
+            yield from piece._in_order() if isinstance(piece, Written) else [piece]
+
+    def text(self) -> str:
+        return readable("".join(piece.text for piece in self._in_order() if piece.tag is None))
+
+    def raw(self) -> str:
+        return readable("".join(piece.text for piece in self._in_order()))
+
+    def cut(self) -> int | None:
+        """Characters of the text in front of the first CUT; None where there is none."""
+        pieces = list(self._in_order())
+        if CUT not in pieces:
+            return None
+        return len(readable("".join(piece.text for piece in pieces[: pieces.index(CUT)] if piece.tag is None)))
+
+    def content_tokens(self, tokens: Sequence[int], texts: Sequence[bytes], ends: Collection[int]) -> int:
+        """How many of the thread's decoded tokens hold text and not tags alone; its children's do not count."""
+        pieces = [piece for piece in self.pieces if isinstance(piece, Piece)]
+        is_text = [piece.tag is None for piece in pieces for _ in piece.text]
+        count, offset = 0, self.undecoded
+        for token in tokens:
+            size = 0 if token in ends or token >= len(texts) else len(texts[token])
+            count += any(is_text[offset : offset + size])
+            offset += size
+        return count
