@@ -14,12 +14,12 @@ import torch
 from transformers import PreTrainedModel
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.apar import AparAnswer, Paragraph, apar, restore
+from raypd.decoding.methods.apar import AparAnswer, Paragraph, Tree, apar, restore
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
-from raypd.decoding.methods.medusa import MedusaHeads, Tree, cartesian_tree, medusa
+from raypd.decoding.methods.medusa import MedusaHeads, cartesian_tree, medusa
 from raypd.decoding.methods.pasta import Interpreter
 from raypd.decoding.methods.space import space
 from raypd.decoding.program import Program

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.apar import apar
+from raypd.decoding.methods.apar import Tree, apar
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.methods.medusa import MedusaHeads, Tree, cartesian_tree, medusa
+from raypd.decoding.methods.medusa import MedusaHeads, cartesian_tree, medusa
 from raypd.decoding.methods.space import segments_seen, space
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import Sampling

@@ -10,11 +10,10 @@ the same, token for token, but where the most tokens or threads are reached, in 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from raypd.decoding.methods.medusa import MedusaHeads, Tree
 from raypd.decoding.program import DraftRequest, Feed, Predictions, Program
 from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
@@ -83,6 +82,45 @@ class AparNode:
             node = node.parent
 
 
+class Tree:
+    """Which guesses are tried together: each path names the rank of the guess at every head from the first on: (0,) is
+    head 1's best guess, (0, 2) head 2's third best behind it. Lists are in the order of the nodes (by depth). Raises
+    ValueError where a path is empty, has a negative rank, or the path above it is missing."""
+
+    def __init__(self, paths: Sequence[Sequence[int]]) -> None:
+        self.paths = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
+        place = {path: i for i, path in enumerate(self.paths)}
+        for path in self.paths:
+            if not path or min(path) < 0 or (len(path) > 1 and path[:-1] not in place):
+                raise ValueError(f"{path} is no path of a tree: ranks from 0, and the path above it must be there")
+        self.ranks = [path[-1] for path in self.paths]  # [n]
+        self.depths = [len(path) for path in self.paths]  # [n] from 1
+        self.parents = [place.get(path[:-1], -1) for path in self.paths]  # [n], -1: under the text
+        self.runs: list[int] = []  # [n]: nodes in a row without branches are one run, which shares a segment
+        self.above: list[list[int]] = []  # [runs] the runs that a run's nodes see, itself included
+        for parent in self.parents:
+            if parent >= 0 and self.parents.count(parent) == 1:
+                self.runs.append(self.runs[parent])
+            else:
+                self.runs.append(len(self.above))
+                self.above.append([*(self.above[self.runs[parent]] if parent >= 0 else []), self.runs[-1]])
+
+    def size(self, depth: int) -> int:
+        """How many nodes, the first ones, are not deeper than `depth`."""
+        return sum(d <= depth for d in self.depths)
+
+    def accepted(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
+        """The nodes, from the top down, whose guess (of `guesses`: the first nodes') is what was `sampled` above them:
+        ids [1 + nodes] behind the text's last token and behind each guess."""
+        nodes: list[int] = []
+        while True:
+            node = nodes[-1] if nodes else -1
+            hit = [n for n in range(len(guesses)) if self.parents[n] == node and guesses[n] == sampled[node + 1]]
+            if not hit:
+                return nodes
+            nodes.append(hit[0])
+
+
 @dataclass
 class _Drafts:
     """A thread's guesses; a new thread takes over an ended one's, so that no segment is added without need."""
@@ -119,7 +157,7 @@ class AparGroup:
     max_new_tokens: int
     fork: int
     child: int
-    ends: frozenset[int]
+    stops: Stops  # whether a paragraph's tokens are all of its thread
     max_threads: int  # most that run (`sequences`)
     tree: Tree  # of each thread's guesses
     waiting: deque[AparSequence] = field(default_factory=deque)  # forked beyond them; what they see stays in the cache
@@ -207,7 +245,7 @@ class AparGroup:
                 self.used += int(i > 0)
                 self.accepted += int(i < len(nodes))
                 self.append(s, predictions.tokens[place], predictions.logprobs[place])
-                if s.last_token in self.ends:
+                if s not in self.sequences:
                     self.free.append(drafts)
                     break
                 if i < len(nodes):  # this token is in the cache already, as a guess
@@ -230,7 +268,7 @@ class AparGroup:
         s.current_node.paragraph.tokens.append(x)
         s.current_node.paragraph.logprobs.append(logprob)
         s.last_token, s.position = x, s.position + 1
-        if x in self.ends:
+        if self.stops(s.current_node.paragraph.tokens):
             self.sequences.remove(s)
             self.drop += _released(s)
         self._start_waiting()
@@ -257,16 +295,30 @@ class AparGroup:
             self.used += 1
             self.answer.threads += 1
 
-    def finish(self) -> AparAnswer:
+    def run(self, heads: Any) -> Program[None]:
+        """Decodes until every thread has come to its end, or no token is left; `heads` guess, where the tree has
+        places."""
+        while self.sequences and self.used < self.max_new_tokens:
+            decoding = self.sequences[: self.max_new_tokens - self.used]
+            predictions = yield self.feed(decoding)
+            going_on = self.take(decoding, predictions)
+            if self.tree.paths and going_on and self.used + 1 < self.max_new_tokens:
+                assert predictions.hidden is not None
+                hidden = [predictions.hidden[place] for _, place in going_on]
+                drafted = yield Feed((), (), draft=DraftRequest(heads, hidden, self.tree))
+                for (drafts, _), guesses in zip(going_on, drafted.drafts, strict=True):
+                    drafts.guesses = guesses
+
+    def finish(self, ends: frozenset[int]) -> AparAnswer:
         answer = self.answer
         stopped = not self.sequences and not self.waiting
         answer.unstarted_threads = len(self.waiting)
         for paragraph in restore(answer.root):
             for token, logprob in zip(paragraph.tokens, paragraph.logprobs, strict=True):
-                if token not in (self.fork, self.child) and token not in self.ends:
+                if token not in (self.fork, self.child) and token not in ends:
                     answer.tokens.append(token)
                     answer.logprobs.append(logprob)
-            ended = paragraph.first_child is not None or self.ends.intersection(paragraph.tokens[-1:])
+            ended = paragraph.first_child is not None or ends.intersection(paragraph.tokens[-1:])
             if not stopped and not ended and answer.cut is None:
                 answer.cut = len(answer.tokens)
         if self.predicted:
@@ -284,25 +336,16 @@ def apar(
     child: int,  # id of [Child]
     ends: frozenset[int],  # ids that end a thread
     max_threads: int = 64,  # at the same time: a child beyond them waits until a thread has ended
-    heads: MedusaHeads | None = None,  # that draft; None: a token of each thread a pass
+    heads: Any = None,  # MedusaHeads that draft; None: a token of each thread a pass
     tree: Tree | None = None,  # None: the heads' own
 ) -> Program[AparAnswer]:
     """Algorithm 1: decodes until every thread has come to its end. No position passes len(prompt.tokens) +
     max_new_tokens; where fewer tokens are left than threads run, the older threads have them. Raises ValueError for a
     tree deeper than the heads."""
     tree = Tree([]) if heads is None else heads.suited(tree)
-    group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads, tree)
-    while group.sequences and group.used < max_new_tokens:
-        decoding = group.sequences[: max_new_tokens - group.used]
-        predictions = yield group.feed(decoding)
-        going_on = group.take(decoding, predictions)
-        if tree.paths and going_on and group.used + 1 < max_new_tokens:
-            assert predictions.hidden is not None
-            hidden = [predictions.hidden[place] for _, place in going_on]
-            drafted = yield Feed((), (), draft=DraftRequest(heads, hidden, tree))
-            for (drafts, _), guesses in zip(going_on, drafted.drafts, strict=True):
-                drafts.guesses = guesses
-    answer = group.finish()
+    group = AparGroup(prompt, max_new_tokens, fork, child, lambda tokens: tokens[-1] in ends, max_threads, tree)
+    yield from group.run(heads)
+    answer = group.finish(ends)
     answer.decoded, answer.accepted = group.predicted, None if heads is None else group.accepted
     return answer
 

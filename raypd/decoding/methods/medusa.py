@@ -15,49 +15,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from raypd.decoding.methods.apar import AparGroup, Tree
 from raypd.decoding.methods.autoregressive import DraftedContinuation
-from raypd.decoding.program import DraftRequest, Feed, Program
+from raypd.decoding.program import Program
 from raypd.decoding.text import Prompt, Stops, TextMethod
-from raypd.decoding.visibility import Reach
-
-
-class Tree:
-    """Which guesses are tried together: each path names the rank of the guess at every head from the first on: (0,) is
-    head 1's best guess, (0, 2) head 2's third best behind it. Lists are in the order of the nodes (by depth). Raises
-    ValueError where a path is empty, has a negative rank, or the path above it is missing."""
-
-    def __init__(self, paths: Sequence[Sequence[int]]) -> None:
-        self.paths = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
-        place = {path: i for i, path in enumerate(self.paths)}
-        for path in self.paths:
-            if not path or min(path) < 0 or (len(path) > 1 and path[:-1] not in place):
-                raise ValueError(f"{path} is no path of a tree: ranks from 0, and the path above it must be there")
-        self.ranks = [path[-1] for path in self.paths]  # [n]
-        self.depths = [len(path) for path in self.paths]  # [n] from 1
-        self.parents = [place.get(path[:-1], -1) for path in self.paths]  # [n], -1: under the text
-        self.runs: list[int] = []  # [n]: nodes in a row without branches are one run, which shares a segment
-        self.above: list[list[int]] = []  # [runs] the runs that a run's nodes see, itself included
-        for parent in self.parents:
-            if parent >= 0 and self.parents.count(parent) == 1:
-                self.runs.append(self.runs[parent])
-            else:
-                self.runs.append(len(self.above))
-                self.above.append([*(self.above[self.runs[parent]] if parent >= 0 else []), self.runs[-1]])
-
-    def size(self, depth: int) -> int:
-        """How many nodes, the first ones, are not deeper than `depth`."""
-        return sum(d <= depth for d in self.depths)
-
-    def accepted(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
-        """The nodes, from the top down, whose guess (of `guesses`: the first nodes') is what was `sampled` above them:
-        ids [1 + nodes] behind the text's last token and behind each guess."""
-        nodes: list[int] = []
-        while True:
-            node = nodes[-1] if nodes else -1
-            hit = [n for n in range(len(guesses)) if self.parents[n] == node and guesses[n] == sampled[node + 1]]
-            if not hit:
-                return nodes
-            nodes.append(hit[0])
 
 
 def cartesian_tree(*widths: int) -> Tree:
@@ -144,49 +105,12 @@ def medusa(
     stops: Stops = lambda tokens: False,
 ) -> Program[DraftedContinuation]:
     """Decodes what `autoregressive` decodes, in fewer passes. Raises ValueError for a tree deeper than the heads."""
-    tree = heads.suited(tree)
-    answer = DraftedContinuation()
-    reach = {(1 + run, 1 + run_above): Reach.CAUSAL for run, above in enumerate(tree.above) for run_above in above}
-    reach |= {(1 + run, 0): Reach.CAUSAL for run in range(len(tree.above))}
-    text, position = list(prompt.tokens), 0  # what is fed of the text in this step, and its first position
-    guesses: list[int] = []
-    drop: list[int] = []
-    move: dict[int, int] = {}
-    first = 0  # the row index of the feed's first token
-    while True:
-        end, count = position + len(text), len(guesses)
-        predictions = yield Feed(
-            [*text, *guesses],
-            [*range(position, end), *(end - 1 + depth for depth in tree.depths[:count])],
-            segments=[*(0 for _ in text), *(1 + run for run in tree.runs[:count])],
-            reach=reach if answer.steps == 0 else {},
-            sample_at=range(len(text) - 1, len(text) + count),
-            shared=prompt.shared if answer.steps == 0 else 0,
-            drop=drop,
-            move=move,
-            want_hidden=True,
-        )
-        assert predictions.hidden is not None
-        answer.steps += 1
-        nodes = tree.accepted(guesses, predictions.tokens)
-        asks = [0, *(n + 1 for n in nodes)]
-        for place, ask in enumerate(asks):
-            answer.accepted += int(place < len(nodes))
-            answer.tokens.append(predictions.tokens[ask])
-            answer.logprobs.append(predictions.logprobs[ask])
-            answer.stopped = stops(answer.tokens)
-            if answer.stopped or len(answer.tokens) == max_new_tokens:
-                return answer
-        under = first + len(text)
-        move = {under + n: 0 for n in nodes}
-        drop = [under + n for n in range(count) if n not in nodes]
-        first = under + count
-        text, position = answer.tokens[-1:], end + len(nodes)
-        size = tree.size(max_new_tokens - len(answer.tokens) - 1)  # deeper guesses could not be taken any more
-        guesses = []
-        if size:
-            drafted = yield Feed((), (), draft=DraftRequest(heads, [predictions.hidden[asks[-1]]], tree))
-            guesses = drafted.drafts[0][:size]
+    group = AparGroup(prompt, max_new_tokens, -1, -1, stops, 1, heads.suited(tree))  # one thread, which never forks
+    yield from group.run(heads)
+    text = group.answer.root
+    return DraftedContinuation(
+        text.tokens, text.logprobs, not group.sequences, steps=group.answer.cost.steps, accepted=group.accepted
+    )
 
 
 class MedusaText(TextMethod):
