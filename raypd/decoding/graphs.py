@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from transformers import PreTrainedConfig
 
-from raypd.decoding.attention.plan import KernelPlan, power_of_two
+from raypd.decoding.attention.plan import Item, KernelPlan, power_of_two
 from raypd.decoding.attention.step import Step
 from raypd.decoding.kv_cache import KVCache
 
@@ -70,6 +70,7 @@ class _Graph:
 
     replay: Callable[[], None]  # these two are there once it is captured
     out: torch.Tensor  # logits [predictions, vocabulary]
+    split_rows = 0  # keys are not split
 
     def __init__(self, size: tuple[int, int, int], rows: int, step: Step, repeat: int, spare: int) -> None:
         tokens, kept, self.words = size
@@ -79,7 +80,7 @@ class _Graph:
         self.step = Step(step.cache, [], to, places, step.attend, {repeat: self})
         self.queries = torch.zeros(tokens, 2 + 2 * self.words, dtype=torch.int32, device=device)
         self.keys = torch.zeros(slots, 3, dtype=torch.int32, device=device)
-        self.items = torch.zeros(tokens, 8, dtype=torch.int32, device=device)  # each has a query at least
+        self.items = torch.zeros(tokens, len(Item._fields), dtype=torch.int32, device=device)  # each has a query at least
         self.blocks = [(rows, self.items)]
 
     def starts(self, window: int | None) -> None:

@@ -98,9 +98,12 @@ class KVCache:
             store[start : start + len(offsets)] = store[slots]
 
     def write(
-        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores keys and values [tokens, kv_heads, head_dim] in `slots` [tokens]; all of the layer, as `layer`."""
+        """Stores keys and values [tokens, kv_heads, head_dim] in `slots` [tokens]; all of the layer, as `layer`. None:
+        they are stored."""
+        if key is None or value is None:
+            return self.keys[layer], self.values[layer]
         keys, values = self.layer(layer, key, value)
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)

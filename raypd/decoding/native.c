@@ -13,8 +13,8 @@ enum { WIDTH = 32, HEIGHT = 12, PART = 384 };  // of a linear layer: outputs and
 #define LOG2E 1.44269504f  // e^x = 2^(x * LOG2E)
 typedef uint16_t bf16;
 
-typedef struct {  // _Item in plan.py
-    int32_t first, queries, prefix_slot, prefix, own_slot, own, clear, key;
+typedef struct {  // Item in plan.py; the last two are for GPUs
+    int32_t first, queries, prefix_slot, prefix, own_slot, own, clear, key, prefix_begin, split_row;
 } Item;
 
 typedef struct {  // pointers, and sizes in numbers

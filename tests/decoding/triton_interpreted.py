@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raypd.decoding import graphs
-from raypd.decoding.attention import sdpa, triton_kernel
+from raypd.decoding.attention import plan, sdpa, triton_kernel
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import autoregressive
 from tests.decoding.cases import CASES, pair
@@ -23,8 +23,10 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("seed", range(8))
 def test_a_random_pass_is_what_torchs_attention_makes_of_it(seed, monkeypatch):
     if seed % 2:  # small blocks, so that small passes have several
-        monkeypatch.setattr(triton_kernel, "_KEY_BYTES", 1)
-        monkeypatch.setattr(triton_kernel, "_ROWS", (16, 16))
+        monkeypatch.setattr(triton_kernel, "tiles", lambda *_: {16: triton_kernel.Tile(16, 4)})
+    if seed >= 4:  # keys are split, and prefixes read for several spans at once
+        monkeypatch.setattr(plan, "_LEAST_PART", 16)
+        monkeypatch.setattr(triton_kernel, "card", lambda _: ((8, 0), 50))
     compare(triton_kernel.attend, sdpa.attend, seed, CPU, torch.float64, 1e-10)
 
 

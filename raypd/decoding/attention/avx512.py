@@ -17,10 +17,10 @@ _MOST_REPEAT = 32
 
 
 def attend(
-    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
 ) -> torch.Tensor:
     """`Attend` by one function of C."""
-    if not _takes(query, key, value):
+    if key is None or value is None or not _takes(query, key, value):
         return sdpa.attend(step, layer, query, key, value)
     number, scale, window, softcap = layer
     query, key, value = (new if new.stride(-1) == 1 else new.contiguous() for new in (query, key, value))

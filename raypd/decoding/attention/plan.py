@@ -1,5 +1,6 @@
 """What a kernel reads of a pass: its blocks of queries, and who sees whom as integers, a few a token."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +11,10 @@ from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import segment_sets, window_starts
 
 _NO_START = np.iinfo(np.int32).min
+_LEAST_PART = 256  # keys that a block reads at least where others read more for the same queries
 
 
-class _Item(NamedTuple):
+class Item(NamedTuple):
     """A block of queries, as a kernel reads it. Places are those of the pass, slots those of the cache."""
 
     first: int  # place of its first query
@@ -22,37 +24,55 @@ class _Item(NamedTuple):
     own_slot: int
     own_keys: int  # up to the last one that any of its queries sees
     clear: int  # own keys before the first one that not all of its queries see
-    key: int  # its span's first own key among those of the pass
+    key: int  # its first own key among those of the pass
+    prefix_begin: int = 0  # position of its first prefix key
+    split_row: int = -1  # where its first query's result goes that is to be merged with those of other items; -1: none
+
+    def parts(self, most: int) -> Iterator["Item"]:
+        """It as several, each of so many keys at most."""
+        for begin in range(0, self.prefix, most):
+            length = min(most, self.prefix - begin)
+            slot, begin = self.prefix_slot + begin, self.prefix_begin + begin
+            yield self._replace(prefix_slot=slot, prefix=length, own_keys=0, clear=0, prefix_begin=begin)
+        for begin in range(0, self.own_keys, most):
+            length = min(most, self.own_keys - begin)
+            slot, key, clear = self.own_slot + begin, self.key + begin, min(max(0, self.clear - begin), length)
+            yield self._replace(prefix=0, own_slot=slot, own_keys=length, clear=clear, key=key)
 
 
 class KernelPlan:
     """What a kernel reads beside queries, keys and values, built once a pass; `repeat` query heads share a key head.
-    `rows`: the sizes of its blocks of queries, rising; a span that fits none has several of the last. `queries`
-    [tokens, 2 + 2 * words]: position, step and two sets of segments; `keys` [own keys, 3]: position, step, segment."""
+    `rows`: the sizes of its blocks of queries, rising; a span that fits none has several of the last. `fill` items fill
+    the device: where there are fewer, long keys are split, and a prefix is read for several spans at once; 0: never.
+    `queries` [tokens, 2 + 2 * words]: position, step and two sets of segments; `keys` [own keys, 3]: position, step,
+    segment; `merged` [n, 3]: tokens with several results, each in rows `merged_rows[begin:end]` of `split_rows`."""
 
-    def __init__(self, step: Step, repeat: int, rows: tuple[int, ...]) -> None:
+    def __init__(self, step: Step, repeat: int, rows: tuple[int, ...], fill: int = 0) -> None:
         self.device = step.slots.device
         grouped = [(span, group) for group in step.groups for span in group.spans]
         self.spans = spans = [span for span, _ in grouped]
         sets = [segment_sets(span.reach, span.queries[1], span.keys[1]) for span in spans]
         self.words = power_of_two(max(query_sets.shape[2] for query_sets, _ in sets))  # of a set of segments, 32 each
-        items: dict[int, list[_Item]] = {}
+        items: list[tuple[int, Item]] = []  # with the rows of its block
         first_key = 0
         for span, group in grouped:
-            size = max(
-                next((fitting for fitting in rows if fitting >= span.size * repeat), rows[-1]), power_of_two(repeat)
-            )
+            size = _size(span.size * repeat, rows, repeat)
             block = size // repeat
             causal = span.size > block and span.causal
+            clear = 0 if causal else span.clear
             for first in range(0, span.size, block):
                 count = min(block, span.size - first)
-                own_keys, clear = span.length, 0
+                own_keys = span.length
                 if causal:
                     own_keys = span.length - span.size + first + count
                     clear = own_keys - count
-                item = _Item(span.a + first, count, group.start, group.length, span.start, own_keys, clear, first_key)
-                items.setdefault(size, []).append(item)
+                item = Item(span.a + first, count, group.start, group.length, span.start, own_keys, clear, first_key)
+                items.append((size, item))
             first_key += span.length
+        self.most_own = max(item.own_keys for _, item in items)  # keys of the item with most
+        items, merged, merged_rows = _split(_shared(items, step, repeat, rows), fill) if fill else (items, *_NOTHING)
+        self.split_rows = len(merged_rows)
+        sizes = sorted({size for size, _ in items})
         queries = np.concatenate([span.queries for span in spans], axis=1)
         keys = np.concatenate([span.keys for span in spans], axis=1)
         words = np.zeros((queries.shape[1], 2, self.words), dtype=np.int32)
@@ -61,11 +81,12 @@ class KernelPlan:
         parts = [
             np.column_stack([queries[0], queries[2], words.reshape(len(words), -1)]),
             np.column_stack([keys[0], keys[2], np.concatenate([labels for _, labels in sets])]),
-            *(np.array(some) for some in items.values()),
+            merged,
+            merged_rows,
+            *(np.array([item for of, item in items if of == size]) for size in sizes),
         ]
-        self.queries, self.keys, *blocks = _moved(parts, self.device)
-        self.blocks = list(zip(items, blocks, strict=True))  # (rows, items [n, 8]) of each size of block that occurs
-        self.most_own = max(item.own_keys for some in items.values() for item in some)  # keys of the item with most
+        self.queries, self.keys, self.merged, self.merged_rows, *blocks = _moved(parts, self.device)
+        self.blocks = list(zip(sizes, blocks, strict=True))  # (rows, items) of each size of block that occurs
         self.seen: dict[int | None, torch.Tensor] = {}  # who sees whom, as a kernel found it, by a layer's window
         self._starts: dict[int | None, torch.Tensor | None] = {}
 
@@ -79,6 +100,58 @@ class KernelPlan:
                 ]
                 (self._starts[window],) = _moved([np.maximum(np.concatenate(starts), _NO_START)], self.device)
         return self._starts[window]
+
+
+_NOTHING = np.zeros((0, 3), dtype=np.int32), np.zeros(0, dtype=np.int32)
+
+
+def _size(queries: int, rows: tuple[int, ...], repeat: int) -> int:
+    """The rows of a block for so many queries and query heads."""
+    return max(next((fitting for fitting in rows if fitting >= queries), rows[-1]), power_of_two(repeat))
+
+
+def _shared(items: list[tuple[int, Item]], step: Step, repeat: int, rows: tuple[int, ...]) -> list[tuple[int, Item]]:
+    """Items that read a long prefix for the queries of several spans, where that takes half as many or fewer."""
+    for group in step.groups:
+        first, end = group.spans[0].a, group.spans[-1].b
+        size = _size((end - first) * repeat, rows, repeat)
+        mine = [(of, item) for of, item in items if first <= item.first < end]
+        starts = range(first, end, size // repeat)
+        if group.length >= _LEAST_PART and 2 * len(starts) <= len(mine):
+            apart = [(of, item._replace(prefix=0)) for of, item in mine]
+            blocks = [(begin, min(size // repeat, end - begin)) for begin in starts]
+            shared = [(size, Item(begin, n, group.start, group.length, 0, 0, 0, 0)) for begin, n in blocks]
+            items = [(of, item) for of, item in items if not first <= item.first < end] + apart + shared
+    return items
+
+
+def _split(
+    items: list[tuple[int, Item]], fill: int
+) -> tuple[list[tuple[int, Item]], np.ndarray, np.ndarray]:
+    """Items of about the same number of keys, or all as they are where they fill the device; what is to be merged."""
+    keys = sum(item.prefix + item.own_keys for _, item in items)
+    most = max(_LEAST_PART, -(-keys // fill // _LEAST_PART) * _LEAST_PART)
+    parts = [
+        (size, part)
+        for size, item in items
+        for part in (item.parts(most) if item.prefix + item.own_keys > 1.5 * most else [item])
+    ]
+    results = np.zeros(max(item.first + item.queries for _, item in items), dtype=np.int32)  # of each token
+    for _, part in parts:
+        results[part.first : part.first + part.queries] += 1
+    rows = 0
+    tokens = [np.zeros(0, dtype=np.int32)]
+    for number, (size, part) in enumerate(parts):
+        if results[part.first : part.first + part.queries].max() > 1:
+            parts[number] = size, part._replace(split_row=rows)
+            tokens.append(np.arange(part.first, part.first + part.queries, dtype=np.int32))
+            rows += part.queries
+    if not rows:
+        return parts, *_NOTHING
+    of_rows = np.concatenate(tokens)
+    merged, begins = np.unique(np.sort(of_rows), return_index=True)
+    ends = np.append(begins[1:], rows)
+    return parts, np.column_stack([merged, begins, ends]), np.argsort(of_rows, kind="stable")
 
 
 def _moved(parts: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from raypd.decoding.attention.step import AttentionLayer, Batch, Step
 
 
 def attend(
-    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
 ) -> torch.Tensor:
     """`Attend` in torch."""
     number, scale, window, softcap = layer

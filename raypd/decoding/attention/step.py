@@ -48,6 +48,17 @@ class Span:
             and np.array_equal(self.queries, self.keys[:, -self.size :])
         )
 
+    @cached_property
+    def clear(self) -> int:
+        """Own keys before the first one that not all of its queries see."""
+        (positions, segments, steps), (key_positions, key_segments, key_steps) = self.queries, self.keys
+        lowest = self.reach[np.unique(segments)]
+        sees = (lowest == Reach.ALL).all(0), (lowest != Reach.HIDDEN).all(0)  # of each segment: all; those up to it
+        upto = key_positions <= positions.min()
+        seen = sees[0][key_segments] | (sees[1][key_segments] & upto)
+        seen &= (key_segments != NO_TOKEN) & (key_steps <= steps.min())
+        return int(np.append(~seen, True).argmax())
+
     def felt(self, window: int | None) -> int | None:
         """A layer's window, or None where all keys there are do not fill it."""
         return None if window is None or self.prefix + self.length <= window else window
@@ -137,10 +148,10 @@ class Attend(Protocol):
     """Attention over the cache, in one layer."""
 
     def __call__(
-        self, step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
     ) -> torch.Tensor:
-        """Stores keys and values [tokens, kv_heads, head_dim], and attends to all that the queries see. Queries and
-        what it returns are [tokens, heads, head_dim]; queries and keys are rotated."""
+        """Stores keys and values [tokens, kv_heads, head_dim] (None: they are stored), and attends to all that the
+        queries see. Queries and what it returns are [tokens, heads, head_dim]; queries and keys are rotated."""
 
 
 @dataclass

@@ -3,6 +3,9 @@ itself, from a few integers a token (`KernelPlan`), so no mask is built and noth
 the kernel has a block of one span's queries for one key head, whose query heads are folded into it, and reads the
 shared prefix, then the span's own keys. The one file that needs triton: imported only where it is asked for."""
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -10,35 +13,51 @@ import triton.language as tl
 from raypd.decoding.attention.plan import KernelPlan, power_of_two
 from raypd.decoding.attention.step import AttentionLayer, Step
 
-_ROWS = 16, 64  # rows of a block, one a query and query head: of spans of few queries, and of others
-_KEY_BYTES = 16_384  # of a block of keys: two of keys and two of values fit the shared memory of any GPU since 2020
+
+class Tile(NamedTuple):
+    """The size of the kernel's blocks."""
+
+    keys: int
+    warps: int
 
 
 def attend(
-    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
 ) -> torch.Tensor:
-    """`Attend` by one kernel."""
+    """`Attend` by one kernel, and one that merges where keys of a query are split over several blocks."""
     number, scale, window, softcap = layer
     keys, values = step.cache.write(number, step.slots, key, value)  # [slots, kv_heads, head_dim]
     tokens, heads, head_dim = query.shape
-    kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
+    kv_heads, repeat, value_dim = keys.shape[1], heads // keys.shape[1], values.shape[2]
     if query.dtype == torch.float64:  # the kernel takes numbers in float32
         query, scale = query * scale, 1.0
     query = query if query.stride(-1) == 1 else query.contiguous()
-    out = query.new_empty(tokens, heads, values.shape[2])
+    out = query.new_empty(tokens, heads, value_dim)
+    capability, processors = card(query.device)
+    sizes = tiles(capability, max(head_dim, value_dim), query.element_size())
     plan = step.plans.get(repeat)
     if plan is None:
-        plan = step.plans[repeat] = KernelPlan(step, repeat, _ROWS)
+        plan = step.plans[repeat] = KernelPlan(step, repeat, tuple(sizes), 2 * processors // kv_heads)
     starts = plan.starts(window)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    split = query.new_empty(plan.split_rows, heads, value_dim, dtype=wide)
+    split_lse = query.new_empty(plan.split_rows, heads, dtype=wide)
+    dims = {"DIM_BLOCK": max(16, power_of_two(head_dim)), "VALUE_BLOCK": max(16, power_of_two(value_dim))}
     with torch.cuda.device_of(query):  # triton launches on the current device
         for rows, items in plan.blocks:
+            tile = sizes.get(rows) or list(sizes.values())[-1]  # one of more rows: many heads share a key head
             _attend[len(items), kv_heads](
-                query, keys, values, out, items, plan.queries, plan.keys, plan.queries if starts is None else starts,
+                query, keys, values, out, split, split_lse, items, plan.queries, plan.keys,
+                plan.queries if starts is None else starts,
                 scale, softcap or 0.0, *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
-                HEADS=heads, KV_HEADS=kv_heads, DIM=head_dim, VALUE_DIM=values.shape[2],
-                WORDS=plan.words, WINDOW=starts is not None, SOFTCAP=softcap is not None,
-                **sizes(rows, head_dim, values.shape[2], query.element_size()),
-                num_warps=4, num_stages=2,
+                HEADS=heads, KV_HEADS=kv_heads, DIM=head_dim, VALUE_DIM=value_dim,
+                WORDS=plan.words, WINDOW=starts is not None, SOFTCAP=softcap is not None, SPLIT=plan.split_rows > 0,
+                ROWS=rows, BLOCK=tile.keys, **dims, num_warps=tile.warps, num_stages=2,
+            )  # fmt: skip
+        if plan.split_rows:
+            _merge[len(plan.merged), heads](
+                split, split_lse, out, plan.merged, plan.merged_rows,
+                HEADS=heads, VALUE_DIM=value_dim, VALUE_BLOCK=dims["VALUE_BLOCK"], num_warps=1,
             )  # fmt: skip
     return out
 
@@ -50,31 +69,45 @@ def refusal(device: torch.device) -> str | None:
     return f"attention 'triton' needs a GPU, and the model is on the {device.type}: use 'sdpa'"
 
 
-def sizes(rows: int, head_dim: int, value_dim: int, itemsize: int) -> dict[str, int]:
-    """The sizes of the kernel's blocks, for blocks of `rows` queries and numbers of `itemsize` bytes."""
-    dim, wide = (max(16, power_of_two(size)) for size in (head_dim, value_dim))
-    block = min(64, max(16, _KEY_BYTES // (max(dim, wide) * itemsize)))
-    return {"ROWS": rows, "BLOCK": block, "DIM_BLOCK": dim, "VALUE_BLOCK": wide}
+@cache
+def card(device: torch.device) -> tuple[tuple[int, int], int]:
+    """Capability and multiprocessors of a device; none of what is no GPU, where keys are not split."""
+    if device.type != "cuda":
+        return (8, 0), 0
+    return torch.cuda.get_device_capability(device), torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, Tile]:
+    """By the rows of a block, rising, one a query and query head: its keys, so that queries and two stages of keys and
+    values fit the shared memory (99 KB of sm86, sm89 and sm120) and the sums fit the registers."""
+    large = capability[0] in (9, 10)
+    row_bytes = max(16, power_of_two(dim)) * itemsize
+    keys = min(64 if large else 32, max(16, 16_384 // row_bytes))
+    if row_bytes > 512:
+        return {16: Tile(16, 4), 32: Tile(16, 4)}
+    return {16: Tile(keys, 4), 64: Tile(keys, 4), **({128: Tile(keys, 8)} if large and row_bytes <= 256 else {})}
 
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
-    query_rows, stored_keys, stored_values, out, items, queries, keys, starts,
+    query_rows, stored_keys, stored_values, out, split, split_lse, items, queries, keys, starts,
     scale, softcap, token_stride, head_stride, key_slot, key_head, value_slot, value_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    WORDS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    WORDS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SPLIT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # query_rows, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; the others as in `KernelPlan`.
+    # query_rows, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; split [rows, heads, dim] and its
+    # log-sum-exps [rows, heads]; the others as in `KernelPlan`.
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     FIELDS: tl.constexpr = 2 + 2 * WORDS
     WIDE: tl.constexpr = tl.float64 if query_rows.dtype.element_ty == tl.float64 else tl.float32
-    item = items + tl.program_id(0) * 8
+    item = items + tl.program_id(0) * 10
     kv_head = tl.program_id(1)
     first, count = tl.load(item), tl.load(item + 1)
     prefix_slot, prefix = tl.load(item + 2).to(tl.int64), tl.load(item + 3)
     own_slot, own_length = tl.load(item + 4).to(tl.int64), tl.load(item + 5)
     clear, first_key = tl.load(item + 6), tl.load(item + 7)
+    prefix_begin, split_row = tl.load(item + 8), tl.load(item + 9)
 
     row = tl.arange(0, ROWS)
     is_row = row < count * REPEAT
@@ -101,7 +134,7 @@ def _attend(  # type: ignore[no-untyped-def]
         is_key = offset < prefix
         is_seen = is_row[:, None] & is_key[None, :]
         if WINDOW:
-            is_seen = is_seen & (offset[None, :] >= start[:, None])
+            is_seen = is_seen & (prefix_begin + offset[None, :] >= start[:, None])
         slot = (prefix_slot + offset)[:, None]
         key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
         value = tl.load(value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0)
@@ -131,8 +164,40 @@ def _attend(  # type: ignore[no-untyped-def]
         high, total, mixed = _take(query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
 
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
+    is_whole = is_row
+    if SPLIT:
+        is_whole = is_row & (split_row < 0)
+        is_part = is_row & (split_row >= 0)
+        part = (split_row + row // REPEAT).to(tl.int64) * HEADS + head
+        place = part[:, None] * VALUE_DIM + value_dim[None, :]
+        tl.store(split + place, mixed, mask=is_part[:, None] & is_value_dim[None, :])
+        lse = tl.where(total == 0, float("-inf"), high + tl.log(tl.where(total == 0, 1.0, total)))
+        tl.store(split_lse + part, lse, mask=is_part)
     place = (token * HEADS + head)[:, None] * VALUE_DIM + value_dim[None, :]
-    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & is_value_dim[None, :])
+    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_whole[:, None] & is_value_dim[None, :])
+
+
+@triton.jit
+def _merge(  # type: ignore[no-untyped-def]
+    split, split_lse, out, merged, rows, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_BLOCK: tl.constexpr
+):  # fmt: skip
+    """Attention over all keys out of that over parts of them, by their log-sum-exps; a program has a query and head."""
+    entry, head = merged + tl.program_id(0) * 3, tl.program_id(1)
+    token, begin, end = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
+    value_dim = tl.arange(0, VALUE_BLOCK)
+    high = tl.full([1], float("-inf"), split.dtype.element_ty)
+    total = tl.zeros([1], split.dtype.element_ty)
+    mixed = tl.zeros([VALUE_BLOCK], split.dtype.element_ty)
+    for number in range(begin, end):
+        place = tl.load(rows + number).to(tl.int64) * HEADS + head
+        lse = tl.load(split_lse + place + tl.arange(0, 1))
+        part = tl.load(split + place * VALUE_DIM + value_dim, mask=value_dim < VALUE_DIM, other=0.0)
+        higher = tl.maximum(high, lse)
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        fade, weight = tl.exp(high - finite), tl.exp(lse - finite)
+        total, mixed, high = total * fade + weight, mixed * fade + part * weight, higher
+    mixed = (mixed / tl.where(total == 0, 1.0, total)).to(out.dtype.element_ty)
+    tl.store(out + (token * HEADS + head) * VALUE_DIM + value_dim, mixed, mask=value_dim < VALUE_DIM)
 
 
 @triton.jit
