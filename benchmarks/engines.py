@@ -24,9 +24,9 @@ from raypd.config import ModelConfig
 from raypd.config.load import make_config
 from raypd.decoding.engine import Engine
 from raypd.decoding.kv_cache import SlotAllocator
-from raypd.decoding.llama import pack
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
+from raypd.decoding.pack import pack
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
 from raypd.models.load import LoadedModel, load_model

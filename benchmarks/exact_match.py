@@ -23,8 +23,8 @@ import typer
 
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
-from raypd.decoding.llama import pack
 from raypd.decoding.methods.autoregressive import Continuation
+from raypd.decoding.pack import pack
 from raypd.decoding.program import Program
 from raypd.models.load import LoadedModel, load_model
 from raypd.tasks import build_task

@@ -105,8 +105,8 @@ def test_a_layer_of_fp8_is_that_of_the_cpu(bias):
     linear = torch.nn.Linear(96, 208, bias=bias, dtype=torch.bfloat16)
     for rows in (0, 1, 5, 64, 700):
         x = torch.randn(rows, 96).bfloat16() * 10
-        found = Fp8Linear(copy.deepcopy(linear).cuda())(x.cuda()).cpu()
-        torch.testing.assert_close(found, Fp8Linear(linear)(x), atol=0.05, rtol=2**-6)
+        found = Fp8Linear.of(copy.deepcopy(linear).cuda())(x.cuda()).cpu()
+        torch.testing.assert_close(found, Fp8Linear.of(linear)(x), atol=0.05, rtol=2**-6)
 
 
 def test_a_real_model_writes_what_transformers_writes():

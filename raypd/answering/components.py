@@ -133,7 +133,7 @@ def _of_raypd(config: RunConfig, threads: int | None, load: Load | None) -> tupl
     import torch
 
     from raypd.decoding import engine as decoding
-    from raypd.decoding.llama import pack
+    from raypd.decoding.pack import pack
     from raypd.models.load import load_model
 
     if threads is not None:

@@ -52,20 +52,20 @@ class Engine:
         max_num_seqs: int = 256,  # most programs in decoding at the same time; fewer where they fill a pass
         max_num_batched_tokens: int = 2048,  # most tokens of one pass; fewer where the device runs out of memory
         cache_tokens: int | None = None,  # most slots of the cache; None: as far as memory goes
-        attention: str = "auto",  # sdpa (torch), avx512 (CPU, bfloat16), triton (GPU); auto: avx512 or sdpa, the faster
+        attention: str = "auto",  # sdpa (torch), avx512 (CPU, bfloat16), triton (GPU); auto: the fastest there
         cuda_graphs: bool = False,  # small passes run as CUDA graphs (graphs.py), with attention "triton"
     ) -> None:
         if cuda_graphs and attention != "triton":
             raise ValueError("cuda_graphs needs attention 'triton'")
         self.device = next(model.parameters()).device
-        self.attend = chosen(attention, self.device, model.dtype)
+        text = model.config.get_text_config()
+        self.attend = chosen(attention, self.device, model.dtype, text)
         self.few: FewTokens | None = None
         if isinstance(model, Llama):
             self.model: Llama | Stock = model
         else:
             self.model = Llama(model) if is_llama(model) else Stock(model)
         self.model.eval()
-        text = model.config.get_text_config()
         if isinstance(self.model, Llama) and self.device.type == "cpu":
             self.few = FewTokens(self.model.head, text.vocab_size)
         self.cache = KVCache(4096, cache_tokens, self.device)

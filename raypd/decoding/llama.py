@@ -15,12 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from raypd.decoding import native
-from raypd.decoding.attention import avx512
 from raypd.decoding.attention.step import AttentionLayer, Step
-from raypd.decoding.linear import PanelLinear, has_pairs, is_possible, pack_linears
+from raypd.decoding.linear import PanelLinear, has_pairs
 from raypd.decoding.quantized import Int8Linear
 
 _FAMILIES = {f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}
@@ -56,7 +54,7 @@ class Layer(torch.nn.Module):
         self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step, kept: torch.Tensor | None = None
     ) -> torch.Tensor:
         """[tokens, hidden size] -> the same, or in the last layer [kept, hidden size]; cos, sin: [tokens, head_dim]."""
-        query, key, value = self.project(self.norm(hidden, self.input_norm), cos, sin)
+        query, key, value = self.project(self.norm(hidden, self.input_norm), cos, sin, step)
         attended = step.attend(step, self.attention, query, key, value)  # [tokens, heads, head_dim]
         if kept is not None:
             attended, hidden = attended[kept], hidden[kept]
@@ -70,8 +68,11 @@ class Layer(torch.nn.Module):
         """RMS norm over the last dimension, in float32: x / sqrt(mean(x^2) + eps) * weight."""
         return norm(x)
 
-    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Sequence[torch.Tensor]:
-        """[tokens, hidden size] -> queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim]."""
+    def project(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step
+    ) -> Sequence[torch.Tensor | None]:
+        """[tokens, hidden size] -> queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim], or
+        None where they are in the cache then."""
         query, key, value = (
             linear(x).unflatten(-1, (-1, self.head_dim)) for linear in (self.query, self.key, self.value)
         )
@@ -127,7 +128,9 @@ class NativeLayer(Layer):
     def norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
         return native.rms_norm(x, norm.weight, norm.variance_epsilon)
 
-    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Sequence[torch.Tensor]:
+    def project(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step
+    ) -> Sequence[torch.Tensor | None]:
         joined = self.projection(x).unflatten(-1, (-1, self.head_dim))  # [tokens, all heads, head_dim]
         if self.query_norm is None:
             native.rotate(joined[:, : -self.heads[2]], cos, sin)
@@ -180,15 +183,3 @@ class Llama(torch.nn.Module):
             hidden = layer(hidden, cos, sin, step)
         hidden = self.rms_norm(last(hidden, cos, sin, step, step.kept), self.norm)  # [kept, hidden size]
         return self.head(hidden[:full]), hidden
-
-
-def pack(model: PreTrainedModel) -> PreTrainedModel | Llama:
-    """A bfloat16 model on a CPU, made faster where possible, as exact. It takes the weights: use it, not `model`."""
-    in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16)
-    if not in_c and not is_possible():
-        return model
-    if in_c and is_llama(model) and all(NativeLayer.takes(layer) for layer in model.model.layers):
-        pack_linears(model, in_c, only=[model.lm_head])
-        return Llama(model, NativeLayer)
-    pack_linears(model, in_c)
-    return model

@@ -39,12 +39,16 @@ class Int8Linear(torch.nn.Module):
 class Fp8Linear(torch.nn.Module):
     """In FP8 (E4M3), on a GPU whose tensor cores have it; sizes are multiples of 16, sums float32."""
 
-    def __init__(self, linear: torch.nn.Linear) -> None:
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.out_features, self.in_features = linear.weight.shape
+        self.out_features, self.in_features = weight.shape
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)  # E4M3 [out_features, in_features]
+        self.scale, self.bias = scale, bias  # float32 [1, out_features]
+
+    @classmethod
+    def of(cls, linear: torch.nn.Linear) -> Fp8Linear:
         weight, scale = _in_fp8(linear.weight.detach())
-        self.weight = torch.nn.Parameter(weight, requires_grad=False)
-        self.scale, self.bias = scale.t(), linear.bias
+        return cls(weight, scale.t(), linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]"""
@@ -63,7 +67,7 @@ def _in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def quantize(model: PreTrainedModel, kind: str) -> None:
     """Makes every linear layer of a bfloat16 model one of 8 bits ("w8a8" or "fp8"), but for the output embeddings."""
-    head, convert = model.get_output_embeddings(), {"w8a8": Int8Linear.of, "fp8": Fp8Linear}[kind]
+    head, convert = model.get_output_embeddings(), {"w8a8": Int8Linear.of, "fp8": Fp8Linear.of}[kind]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             plain = type(child) is torch.nn.Linear and child is not head

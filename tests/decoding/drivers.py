@@ -65,14 +65,16 @@ def drive(program: Program[Any], answer: Callable[[Feed], list[int] | Prediction
         return end.value, feeds
 
 
-def logits_of(model: PreTrainedModel | Llama, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+def logits_of(
+    model: PreTrainedModel | Llama, ids: Sequence[int] | torch.Tensor, attention: str = "auto"
+) -> torch.Tensor:
     """[tokens, vocabulary] of a text by an engine."""
 
     def program() -> Program[list[torch.Tensor] | None]:
         predictions = yield Feed([int(id) for id in ids], range(len(ids)), sample_at=range(len(ids)), want_logits=True)
         return predictions.logits
 
-    return torch.stack(Engine(model).run([program()])[0])
+    return torch.stack(Engine(model, attention=attention).run([program()])[0])
 
 
 def small_device(engine: Engine, fails: Callable[[int], bool], plain: bool = False) -> list[int]:

@@ -14,8 +14,9 @@ from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import Grammar, OneOf, Vocabulary
 from raypd.decoding.linear import is_possible
-from raypd.decoding.llama import Llama, pack
+from raypd.decoding.llama import Llama
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
+from raypd.decoding.pack import pack
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import AllowedTokens, Sampling
 from tests.tiny import VOCABULARY, tiny_model

@@ -10,8 +10,9 @@ from raypd.decoding import native
 from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.linear import PackedLinear, PanelLinear, is_possible, narrowed
-from raypd.decoding.llama import Layer, Llama, NativeLayer, pack
+from raypd.decoding.llama import Layer, Llama, NativeLayer
 from raypd.decoding.methods.autoregressive import autoregressive
+from raypd.decoding.pack import pack
 from raypd.decoding.stock import Stock
 from tests.decoding.cases import CASES, FAMILIES, pair
 from tests.decoding.drivers import logits_of, never, prompts_of

@@ -5,8 +5,8 @@ import torch
 
 from raypd.decoding import native
 from raypd.decoding.engine import Engine
-from raypd.decoding.llama import pack
 from raypd.decoding.methods.autoregressive import autoregressive
+from raypd.decoding.pack import pack
 from raypd.decoding.quantized import Fp8Linear, Int8Linear, quantize
 from tests.decoding.drivers import logits_of, never, prompts_of
 from tests.tiny import tiny_model
@@ -21,7 +21,7 @@ needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the mac
 def test_a_layer_multiplies_what_it_rounds_to(shape: tuple[int, ...], bias: bool, kind: str) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 208, bias=bias, dtype=torch.bfloat16)
-    layer = Int8Linear.of(linear) if kind == "int8" else Fp8Linear(linear)
+    layer = Int8Linear.of(linear) if kind == "int8" else Fp8Linear.of(linear)
     x = torch.randn(shape).bfloat16() * 10
     x[..., 3] *= 50  # of one feature
     found = layer(x)

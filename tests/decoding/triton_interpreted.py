@@ -2,20 +2,28 @@
 must be set before triton is imported."""
 
 import copy
+import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raypd.decoding import graphs
 from raypd.decoding.attention import plan, sdpa, triton_kernel
+from raypd.decoding.attention.check import error_of
+from raypd.decoding.attention.step import PrefixGroup
+from raypd.decoding.cuda_layer import CudaLayer
 from raypd.decoding.engine import Engine
+from raypd.decoding.llama import Llama
 from raypd.decoding.methods.autoregressive import autoregressive
+from raypd.decoding.pack import layers_error
+from raypd.decoding.visibility import Reach
 from tests.decoding.cases import CASES, pair
-from tests.decoding.drivers import never, prompts_of
+from tests.decoding.drivers import logits_of, never, prompts_of
 from tests.decoding.kernel_cases import compare
 from tests.decoding.test_properties import check
-from tests.tiny import in_float64
+from tests.tiny import in_float64, tiny_model
 
 CPU = torch.device("cpu")
 
@@ -35,6 +43,42 @@ def test_a_random_pass_is_what_torchs_attention_makes_of_it(seed, monkeypatch):
 def test_other_precisions(dtype, atol):
     for seed in range(3):
         compare(triton_kernel.attend, sdpa.attend, seed, CPU, dtype, atol, dim=16, value_dim=16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [("llama", {"attention_bias": True}), ("mistral", {"sliding_window": 7}), ("qwen2", {}), ("qwen3", {})],
+)
+@torch.inference_mode()
+def test_layers_for_gpus_give_the_logits_of_transformers(kind, extra):
+    model, ids = in_float64(tiny_model(kind, **extra)), torch.arange(5, 45)
+    expected = model(ids[None]).logits[0]
+    assert all(CudaLayer.takes(layer) for layer in model.model.layers)
+    half = tiny_model(kind, **extra).half()
+    plain = (logits_of(half, ids, "triton") - expected).norm()
+    torch.testing.assert_close(logits_of(Llama(model, CudaLayer), ids, "triton"), expected, atol=1e-9, rtol=0)
+    assert (logits_of(Llama(half, CudaLayer), ids, "triton") - expected).norm() < 1.1 * plain
+
+
+def test_what_is_wrong_on_a_device_is_not_taken_there():
+    def of_all_keys(step, layer, query, key, value):
+        whole = dataclasses.replace(
+            step, groups=[PrefixGroup([sees_all(s) for s in g.spans], g.start, g.length) for g in step.groups], plans={}
+        )
+        return triton_kernel.attend(whole, layer, query, key, value)
+
+    def sees_all(span):
+        return dataclasses.replace(span, reach=np.full_like(span.reach, Reach.ALL))
+
+    for attend, right in ((triton_kernel.attend, True), (of_all_keys, False)):
+        assert (error_of(attend, CPU, torch.float16, 4, 2, 16) <= 1) == right
+    model = tiny_model("qwen3").half()
+
+    class Unnormed(CudaLayer):
+        norm = staticmethod(lambda x, norm: x)
+
+    for layer, right in ((CudaLayer, True), (Unnormed, False)):
+        assert (layers_error(model, layer, triton_kernel.attend) <= 0.05) == right
 
 
 def slow(*pairs):

@@ -1,19 +1,27 @@
 """Which attention reads the cache, and how models of transformers come to call it."""
 
+import logging
+from functools import cache
 from typing import Any
 
 import torch
 
 from raypd.decoding.attention import avx512, sdpa
+from raypd.decoding.attention.check import error_of
 from raypd.decoding.attention.step import Attend, AttentionLayer, Step
 
 NAME = "raypd"  # of `attention` among transformers' attention functions
 
+_log = logging.getLogger(__name__)
 
-def chosen(attention: str, device: torch.device, dtype: torch.dtype) -> Attend:
-    """The attention of a name. Raises ValueError where there is none, it is not installed, or it cannot run there."""
+
+def chosen(attention: str, device: torch.device, dtype: torch.dtype, config: Any) -> Attend:
+    """The attention of a name, for a model's text configuration. Raises ValueError where there is none, it is not
+    installed, or it cannot run there."""
     if attention == "auto":
         attention = "avx512" if avx512.is_best(device, dtype) else "sdpa"
+        if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+            attention = _of_gpu(device, dtype, *_head_sizes(config))
     kernels: dict[str, Any] = {"sdpa": sdpa, "avx512": avx512}
     if attention == "triton":
         try:
@@ -28,6 +36,29 @@ def chosen(attention: str, device: torch.device, dtype: torch.dtype) -> Attend:
         raise ValueError(refusal)
     attend: Attend = kernels[attention].attend
     return attend
+
+
+def _head_sizes(config: Any) -> tuple[int, int, int]:
+    """(heads, key heads, head_dim) of a model's text configuration."""
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
+@cache
+def _of_gpu(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> str:
+    """triton where it is right on this GPU, tried once, else sdpa, with a warning."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "sdpa"
+    try:
+        error = error_of(chosen("triton", device, dtype, None), device, dtype, heads, kv_heads, dim)
+        reason = None if error <= 1 else f"it is off by {error:.3g} times what {dtype} may be"
+    except Exception as failure:  # of the compiler, the driver or the GPU: whatever it is, sdpa does without
+        reason = f"{type(failure).__name__}: {failure}"
+    if reason is None:
+        return "triton"
+    _log.warning("attention 'sdpa', which is slower, in place of 'triton' on %s: %s", device, reason)
+    return "sdpa"
 
 
 def attention(

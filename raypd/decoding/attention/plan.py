@@ -125,9 +125,7 @@ def _shared(items: list[tuple[int, Item]], step: Step, repeat: int, rows: tuple[
     return items
 
 
-def _split(
-    items: list[tuple[int, Item]], fill: int
-) -> tuple[list[tuple[int, Item]], np.ndarray, np.ndarray]:
+def _split(items: list[tuple[int, Item]], fill: int) -> tuple[list[tuple[int, Item]], np.ndarray, np.ndarray]:
     """Items of about the same number of keys, or all as they are where they fill the device; what is to be merged."""
     keys = sum(item.prefix + item.own_keys for _, item in items)
     most = max(_LEAST_PART, -(-keys // fill // _LEAST_PART) * _LEAST_PART)

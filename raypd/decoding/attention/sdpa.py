@@ -94,15 +94,31 @@ def _causal(
     # The query heads of a key head stand where a batch would: folded into the length they would need a mask.
     folded = query.unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)  # [repeat, kv_heads, n, d]
     keys, values = (tensor.transpose(0, 1).expand(len(folded), -1, -1, -1) for tensor in (key, value))
-    out, lse = _flash(folded, keys, values, 0.0, True, scale=scale)
+    out, lse = _kernel(folded, keys, values, None, True, scale)
     return out.permute(2, 1, 0, 3).flatten(1, 2), lse.permute(2, 1, 0).flatten(1, 2)
 
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-
 def _has_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, softcap: float | None) -> bool:
-    return query.device.type == "cpu" and softcap is None and key.shape[-1] == value.shape[-1]
+    """Whether torch has one that returns the log-sum-exp, for such heads."""
+    if softcap is not None or key.shape[-1] != value.shape[-1]:
+        return False
+    aligned = query.dtype != torch.float64 and key.shape[-1] * key.element_size() % 16 == 0
+    return query.device.type == "cpu" or (query.device.type == "cuda" and aligned)
+
+
+def _kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_attention`, by torch's flash attention for CPUs or its memory-efficient one for GPUs."""
+    if query.device.type == "cpu":
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return flash(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
+    if mask is not None:  # its rows have to begin at multiples of 16 bytes
+        padded = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % 8))
+        mask = padded[..., : mask.shape[-1]].expand(*query.shape[:-1], -1)
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    out, lse, *_ = efficient(query, key, value, mask, True, 0.0, causal, scale=scale)
+    return out, lse[..., : query.shape[2]]  # padded to multiples of 32
 
 
 def _attention(
@@ -116,7 +132,7 @@ def _attention(
     """Attention of query [rows, heads, n, d] over key and value [rows, heads, k, d] under an additive mask
     [rows, 1, n, k], with its log-sum-exp [rows, heads, n] in float32 at least."""
     if _has_kernel(query, key, value, softcap):
-        return _flash(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
+        return _kernel(query, key, value, mask, False, scale)
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ key.transpose(-1, -2)).to(wide) * scale
     if softcap is not None:

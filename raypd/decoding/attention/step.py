@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from raypd.decoding.kv_cache import KVCache
+from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import NO_TOKEN, Reach, in_window, visible
 
 _FEW = 64  # queries: spans of more make good calls by themselves
@@ -113,14 +114,14 @@ class Batch:
         """[spans * queries] their places in the pass; padding stands for the last one of its span."""
         places = np.arange(self.shape[1])
         queries = np.concatenate([span.a + np.minimum(places, span.size - 1) for span in self.spans])
-        return torch.from_numpy(queries).to(self.device)
+        return to_device(queries, self.device)
 
     @cached_property
     def slots(self) -> torch.Tensor:
         """[spans * keys] where their keys are in the cache; padding stands for the last one of its span."""
         places = np.arange(self.shape[2])
         slots = np.concatenate([span.start + np.minimum(places, span.length - 1) for span in self.spans])
-        return torch.from_numpy(slots).to(self.device)
+        return to_device(slots, self.device)
 
     def seen(self, window: int | None) -> np.ndarray:
         """bool [spans, queries, keys]; padded queries see what the last of their span does."""
@@ -148,7 +149,12 @@ class Attend(Protocol):
     """Attention over the cache, in one layer."""
 
     def __call__(
-        self, step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
+        self,
+        step: Step,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
     ) -> torch.Tensor:
         """Stores keys and values [tokens, kv_heads, head_dim] (None: they are stored), and attends to all that the
         queries see. Queries and what it returns are [tokens, heads, head_dim]; queries and keys are rotated."""
@@ -223,6 +229,5 @@ def _additive(visibility: np.ndarray, repeat: int, like: torch.Tensor) -> torch.
     """[rows, queries, keys] -> [rows, 1, repeat * queries, keys]; None where all is seen."""
     if visibility.all():
         return None
-    mask = torch.zeros(visibility.shape, dtype=like.dtype)
-    mask.masked_fill_(torch.from_numpy(~visibility), -torch.inf)
-    return mask.repeat(1, repeat, 1)[:, None].to(like.device)
+    mask = like.new_zeros(visibility.shape).masked_fill_(to_device(~visibility, like.device), -torch.inf)
+    return mask.repeat(1, repeat, 1)[:, None]

@@ -83,9 +83,13 @@ def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, Til
     large = capability[0] in (9, 10)
     row_bytes = max(16, power_of_two(dim)) * itemsize
     keys = min(64 if large else 32, max(16, 16_384 // row_bytes))
-    if row_bytes > 512:
+    if itemsize > 2:  # products without tensor cores
         return {16: Tile(16, 4), 32: Tile(16, 4)}
-    return {16: Tile(keys, 4), 64: Tile(keys, 4), **({128: Tile(keys, 8)} if large and row_bytes <= 256 else {})}
+    return {
+        16: Tile(keys, 4),
+        64: Tile(keys, 4 if row_bytes <= 256 else 8),
+        **({128: Tile(keys, 8)} if large and row_bytes <= 256 else {}),
+    }
 
 
 @triton.jit

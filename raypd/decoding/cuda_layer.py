@@ -1,0 +1,162 @@
+"""The Llama family's layers on GPUs: four products and five kernels each, where torch alone starts fifty-six.
+
+    norm | q/k/v in one product | norms of queries and keys, rotation, keys and values into the cache | attention
+    output, added to the hidden states by the product | norm | gate and up in one product | silu(gate) * up | down, added
+
+The file needs triton; in triton's interpreter its kernels run on a CPU.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from raypd.decoding.attention.plan import power_of_two
+from raypd.decoding.attention.step import Step
+from raypd.decoding.llama import Layer
+from raypd.decoding.quantized import Fp8Linear
+
+_HEADS = 16  # heads of a token that a program of `_place` has
+_BLOCK = 1024  # numbers that a program of `_swiglu` has
+
+
+class CudaLayer(Layer):
+    """A layer by these kernels, which takes the weights from transformers'. They compute in float32 and round once,
+    norms as transformers."""
+
+    @staticmethod
+    def takes(source: Any) -> bool:
+        """Whether a layer of transformers is one that they compute."""
+        attention, mlp = source.self_attn, source.mlp
+        linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        return (
+            {type(linear) for linear in linears} in ({torch.nn.Linear}, {Fp8Linear})
+            and attention.head_dim == power_of_two(attention.head_dim)
+            and mlp.config.hidden_act == "silu"
+        )
+
+    def build(self, attention: Any, mlp: Any) -> None:
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.heads, self.kv_heads = (linear.weight.shape[0] // self.head_dim for linear in projections[:2])
+        self.projection, self.gated = _joined(projections), _joined([mlp.gate_proj, mlp.up_proj])
+        self.output, self.down = attention.o_proj, mlp.down_proj
+        del attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj
+
+    @staticmethod
+    def norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
+        out = torch.empty_like(x)
+        dim = x.shape[-1]
+        with torch.cuda.device_of(x):
+            _norm[(len(x),)](x, norm.weight, out, norm.variance_epsilon, dim, power_of_two(dim))
+        return out
+
+    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> tuple[Any, None, None]:
+        joined = self.projection(x).unflatten(-1, (-1, self.head_dim))  # [tokens, heads + 2 * kv_heads, head_dim]
+        query, new = joined[:, : self.heads], joined[:, self.heads : self.heads + self.kv_heads]
+        keys, values = step.cache.layer(self.attention.number, new, new)
+        norms = [cos if norm is None else norm.weight for norm in (self.query_norm, self.key_norm)]
+        with torch.cuda.device_of(x):
+            _place[len(x), triton.cdiv(joined.shape[1], _HEADS)](
+                joined, keys, values, step.slots, cos, sin, *norms,
+                0.0 if self.query_norm is None else self.query_norm.variance_epsilon,
+                *keys.stride()[:2], *values.stride()[:2], cos.stride(0), sin.stride(0),
+                self.heads, self.kv_heads, self.query_norm is not None, self.head_dim // 2, _HEADS,
+            )  # fmt: skip
+        return query, None, None  # keys and values are stored
+
+    @staticmethod
+    def add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """In place: a pass has no further use for what is added to."""
+        if not isinstance(linear, torch.nn.Linear):
+            return residual.add_(linear(x))
+        residual.addmm_(x, linear.weight.t())
+        return residual if linear.bias is None else residual.add_(linear.bias)
+
+    def mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        joined = self.gated(x)  # [tokens, 2 * intermediate size]
+        out = joined.new_empty(len(joined), joined.shape[1] // 2)
+        with torch.cuda.device_of(x):
+            _swiglu[len(out), triton.cdiv(out.shape[1], _BLOCK)](joined, out, out.shape[1], _BLOCK)
+        return self.add(self.down, out, residual)
+
+
+def _joined(linears: list[Any]) -> torch.nn.Linear | Fp8Linear:
+    """One layer that gives the outputs of all, one behind the other."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+    if isinstance(linears[0], Fp8Linear):
+        return Fp8Linear(weight, torch.cat([linear.scale for linear in linears], 1), bias)
+    joined = torch.nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
+    joined.weight = torch.nn.Parameter(weight, requires_grad=False)
+    joined.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+    return joined
+
+
+@triton.jit
+def _norm(x, weight, out, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """RMS norm of a row of x [rows, DIM]."""
+    WIDE: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    column = tl.arange(0, BLOCK)
+    place = tl.program_id(0).to(tl.int64) * DIM + column
+    row = tl.load(x + place, mask=column < DIM, other=0.0).to(WIDE)
+    factor = 1 / tl.sqrt(tl.sum(row * row, 0) / DIM + eps)
+    row = (row * factor).to(out.dtype.element_ty).to(WIDE)
+    row *= tl.load(weight + column, mask=column < DIM, other=0.0).to(WIDE)
+    tl.store(out + place, row.to(out.dtype.element_ty), mask=column < DIM)
+
+
+@triton.jit
+def _place(  # type: ignore[no-untyped-def]
+    joined, keys, values, slots, cos, sin, query_weight, key_weight, eps,
+    key_slot, key_head, value_slot, value_head, cos_stride, sin_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some heads of a token of `joined` [tokens, HEADS + 2 * KV_HEADS, 2 * HALF]: queries are normed and rotated in
+    place, keys go into the cache so, values as they are. cos, sin: [tokens, 2 * HALF]; keys, values: [slots, ...]."""
+    TYPE: tl.constexpr = joined.dtype.element_ty
+    WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    half = tl.arange(0, HALF)
+    is_query, is_value = head < HEADS, (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    is_key, is_head = (head >= HEADS) & (head < HEADS + KV_HEADS), (head < HEADS + 2 * KV_HEADS)[:, None]
+    place = (token * (HEADS + 2 * KV_HEADS) + head)[:, None] * (2 * HALF) + half[None, :]
+    as_first = tl.load(joined + place, mask=is_head, other=0.0)  # [BLOCK, HALF], and the second halves
+    as_second = tl.load(joined + place + HALF, mask=is_head, other=0.0)
+    first, second = as_first.to(WIDE), as_second.to(WIDE)
+    if NORM:
+        factor = 1 / tl.sqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)
+        first, second = (first * factor[:, None]).to(TYPE).to(WIDE), (second * factor[:, None]).to(TYPE).to(WIDE)
+        weights = tl.where(
+            is_query[:, None], tl.load(query_weight + half)[None, :], tl.load(key_weight + half)[None, :]
+        )
+        first = (first * weights.to(WIDE)).to(TYPE).to(WIDE)
+        weights = tl.where(
+            is_query[:, None], tl.load(query_weight + HALF + half)[None, :], tl.load(key_weight + HALF + half)[None, :]
+        )
+        second = (second * weights.to(WIDE)).to(TYPE).to(WIDE)
+    cosine, sine = cos + token * cos_stride + half, sin + token * sin_stride + half
+    turned = first * tl.load(cosine).to(WIDE)[None, :] - second * tl.load(sine).to(WIDE)[None, :]
+    second = second * tl.load(cosine + HALF).to(WIDE)[None, :] + first * tl.load(sine + HALF).to(WIDE)[None, :]
+    tl.store(joined + place, turned.to(TYPE), mask=is_query[:, None])
+    tl.store(joined + place + HALF, second.to(TYPE), mask=is_query[:, None])
+    slot = tl.load(slots + token).to(tl.int64)
+    place = keys + slot * key_slot + (head - HEADS).to(tl.int64)[:, None] * key_head + half[None, :]
+    tl.store(place, turned.to(TYPE), mask=is_key[:, None])
+    tl.store(place + HALF, second.to(TYPE), mask=is_key[:, None])
+    place = values + slot * value_slot + (head - HEADS - KV_HEADS).to(tl.int64)[:, None] * value_head + half[None, :]
+    tl.store(place, as_first, mask=is_value[:, None])
+    tl.store(place + HALF, as_second, mask=is_value[:, None])
+
+
+@triton.jit
+def _swiglu(joined, out, DIM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """out [rows, DIM] = silu(gate) * up, of both joined [rows, 2 * DIM]."""
+    WIDE: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(joined + row * 2 * DIM + column, mask=column < DIM, other=0.0).to(WIDE)
+    up = tl.load(joined + row * 2 * DIM + DIM + column, mask=column < DIM, other=0.0).to(WIDE)
+    tl.store(out + row * DIM + column, (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=column < DIM)
