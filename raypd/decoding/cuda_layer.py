@@ -1,7 +1,7 @@
 """The Llama family's layers on GPUs: four products and five kernels each, where torch alone starts fifty-six.
 
     norm | q/k/v in one product | norms of queries and keys, rotation, keys and values into the cache | attention
-    output, added to the hidden states by the product | norm | gate and up in one product | silu(gate) * up | down, added
+    output, added to the hidden states by the product | norm | gate and up in one | silu(gate) * up | down, the same
 
 The file needs triton; in triton's interpreter its kernels run on a CPU.
 """
@@ -48,8 +48,9 @@ class CudaLayer(Layer):
     def norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
         out = torch.empty_like(x)
         dim = x.shape[-1]
-        with torch.cuda.device_of(x):
-            _norm[(len(x),)](x, norm.weight, out, norm.variance_epsilon, dim, power_of_two(dim))
+        if len(x):
+            with torch.cuda.device_of(x):
+                _norm[(len(x),)](x, norm.weight, out, norm.variance_epsilon, dim, power_of_two(dim))
         return out
 
     def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> tuple[Any, None, None]:
@@ -129,13 +130,10 @@ def _place(  # type: ignore[no-untyped-def]
     if NORM:
         factor = 1 / tl.sqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)
         first, second = (first * factor[:, None]).to(TYPE).to(WIDE), (second * factor[:, None]).to(TYPE).to(WIDE)
-        weights = tl.where(
-            is_query[:, None], tl.load(query_weight + half)[None, :], tl.load(key_weight + half)[None, :]
-        )
+        query_part, key_part = query_weight + half, key_weight + half
+        weights = tl.where(is_query[:, None], tl.load(query_part)[None, :], tl.load(key_part)[None, :])
         first = (first * weights.to(WIDE)).to(TYPE).to(WIDE)
-        weights = tl.where(
-            is_query[:, None], tl.load(query_weight + HALF + half)[None, :], tl.load(key_weight + HALF + half)[None, :]
-        )
+        weights = tl.where(is_query[:, None], tl.load(query_part + HALF)[None, :], tl.load(key_part + HALF)[None, :])
         second = (second * weights.to(WIDE)).to(TYPE).to(WIDE)
     cosine, sine = cos + token * cos_stride + half, sin + token * sin_stride + half
     turned = first * tl.load(cosine).to(WIDE)[None, :] - second * tl.load(sine).to(WIDE)[None, :]

@@ -80,9 +80,8 @@ class _Graph:
         self.step = Step(step.cache, [], to, places, step.attend, {repeat: self})
         self.queries = torch.zeros(tokens, 2 + 2 * self.words, dtype=torch.int32, device=device)
         self.keys = torch.zeros(slots, 3, dtype=torch.int32, device=device)
-        self.items = torch.zeros(
-            tokens, len(Item._fields), dtype=torch.int32, device=device
-        )  # each has a query at least
+        # Each item has a query at least.
+        self.items = torch.zeros(tokens, len(Item._fields), dtype=torch.int32, device=device)
         self.blocks = [(rows, self.items)]
 
     def starts(self, window: int | None) -> None:

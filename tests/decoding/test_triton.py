@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from raypd.answering.components import build
-from raypd.decoding.attention import sdpa
+from raypd.decoding.attention import kernels, sdpa
 from raypd.decoding.attention.kernels import NAME
 from raypd.decoding.engine import Engine
 from raypd.errors import ModelError
@@ -36,33 +41,101 @@ def test_the_benchmark_of_gpus_makes_its_table():
     assert len(rows) == 7
 
 
-@needs_triton
-@pytest.mark.parametrize(
-    ("capability", "dtype", "dim", "rows", "flags"),
-    [(80, "bf16", 128, 64, {}), (90, "bf16", 96, 16, {"WORDS": 2}),
-     (90, "bf16", 256, 64, {"WINDOW": True, "SOFTCAP": True})],
-)  # fmt: skip
-def test_the_kernel_compiles(capability, dtype, dim, rows, flags, monkeypatch, tmp_path):
+def compiled(kernel, capability: int, types: dict[str, str], constants: dict, warps: int):
+    """A kernel for a GPU that is not here, as the JIT would compile it; bytes of the stack that its threads spill to."""
     from triton import compile
+    from triton.backends import nvidia
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    aligned = [number for number, kind in enumerate(signature.values()) if kind not in ("fp32", "constexpr")]
+    source = ASTSource(kernel, signature, constants, {(number,): [["tt.divisibility", 16]] for number in aligned})
+    target = GPUTarget("cuda", capability, 32)
+    result = compile(source, target=target, options={"num_warps": warps, "num_stages": 2})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(result.asm["cubin"])
+        file.flush()
+        tool = Path(nvidia.__path__[0]) / "bin" / "cuobjdump"
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    return result, int(re.search(r"STACK:(\d+)", said.stdout + said.stderr)[1])
+
+
+def slow(*cases):
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("capability", "dtype", "dim", "rows", "flags"),
+    [(89, "bf16", 128, 64, {"SPLIT": True}), (90, "bf16", 128, 128, {}),
+     *slow((80, "bf16", 128, 64, {}), (89, "fp16", 64, 64, {}), (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}),
+           (89, "bf16", 256, 64, {}), (89, "fp32", 256, 32, {}), (90, "bf16", 96, 16, {"WORDS": 2}),
+           (90, "bf16", 128, 64, {"SPLIT": True}), (90, "bf16", 256, 64, {"SOFTCAP": True}))],
+)  # fmt: skip
+def test_attention_compiles_into_what_a_card_has(capability, dtype, dim, rows, flags, monkeypatch, tmp_path):
     from raypd.decoding.attention import triton_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    constants = {"HEADS": 16, "KV_HEADS": 8, "DIM": dim, "VALUE_DIM": dim, "WORDS": 1, "WINDOW": False}
-    constants |= {"SOFTCAP": False, **triton_kernel.sizes(rows, dim, dim, 4 if dtype == "fp32" else 2), **flags}
-    signature = dict.fromkeys(["query_rows", "stored_keys", "stored_values", "out"], f"*{dtype}")
-    signature |= dict.fromkeys(["items", "queries", "keys", "starts"], "*i32")
-    signature |= {"scale": "fp32", "softcap": "fp32"}
-    strides = ["token_stride", "head_stride", "key_slot", "key_head", "value_slot", "value_head"]
-    signature |= dict.fromkeys(strides, "i32")
-    signature |= dict.fromkeys(constants, "constexpr")
-    assert list(signature) == triton_kernel._attend.arg_names
-    source = ASTSource(triton_kernel._attend, signature, constants)
-    compiled = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4, "num_stages": 2})
-    assert "cubin" in compiled.asm
-    assert compiled.metadata.shared <= SHARED_MEMORY
+    tile = triton_kernel.tiles(divmod(capability, 10), dim, 4 if dtype == "fp32" else 2)[rows]
+    power = triton_kernel.power_of_two(dim)
+    constants = {"HEADS": 32, "KV_HEADS": 8, "DIM": dim, "VALUE_DIM": dim, "WORDS": 1, "WINDOW": False}
+    constants |= {"SOFTCAP": False, "SPLIT": False, "ROWS": rows, "BLOCK": tile.keys}
+    constants |= {"DIM_BLOCK": power, "VALUE_BLOCK": power, **flags}
+    types = dict.fromkeys(["query_rows", "stored_keys", "stored_values", "out"], f"*{dtype}")
+    types |= dict.fromkeys(["items", "queries", "keys", "starts"], "*i32") | {"scale": "fp32", "softcap": "fp32"}
+    types |= dict.fromkeys(["split", "split_lse"], "*fp32")
+    result, stack = compiled(triton_kernel._attend, capability, types, constants, tile.warps)
+    assert result.metadata.shared <= SHARED_MEMORY
+    assert stack == 0
+    assert dtype == "fp32" or re.search(r"\b(wgmma\.)?mma[._]", result.asm["ptx"])
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", [89, *slow((80,), (90,))])
+def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
+    from raypd.decoding import cuda_layer
+    from raypd.decoding.attention import triton_kernel
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    names = ["x", "weight", "out", "joined", "keys", "values", "cos", "sin", "query_weight", "key_weight"]
+    types = dict.fromkeys(names, "*bf16") | {"slots": "*i64", "eps": "fp32", "split": "*fp32", "split_lse": "*fp32"}
+    types |= {"merged": "*i32", "rows": "*i32"}
+    heads = {"HEADS": 32, "KV_HEADS": 8, "NORM": True, "HALF": 64, "BLOCK": cuda_layer._HEADS}
+    for kernel, constants, warps in (
+        (cuda_layer._norm, {"DIM": 4096, "BLOCK": 4096}, 4),
+        (cuda_layer._place, heads, 4),
+        (cuda_layer._swiglu, {"DIM": 12288, "BLOCK": cuda_layer._BLOCK}, 4),
+        (triton_kernel._merge, {"HEADS": 32, "VALUE_DIM": 128, "VALUE_BLOCK": 128}, 1),
+    ):
+        result, stack = compiled(kernel, capability, types, constants, warps)
+        assert result.metadata.shared <= SHARED_MEMORY
+        assert stack == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "error", "says"),
+    [("bfloat16", (8, 9), 0.4, None), ("float16", (8, 0), 3.0, "off by 3"), ("bfloat16", (9, 0), OSError("no gcc"), "gcc"),
+     ("float32", (9, 0), 0.0, ""), ("float16", (7, 5), 0.0, "")],
+)  # fmt: skip
+@needs_triton
+def test_auto_is_triton_on_a_gpu_where_it_is_right(dtype, capability, error, says, monkeypatch, caplog):
+    from raypd.decoding.attention import triton_kernel
+
+    def error_of(*_) -> float:
+        if isinstance(error, OSError):
+            raise error
+        return error
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(kernels, "error_of", error_of)
+    kernels._of_gpu.cache_clear()
+    config, device = tiny_model("llama").config, torch.device("cuda", 0)
+    chosen = {kernels.chosen("auto", device, getattr(torch, dtype), config) for _ in range(2)}
+    kernels._of_gpu.cache_clear()
+    assert chosen == {triton_kernel.attend if says is None else sdpa.attend}
+    assert caplog.text.count("in place of 'triton'") == bool(says)
+    assert (says or "") in caplog.text
 
 
 def test_where_triton_is_missing_it_is_refused(monkeypatch):

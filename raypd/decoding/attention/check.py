@@ -12,7 +12,7 @@ _SPANS = [(90, 90), (1, 130), (5, 70)]  # queries and own keys: a prompt, a text
 
 
 def error_of(attend: Attend, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> float:
-    """The largest difference from float64, as a share of what bfloat16 (float16) may be off by: beyond 1 it is wrong."""
+    """The largest difference from float64, as a share of what numbers of that type may be off by."""
     draw = np.random.default_rng(0)
     spans, tokens, start = [], 0, _PREFIX
     for number, (queries, length) in enumerate(_SPANS):

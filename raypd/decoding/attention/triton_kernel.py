@@ -85,11 +85,9 @@ def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, Til
     keys = min(64 if large else 32, max(16, 16_384 // row_bytes))
     if itemsize > 2:  # products without tensor cores
         return {16: Tile(16, 4), 32: Tile(16, 4)}
-    return {
-        16: Tile(keys, 4),
-        64: Tile(keys, 4 if row_bytes <= 256 else 8),
-        **({128: Tile(keys, 8)} if large and row_bytes <= 256 else {}),
-    }
+    if row_bytes > 256:
+        return {16: Tile(keys, 4), 64: Tile(keys, 8)}
+    return {16: Tile(keys, 4), 64: Tile(keys, 4), **({128: Tile(keys, 8)} if large else {})}
 
 
 @triton.jit

@@ -1,0 +1,139 @@
+"""What a pass would cost a GPU, counted on the meta device: kernels, bytes that they move, copies from the host."""
+
+from __future__ import annotations
+
+import collections
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from benchmarks.gpu import LARGE, SHAPES, Work
+from raypd.decoding import engine as engines
+from raypd.decoding.attention import plan, sdpa, step
+from raypd.decoding.engine import Engine
+from raypd.decoding.llama import Llama
+from raypd.decoding.methods.hyper_parallel import hyper_parallel
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+LAYERS, META = 3, torch.device("meta")
+PRODUCTS = {"mm", "addmm", "bmm", "linear", "matmul", "addmm_"}
+# What makes a tensor, or another view of one, and starts nothing.
+VIEWS = {
+    "view",
+    "_unsafe_view",
+    "transpose",
+    "t",
+    "permute",
+    "expand",
+    "unsqueeze",
+    "slice",
+    "select",
+    "as_strided",
+    "detach",
+}
+VIEWS |= {"split", "split_with_sizes", "unflatten", "flatten", "unbind", "alias", "empty", "new_empty", "empty_like"}
+GROWTH = {"new_zeros", "copy_"}  # of the cache
+
+
+class Counts(TorchDispatchMode):
+    """Kernels by name, bytes of those that are no products, and copies that a host waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels, self.bytes, self.copies = collections.Counter(), collections.Counter(), collections.Counter()
+        self.pinned, self.tokens = False, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)]
+        devices, name = {tensor.device.type for tensor in tensors}, func._schema.name.removeprefix("aten::")
+        if len(devices) > 1 and name in ("_to_copy", "copy_", "to"):
+            self.copies["pinned" if self.pinned else "pageable"] += 1
+        elif name in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal"):
+            self.copies[name] += 1
+        elif "meta" in devices and name not in VIEWS:
+            self.count(name, tensors)
+        return out
+
+    def count(self, name: str, tensors: list[torch.Tensor]) -> None:
+        self.kernels[name] += 1
+        if name == "embedding":
+            self.tokens = len(tensors[-1])
+        elif name not in PRODUCTS | GROWTH:
+            self.bytes[name] += sum(tensor.nbytes for tensor in tensors)
+
+
+class Launches:
+    """In place of a kernel of triton; what it reads and writes are those of its tensors that it is told."""
+
+    def __init__(self, counts: list[Counts], name: str, moved: tuple[int, ...]) -> None:
+        self.counts, self.name, self.moved = counts, name, moved
+
+    def __getitem__(self, grid):
+        assert all(0 < size < (1 << 31 if axis == 0 else 1 << 16) for axis, size in enumerate(grid))
+        return lambda *args, **_: self.counts[-1].count(self.name, [args[number] for number in self.moved])
+
+
+def passes(monkeypatch, attention: str, packed: bool, documents: int) -> list[Counts]:
+    """Hyper-parallel decoding by Qwen3-8B's layers: each pass."""
+    from raypd.decoding import cuda_layer
+    from raypd.decoding.attention import triton_kernel
+
+    passed: list[Counts] = []
+    kernels = {"_norm": (0, 2), "_place": (0, 0), "_swiglu": (0, 1)}
+    for name, moved in kernels.items():
+        monkeypatch.setattr(cuda_layer, name, Launches(passed, name, moved))
+    for name, moved in {"_attend": (0, 3), "_merge": (0, 2)}.items():
+        monkeypatch.setattr(triton_kernel, name, Launches(passed, name, moved))
+    monkeypatch.setattr(triton_kernel, "card", lambda _: ((8, 9), 142))  # an L40S
+    monkeypatch.setattr(triton_kernel, "refusal", lambda _: None)
+    monkeypatch.setattr(sdpa, "_has_kernel", lambda *_: True)
+
+    def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+        passed[-1].pinned = True
+        moved = torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        passed[-1].pinned = False
+        return moved
+
+    def sample(self, samples, logits, hidden) -> None:
+        for drawn in samples:
+            drawn.seq.sampled[drawn.number] = 5, -1.0, None, None
+
+    for module in (engines, plan, step):
+        monkeypatch.setattr(module, "to_device", to_device)
+    monkeypatch.setattr(Engine, "_sample", sample)
+    with META:
+        config = Qwen3Config(**{**LARGE, **SHAPES["Qwen3-8B"], "num_hidden_layers": LAYERS})
+        model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
+    model = Llama(model, cuda_layer.CudaLayer) if packed else model
+    engine, work = Engine(model, max_num_seqs=64, max_num_batched_tokens=8192, attention=attention), Work()
+    for tokens in work.documents(documents, 1000, seed=1):
+        engine.submit(hyper_parallel(work.slotted(tokens, 1000), work.value))
+    while engine.pending:
+        passed.append(Counts())
+        with passed[-1]:
+            engine.step()
+    return passed
+
+
+@pytest.mark.parametrize("documents", [1, 64])
+def test_a_layer_is_few_launches_and_moves_little_beside_its_products(documents, monkeypatch):
+    for counts in passes(monkeypatch, "triton", True, documents):
+        around = 16  # embedding, rotary embedding, last norm, head
+        assert sum(count for name, count in counts.kernels.items() if name not in GROWTH) <= 12 * LAYERS + around
+        merged = counts.bytes.pop("_merge", 0)  # where a pass has too few blocks for all multiprocessors
+        assert merged == 0 or counts.tokens <= 512
+        assert counts.bytes.total() / counts.tokens / LAYERS <= 200 * 1024
+        assert set(counts.copies) == {"pinned"}
+        assert counts.copies["pinned"] <= 2
+
+
+def test_without_triton_scores_are_not_written_out_either(monkeypatch):
+    for counts in passes(monkeypatch, "sdpa", False, 64):
+        assert not {"softmax", "_softmax", "logsumexp", "exp"} & set(counts.kernels)
+        assert set(counts.copies) == {"pinned"}
