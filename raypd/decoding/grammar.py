@@ -23,6 +23,7 @@ UNIT_BYTES = 24  # most that a number has behind its last digit: what is longer 
 DEAD = -1
 _MANY, _FEW = 2_000, 16  # tokens that may be readable, characters that may come: fewer are found faster one by one
 UNREACHABLE = 1_000_000
+_SETS_KEPT = 1024  # of allowed tokens, with their masks on a GPU
 
 
 class Vocabulary:
@@ -128,7 +129,8 @@ class Grammar:
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
         self.automaton, self.vocabulary = automaton, vocabulary
         self._after: dict[tuple[int, int], int] = {}
-        self._reads: dict[int, tuple[AllowedTokens, np.ndarray]] = {}
+        self._reads: dict[int, tuple[AllowedTokens, np.ndarray, np.ndarray]] = {}
+        self._allowed: dict[tuple[int, int | None], AllowedTokens] = {}
         self._read_here: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._distances: dict[int, int] = {}
         self._forced: dict[int, list[int]] = {}
@@ -149,11 +151,18 @@ class Grammar:
         tokens that may still come, this one counted; None: they may end before the value does."""
         if not self.automaton.limited(state):
             return None
-        if remaining is None:
-            return AllowedTokens(self._edges(state)[0])
-        tokens, distances = self._read(state)
-        near = distances < remaining
-        return tokens if near.all() else tokens.where(near)
+        level = None  # of the distances that tokens leave: those below it fit
+        if remaining is not None:
+            tokens, distances, levels = self._read(state)
+            if (level := int(levels.searchsorted(remaining))) == len(levels):
+                return tokens
+        if (state, level) not in self._allowed:
+            if len(self._allowed) == _SETS_KEPT:
+                self._allowed.clear()
+            self._allowed[state, level] = (
+                AllowedTokens(self._edges(state)[0]) if level is None else tokens.where(distances < remaining)
+            )
+        return self._allowed[state, level]
 
     def forced(self, state: int, remaining: int | None) -> list[int]:
         """The tokens that come next whatever the model says: of a text that the automaton leaves no choice in, as the
@@ -296,13 +305,13 @@ class Grammar:
                     return text[:cut] + closing
         return "[]"
 
-    def _read(self, state: int) -> tuple[AllowedTokens, np.ndarray]:
-        """Tokens that can be read in a state, and how far from a value each leaves."""
+    def _read(self, state: int) -> tuple[AllowedTokens, np.ndarray, np.ndarray]:
+        """Tokens that can be read in a state, how far from a value each leaves, and these distances, each once."""
         if state not in self._reads:
             ids, after = self._edges(state)
             states, which = np.unique(after, return_inverse=True)
             far = np.array([self.distance(reached) for reached in states.tolist()], dtype=np.int64)
-            self._reads[state] = AllowedTokens(ids, self._outcomes(after.tolist())), far[which]
+            self._reads[state] = AllowedTokens(ids, self._outcomes(after.tolist())), far[which], np.unique(far)
         return self._reads[state]
 
     def _edges(self, state: int) -> tuple[np.ndarray, np.ndarray]:
@@ -310,10 +319,12 @@ class Grammar:
             self._read_here[state] = self.vocabulary.accepted(self.automaton, state)
         return self._read_here[state]
 
-    def _outcomes(self, states: Sequence[int]) -> np.ndarray:
-        """[states, 2] the first and last value that each leaves open; what may still be anything is one of its own.
-        Values that begin alike stand side by side in their order, so that they are an interval."""
+    def _outcomes(self, states: Sequence[int]) -> np.ndarray | None:
+        """[states, 2] the first and last value that each leaves open; what may still be anything is one of its own, and
+        None says that all are. Values that begin alike stand side by side in their order, so that they are an interval."""
         values = [self.automaton.open_values(state) for state in states]
+        if not any(values):
+            return None
         place = {value: i for i, value in enumerate(sorted({value for some in values for value in some}))}
         spans = [(place[min(some)], place[max(some)]) if some else (i, i) for i, some in enumerate(values, len(place))]
         return np.array(spans, dtype=np.int64).reshape(-1, 2)

@@ -3,7 +3,7 @@ sequence, one uniform number a token, so that an answer does not depend on its b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -24,6 +24,7 @@ class Sampling:
 
 GREEDY = Sampling()
 _CPU_ROWS, _DEVICE_ROWS = 16, 512  # rows of logits that are looked at together
+_MANY = 1024  # allowed tokens: more are masked in a row of logits, fewer are picked out of it
 
 
 @dataclass
@@ -33,6 +34,19 @@ class AllowedTokens:
 
     ids: np.ndarray  # [n] in rising order
     outcomes: np.ndarray | None = None  # [n, 2]; None: each has its own
+    _masks: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def masked(self) -> bool:
+        return self.outcomes is None and len(self.ids) > _MANY
+
+    def mask(self, vocabulary: int, device: torch.device) -> torch.Tensor:
+        """[vocabulary / 8] uint8, a bit a token, on a device: sent there once, as a grammar keeps what it allows."""
+        if (device, vocabulary) not in self._masks:
+            bits = np.zeros(vocabulary, dtype=bool)
+            bits[self.ids] = True
+            self._masks[device, vocabulary] = to_device(np.packbits(bits, bitorder="little"), device)
+        return self._masks[device, vocabulary]
 
     def where(self, kept: np.ndarray) -> AllowedTokens:
         """Some of them: kept [n] bool."""
@@ -98,18 +112,18 @@ def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[in
 
 def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> torch.Tensor:
     """[2, requests] tokens and log-probabilities, in float64, which holds both as they are."""
-    groups: dict[tuple[Sampling, bool], list[int]] = {}
+    groups: dict[tuple[Sampling, bool | None], list[int]] = {}
     for i, request in enumerate(requests):
-        groups.setdefault((request.sampling, request.allowed_token_ids is not None), []).append(i)
+        allowed = request.allowed_token_ids
+        groups.setdefault((request.sampling, None if allowed is None else allowed.masked), []).append(i)
     picked = torch.empty(2, len(requests), dtype=torch.float64, device=logits.device)
-    for (sampling, limited), members in groups.items():
+    for (sampling, masked), members in groups.items():
         draws = np.array([requests[i].draw for i in members], dtype=np.float32)
-        if limited:  # of whose rows the allowed tokens alone are read
-            allowed = [requests[i].allowed_token_ids for i in members]
-            # many ask in the same state of a grammar
-            distinct = list({id(choices): choices for choices in allowed}.values())
-            place = {id(choices): n for n, choices in enumerate(distinct)}
-            index, which = to_device(np.array([members, [place[id(choices)] for choices in allowed]]), logits.device)
+        sets = [requests[i].allowed_token_ids for i in members]
+        distinct = list({id(tokens): tokens for tokens in sets}.values())  # many ask in the same state of a grammar
+        place = {id(tokens): n for n, tokens in enumerate(distinct)}
+        index, which = to_device(np.array([members, [place[id(tokens)] for tokens in sets]]), logits.device)
+        if masked is False:  # the allowed tokens alone are read
             table = to_device(_padded(distinct), logits.device)[which]  # [members, most allowed, 3], -1 pads
             ids = table[..., 0]
             scores = _wide(logits[index[:, None], ids.clamp_min(0)]).masked_fill(ids < 0, -torch.inf)
@@ -117,15 +131,16 @@ def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> torch.Tensor
             tokens = ids.gather(1, chosen)[:, 0]
             logprobs = _outcome_logprobs(scores, table[..., 1], table[..., 2], chosen)
         else:
-            index = to_device(np.array(members), logits.device)
-            rows = logits if len(members) == len(requests) else logits[index]
+            rows = logits[index] if masked or len(members) < len(requests) else logits
+            if masked:
+                rows.masked_fill_(_forbidden(distinct, rows)[which], -torch.inf)
             in_c = rows.device.type == "cpu" and rows.dtype == torch.bfloat16 and _has_native()
             if sampling.temperature == 0 and in_c:
                 tokens, logprobs = native.greedy(rows.contiguous())
             else:
                 scores = _wide(rows)
                 tokens = _choose(scores, sampling, draws)
-                logprobs = -torch.nn.functional.cross_entropy(scores, tokens, reduction="none")
+                logprobs = scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
         picked[:, index] = torch.stack([tokens.double(), logprobs.double()])
     return picked
 
@@ -156,6 +171,14 @@ def _choose(scores: torch.Tensor, sampling: Sampling, draws: np.ndarray) -> torc
     if sampling.temperature == 0:
         return scores.argmax(-1)
     return pick(probabilities(scores, sampling), to_device(draws, scores.device))
+
+
+def _forbidden(allowed: list[AllowedTokens | None], logits: torch.Tensor) -> torch.Tensor:
+    """bool [sets, vocabulary] of the tokens that are not in each set."""
+    vocabulary = logits.shape[-1]
+    masks = torch.stack([tokens.mask(vocabulary, logits.device) for tokens in allowed if tokens is not None])
+    bits = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
+    return ((masks[:, :, None] & bits) == 0).flatten(1)[:, :vocabulary]
 
 
 def _padded(allowed: list[AllowedTokens | None]) -> np.ndarray:

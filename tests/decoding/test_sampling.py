@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from raypd.decoding import native
+from raypd.decoding import native, sampling
 from raypd.decoding.grammar import Grammar, JsonString, OneOf, Vocabulary
 from raypd.decoding.sampling import AllowedTokens, SampleRequest, Sampling, sample
+from raypd.decoding.transfer import to_device
+from raypd.tasks.automata import json_object
 
 
 def by_hand(logits, ask):
@@ -32,12 +34,13 @@ def by_hand(logits, ask):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_each_ask_is_answered_as_if_alone(dtype):
     rng = np.random.default_rng(4)
-    logits = torch.from_numpy(rng.normal(size=(77, 300)) * 4).to(dtype)  # more rows than are looked at together
+    logits = torch.from_numpy(rng.normal(size=(77, 2501)) * 4).to(dtype)  # more rows than are looked at together
     asks = []
     for _ in range(77):
         allowed = None
         if rng.random() < 0.5:
-            ids = np.sort(rng.choice(300, rng.integers(1, 40), replace=False))
+            size = rng.integers(*((1, 40) if rng.random() < 0.5 else (1020, 2400)))  # picked out, or masked
+            ids = np.sort(rng.choice(2501, size, replace=False))
             nested = np.array([(0, 5), (0, 2), (3, 5), *((i, i) for i in range(6))])
             allowed = AllowedTokens(ids, rng.choice(nested, len(ids)) if rng.random() < 0.5 else None)
         asks.append(SampleRequest(Sampling(float(rng.choice([0.0, 0.7, 1.3]))), float(rng.random()), allowed))
@@ -51,6 +54,16 @@ def test_nothing_asked_and_nothing_allowed():
     assert sample(torch.zeros(0, 9), []) == ([], [])
     with pytest.raises(ValueError, match="allows no token"):
         sample(torch.zeros(1, 9), [SampleRequest(allowed_token_ids=AllowedTokens(np.array([], dtype=np.int64)))])
+
+
+def test_what_a_grammar_allows_goes_to_the_device_once(monkeypatch):
+    grammar = Grammar(json_object(None), Vocabulary([chr(97 + n % 26) * (n // 26 + 1) for n in range(1500)] + ['{"']))
+    state, sent = grammar.advance(0, 1500), []
+    monkeypatch.setattr(sampling, "to_device", lambda a, device: sent.append(a.nbytes) or to_device(a, device))
+    for _ in range(3):
+        tokens, _ = sample(torch.randn(8, 1501), [SampleRequest(allowed_token_ids=grammar.allowed(state, None))] * 8)
+        assert max(tokens) < 1500
+    assert sorted(sent) == [128, 128, 128, 188]  # places of rows and sets in each pass; a bit a token
 
 
 TEXTS = ["true", " true", "t", "false", " false", " ", "null", '"', ' "', '"red', '"rose', "red", "rose", "x"]
