@@ -176,6 +176,7 @@ class LLM:
         config = make_config({**unsaid, **tree, "task": {"kind": kind, **tree.get("task", {})}}, _overrides(settings))
         key = config.model_dump_json()
         if key not in self._parts:
+            self._parts = {}  # a cache holds all of a GPU's memory
             self._parts = {key: build(config, None, self._load)}
         records: list[list[Record]] = [[] for _ in fields]
         documents: list[Document] = []

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
 
+from raypd.decoding import engine as decoding
 from raypd.decoding.attention import sdpa
-from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.quantized import Fp8Linear
 from tests.decoding.cases import CASES, Case, Knowing, pair, run_all
@@ -25,6 +25,7 @@ from tests.tiny import in_float64
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+Engine = partial(decoding.Engine, cache_tokens=4096)  # processes of `-n 8` share the GPU
 ATTENTIONS = ["sdpa", pytest.param("triton", marks=needs_triton)]
 
 
@@ -93,6 +94,14 @@ def test_it_writes_what_transformers_writes_on_the_same_gpu(attention):
         options = {"max_new_tokens": 30, "min_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
         written = stock.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **options)
         assert answer.tokens == written[0, len(prompt.tokens) :].tolist()
+
+
+def test_a_cache_is_sized_once():
+    prompts = prompts_of(3, 6, 40)
+    small, sized = (Engine(pair("qwen3")[0].cuda(), cache_tokens=slots) for slots in (4096, 5000))
+    assert sized.cache.allocator.slots == sized.cache.limit == 5000
+    answers = [[one.tokens for one in e.run(autoregressive(p, 9, never) for p in prompts)] for e in (small, sized)]
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.skipif(

@@ -85,10 +85,13 @@ Build = Callable[[RunConfig, int | None], WorkerComponents]
 Load = Callable[[ModelConfig], "LoadedModel"]  # in place of load_model, for a caller that keeps models
 
 
-def build(config: RunConfig, threads: int | None, load: Load | None = None, each: bool = False) -> WorkerComponents:
+def build(
+    config: RunConfig, threads: int | None, load: Load | None = None, each: bool = False, share: float = 1.0
+) -> WorkerComponents:
     """Loads the model, or both of a cascade, and makes engine and task. Raises ModelError or ConfigError.
 
-    threads: of the CPU; None: as torch has them. each: a document is decoded though it says what another says."""
+    threads: of the CPU; None: as torch has them. each: a document is decoded though it says what another says.
+    share: of a GPU's free memory for the cache."""
     if (second := config.second_model()) is not None:
         return _of_cascade(config, second, threads, load, each)
     if config.model.is_fake:
@@ -109,7 +112,7 @@ def build(config: RunConfig, threads: int | None, load: Load | None = None, each
 
             engine, task = VLLMEngine(config, threads), task_alone(config)
         else:
-            engine, task = _of_raypd(config, threads, load)
+            engine, task = _of_raypd(config, threads, load, share)
         drawn = config.decoding.sampling
         sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p)
     if not each and gives_the_same(config):
@@ -121,7 +124,8 @@ def _of_cascade(
     config: RunConfig, second: RunConfig, threads: int | None, load: Load | None, each: bool
 ) -> WorkerComponents:
     alone = config.model_copy(update={"cascade": CascadeConfig()})
-    parts = [build(run, threads, load, each=True) for run in (alone, second)]
+    # The first leaves half of a GPU's memory to the second's weights and cache.
+    parts = [build(run, threads, load, each=True, share=share) for run, share in ((alone, 0.5), (second, 1.0))]
     task: Task = Cascade(parts[0].task, parts[1].task, config, parts[1].sampling)
     if not each and gives_the_same(config) and gives_the_same(second):
         task = Distinct(task, config)
@@ -129,7 +133,7 @@ def _of_cascade(
     return WorkerComponents(engine, task, parts[0].sampling, config.engine.max_num_seqs)
 
 
-def _of_raypd(config: RunConfig, threads: int | None, load: Load | None) -> tuple[Engine, Task]:
+def _of_raypd(config: RunConfig, threads: int | None, load: Load | None, share: float) -> tuple[Engine, Task]:
     import torch
 
     from raypd.decoding import engine as decoding
@@ -145,11 +149,12 @@ def _of_raypd(config: RunConfig, threads: int | None, load: Load | None) -> tupl
         engine = decoding.Engine(
             loaded.packed,
             max_num_seqs=sizes.most_seqs,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            max_num_batched_tokens=sizes.batched_tokens(loaded.device.type == "cuda"),
             cache_tokens=sizes.cache_tokens,
+            memory_share=share * min(1.0, config.cluster.gpus_per_worker or 1.0),
             attention=sizes.attention,
             cuda_graphs=sizes.cuda_graphs,
         )
     except ValueError as error:
-        raise ModelError(f"engine.attention: {error}") from None
+        raise ModelError(f"engine: {error}") from None
     return engine, build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)

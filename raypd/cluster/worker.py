@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import threading
 import time
 import traceback
@@ -80,6 +81,8 @@ class EngineActor:
             from raypd.models.load import check_gpu
 
             check_gpu()
+        if self.gpus and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # or gaps between passes fill the memory
         self.parts = build(self.config, threads)
         self.schema = columns_of(self.config)
         self.meter.ready()

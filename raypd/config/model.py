@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from raypd.config.section import Section, Uri, check_secrets
 from raypd.config.tasks import ANSWER_KEYS
@@ -178,10 +178,11 @@ class EngineConfig(Section, use_attribute_docstrings=True):
         description="b: most prompts in decoding at the same time; auto: as many as fill a pass and the cache has room "
         f"for, at most {MOST_SEQS}",
     )
-    max_num_batched_tokens: int = Field(2048, ge=16)
-    """Most tokens of one forward pass; longer prompts go in chunks"""
+    max_num_batched_tokens: int | Literal["auto"] = "auto"
+    """Most tokens of one forward pass; longer prompts go in chunks; auto: 8192 on a GPU, else 2048"""
     cache_tokens: int | None = Field(None, ge=256)
-    """Token slots of the cache; null: as max_num_seqs and lengths ask, and memory allows"""
+    """Token slots of the cache; null: all that a GPU's memory has room for; on a CPU as max_num_seqs and lengths ask,
+    and memory allows"""
     attention: Literal["auto", "sdpa", "avx512", "triton"] = "auto"
     """What reads the cache: sdpa: torch, on any device; avx512: one kernel, for bfloat16 on a CPU with AVX-512 BF16
     (needs a C compiler); triton: one kernel, on a GPU (needs the package triton); auto: avx512 where it can run and
@@ -197,11 +198,17 @@ class EngineConfig(Section, use_attribute_docstrings=True):
         """`max_num_seqs` as a number."""
         return MOST_SEQS if self.max_num_seqs == "auto" else self.max_num_seqs
 
-    @field_validator("max_num_seqs", mode="before")
+    def batched_tokens(self, gpu: bool) -> int:
+        """`max_num_batched_tokens` as a number."""
+        auto = 8192 if gpu else 2048
+        return auto if self.max_num_batched_tokens == "auto" else self.max_num_batched_tokens
+
+    @field_validator("max_num_seqs", "max_num_batched_tokens", mode="before")
     @classmethod
-    def _number_or_auto(cls, value: Any) -> Any:
-        if value != "auto" and (type(value) is not int or value < 1):
-            raise ValueError(f"give a whole number from 1 on, or auto (it is {value!r})")
+    def _number_or_auto(cls, value: Any, info: ValidationInfo) -> Any:
+        least = 1 if info.field_name == "max_num_seqs" else 16
+        if value != "auto" and (type(value) is not int or value < least):
+            raise ValueError(f"give a whole number from {least} on, or auto (it is {value!r})")
         return value
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ where a next token was asked for; and lets each program whose feed is complete g
 end; long feeds go in chunks of the token budget, behind the short feeds of programs that decode (scheduler.py).
 """
 
+import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +18,19 @@ from raypd.decoding.attention.kernels import chosen
 from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.counts import Finished
 from raypd.decoding.few_tokens import FewTokens
-from raypd.decoding.graphs import Graphs
-from raypd.decoding.kv_cache import KVCache
+from raypd.decoding.graphs import MOST_TOKENS, Graphs
+from raypd.decoding.kv_cache import NO_MEMORY, KVCache
 from raypd.decoding.llama import Llama, is_llama
-from raypd.decoding.memory import TokenBudget, is_out_of_memory
-from raypd.decoding.program import DraftRequest, Predictions, Program
+from raypd.decoding.memory import LEAST_TOKENS, TokenBudget, is_out_of_memory, slots_that_fit
+from raypd.decoding.program import DraftRequest, Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, SampleRequest, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Scheduler
-from raypd.decoding.sequence import POSITION, TOKEN, Sequence
+from raypd.decoding.sequence import POSITION, TOKEN, ProgramError, Sequence
 from raypd.decoding.stock import Stock
 from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import NO_TOKEN
+
+_FIRST_SLOTS = 4096  # of a cache that grows
 
 
 @dataclass
@@ -43,7 +46,8 @@ class _Sample:
 
 class Engine:
     """Runs many programs over one model: `submit` them, then `step` while any is `pending`. Raises ValueError where the
-    attention is not installed, cannot run on the model's device, or has no CUDA graphs."""
+    attention is not installed, cannot run on the model's device, or has no CUDA graphs, and where a GPU has no memory
+    for the cache."""
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Engine:
         max_num_seqs: int = 256,  # most programs in decoding at the same time; fewer where they fill a pass
         max_num_batched_tokens: int = 2048,  # most tokens of one pass; fewer where the device runs out of memory
         cache_tokens: int | None = None,  # most slots of the cache; None: as far as memory goes
+        memory_share: float = 1.0,  # of what is free on a GPU, that the cache may take: others may need the rest
         attention: str = "auto",  # sdpa (torch), avx512 (CPU, bfloat16), triton (GPU); auto: the fastest there
         cuda_graphs: bool = False,  # small passes run as CUDA graphs (graphs.py), with attention "triton"
     ) -> None:
@@ -68,15 +73,50 @@ class Engine:
         self.model.eval()
         if isinstance(self.model, Llama) and self.device.type == "cpu":
             self.few = FewTokens(self.model.head, text.vocab_size)
-        self.cache = KVCache(4096, cache_tokens, self.device)
-        self.graphs = Graphs(self._logits, self.cache, text) if cuda_graphs else None
+        self.cache = KVCache(_FIRST_SLOTS, cache_tokens, self.device)
+        self.graphs: Graphs | None = None
         self.budget = TokenBudget(max_num_batched_tokens)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
         self.steps = 0
+        if self.device.type == "cuda" and (cache_tokens is None or cache_tokens > _FIRST_SLOTS):
+            self.size_cache(cache_tokens, memory_share, MOST_TOKENS if cuda_graphs else 0)
+        if cuda_graphs:
+            self.graphs = Graphs(self._logits, self.cache, text)
 
     def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
         """Queues a program. `tag` comes back as `Finished.tag`; `seed` alone decides its random draws."""
         self.scheduler.waiting.append(Sequence(program, tag, sampling, seed))
+
+    def size_cache(self, most: int | None = None, share: float = 1.0, graph_tokens: int = 0) -> None:
+        """Makes the cache as large as a GPU's memory allows beside the largest passes, for good: full of tokens, with a
+        next one behind each. Graphs hold a pass of `graph_tokens` more. Raises ValueError where there is no room."""
+        gc.collect()  # an engine that is gone may still hold its own
+        tokens, reason = self.budget.most, ""
+        length = getattr(self.model.config.get_text_config(), "max_position_embeddings", tokens)
+        while tokens >= LEAST_TOKENS:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+            texts = [min(length, tokens)] * max(1, tokens // length)
+            try:
+                self.run([_full_pass(1)])  # its layers are in the cache then
+                self.run(map(_full_pass, texts), sampling=Sampling(1.0, top_p=0.9))  # what takes most
+            except ProgramError as error:
+                reason = str(error)
+                break
+            peak = torch.cuda.max_memory_allocated(self.device) - torch.cuda.memory_allocated(self.device)
+            torch.cuda.empty_cache()
+            free, total = torch.cuda.mem_get_info(self.device)
+            free += self.cache.slot_bytes * self.cache.allocator.slots
+            peak += int(peak * min(1.0, graph_tokens / tokens))
+            slots = slots_that_fit(int(share * free), total, peak, self.cache.slot_bytes)
+            if self.budget.tokens == tokens and slots >= tokens:
+                slots = slots if most is None else min(slots, most)
+                self.cache = self.scheduler.cache = KVCache(slots, slots, self.device, NO_MEMORY)
+                self.steps = 0
+                return
+            tokens = min(self.budget.tokens, tokens // 2)
+            self.budget.most = self.budget.tokens = tokens
+        raise ValueError(f"the GPU has no memory for the model's cache: {reason or 'other processes use it'}")
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -195,6 +235,10 @@ class Engine:
                 except Exception as error:
                     yield self.scheduler.end(seq, error=error)
             answered = _draft(drafting)
+
+
+def _full_pass(tokens: int) -> Program[None]:
+    yield Feed([0] * tokens, range(tokens), sample_at=range(tokens))
 
 
 def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:

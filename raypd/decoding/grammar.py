@@ -320,8 +320,8 @@ class Grammar:
         return self._read_here[state]
 
     def _outcomes(self, states: Sequence[int]) -> np.ndarray | None:
-        """[states, 2] the first and last value that each leaves open; what may still be anything is one of its own, and
-        None says that all are. Values that begin alike stand side by side in their order, so that they are an interval."""
+        """[states, 2] the first and last value that each leaves open; what may still be anything is one of its own
+        (None: all are). Values that begin alike stand side by side in their order, so that they are an interval."""
         values = [self.automaton.open_values(state) for state in states]
         if not any(values):
             return None

@@ -7,7 +7,7 @@ import torch
 
 from raypd.decoding.memory import has_main_memory, is_out_of_memory
 
-_NO_MEMORY = "there is no memory for more"
+NO_MEMORY = "there is no memory for more"
 
 
 class OutOfSlots(Exception):
@@ -46,12 +46,15 @@ class SlotAllocator:
 
 class KVCache:
     """Keys and values of all sequences, per layer [slots, kv_heads, head_dim]; it doubles when full, up to `limit`
-    slots. Layers are allocated when first written, and zeroed: NaN in a masked slot would leak through attention."""
+    slots (`why`: the reason for it). Layers are allocated when first written, and zeroed: NaN in a masked slot would
+    leak through attention."""
 
-    def __init__(self, slots: int, limit: int | None, device: torch.device) -> None:
+    def __init__(
+        self, slots: int, limit: int | None, device: torch.device, why: str = "engine.cache_tokens allows no more"
+    ) -> None:
         self.allocator = SlotAllocator(slots if limit is None else min(slots, limit))
         self.limit = limit
-        self._why = "engine.cache_tokens allows no more"  # it does not grow
+        self._why = why  # it does not grow
         self.device = device
         self.generation = 0  # rises when stores move
         self.keys: dict[int, torch.Tensor] = {}
@@ -70,18 +73,22 @@ class KVCache:
         slots = slots if self.limit is None else min(slots, self.limit)
         if slots <= self.allocator.slots:
             return False
-        slot = sum(store[0].nbytes for store in (*self.keys.values(), *self.values.values()))
-        if self.device.type == "cpu" and not has_main_memory((slots - self.allocator.slots) * slot):
-            self._why = _NO_MEMORY  # for now
+        if self.device.type == "cpu" and not has_main_memory((slots - self.allocator.slots) * self.slot_bytes):
+            self._why = NO_MEMORY  # for now
             return False
         try:
             self._resize(slots)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            self.limit, self._why = self.allocator.slots, _NO_MEMORY  # sequences wait for each other from here on
+            self.limit, self._why = self.allocator.slots, NO_MEMORY  # sequences wait for each other from here on
             return False
         return True
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of one slot in all layers that were written."""
+        return sum(store[0].nbytes for store in (*self.keys.values(), *self.values.values()))
 
     def free(self, start: int, length: int) -> None:
         self.allocator.free(start, length)

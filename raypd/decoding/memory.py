@@ -9,6 +9,7 @@ LEAST_TOKENS = 16  # of a pass: below this, what does not fit is the program and
 _CALM_PASSES = 128  # good passes before more is tried again; twice as many after every failure
 _MOST_AT_FLOOR = 3  # smallest passes that fail one after the other: another process has the memory
 _SPARE = 0.1  # of the main memory: what is left to everything else
+_MARGIN = 0.05  # of a GPU's: for gaps between what is allocated, and for kernels that are loaded later
 _MACHINE = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
 
@@ -17,9 +18,16 @@ _log = logging.getLogger(__name__)
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the device's memory did not suffice; some backends raise a plain RuntimeError."""
+    texts = ("out of memory", "cublas_status_alloc_failed")
     return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
     )
+
+
+def slots_that_fit(free: int, total: int, peak: int, slot: int) -> int:
+    """Slots of a cache, of `slot` bytes each, on a GPU: what is `free` of its `total` memory without the cache, but for
+    a pass's `peak` and a margin."""
+    return max(0, int(free - peak - _MARGIN * total)) // slot
 
 
 def has_main_memory(size: int) -> bool:

@@ -58,6 +58,7 @@ class Search:
     floor: Floor  # what a setting's agreement must reach
     types: Sequence[tuple[str, str]] = ()  # (dtype, quantization) of weights to try
     vllm: bool = False  # whether the worker has it
+    gpu: bool = False  # likewise
     reference_kind: Reference = "auto"
     show: Callable[[Trial, bool], None] = lambda trial, reference: None  # of each trial; whether it is the reference
     reference: Trial = field(init=False)  # the first trial, or the one after it where that was poor
@@ -118,7 +119,7 @@ class Search:
                 self._climb(vllm, "engine.max_num_seqs", _ENGINE["engine.max_num_seqs"])
         for key, limit in _ENGINE.items():
             best = self._best_changes()
-            if self.value(best, key) != "auto":
+            if self.value(best, key) != "auto" or key != "engine.max_num_seqs":
                 self._climb(best, key, limit)
         for dtype, quantization in self.types if self.judged else ():
             self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
@@ -175,7 +176,8 @@ class Search:
 
     def _climb(self, start: Changes, key: str, limit: int, factors: Sequence[float] = (2, 0.5)) -> None:
         """Doubles a setting while that is better, or else halves it while that is (or other `factors`)."""
-        first, began = self._try(start), int(self.value(start, key))
+        first, value = self._try(start), self.value(start, key)
+        began = self.config.engine.batched_tokens(self.gpu) if value == "auto" else int(value)
         for factor in factors:
             better = self._while_better(
                 [first], lambda value: {**start, key: value}, int(began * factor), max(limit, began), factor

@@ -88,7 +88,8 @@ def tune(config: RunConfig, options: TuneOptions, measurements: Path, verbose: b
         about = f"{_hash([[document.id, document.fields] for document in documents])} {facts.machine}"
         trials = _Trials(config, documents, profiler, measurements, about, time.monotonic() + seconds, say)
         floor = Floor(options.agreement, options.judge)
-        search = Search(config, trials.measure, floor, facts.types, facts.vllm, options.reference, trials.show)
+        gpu = facts.gpu is not None
+        search = Search(config, trials.measure, floor, facts.types, facts.vllm, gpu, options.reference, trials.show)
         best = search.run()
     if best is None:
         suffices = _suffices(trials, options, kind)

@@ -59,8 +59,8 @@ class VLLMEngine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        model, sizes = config.model, config.engine
-        dtype = str(resolve_dtype(model.dtype, resolve_device(model.device))).removeprefix("torch.")
+        model, sizes, device = config.model, config.engine, resolve_device(config.model.device)
+        dtype = str(resolve_dtype(model.dtype, device)).removeprefix("torch.")
         with _whole_model(config) as (model_path, revision):
             arguments: dict[str, Any] = {
                 "model": model_path,
@@ -68,7 +68,7 @@ class VLLMEngine:
                 "trust_remote_code": model.trust_remote_code,
                 "dtype": dtype,
                 "max_num_seqs": sizes.most_seqs,
-                "max_num_batched_tokens": max(sizes.max_num_batched_tokens, sizes.most_seqs),
+                "max_num_batched_tokens": max(sizes.batched_tokens(device.type == "cuda"), sizes.most_seqs),
                 "enable_prefix_caching": True,
                 "disable_log_stats": True,
             }

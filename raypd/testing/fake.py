@@ -253,4 +253,4 @@ def make(config: RunConfig) -> tuple[FakeEngine, FakeTask]:
     """Engine and task of `model: fake`, after the seconds that a model would take to load."""
     time.sleep(config.model.fake.load_seconds)
     sizes = config.engine
-    return FakeEngine(config.model.fake, sizes.most_seqs, sizes.max_num_batched_tokens), FakeTask(config)
+    return FakeEngine(config.model.fake, sizes.most_seqs, sizes.batched_tokens(gpu=False)), FakeTask(config)

@@ -1,5 +1,6 @@
 """The decode worker in this process, with a fake engine: overlap of units, and whom an error costs what."""
 
+import os
 import re
 import sys
 from collections import Counter
@@ -248,4 +249,9 @@ def test_a_worker_that_was_given_a_gpu_and_sees_none_decodes_nothing(tmp_path, c
     assert (result.fatal, made.loaded) == (True, False)
     assert "was given a GPU, and torch" in (result.error or "")
     asked_for_it = with_keys(run, model={"device": "cpu"}, output={"path": str(tmp_path / "cpu")})
-    assert worker(asked_for_it, gpus=1.0).loaded
+    for said, read in (("max_split_size_mb:64", "max_split_size_mb:64"), (None, "expandable_segments:True")):
+        monkeypatch.setenv("PYTORCH_ALLOC_CONF", said or "")
+        if said is None:
+            monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+        assert worker(asked_for_it, gpus=1.0).loaded
+        assert os.environ["PYTORCH_ALLOC_CONF"] == read

@@ -93,6 +93,48 @@ def test_another_error_is_not_taken_for_it() -> None:
     assert not is_out_of_memory(ValueError("out of memory"))
 
 
+@pytest.mark.parametrize(
+    ("total", "how", "tokens", "slots"),
+    [
+        (60_000_000, {}, 2048, 32_265),  # a third is weights, a pass takes 10,000 bytes a token, a slot 512
+        (60_000_000, {"most": 3000, "graph_tokens": 1024}, 2048, 3000),
+        (60_000_000, {"graph_tokens": 1024}, 2048, 12_265),
+        (60_000_000, {"share": 0.5}, 1024, 13_203),
+        (8_000_000, {}, 256, 4635),
+        (2_000_000, {}, None, None),
+    ],
+)
+def test_on_a_gpu_the_cache_is_sized_once(total, how, tokens, slots, monkeypatch) -> None:
+    engine, gpu = Engine(tiny_model("llama"), max_num_seqs=8), {"peak": 0}
+
+    def held() -> int:
+        return total // 3 + engine.cache.slot_bytes * engine.cache.allocator.slots
+
+    def takes(_, inputs) -> None:
+        gpu["peak"] = max(gpu["peak"], held() + 10_000 * len(inputs[0]))
+        if held() + 10_000 * len(inputs[0]) > total:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    engine.model.register_forward_pre_hook(takes)
+    for name, value in {
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda device: gpu.update(peak=0),
+        "memory_allocated": lambda device: held(),
+        "max_memory_allocated": lambda device: gpu["peak"],
+        "mem_get_info": lambda device: (total - held(), total),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    if slots is None:
+        with pytest.raises(ValueError, match="no memory for the model's cache"):
+            engine.size_cache(**how)
+        return
+    engine.size_cache(**how)
+    assert (engine.budget.tokens, engine.cache.allocator.slots) == (tokens, slots)
+    prompts = [Prompt(tokens_of(random.Random(n), 500, 900)) for n in range(9)]
+    assert said(engine, prompts, 3) == said(Engine(tiny_model("llama")), prompts, 3)
+    assert (engine.cache.generation, engine.cache.allocator.slots) == (0, slots)
+
+
 def test_the_budget_comes_back() -> None:
     budget = TokenBudget(1000)
     assert (budget.too_much(900), budget.tokens) == (True, 450)

@@ -102,7 +102,8 @@ def physics(s: dict[str, Any]) -> tuple[float, float]:
     stack = s["stacked_documents"] if s["method"] == "hyper_parallel" and s["isolate"] == "none" else 0
     batch = 64 if s["max_num_seqs"] == "auto" else s["max_num_seqs"] * max(1, stack)
     speed *= min(batch, 64) ** 0.5 / (1 + max(0, batch - 64) / 64)
-    speed *= (1.0 - abs(s["max_num_batched_tokens"] - 4096) / 10_000) * (1 + stack / 10)
+    tokens = 2048 if s["max_num_batched_tokens"] == "auto" else s["max_num_batched_tokens"]
+    speed *= (1.0 - abs(tokens - 4096) / 10_000) * (1 + stack / 10)
     share -= 0.01 * stack
     return (speed * 1.5, share - 0.3) if s["max_value_tokens"] < 15 else (speed, share)
 
@@ -210,7 +211,7 @@ def test_the_median_of_the_best_two_decides() -> None:
 
     def rule(s: dict[str, Any]) -> tuple[float, float]:
         engine = (s["max_num_seqs"], s["max_num_batched_tokens"], s["max_value_tokens"])
-        if s["method"] == "autoregressive" or s["isolate"] == "none" or engine != (64, 2048, 30):
+        if s["method"] == "autoregressive" or s["isolate"] == "none" or engine != (64, "auto", 30):
             return 1.0, 1.0
         return next(luck) if s["isolate"] == "values" else 5.0, 1.0
 
