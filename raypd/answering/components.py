@@ -15,6 +15,7 @@ from raypd.tasks.cascade import Cascade, SecondProgram
 from raypd.tasks.distinct import Distinct, gives_the_same
 
 if TYPE_CHECKING:
+    from raypd.decoding import engine as decoding
     from raypd.models.load import LoadedModel
 
 _LEAST_SEQS = 64  # of engine.max_num_seqs: auto
@@ -133,6 +134,13 @@ def _of_cascade(
     return WorkerComponents(engine, task, parts[0].sampling, config.engine.max_num_seqs)
 
 
+def warm_up(engine: decoding.Engine, tokens: int) -> None:
+    """Compiles kernels and chooses products before a worker is ready, with a full pass and with small ones."""
+    from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+
+    engine.run(autoregressive(Prompt([0] * n), 3, lambda _: False) for n in (max(1, tokens - 20), 17, 1))
+
+
 def _of_raypd(config: RunConfig, threads: int | None, load: Load | None, share: float) -> tuple[Engine, Task]:
     import torch
 
@@ -157,4 +165,6 @@ def _of_raypd(config: RunConfig, threads: int | None, load: Load | None, share: 
         )
     except ValueError as error:
         raise ModelError(f"engine: {error}") from None
+    if loaded.device.type == "cuda":
+        warm_up(engine, min(engine.budget.most, loaded.context_length // 2))
     return engine, build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)

@@ -230,6 +230,7 @@ def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | Non
         sessions=len(bills),
         documents=documents,
         kwh=kwh,
+        cards=energy.together(worker.cards for bill in bills for worker in bill.workers),
         co2e_kg=co2e_kg,
         prices=sorted({node.price_source for bill in bills for node in bill.nodes}),
         notes=sorted({note for bill in bills for note in bill.notes}),

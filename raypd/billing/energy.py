@@ -1,39 +1,87 @@
-"""What a run's GPUs took, and they alone: by NVIDIA's own counter where there is one, else by watts that you give."""
+"""What a run's GPUs took and did, and they alone: by NVIDIA's NVML, the energy else by watts that you give."""
 
 import os
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any
 
-from raypd.run.records import Energy, WorkerTime
+from raypd.run.records import CardUse, Energy, WorkerTime
 
 _JOULES_PER_KWH = 3.6e6
 
 
 def meter(gpus: float) -> Callable[[], float | None]:
     """A counter of this process's GPUs: joules since now, None: not measured. gpus: of this worker, or a fraction."""
-    if not gpus:
-        return lambda: None
+    nvml, handles = _open(gpus)
 
     def total() -> float:
-        millijoules = sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles)
+        millijoules = sum(nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles)
         return min(1.0, gpus / len(handles)) * millijoules / 1000
 
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = _handles(pynvml)
         before = total()
-    except Exception:  # no driver, no GPU, no right, no counter (GPUs before Volta): NVML has an exception for each
+    except Exception:  # no GPU, no counter (GPUs before Volta)
         return lambda: None
 
     def joules() -> float | None:
         try:
             return total() - before
-        except pynvml.NVMLError:
+        except nvml.NVMLError:
             return None
 
     return joules
+
+
+class CardWatch:
+    """How this process's GPUs are used, since it began. gpus: of this worker."""
+
+    def __init__(self, gpus: float) -> None:
+        self._nvml, self._handles = _open(gpus)
+        self._use: CardUse | None = None
+
+    def __call__(self) -> CardUse | None:
+        """Takes a sample; None: NVML has never answered."""
+        nvml = self._nvml
+        for handle in self._handles:
+            try:
+                busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**30
+                clocks = [call(handle, nvml.NVML_CLOCK_SM) for call in (nvml.nvmlDeviceGetClockInfo,
+                                                                        nvml.nvmlDeviceGetMaxClockInfo)]  # fmt: skip
+            except nvml.NVMLError:
+                continue
+            self._use = CardUse(1, busy, memory, *clocks).plus(self._use or CardUse())
+        return self._use
+
+    def is_lost(self) -> bool:
+        """Whether the driver has given one of them up (Xid 79, a reset that is due)."""
+        try:
+            for handle in self._handles:
+                self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        except self._nvml.NVMLError as error:
+            return getattr(error, "value", None) in (
+                self._nvml.NVML_ERROR_GPU_IS_LOST,
+                self._nvml.NVML_ERROR_RESET_REQUIRED,
+            )
+        return False
+
+
+def together(uses: Iterable[CardUse | None]) -> CardUse | None:
+    """Of all workers; None where nobody knows."""
+    known = [use for use in uses if use is not None]
+    return reduce(CardUse.plus, known) if known else None
+
+
+def _open(gpus: float) -> tuple[Any, list[Any]]:
+    """NVML and the GPUs that this process sees; none where it has none or NVML does not answer."""
+    try:
+        import pynvml
+
+        if gpus:
+            pynvml.nvmlInit()
+        return pynvml, _handles(pynvml) if gpus else []
+    except Exception:  # no package, no driver, no right: NVML has an exception for each
+        return None, []
 
 
 def _handles(pynvml: Any) -> list[Any]:

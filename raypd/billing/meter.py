@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raypd.run.records import Counts, Spans, WorkerTime
+from raypd.run.records import CardUse, Counts, Spans, WorkerTime
 
 _JOIN_SECONDS = 0.05  # a pause between two steps that is shorter belongs to them
 _MOST_SPANS = 120  # of one worker
@@ -52,9 +52,10 @@ class Meter:
         gpus: float = 0.0,
         clock: Callable[[], float] = time.time,
         power: Callable[[], float | None] = lambda: None,
+        cards: Callable[[], CardUse | None] = lambda: None,
     ) -> None:
         self.id = uuid.uuid4().hex[:12]
-        self._clock, self._power, self._lock = clock, power, threading.Lock()
+        self._clock, self._power, self._cards, self._lock = clock, power, cards, threading.Lock()
         self._at = clock()  # up to which the spans reach
         self._totals = WorkerTime(self.id, node, self._at, pid=os.getpid(), method=method, gpus=gpus)
         self._state = "startup"
@@ -175,7 +176,8 @@ class Meter:
             if self._state != "busy" and now - self._at > 1.0:  # a long load or wait goes on the bill as it goes
                 self._go_on(now, None)
             self._totals.sequence += 1
-            report = replace(self._totals, heard=now, seconds=replace(self._totals.seconds), joules=self._power())
+            report = replace(self._totals, heard=now, seconds=replace(self._totals.seconds))
+            report.joules, report.cards = self._power(), self._cards()
             report.categories = {name: dict(counts) for name, counts in self._totals.categories.items()}
             report.open = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
             if self._state == "busy":  # a step that runs is reported as far as it is, and counted when it has ended

@@ -65,6 +65,8 @@ def _cost_lines(cost: RunCost | None) -> list[str]:
     if cost.kwh is not None:
         co2e = f", {number(cost.co2e_kg)} kg CO2e" if cost.co2e_kg is not None else ""
         lines.append(f"energy: {number(cost.kwh)} kWh of the GPUs{co2e}")
+    if cost.cards is not None:
+        lines.append(f"use:    {cost.cards}")
     return lines
 
 

@@ -66,7 +66,7 @@ def run_extract(
         from raypd.cluster import worker
 
         build = worker.build
-        check_model(config, machine=True)
+        check_model(config, machine=ray_session.runs_here(config.cluster))
     manifest.claim(config, output)
     held = RunLease(output, say)
     if held.took_over:  # and that one may have gone on while this one looked

@@ -28,6 +28,7 @@ from raypd.run.records import Bill, NodeTime, WorkerTime
 
 _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
 _GONE_SECONDS = 30.0  # without a report: a worker that is gone
+_UNWATCHED = "the GPUs' use is not known: NVML (package nvidia-ml-py, NVIDIA's driver) does not answer on a node"
 _ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) does not answer
 
 
@@ -96,6 +97,8 @@ class Ledger:
         self._starts += report.worker not in self._heard
         self._heard[report.worker] = time.monotonic(), *in_flight
         self.book.take(report)
+        if report.gpus and report.cards is None:
+            self.book.note(_UNWATCHED)
         return self._durable.get(report.worker, -1)
 
     def standing(self) -> Standing:

@@ -39,10 +39,12 @@ class PoolExecutor:
     ) -> None:
         self.spec, self.resources, self.cluster, self.say = spec, resources, cluster, say
         self.wanted, self.closing = cluster.max_workers, False
+        self._most = cluster.max_workers  # that there are cards for
         self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True
         self.workers: list[WorkerHandle] = []
         self.nodes = NodeWatch()
         self._again: deque[Unit] = deque()  # that were in flight before
+        self._left_out: list[WorkerHandle] = []  # on cards that fail, which they hold so that no other worker gets them
         self._source: Iterator[Unit] = iter(())
         self._exhausted = False  # the source is
         self._left = 0  # units that have not ended
@@ -67,10 +69,22 @@ class PoolExecutor:
     def close(self) -> None:
         for worker in list(self.workers):
             self._end(worker)
+        while self._left_out:
+            ray.kill(self._left_out.pop().actor)
 
     def _end(self, worker: WorkerHandle) -> None:
         ray.kill(worker.actor)
         self.workers.remove(worker)
+
+    def _leave_out(self, worker: WorkerHandle, why: str) -> None:
+        """Raises RunError where no card is left."""
+        self.say(why)
+        self.workers.remove(worker)
+        self._left_out.append(worker)
+        cards = int(ray.cluster_resources().get("GPU", 0.0) / self.resources.gpus) - len(self._left_out)
+        self._most = max(self.cluster.max_workers - len(self._left_out), min(cards, 1))
+        if self._most < 1:
+            raise RunError(f"no GPU is left: {why}")
 
     def _all_assigned(self) -> bool:
         return self.closing or (self._exhausted and not self._again)
@@ -116,7 +130,7 @@ class PoolExecutor:
         leaving = [worker for worker in self.workers if worker.leaving]
         remaining = max(0, self._left - sum(len(worker.assignments) for worker in leaving))
         useful = max(math.ceil(remaining / self.cluster.units_in_flight), 1 if self._left else 0)
-        workers = 0 if self.closing else min(self.wanted, useful)
+        workers = 0 if self.closing else min(self.wanted, self._most, useful)
         for _ in range(workers - (len(self.workers) - len(leaving))):
             actor = self._actor_class.remote(self.spec)
             self.workers.append(WorkerHandle(actor, actor.hello.remote()))
@@ -183,7 +197,9 @@ class PoolExecutor:
                 continue
             worker.idle_since = time.monotonic()
             if ref == worker.starting:
-                worker.starting, worker.node = None, result
+                worker.starting, (worker.node, left_out) = None, result
+                if left_out is not None:
+                    self._leave_out(worker, left_out)
                 self._deaths.loading = 0
             else:
                 yield from self._ended(worker.assignments.pop(ref), result)
@@ -208,6 +224,7 @@ class PoolExecutor:
         """A worker is gone. Its units go to others, which find on storage whether they are to blame (UnitLog)."""
         self._end(worker)  # where it is only out of reach
         units = [assignment.unit for assignment in worker.assignments.values()]
+        names = [unit.id for unit in units] or [retry_policy.START]
         self._again.extendleft(reversed(units))
         preempted = worker.leaving or getattr(error, "preempted", False)
         self._deaths.loading += not worker.ready
@@ -217,7 +234,7 @@ class PoolExecutor:
             self._deaths.with_units += 1
             memory = " because the machine ran out of memory" if "low on memory" in str(error) else ""
             self.say(f"a worker process died{memory}; its units are tried again")
-        reasons = ((unit.id, retry_policy.failure_reason(self.spec.output, unit.id)) for unit in units)
+        reasons = ((name, retry_policy.failure_reason(self.spec.output, name)) for name in names)
         cause = next((f"\nthe last error of a worker ({unit}): {why.strip()}" for unit, why in reasons if why), "")
         last = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         self._deaths.check(self.wanted, len(self.workers), f": {last}{cause}")

@@ -29,6 +29,13 @@ class WorkerResources:
     threads: int
 
 
+def runs_here(config: ClusterConfig) -> bool:
+    """Whether a run starts Ray on this machine; else its workers may have a GPU that this process lacks."""
+    address = config.address or os.environ.get("RAY_ADDRESS")
+    local = ray_private.local_address()
+    return address == "local" or (address is None and not (local and _answers(local)))
+
+
 def connect(config: ClusterConfig, verbose: bool = False) -> bool:
     """Attaches to the configured cluster or starts Ray; False: was connected. Raises RunError: it does not answer."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

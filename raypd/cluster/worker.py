@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from raypd import storage
 from raypd.answering.components import Build, build
@@ -26,6 +26,7 @@ from raypd.answering.request_queue import (
 from raypd.billing import energy
 from raypd.billing.meter import Meter
 from raypd.cluster import nodes
+from raypd.cluster.card import CardLog
 from raypd.cluster.nodes import node_id
 from raypd.config import RunConfig
 from raypd.dataset import writer
@@ -68,7 +69,8 @@ class EngineActor:
     def __init__(self, config: RunConfig, gpus: float, ledger: Any) -> None:
         """gpus: of this actor; ledger: handle of the actor that keeps the bill, None: there is none."""
         self.config, self.node, self.gpus = config, node_id(), gpus
-        self.meter = Meter(self.node, config.decoding.method, gpus, power=energy.meter(gpus))
+        self.watch = energy.CardWatch(gpus)
+        self.meter = Meter(self.node, config.decoding.method, gpus, power=energy.meter(gpus), cards=self.watch)
         self._reporter: Reporter | None = None
         if ledger is not None:
             from raypd.cluster.reporter import Reporter
@@ -104,6 +106,9 @@ class DecodeWorker(EngineActor):
         self.spec = spec
         self._fingerprint = spec.config.fingerprint()
         self._unfit: str | None = None  # why this worker cannot work at all
+        self._left_out: str | None = None  # why its card is
+        self._attempts: dict[str, Attempt] = {}  # at the units in flight
+        self._card = CardLog(spec.output, self.node, self.meter.id, self.watch.is_lost)
         self.log = UnitLog(spec.output, spec.session, self.node, self.meter.id, nodes.is_alive)
         self._entry, self._places = threading.Lock(), threading.Semaphore(self.config.cluster.units_in_flight)
         try:
@@ -114,16 +119,20 @@ class DecodeWorker(EngineActor):
                     "nodes of the cluster share"
                 )
             writer.output_schema(columns_of(self.config), spec.config.output.partition)
-            self.load(spec.build, spec.threads)
-        except (UserError, storage.StorageError) as error:
-            self._unfit = str(error)
-        except Exception:
+            self._left_out = self._unfit = self._card.left_out() if self.gpus else None
+            if self._left_out is None:
+                self.load(spec.build, spec.threads)
+        except Exception as error:
+            why = traceback.format_exc()
+            if self.gpus and self._card.blames(why, loading=True):
+                self._die(EngineBroken(why), [retry_policy.START])
             # Raised here, every replacement would raise it again; reported with the first unit, it ends the run once.
-            self._unfit = "the worker could not start:\n" + traceback.format_exc()
+            known = isinstance(error, UserError | storage.StorageError)
+            self._unfit = str(error) if known else f"the worker could not start:\n{why}"
 
-    def hello(self) -> str:
-        """The id of this worker's node; the first answer means that the model is loaded."""
-        return self.node
+    def hello(self) -> tuple[str, str | None]:
+        """(this worker's node, why its card is left out); the first answer means that the model is loaded."""
+        return self.node, self._left_out
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
         """Stops a unit as `RequestQueue.cancel`; its `run` then returns."""
@@ -180,18 +189,32 @@ class DecodeWorker(EngineActor):
             self._places.release(places)
 
     def _run_logged(self, unit: Unit, attempt: Attempt) -> UnitResult:
-        output = self.spec.output
         self.log.begin(unit.id, attempt)
         following: Attempt | None = attempt
+        self._attempts[unit.id] = attempt
         try:
             summary = self.run_unit(unit, attempt)
             following = None
         except EngineBroken as error:
-            end_process(error, lambda why: storage.put(retry_policy.failure_path(output, unit.id), why.encode()))
+            self._die(error, [unit.id])
         finally:
+            del self._attempts[unit.id]
             self.log.end(unit.id, following)
             self.report()
         return UnitResult(ok=summary.ok, failed=summary.failed)
+
+    def _die(self, error: EngineBroken, names: list[str]) -> NoReturn:
+        """Ends this process. A death that is the card's is written down as such, and counts for no unit in flight."""
+
+        def keep(why: str) -> None:
+            for name in names:
+                storage.put(retry_policy.failure_path(self.spec.output, name), why.encode())
+            if self.gpus and self._card.blames(why, loading=not self.loaded):
+                self._card.died(why)
+                for unit, attempt in list(self._attempts.items()):
+                    self.log.end(unit, attempt)
+
+        end_process(error, keep)
 
     def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
         """Reads, decodes and commits one unit, if it is not committed already; what it holds.

@@ -61,7 +61,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def load_model(config: ModelConfig) -> LoadedModel:
     """Loads a model, adapter merged unless quantized. Raises ModelError, also where decoding is not exact (`guard`)."""
     check_model_config(config)
-    source = find_source(config)
+    source = find_source(config, weights=True)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     tokenizer = load_tokenizer(config)

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from transformers import AutoConfig, PretrainedConfig
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
 from raypd.models import embedded
+from raypd.models.staging import disk, staged
 
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
@@ -39,22 +40,46 @@ def looks_local(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith("/") or Path(name).expanduser().exists()
 
 
-def find_source(config: ModelConfig) -> Source:
-    """Resolves `model.name`, without asking the Hub; may convert the embedded model. Raises ModelError."""
+def find_source(config: ModelConfig, weights: bool = False) -> Source:
+    """Resolves `model.name`, without asking the Hub; may convert the embedded model. Raises ModelError.
+
+    weights: whether they will be read: then they are copied to this machine's disk (`staging`)."""
     name = config.name
-    if name == embedded.NAME or looks_local(name):
+    remote = name.startswith("s3://")
+    if name == embedded.NAME or remote or looks_local(name):
         if config.revision is not None:
             raise ModelError(
                 f"model.revision {config.revision!r}: revisions belong to Hub ids; model.name {name!r} is local"
             )
-        folder = embedded.embedded_model() if name == embedded.NAME else _checked_folder(name)
+        if remote:
+            folder = staged(name, weights)
+        elif name == embedded.NAME:
+            folder = embedded.embedded_model()
+        else:
+            folder = _checked_folder(name)
+            folder = staged(str(folder)) if weights and disk() else folder
         return Source(name, str(folder), True, None, config.trust_remote_code)
     if not HUB_ID.fullmatch(name):
         raise ModelError(
-            f"model.name {name!r} is neither a local folder nor a Hub id (owner/name); the embedded model is "
-            f"{embedded.NAME}"
+            f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (owner/name); the embedded model "
+            f"is {embedded.NAME}"
         )
+    if weights and disk() and (folder := _cached(name, config.revision)) is not None:
+        return Source(name, str(staged(str(folder))), True, None, config.trust_remote_code)
     return Source(name, name, False, config.revision, config.trust_remote_code)
+
+
+def _cached(name: str, revision: str | None) -> Path | None:
+    """The folder of a Hub model in the Hub's cache; None where it, or a part of its weights, is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(name, "config.json", revision=revision)
+    if not isinstance(file, str):
+        return None
+    with suppress(ModelError):
+        _check_weights(name, Path(file).parent)
+        return Path(file).parent
+    return None
 
 
 def _checked_folder(name: str) -> Path:

@@ -171,7 +171,7 @@ def _whole_model(config: RunConfig) -> Iterator[tuple[str, str | None]]:
     """(folder or Hub id, revision) of the weights; with an adapter a folder that is there for the block alone."""
     model = config.model
     if model.adapter is None:
-        source = find_source(model)
+        source = find_source(model, weights=True)
         yield source.location, source.revision
         return
     with tempfile.TemporaryDirectory() as folder, embedded.quiet():

@@ -194,6 +194,29 @@ class NodeTime:
 
 
 @dataclass
+class CardUse:
+    """How GPUs were used, by NVML: means over samples, but for the memory, the most of any."""
+
+    samples: int = 0
+    busy: float = 0.0  # share of the time in which a kernel ran
+    memory_gib: float = 0.0
+    mhz: float = 0.0  # of the multiprocessors
+    most_mhz: float = 0.0  # that they could have
+
+    def __str__(self) -> str:
+        clock = f"{self.mhz:,.0f} of {self.most_mhz:,.0f} MHz" if self.most_mhz else f"{self.mhz:,.0f} MHz"
+        return f"GPUs {self.busy:.0%} busy, {self.memory_gib:.3g} GiB at most, {clock}"
+
+    def plus(self, other: CardUse) -> CardUse:
+        """Both together."""
+        count = max(self.samples + other.samples, 1)
+        means = ((getattr(self, name) * self.samples + getattr(other, name) * other.samples) / count
+                 for name in ("busy", "mhz", "most_mhz"))  # fmt: skip
+        busy, *clocks = means
+        return CardUse(self.samples + other.samples, busy, max(self.memory_gib, other.memory_gib), *clocks)
+
+
+@dataclass
 class WorkerTime:
     """All that a worker process did since it began, as reported to the ledger and as on the bill."""
 
@@ -213,6 +236,7 @@ class WorkerTime:
     failed: int = 0
     gpus: float = 0.0
     joules: float | None = None
+    cards: CardUse | None = None  # None: no GPU, or NVML does not answer
 
     @property
     def state(self) -> str:
@@ -279,6 +303,7 @@ class RunCost:
     documents: int = 0
     kwh: float | None = None
     co2e_kg: float | None = None
+    cards: CardUse | None = None
     prices: list[str] = field(default_factory=list)  # where they are from
     notes: list[str] = field(default_factory=list)
 

@@ -18,6 +18,7 @@ from raypd.run.records import RecordError
 _PARTS = 16  # groups that the suspect rows are divided into
 _LEAST_DEATHS = 3  # before a document is blamed: a process may be killed from outside once or twice
 _MOST_DEATHS = 30  # of one unit: then it is given up as a whole
+START = "start"  # in the place of a unit: of a worker that died while it loaded its model
 _MOST_BLIND = 5  # deaths before the first checkpoint: there is nothing to divide
 
 

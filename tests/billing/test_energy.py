@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from raypd.billing import energy
-from raypd.run.records import Energy
+from raypd.run.records import CardUse, Energy
 from tests.billing.test_book import report
 
 
@@ -17,7 +17,12 @@ def driver(monkeypatch, counts: bool = True) -> list[int]:
     fake = SimpleNamespace(NVMLError=error, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
                            nvmlDeviceGetHandleByIndex=lambda index: index,
                            nvmlDeviceGetHandleByUUID=lambda name: {"GPU-b": 1}[name],
-                           nvmlDeviceGetTotalEnergyConsumption=counters.__getitem__)  # fmt: skip
+                           nvmlDeviceGetTotalEnergyConsumption=counters.__getitem__, NVML_CLOCK_SM=1,
+                           nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=[50, 90][card]),
+                           nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=[2 << 30, 40 << 30][card]),
+                           nvmlDeviceGetClockInfo=lambda card, kind: [900, 2100][card],
+                           nvmlDeviceGetMaxClockInfo=lambda card, kind: 2520,
+                           NVML_ERROR_GPU_IS_LOST=15, NVML_ERROR_RESET_REQUIRED=16)  # fmt: skip
     if not counts:
         fake.nvmlDeviceGetTotalEnergyConsumption = mock.Mock(side_effect=error)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
@@ -41,6 +46,31 @@ def test_without_gpu_counter_or_driver_nobody_knows(monkeypatch, shown, gpus, co
     if counts is None:
         monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it fails
     assert energy.meter(gpus)() is None
+
+
+def test_how_gpus_are_used(monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    driver(monkeypatch)
+    watch = energy.CardWatch(2)
+    assert [watch(), watch()] == [CardUse(2, 0.7, 40.0, 1500.0, 2520.0), CardUse(4, 0.7, 40.0, 1500.0, 2520.0)]
+    assert energy.together([None, watch(), CardUse(6, 0.2, 41.0, 300.0, 2520.0)]) == CardUse(
+        12, 0.45, 41.0, 900.0, 2520.0
+    )
+    assert str(watch()) == "GPUs 70% busy, 40 GiB at most, 1,500 of 2,520 MHz"
+    error = sys.modules["pynvml"].NVMLError()
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetMemoryInfo", mock.Mock(side_effect=error))
+    assert (watch().samples, watch.is_lost()) == (8, False)
+    error.value = 15
+    assert watch.is_lost()
+
+
+@pytest.mark.parametrize("package", [None, "without a driver"])
+def test_without_nvml_nothing_is_known_of_the_use(monkeypatch, package) -> None:
+    driver(monkeypatch) if package else monkeypatch.setitem(sys.modules, "pynvml", None)
+    if package:
+        sys.modules["pynvml"].nvmlInit = mock.Mock(side_effect=sys.modules["pynvml"].NVMLError)
+    watch = energy.CardWatch(1)
+    assert (watch(), watch.is_lost(), energy.together([None])) == (None, False, None)
 
 
 def test_kwh_of_a_run() -> None:

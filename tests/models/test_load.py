@@ -136,7 +136,7 @@ def test_quantization_where_it_cannot_work(folder: Path, tmp_path: Path, monkeyp
 def test_folders_that_hold_no_model(folder: Path, tmp_path: Path) -> None:
     assert "belong to Hub ids" in refused(name=str(folder), revision="main")
     assert "there is no folder" in refused(name=str(tmp_path / "nowhere"))
-    assert "neither a local folder nor a Hub id" in refused(name="a/b/c")
+    assert "neither a folder (local or s3://) nor a Hub id" in refused(name="a/b/c")
     assert "no config.json" in refused(name=str(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")
     assert "set model.adapter" in refused(name=str(tmp_path))
