@@ -5,6 +5,7 @@
 # make chaos MINUTES=60 SEED=n: break runs at random for so long, and verify each; ROUND=k runs one of them again.
 # make vllm: an environment of its own, .venv-vllm, with raypd and vLLM for a machine without GPUs (4 GB).
 # make openvino: the same for OpenVINO, .venv-openvino, for make benchmark alone.
+# make azurite: Azure's emulator of storage, for the tests of az:// (npm).
 # make benchmark KEYS='benchmark.only=[W1]': raypd beside its peers on the same tokens (docs/benchmark.md).
 # make gpu: on a machine with a GPU: exactness there, then a benchmark. PYTHON has torch, transformers, triton, numpy, pytest.
 # Needs Python 3.11 to 3.13 and make, nothing else. PYTHON=python3.12 picks one.
@@ -19,7 +20,7 @@ SIDE ?= -n 2 --dist loadscope
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: help setup demo test test-slow faults chaos benchmark gpu vllm openvino lint format clean
+.PHONY: help setup demo test test-slow faults chaos benchmark gpu vllm openvino azurite lint format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -47,6 +48,11 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m 'slow and not idle' $(SIDE)
 	$(BIN)/python -m pytest -m idle
+
+azurite: .azurite/node_modules
+
+.azurite/node_modules:
+	npm install --silent --no-audit --no-fund --prefix .azurite azurite@3.37.0
 
 faults: setup
 	$(BIN)/python -m tests.faults

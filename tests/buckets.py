@@ -7,7 +7,7 @@ import pytest
 
 from raypd import storage
 from raypd.config import StorageConfig
-from tests import fault_proxy, s3
+from tests import clouds, fault_proxy, s3
 
 _numbers = itertools.count()
 
@@ -28,6 +28,38 @@ def bucket(connected: s3.Server) -> str:
     name = f"bucket-{next(_numbers)}"
     connected.client().create_bucket(Bucket=name)
     return f"s3://{name}"
+
+
+@pytest.fixture
+def gs(google: clouds.Google) -> str:
+    return "gs://bucket"
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[clouds.Google]:
+    with clouds.google(monkeypatch) as store:
+        storage.configure(StorageConfig(max_attempts=3))
+        yield store
+    storage.configure(StorageConfig())
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with clouds.azurite(tmp_path_factory.mktemp("azurite")) as url:
+        yield url
+
+
+@pytest.fixture
+def az(azurite: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URI of a new container."""
+    settings = {"ACCOUNT_NAME": clouds.ACCOUNT, "ACCOUNT_KEY": clouds.KEY, "ENDPOINT": azurite}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
+    storage.configure(StorageConfig(max_attempts=3))
+    name = f"container-{next(_numbers)}"
+    clouds.make_container(azurite, name)
+    yield f"az://{name}"
+    storage.configure(StorageConfig())
 
 
 @pytest.fixture

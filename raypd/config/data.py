@@ -22,8 +22,8 @@ class InputConfig(Section, use_attribute_docstrings=True):
     """Where the documents are and which columns hold what."""
 
     path: str | list[str]
-    """File, folder or glob, local or s3:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet, .arrow; or
-    .txt, .md, .html, .pdf"""
+    """File, folder or glob, local, s3://, gs:// or az:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet,
+    .arrow; or .txt, .md, .html, .pdf"""
     format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "arrow", "files", "delta", "iceberg"] = "auto"
     """auto: by the file's name; files: each .txt, .md, .html or .pdf is a document, with columns id (its name) and
     text; delta, iceberg: the path is such a table's folder"""
@@ -86,7 +86,7 @@ class OutputConfig(Section, use_attribute_docstrings=True):
     """Where the table goes."""
 
     path: Uri
-    """Folder of the run, local or s3://bucket/prefix; a second run into it resumes. Relative: to the current folder"""
+    """Folder of the run, local, s3://, gs:// or az://; a second run into it resumes. Relative: to the current folder"""
     columns: Literal["record", "typed"] = "record"
     """Of an extraction: the values as a JSON object and a list, or a column of its own type for each attribute"""
     min_confidence: float = Field(0.0, ge=0, le=1)
@@ -118,7 +118,8 @@ class OutputConfig(Section, use_attribute_docstrings=True):
 
 
 class StorageConfig(Section, use_attribute_docstrings=True):
-    """How S3 is reached; credentials come from the environment, AWS's files or the instance's role, never from here."""
+    """How S3 is reached (of these, gs:// and az:// take anonymous, time-outs and tries); credentials come from the
+    environment, AWS's files or the instance's role, never from here."""
 
     endpoint_url: Uri | None = Field(None, description="S3 of another maker, http(s)://host[:port]; null: AWS")
     region: str | None = Field(None, description="null: AWS_REGION, the profile's, the instance's")

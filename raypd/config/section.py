@@ -18,11 +18,16 @@ class Section(BaseModel):
 SECRETS = re.compile(r"secret|access_?key|token|password|credential", re.I)
 
 
+_AZURE = re.compile(r"abfss://[a-z0-9$-]{3,63}@[a-z0-9.-]+")  # a container and where it is
+
+
 def without_credentials(uri: str) -> str:
     """The URI. Raises ValueError, which does not repeat it, where it holds credentials."""
     scheme, separator, rest = uri.partition("://")
     host = rest.split("/")[0]  # a secret key can hold a / itself
-    named = "@" in host or (scheme.startswith("s3") and ":" in host and "@" in rest)
+    named = ("@" in host and not _AZURE.fullmatch(f"{scheme}://{host}")) or (
+        scheme.startswith("s3") and ":" in host and "@" in rest
+    )
     if separator and (named or SIGNED.search(rest)):
         raise ValueError(
             "a URI must hold no credentials: give them through the environment, storage.profile or the instance's role"

@@ -1,4 +1,5 @@
-"""Files in local folders and on S3: a path is local (or file://) or `s3://bucket/key`. Every function raises
+"""Files in local folders and on object stores: a path is local (or file://), `s3://bucket/key`, `gs://bucket/key`,
+`az://container/key` or `abfss://container@account.dfs.core.windows.net/key`. Every function raises
 FileNotFoundError, another OSError (StorageError, of these Unavailable or Changed) or, for what the user asked to be
 read, InputError; no text of these holds a secret. The functions are the methods of one `Storage` (`configure`)."""
 
@@ -8,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from raypd.config import StorageConfig
-from raypd.storage import local, s3, s3_list
-from raypd.storage.common import Changed, Object, StorageError, Unavailable, outage
-from raypd.storage.s3_client import S3Client, split
-from raypd.storage.s3_read import S3Reader, head
+from raypd.storage import cloud, local
+from raypd.storage.cloud import CloudStore
+from raypd.storage.common import Changed, Object, StorageError, Unavailable, find_objects, outage
+from raypd.storage.s3 import S3
+from raypd.storage.s3_client import split
 
 __all__ = [
     "Changed", "Object", "Storage", "StorageError", "Unavailable", "absolute", "clean_temporary", "configure", "delete",
@@ -21,15 +23,15 @@ __all__ = [
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is on S3."""
-    return path.startswith("s3://")
+    """Whether a path is on an object store."""
+    return path.startswith(("s3://", *cloud.SCHEMES))
 
 
 def absolute(path: str) -> str:
     """A path that means the same in every process. Raises InputError for an unknown kind of storage."""
     if not is_remote(path):
         return str(local.local_path(path))
-    split(path)
+    (split if path.startswith("s3://") else cloud.split)(path)
     return path.rstrip("/")
 
 
@@ -39,92 +41,95 @@ def join(root: str, *parts: str) -> str:
 
 
 def temporary(folder: str) -> list[str]:
-    """Paths of half-written files below a folder, of writers at work and of dead ones. None on S3."""
+    """Paths of half-written files below a folder, of writers at work and of dead ones. None on an object store."""
     return [] if is_remote(folder) else local.temporary(folder)
 
 
 def clean_temporary(folder: str) -> int:
-    """Removes files of dead writers below a folder; how many. On S3 nothing is ever half-written."""
+    """Removes files of dead writers below a folder; how many. On an object store nothing is ever half-written."""
     return 0 if is_remote(folder) else local.clean_temporary(folder)
 
 
 class Storage:
-    """Local folders and S3 under one set of settings; its connection, `s3`, may be used from many threads.
+    """Local folders and object stores under one set of settings; its connections may be used from many threads.
 
     What the settings leave open (endpoint, region, credentials) the SDK finds in environment variables
     (AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, ...), in its files or from the instance's role.
     """
 
     def __init__(self, settings: StorageConfig | None = None) -> None:
-        self.s3 = S3Client(settings or StorageConfig())
+        self.s3, self.clouds = S3(settings or StorageConfig()), CloudStore(settings or StorageConfig())
 
     def configure(self, settings: StorageConfig) -> None:
-        """Takes a configuration's section `storage` for all that is done on S3 from now on."""
+        """Takes a configuration's section `storage` for all that is done on object stores from now on."""
         if settings != self.s3.settings:
-            self.s3 = S3Client(settings)
+            self.s3, self.clouds = S3(settings), CloudStore(settings)
+
+    def _remote(self, path: str) -> S3 | CloudStore:
+        return self.s3 if path.startswith("s3://") else self.clouds
 
     def find(self, path: str) -> Iterator[Object]:
         """The files that a path, folder or glob stands for, by name. Raises InputError (none, no access), Unavailable.
 
         Hidden ones (a part of the name below the folder begins with . or _) are left out. In a glob `*`, `?` and `[ab]`
-        stop at /, `**` as a whole part does not; what stands before the first of these narrows a listing of S3.
+        stop at /, `**` as a whole part does not; what stands before the first of these narrows a listing of objects.
         """
-        return s3_list.find(self.s3, path) if is_remote(path) else local.find(path)
+        return find_objects(self._remote(path), path) if is_remote(path) else local.find(path)
 
     def walk(self, folder: str) -> Iterator[Object]:
         """Every file below a folder, one by one; none where there is nothing."""
-        return s3_list.walk(self.s3, folder) if is_remote(folder) else local.walk(folder)
+        return self._remote(folder).walk(folder) if is_remote(folder) else local.walk(folder)
 
     def names(self, folder: str) -> list[str]:
         """Sorted names of the files right in a folder but those that begin with .; none where there is no folder."""
-        return s3_list.names(self.s3, folder) if is_remote(folder) else local.names(folder, os.DirEntry.is_file)
+        return self._remote(folder).names(folder) if is_remote(folder) else local.names(folder, os.DirEntry.is_file)
 
     def folders(self, folder: str) -> list[str]:
         """Sorted names of the folders right in a folder; none where there is no folder."""
-        return s3_list.folders(self.s3, folder) if is_remote(folder) else local.names(folder, os.DirEntry.is_dir)
+        return self._remote(folder).folders(folder) if is_remote(folder) else local.names(folder, os.DirEntry.is_dir)
 
     def is_folder(self, path: str) -> bool:
-        """Whether a path is a folder; on S3, whether anything lies below it."""
-        return s3_list.is_folder(self.s3, path) if is_remote(path) else local.local_path(path).is_dir()
+        """Whether a path is a folder; on an object store, whether anything lies below it."""
+        return self._remote(path).is_folder(path) if is_remote(path) else local.local_path(path).is_dir()
 
     def exists(self, path: str) -> bool:
         """Whether there is a file (or, locally, a folder) of this path."""
-        return s3.exists(self.s3, path) if is_remote(path) else local.local_path(path).exists()
+        return self._remote(path).exists(path) if is_remote(path) else local.local_path(path).exists()
 
     def version(self, path: str) -> str:
-        """What changes with the content: the ETag on S3, locally a hash, or size and time of change of a large file."""
-        return head(self.s3, path).stamp if is_remote(path) else local.version(path)
+        """What changes with the content: an object's ETag, a file's hash, or size and time of change of a large one."""
+        return self._remote(path).head(path).stamp if is_remote(path) else local.version(path)
 
     def read(self, path: str) -> bytes:
         """A whole file."""
-        return s3.read(self.s3, path) if is_remote(path) else local.local_path(path).read_bytes()
+        return self._remote(path).read(path) if is_remote(path) else local.local_path(path).read_bytes()
 
     def open_read(self, path: str, offset: int = 0, version: str | None = None) -> BinaryIO:
-        """A file to be read in sequence; on S3 a body that breaks off is taken up where it broke.
+        """A file to be read in sequence; of an object a body that breaks off is taken up where it broke.
 
         version: the only one to read; two are never mixed. Raises, here or at a later read, FileNotFoundError,
         StorageError, or Changed where the file is another by now.
         """
         if not is_remote(path):
             return local.open_read(path, offset, version)
-        reader = S3Reader(self.s3, path, version, None, ahead=True)
+        reader = self._remote(path).reader(self._remote(path), path, version, None, ahead=True)
         reader.seek(offset)
         return cast(BinaryIO, io.BufferedReader(reader, 1 << 20))
 
     def open_file(self, path: str, version: str | None = None, size: int | None = None) -> Any:
-        """A pyarrow file to be read anywhere; raises as open_read does. size: bytes, which saves a request on S3."""
+        """A pyarrow file to be read anywhere; raises as open_read does. size: bytes, which saves an object's HEAD."""
         import pyarrow as pa
 
-        remote = is_remote(path)
-        file = S3Reader(self.s3, path, version, size, ahead=False) if remote else local.open_read(path, 0, version)
-        return pa.PythonFile(file, mode="r")
+        if not is_remote(path):
+            return pa.PythonFile(local.open_read(path, 0, version), mode="r")
+        return pa.PythonFile(self._remote(path).reader(self._remote(path), path, version, size, ahead=False), mode="r")
 
     def object_store(self, path: str) -> dict[str, str]:
-        """How a library that reaches S3 by the Rust crate object_store is to open a path: its storage options."""
-        return self.s3.object_store() if is_remote(path) else {}
+        """How a library that uses the Rust crate object_store is to open a path: its storage options."""
+        return self._remote(path).object_store() if is_remote(path) else {}
 
     def make_folder(self, path: str) -> None:
-        """Makes a folder that its owner alone can enter; one that is there stays as it is. Nothing on S3."""
+        """Makes a folder that its owner alone can enter; one that is there stays as it is. Nothing on object stores."""
         if not is_remote(path):
             local.make_folder(path)
 
@@ -134,19 +139,19 @@ class Storage:
         Of many writers at once one gets True (on a store without conditional PUT: at least one), and so does one whose
         answer was lost, if it finds its data; so these must differ between writers. private: only its owner reads it.
         """
-        return s3.put_new(self.s3, path, data) if is_remote(path) else local.put_new(path, data, private)
+        return self._remote(path).put_new(path, data) if is_remote(path) else local.put_new(path, data, private)
 
     def put(self, path: str, data: bytes) -> None:
         """Writes a file whole, and its folders, in place of what is there."""
-        return s3.put(self.s3, path, data) if is_remote(path) else local.put(path, data)
+        return self._remote(path).put(path, data) if is_remote(path) else local.put(path, data)
 
     def put_if(self, path: str, data: bytes, version: str) -> bool:
         """Replaces exactly this version of a file, whole; False when the file is another version, or gone."""
-        return s3.put_if(self.s3, path, data, version) if is_remote(path) else local.put_if(path, data, version)
+        return self._remote(path).put_if(path, data, version) if is_remote(path) else local.put_if(path, data, version)
 
     def delete(self, path: str) -> None:
         """Removes a file; nothing where there is none."""
-        return s3.delete(self.s3, path) if is_remote(path) else local.local_path(path).unlink(missing_ok=True)
+        return self._remote(path).delete(path) if is_remote(path) else local.local_path(path).unlink(missing_ok=True)
 
 
 default = Storage()

@@ -5,8 +5,9 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from raypd.errors import InputError, RunError
+from raypd.errors import InputError, RunError, did_you_mean
 
 # `**` as a whole part, a set of characters within a part, any other character.
 _TOKEN = re.compile(r"(?<![^/])\*\*(?:/|$)|\[!?\]?[^]/]*\]|.", re.DOTALL)
@@ -75,6 +76,44 @@ def choose(items: Iterable[Object], glob: str | None, none: Callable[[bool], str
             yield item
     if not matched:
         raise InputError(none(listed))
+
+
+def find_objects(client: Any, path: str) -> Iterator[Object]:
+    """`Storage.find` on an object store. client: `single` is the object of this very path, `objects` what begins with a
+    prefix, `beside` the names right in a folder."""
+    try:
+        if not path.endswith("/") and (item := client.single(path)) is not None:
+            yield item
+            return
+        prefix = literal(path)
+        glob = path if prefix != path else None
+        prefix = prefix if glob else path.rstrip("/") + "/"
+
+        def none(listed: bool) -> str:
+            if glob is not None:
+                empty = any(prefix.split("/", 3)[3:]) and not listed
+                return f"{path}: no object matches" + (f"; none is under {prefix} at all" if empty else "")
+            if listed:
+                return f"{path}: it holds only hidden objects (a part of their names begins with . or _)"
+            return f"{path}: no such object, and none under it{_near(client, path.rstrip('/'))}"
+
+        yield from choose(client.objects(prefix), glob, none)
+    except Unavailable:
+        raise
+    except (StorageError, FileNotFoundError) as error:
+        raise InputError(str(error)) from None
+
+
+def _near(client: Any, path: str) -> str:
+    """The sibling that a misspelt key most likely means."""
+    parent, _, name = path.rpartition("/")
+    if parent.endswith("/"):  # a bucket
+        return ""
+    try:
+        hint = did_you_mean(name, client.beside(parent), lambda key: f"{parent}/{key}")
+    except OSError:
+        return ""
+    return f"; {hint}" if hint else ""
 
 
 def pattern(glob: str) -> re.Pattern[str]:

@@ -26,7 +26,8 @@ def local_path(path: str) -> Path:
     """A path of the configuration as an absolute one. Raises InputError for a URI of another kind of storage."""
     scheme, separator, remainder = path.partition("://")
     if separator and scheme != "file":
-        hint = "; write s3://" if scheme in ("s3a", "s3n", "S3") else "; give a local path or s3://bucket/prefix"
+        near = {"s3a": "s3", "s3n": "s3", "S3": "s3", "gcs": "gs", "abfs": "abfss", "azure": "az"}.get(scheme)
+        hint = f"; write {near}://" if near else "; give a local path, s3://, gs:// or az://"
         raise InputError(f"{path}: {scheme}:// is not a storage that raypd reads or writes{hint}")
     return Path(os.path.abspath(os.path.expanduser(remainder if separator else path)))
 

@@ -8,6 +8,7 @@ import uuid
 from botocore.exceptions import BotoCoreError, ClientError
 
 from raypd.storage.s3_client import MISSING, UNMET, S3Client, code_of, split, target
+from raypd.storage.s3_list import beside, folders, is_folder, names, objects, single, walk
 from raypd.storage.s3_read import S3Reader, head
 
 MULTIPART_BYTES = 64 << 20  # above this an object is sent in parts
@@ -140,3 +141,11 @@ def _probe(client: S3Client, path: str) -> bool:
 def delete(client: S3Client, path: str) -> None:
     with client.translated(path, "s3:DeleteObject"):
         client.boto().delete_object(**target(path))
+
+
+class S3(S3Client):
+    """A client with what is done through it as methods, the same as those of `CloudStore`."""
+
+    single, objects, beside, walk, names, folders, is_folder = single, objects, beside, walk, names, folders, is_folder
+    head, exists, read, put, put_new, put_if, delete = head, exists, read, put, put_new, put_if, delete
+    reader = S3Reader

@@ -1,6 +1,5 @@
-"""Reading one version of an S3 object by ranges: text in sequence, Parquet anywhere."""
+"""Reading one version of an S3 object by ranges."""
 
-import io
 import random
 import time
 from typing import Any
@@ -9,11 +8,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from raypd.storage.common import Changed, Object, StorageError, Unavailable
+from raypd.storage.range_reader import RangeReader
 from raypd.storage.s3_client import S3Client, code_of, target
 
-_FIRST = 1 << 20  # bytes of the first range read in sequence; each further one is twice as long, up to _MOST
-_MOST = 8 << 20
-_LEAST_RANDOM = 64 << 10
 _CHUNK = 64 << 10  # what of a body is lost at most when it breaks off
 _LONGEST_WAIT = 20.0
 
@@ -25,63 +22,11 @@ def head(client: S3Client, path: str) -> Object:
     return Object(path, path.rpartition("/")[2], answer["ContentLength"], answer["ETag"].strip('"'))
 
 
-class S3Reader(io.RawIOBase):
-    """A file-like view of an object that never mixes two versions of it: every request carries If-Match.
-
-    Raises Changed, FileNotFoundError, StorageError. version: the ETag to insist on; None: the one that the first answer
-    brings. ahead: read ahead, for reading in sequence.
-    """
-
-    def __init__(self, client: S3Client, path: str, version: str | None, size: int | None, ahead: bool) -> None:
-        self.path, self._client, self._target = path, client, target(path)
-        self._pinned, self.version = version is not None, version
-        self._size = size
-        self._position = 0
-        self._window = b""
-        self._begin = 0  # of the window
-        self._ahead = _FIRST if ahead else 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def size(self) -> int:
-        if self._size is None:
-            current = head(self._client, self.path)
-            if self._pinned and self.version != current.stamp:
-                raise Changed(self.path)
-            self._size, self.version = current.size, current.stamp
-        return self._size
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: 0}[whence]
-        self._position = (self.size() if whence == io.SEEK_END else base) + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """Fills the buffer; less than all of it at the end of the object alone, as pyarrow takes it."""
-        view, filled = memoryview(buffer).cast("B"), 0
-        while filled < len(view) and (self._size is None or self._position < self._size):
-            index = self._position - self._begin
-            if not 0 <= index < len(self._window):
-                self._begin, index = self._position, 0
-                self._window = self._fetch(self._position, max(len(view) - filled, self._ahead or _LEAST_RANDOM))
-                self._ahead = min(2 * self._ahead, _MOST)
-            count = min(len(view) - filled, len(self._window) - index)
-            if not count:
-                break
-            view[filled : filled + count] = memoryview(self._window)[index : index + count]
-            self._position += count
-            filled += count
-        return filled
+class S3Reader(RangeReader):
+    """Every request carries If-Match; its client is an S3."""
 
     def _fetch(self, begin: int, length: int) -> bytes:
-        """Bytes [begin, begin + length) as far as the object has them; a cut body is taken up where it broke off."""
+        """A cut body is taken up where it broke off."""
         if self._size is not None:
             length = min(length, self._size - begin)
         data = bytearray()
@@ -109,7 +54,7 @@ class S3Reader(io.RawIOBase):
             with self._client.translated(self.path, "s3:GetObject"):
                 try:
                     response = self._client.boto().get_object(
-                        **self._target, Range=f"bytes={begin}-{end - 1}", **condition
+                        **target(self.path), Range=f"bytes={begin}-{end - 1}", **condition
                     )
                 except ClientError as error:
                     if code_of(error) in ("InvalidRange", "416", "RequestedRangeNotSatisfiable"):

@@ -249,6 +249,8 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
 
     if not storage.is_remote(path):
         return None, path
+    if not path.startswith("s3://"):
+        raise ConfigError(f"output.path {path}: a training's checkpoints go to a local folder or s3://")
     section = config.storage
     return fs.S3FileSystem(region=section.region, endpoint_override=section.endpoint_url), path.removeprefix("s3://")
 

@@ -1,4 +1,4 @@
-"""What the rest of raypd relies on, held for a local folder and for a real S3 server alike."""
+"""What the rest of raypd relies on, held for a local folder, a real S3 server, Azurite and Google's API alike."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +11,11 @@ from raypd.errors import InputError
 from tests.processes import ended, start
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "s3", "gs", "az"])
 def root(request: pytest.FixtureRequest, tmp_path) -> str:
-    return str(tmp_path / "folder") if request.param == "local" else f"{request.getfixturevalue('bucket')}/folder"
+    if request.param == "local":
+        return str(tmp_path / "folder")
+    return f"{request.getfixturevalue('bucket' if request.param == 's3' else request.param)}/folder"
 
 
 def fill(root: str, *names: str) -> None:
@@ -136,7 +138,11 @@ def test_nothing_is_no_folder_to_walk() -> None:
         assert look("/no/such/folder") == []
     assert storage.join("s3://b/p/", "units", "u") == "s3://b/p/units/u"
     assert (storage.absolute("s3://b/p/"), storage.absolute("file:///a/../b")) == ("s3://b/p", "/b")
-    for path, words in (("gs://b", r"gs://b: gs:// is not a storage"), ("s3://a b/x", "is not the name of a bucket")):
+    for path, words in (
+        ("gcs://b", r"gcs://b: gcs:// is not a storage.*write gs://"),
+        ("az://b@c", "hold no credentials"),
+        ("s3://a b/x", "is not the name of a bucket"),
+    ):
         with pytest.raises(InputError, match=words):
             storage.absolute(path)
 

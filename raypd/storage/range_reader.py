@@ -1,0 +1,71 @@
+"""A file-like view of one version of a remote object, read by ranges: text in sequence, Parquet anywhere."""
+
+import io
+from abc import abstractmethod
+from typing import Any
+
+from raypd.storage.common import Changed
+
+_FIRST = 1 << 20  # bytes of the first range read in sequence; each further one is twice as long, up to _MOST
+_MOST = 8 << 20
+_LEAST_RANDOM = 64 << 10
+
+
+class RangeReader(io.RawIOBase):
+    """A file-like view of an object that never mixes two versions of it: every request names the one that it wants.
+
+    Raises Changed, FileNotFoundError, StorageError. version: the ETag to insist on; None: the one that the first answer
+    brings. ahead: read ahead, for reading in sequence. client: with `head`.
+    """
+
+    def __init__(self, client: Any, path: str, version: str | None, size: int | None, ahead: bool) -> None:
+        self._client, self.path = client, path
+        self._pinned, self.version = version is not None, version
+        self._size = size
+        self._position = 0
+        self._window = b""
+        self._begin = 0  # of the window
+        self._ahead = _FIRST if ahead else 0
+
+    @abstractmethod
+    def _fetch(self, begin: int, length: int) -> bytes:
+        """Bytes [begin, begin + length) as far as the object has them; sets `version` and, where it can, `_size`."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def size(self) -> int:
+        if self._size is None:
+            current = self._client.head(self.path)
+            if self._pinned and self.version != current.stamp:
+                raise Changed(self.path)
+            self._size, self.version = current.size, current.stamp
+        return self._size
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: 0}[whence]
+        self._position = (self.size() if whence == io.SEEK_END else base) + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills the buffer; less than all of it at the end of the object alone, as pyarrow takes it."""
+        view, filled = memoryview(buffer).cast("B"), 0
+        while filled < len(view) and (self._size is None or self._position < self._size):
+            index = self._position - self._begin
+            if not 0 <= index < len(self._window):
+                self._begin, index = self._position, 0
+                self._window = self._fetch(self._position, max(len(view) - filled, self._ahead or _LEAST_RANDOM))
+                self._ahead = min(2 * self._ahead, _MOST)
+            count = min(len(view) - filled, len(self._window) - index)
+            if not count:
+                break
+            view[filled : filled + count] = memoryview(self._window)[index : index + count]
+            self._position += count
+            filled += count
+        return filled
