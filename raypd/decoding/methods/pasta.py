@@ -17,17 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
-from raypd.decoding.methods.pasta_lang import (
-    CUT,
-    Lexer,
-    PastaAnswer,
-    PastaThread,
-    Piece,
-    Tag,
-    Written,
-    promised_length,
-    readable,
-)
+from raypd.decoding.methods.pasta_lang import CUT, Lexer, PastaAnswer, PastaThread, Piece, Tag, Written, readable
 from raypd.decoding.methods.registry import CLOSE, OPEN, SYNC
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.text import Prompt, Stops, TextMethod, TextModel
@@ -163,7 +153,7 @@ class Interpreter:
         length, room = self.fixed_length, self._remaining_tokens(main)
         if self.promised == "predicted":
             limit = self.max_async_tokens + len(self.open)  # more than that a child cannot take
-            length = promised_length(tag, number, length, limit, main.lexer.warn)
+            length = tag.promised_length(number, length, limit, main.lexer.warn)
         if length >= room:
             main.lexer.warn(f"promise {number} passes the last position: it takes half of the {room} left")
             length = max(0, int(room) // 2)

@@ -47,18 +47,17 @@ class Tag:
         """The topic for people, its entities resolved."""
         return html.unescape(readable(self.attributes.get("topic", "")))
 
-
-def promised_length(tag: Tag, number: int, otherwise: int, limit: int, warn: Callable[[str], None]) -> int:
-    """Positions that promise `number` (from 1) says that it takes (sections 3 and 6.2), its child's tags among them."""
-    value = tag.attributes.get("tokens")
-    digits = (value or "").strip(" \t\r").removeprefix("+").lstrip("0")
-    if not (digits.isascii() and digits.isdigit()):
-        problem = "has no tokens attribute" if value is None else f"promises {readable(value)!r} tokens"
-        warn(f"promise {number} {problem}: it is {otherwise}")
-        return otherwise
-    if int(digits) > limit:
-        warn(f"promise {number} promises {digits} tokens: it is {limit}, as much as it may have")
-    return min(int(digits), limit)
+    def promised_length(self, number: int, otherwise: int, limit: int, warn: Callable[[str], None]) -> int:
+        """Positions that it says promise `number` (from 1) takes (sections 3 and 6.2), its child's tags among them."""
+        value = self.attributes.get("tokens")
+        digits = (value or "").strip(" \t\r").removeprefix("+").lstrip("0")
+        if not (digits.isascii() and digits.isdigit()):
+            problem = "has no tokens attribute" if value is None else f"promises {readable(value)!r} tokens"
+            warn(f"promise {number} {problem}: it is {otherwise}")
+            return otherwise
+        if int(digits) > limit:
+            warn(f"promise {number} promises {digits} tokens: it is {limit}, as much as it may have")
+        return min(int(digits), limit)
 
 
 @dataclass
