@@ -6,8 +6,7 @@ import pytest
 
 from raypd.errors import ConfigError
 from raypd.tasks.base import Document
-from raypd.training.data import check, prepare
-from raypd.training.swap import swapped
+from raypd.training.data import check, prepare, swapped
 from tests.runs import config_tree, extraction, run_config
 from tests.tiny import tiny_tokenizer
 
