@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -62,15 +62,6 @@ def _solved(question: dict[str, Any]) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------------ of extraction
-@dataclass
-class _OfCategory:
-    """The examples of a category: what each document says, and how it stands in a prompt."""
-
-    texts: list[str] = field(default_factory=list)
-    shown: list[str] = field(default_factory=list)
-    similar: Callable[[str], Sequence[float]] | None = None  # of a text to each; made when it is first asked for
-
-
 class LabelledExamples:
     """The rows of `task.examples`, by category."""
 
@@ -78,7 +69,8 @@ class LabelledExamples:
         """tag: of documents in the prompt. Raises ConfigError with file and line, or where there is no example."""
         assert isinstance(config.task, ExtractionConfig)
         self.settings, categories = config.task.examples, config.task.categories
-        self._of = {name: _OfCategory() for name in categories}
+        self._of: dict[str, list[tuple[str, str]]] = {name: [] for name in categories}  # (text, as a prompt shows it)
+        self._similar = cache(self._similarity)
         if self.settings is None:
             return
         for place, row in _rows(self.settings.path, "task.examples.path"):
@@ -91,38 +83,39 @@ class LabelledExamples:
                     f"{place}: not a labelled document ({type(error).__name__}: {in_words(error)}); it needs the "
                     f"columns of the input and {self.settings.labels_column!r} (task.examples.labels_column)"
                 ) from None
-            self._of[name].texts.append(text)
-            self._of[name].shown.append(f"<{tag}>\n{text}\n</{tag}>\n{answer}\n\n")
-        if not any(examples.texts for examples in self._of.values()):
+            self._of[name].append((text, f"<{tag}>\n{text}\n</{tag}>\n{answer}\n\n"))
+        if not any(self._of.values()):
             raise ConfigError(f"{self.settings.path}: task.examples.path holds no example")
 
     def first(self, category: str) -> str:
         """What the prompts of a category show in common."""
         if self.settings is None or self.settings.nearest:
             return ""
-        return "".join(self._of[category].shown[: self.settings.count])
+        return "".join(shown for _, shown in self._of[category][: self.settings.count])
 
     def nearest(self, category: str, text: str, encode: Callable[[str], list[int]], limit: int) -> list[int]:
         """What the prompt of a document shows, the most alike last, as far as `limit` tokens hold it; none that says
         what the document says."""
         examples = self._of[category]
-        if self.settings is None or not self.settings.nearest or not examples.texts:
+        if self.settings is None or not self.settings.nearest or not examples:
             return []
-        if examples.similar is None:
-            from sklearn.feature_extraction.text import TfidfVectorizer
-
-            vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True)
-            known = vectorizer.fit_transform(examples.texts)
-            examples.similar = lambda text: (known @ vectorizer.transform([text]).T).toarray()[:, 0]
-        alike = examples.similar(text)
-        others = [n for n in range(len(alike)) if examples.texts[n] != text]
+        alike = self._similar(category)(text)
+        others = [n for n in range(len(alike)) if examples[n][0] != text]
         tokens: list[int] = []
         for n in sorted(others, key=lambda n: (-alike[n], n))[: self.settings.count]:
-            example = encode(examples.shown[n])
+            example = encode(examples[n][1])
             if len(example) + len(tokens) > limit:
                 break
             tokens = example + tokens
         return tokens
+
+    def _similarity(self, category: str) -> Callable[[str], Sequence[float]]:
+        """Of a text to each example of a category."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True)
+        known = vectorizer.fit_transform([text for text, _ in self._of[category]])
+        return lambda text: (known @ vectorizer.transform([text]).T).toarray()[:, 0]
 
 
 def _answer(category: Category, target: Any) -> str:
