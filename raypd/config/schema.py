@@ -1,11 +1,12 @@
-"""A pydantic model or a JSON Schema as a category. Nested objects become attributes `a.b.c`; `$` is the whole one."""
+"""A pydantic model or a JSON Schema as a category, and back. Nested objects become attributes `a.b.c`; `$` is the whole
+one."""
 
 import importlib
 import itertools
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from ruamel.yaml.error import YAMLError
 
-from raypd.config.tasks import Attribute
+from raypd.config.tasks import FORMATS, NUMBERS, Attribute
 from raypd.config.yaml_file import parse
 from raypd.errors import ConfigError, in_words
 
@@ -303,3 +304,42 @@ def _bounds(schema: Tree, whole: bool) -> Tree:
             own = own if whole else math.nextafter(bound, beyond)
             found[key] = max(own * step, found.get(key, own) * step) * step
     return found
+
+
+def record_schema(attributes: Sequence[Attribute]) -> Tree:
+    """The schema of an answer, for a server that holds it to one: all attributes' names are keys, in their order, null
+    where there is no value."""
+    return {
+        "type": "object",
+        "properties": {attribute.name: _attribute_schema(attribute) for attribute in attributes},
+        "required": [attribute.name for attribute in attributes],
+        "additionalProperties": False,
+    }
+
+
+def _attribute_schema(attribute: Attribute) -> Tree:
+    schema = _value_schema(attribute)
+    if attribute.many:
+        schema = {"type": "array", "items": schema}
+        if attribute.max_items is not None:
+            schema["maxItems"] = attribute.max_items
+        if attribute.min_items is not None:
+            schema["minItems"] = attribute.min_items
+    if not attribute.nullable:
+        return schema
+    if "enum" in schema:
+        schema["enum"] = [*schema["enum"], None]
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def _value_schema(attribute: Attribute) -> Tree:
+    if attribute.type == "rows":
+        return record_schema(attribute.columns)
+    schema: Tree = {"type": attribute.type if attribute.type in (*NUMBERS, "boolean") else "string"}
+    if attribute.values:
+        schema["enum"] = [value if attribute.type == "enum" else json.loads(value) for value in attribute.values]
+    elif attribute.type in FORMATS:
+        schema["format"] = attribute.type
+    elif attribute.type == "pattern":
+        schema["pattern"] = f"^(?:{attribute.regex})$"
+    return schema

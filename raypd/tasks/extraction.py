@@ -13,6 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import Attribute, ExtractionConfig, RunConfig
+from raypd.config.schema import record_schema
 from raypd.decoding.grammar import UNREACHABLE, Grammar, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
@@ -27,10 +28,8 @@ from raypd.tasks.calibration import calibration_of
 from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.few_shot import LabelledExamples
-from raypd.tasks.json_schema import record_schema
 from raypd.tasks.prompting import DOCUMENTS, encode, end_tokens, messages, pieces, slot_letters, tag_of
-from raypd.tasks.spans import span_of, span_shift
-from raypd.tasks.values import CheckedValue, JsonObjectEnd, Rated, check, find_value
+from raypd.tasks.values import CheckedValue, JsonObjectEnd, Rated, check, find_value, span_of, span_shift
 from raypd.tasks.windows import merged, windows
 
 

@@ -19,18 +19,18 @@ from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from raypd import LLM
-from raypd.answering.answer import answer
 from raypd.answering.components import build
+from raypd.answering.answer import answer
 from raypd.billing import book
 from raypd.billing.meter import Meter
 from raypd.cluster.driver import run_extract
 from raypd.config import Attribute, ModelConfig
+from raypd.config.schema import record_schema
 from raypd.decoding.program import Feed
 from raypd.errors import ConfigError
 from raypd.models.endpoint import EndpointEngine, byte_tokenizer
 from raypd.models.load import load_model
 from raypd.tasks.base import Document
-from raypd.tasks.json_schema import record_schema
 from raypd.tasks.prompting import rendered
 from raypd.training import teacher
 from tests.decoding.drivers import finished

@@ -23,8 +23,7 @@ from raypd.decoding.program import Predictions
 from raypd.tasks import build_task
 from raypd.tasks.automata import automaton_of, json_object
 from raypd.tasks.columns import record_of, value_in
-from raypd.tasks.spans import find_span
-from raypd.tasks.values import check
+from raypd.tasks.values import check, find_span
 from raypd.training.example import Skip
 from raypd.training.extraction import value_text
 from tests.runs import answer, run_config
