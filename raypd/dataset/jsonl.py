@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple, cast
 
@@ -37,12 +36,6 @@ def open_lines(path: str, compression: str | None, offset: int = 0, version: str
         frames = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
         return cast(BinaryIO, io.BufferedReader(frames, 1 << 20))
     return raw
-
-
-def is_broken(error: Exception) -> bool:
-    """Whether a compressed stream is damaged or cut short, and not its storage out of reach."""
-    unnumbered = isinstance(error, OSError) and error.errno is None and not isinstance(error, storage.StorageError)
-    return unnumbered or isinstance(error, (EOFError, zlib.error))
 
 
 def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator[Line]:

@@ -1,11 +1,13 @@
 """Whether an object can be read, and the ranges that it is cut into. Parquet is cut by rows and bytes from its footer;
 JSONL by bytes, of which only the first megabyte is read; compressed JSONL by rows, all of it read once, since a stream
-cannot be entered in its middle. CSV is read whole too (a quoted field may hold line breaks), and cut by bytes."""
+cannot be entered in its middle. CSV is read whole too (a quoted field may hold line breaks), and cut by bytes. Columns
+of the configuration are looked for in Parquet schemas, CSV headers, first lines of JSONL, and paths."""
 
 import io
+import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -15,16 +17,93 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import delimited
-from raypd.dataset.columns import Columns, SeenColumns, columns_of
-from raypd.dataset.jsonl import Line, is_broken, line_limit, lines, open_lines
+from raypd.dataset.jsonl import BOM, Line, line_limit, lines, open_lines
 from raypd.dataset.listing import InputObject, partition_keys
 from raypd.dataset.reader import arrow_batches, custom_rows
 from raypd.dataset.text_files import COLUMNS
-from raypd.errors import InputError
+from raypd.errors import InputError, did_you_mean
 from raypd.run.unit import Part
 
 HEAD_BYTES = 1 << 20  # of uncompressed JSONL, from which lines are counted and columns seen
 _SAMPLED_LINES = 100  # in which columns are looked for
+_SHOWN = 20  # columns in a message
+
+
+@dataclass
+class SeenColumns:
+    """The columns of an object's schema or first lines, and of its path."""
+
+    names: list[str]
+    lines: int = 0
+    objects: int = 0  # lines that are JSON objects
+    schema: bool = False  # whether `names` are all that it has
+
+
+def columns_of(lines: Iterable[bytes]) -> SeenColumns:
+    """The columns of lines of JSONL."""
+    columns = SeenColumns([])
+    names: set[str] = set()
+    for data in lines:
+        columns.lines += 1
+        try:
+            row = json.loads(data.removeprefix(BOM))
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            columns.objects += 1
+            names.update(row)
+    columns.names = sorted(names)
+    return columns
+
+
+class Columns:
+    """The columns of a configuration, looked for in one object after the other."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.wanted = config.wanted_columns()
+        # An object without any of these has nothing to read.
+        self.content = {k: n for k, n in self.wanted.items() if k not in ("input.id_column", "input.category_column")}
+        self._seen: set[str] = set()
+        self._first: tuple[str, list[str]] | None = None  # a JSONL object that was looked into, and its columns
+        self._objects = 0
+
+    def lacks(self, columns: SeenColumns) -> str | None:
+        """Why an object cannot be read: a column that a schema lacks, or all text columns of its lines."""
+        if columns.schema:
+            missing = [(key, name) for key, name in self.wanted.items() if name not in columns.names]
+        else:
+            nothing = columns.objects and not set(columns.names).intersection(self.content.values())
+            missing = list(self.content.items()) if nothing else []
+        return self._missing(*missing[0], columns.names) if missing else None
+
+    def note(self, name: str, columns: SeenColumns) -> None:
+        """Counts the lines of a JSONL object for `nowhere`."""
+        if columns.lines:
+            self._first = self._first or (name, columns.names[: 4 * _SHOWN])
+            self._objects += columns.objects
+            self._seen |= set(self.wanted.values()).intersection(columns.names)
+
+    def nowhere(self) -> str | None:
+        """After the last object: what no line of any JSONL object had; None when all is there."""
+        if self._first is None:
+            return None
+        name, names = self._first
+        if not self._objects:
+            return f"{name}: none of the first lines is a JSON object; is it JSON Lines?"
+        for key, column in self.wanted.items():
+            if column not in self._seen:
+                return f"{name}: {self._missing(key, column, names)}"
+        return None
+
+    @staticmethod
+    def _missing(key: str, name: str, present: Sequence[str]) -> str:
+        hint = did_you_mean(name, present)
+        shown = ", ".join(present[:_SHOWN]) + (", ..." if len(present) > _SHOWN else "")
+        extra = {
+            "input.id_column": "; input.id_column=null numbers the documents",
+            "input.category_column": "; input.category_column=null with input.category gives all the same",
+        }.get(key, "")
+        return f"no column {name!r} ({key}): {' '.join(filter(None, [hint, f'it has {shown}{extra}']))}"
 
 
 @dataclass
@@ -216,7 +295,8 @@ def _delimited(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColum
 
 def _broken(error: Exception, part: Part, line: int) -> Exception:
     """What to raise where reading fails after a line: InputError where the stream is damaged, else the error itself."""
-    if part.compression is None or not is_broken(error):
+    numbered = isinstance(error, OSError) and (error.errno is not None or isinstance(error, storage.StorageError))
+    if part.compression is None or numbered:  # or its storage is out of reach
         return error
     return InputError(
         f"cannot be read as {part.compression} after line {line}: {error}; the file is damaged or cut short"

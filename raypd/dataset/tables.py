@@ -22,7 +22,11 @@ def pinned(source: InputConfig, version: int | None) -> InputConfig:
     Raises ConfigError (its package is missing), InputError."""
     if source.format not in TABLES or source.version is not None:
         return source
-    return source.model_copy(update={"version": _newest(source) if version is None else version})
+    if version is None and source.format == "delta":
+        version = int(_delta(str(source.path), None).version())
+    elif version is None and (snapshot := _iceberg(str(source.path)).current_snapshot()) is not None:
+        version = int(snapshot.snapshot_id)
+    return source.model_copy(update={"version": version})
 
 
 def kind_of(folder: str) -> str | None:
@@ -30,13 +34,6 @@ def kind_of(folder: str) -> str | None:
     if storage.is_folder(storage.join(folder, "_delta_log")):
         return "delta"
     return "iceberg" if any(map(_NUMBER.fullmatch, storage.names(storage.join(folder, _METADATA)))) else None
-
-
-def _newest(source: InputConfig) -> int | None:
-    if source.format == "delta":
-        return int(_delta(str(source.path), None).version())
-    snapshot = _iceberg(str(source.path)).current_snapshot()
-    return None if snapshot is None else int(snapshot.snapshot_id)
 
 
 def folder(source: InputConfig) -> str:
