@@ -162,7 +162,7 @@ class LLM:
         return [_answered(turns[-1], "generation") for turns in rows]
 
     def _rows(self, kind: str, tree: dict[str, Any], fields: Sequence[dict[str, Any]]) -> list[list[Record]]:
-        from raypd.answering.answer import answer
+        from raypd.answering.request_queue import answer
         from raypd.answering.components import build
         from raypd.billing.meter import Meter
         from raypd.config import METHODS

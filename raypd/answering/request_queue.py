@@ -20,6 +20,7 @@ from raypd.answering.components import WorkerComponents
 from raypd.billing.meter import Meter
 from raypd.config.secrets import redact
 from raypd.dataset import writer
+from raypd.errors import RunError
 from raypd.tasks.base import Document, Record, Request
 
 
@@ -255,6 +256,21 @@ class RequestQueue:
             self._in_engine -= 1
             state.finished.append((request, result))
             self._changed.notify_all()
+
+
+def answer(parts: WorkerComponents, documents: Sequence[Document], meter: Meter) -> list[list[Record]]:
+    """The records of each document, whose indices count from 0. Raises EngineBroken; RunError for a fault of raypd."""
+    queue = RequestQueue(parts, meter)
+    with contextlib.closing(queue), queue.unit("call") as unit:
+        meter.ready()
+        queue.answer(unit, documents)
+    records: list[list[Record]] = [[] for _ in documents]
+    for record in unit.records:
+        records[record.index].append(record)
+    missing = [document.id for document, answers in zip(documents, records, strict=True) if not answers]
+    if missing:
+        raise RunError(f"{len(missing)} documents got no answer, {missing[0]!r} among them; this is a fault of raypd")
+    return records
 
 
 def reason(error: BaseException) -> str:

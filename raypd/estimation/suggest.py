@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from raypd.answering.answer import answer
 from raypd.answering.check import check_model
 from raypd.answering.components import build
+from raypd.answering.request_queue import answer
 from raypd.billing.meter import Meter
 from raypd.config import Attribute, RunConfig
 from raypd.config.load import make_config

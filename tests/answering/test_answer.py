@@ -2,8 +2,8 @@
 
 import pytest
 
-from raypd.answering.answer import answer
 from raypd.answering.components import build
+from raypd.answering.request_queue import answer
 from raypd.billing.meter import Meter
 from raypd.errors import RunError
 from raypd.tasks.base import Document, Record

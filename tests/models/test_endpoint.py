@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from raypd import LLM
 from raypd.answering.components import build
-from raypd.answering.answer import answer
+from raypd.answering.request_queue import answer
 from raypd.billing import book
 from raypd.billing.meter import Meter
 from raypd.cluster.driver import run_extract

@@ -9,8 +9,8 @@ import pyarrow.dataset as ds
 import pytest
 from pydantic import ValidationError
 
-from raypd.answering.answer import answer
 from raypd.answering.components import build
+from raypd.answering.request_queue import answer
 from raypd.billing.meter import Meter
 from raypd.cluster.driver import run_extract
 from raypd.decoding.counts import Finished, TokenCounts
