@@ -162,8 +162,8 @@ class LLM:
         return [_answered(turns[-1], "generation") for turns in rows]
 
     def _rows(self, kind: str, tree: dict[str, Any], fields: Sequence[dict[str, Any]]) -> list[list[Record]]:
-        from raypd.answering.request_queue import answer
         from raypd.answering.components import build
+        from raypd.answering.request_queue import answer
         from raypd.billing.meter import Meter
         from raypd.config import METHODS
         from raypd.dataset.reader import fill
@@ -332,79 +332,69 @@ def _config(
                 f"{source} has its own task and columns: leave `schema` and `text` out, or use `settings`"
             )
         return load_config(source, _overrides(settings))
-    data = _Documents.of(source)
+    paths: str | list[str] | None = str(source) if isinstance(source, (str, Path)) else None
+    if isinstance(source, (list, tuple)) and all(map(_is_path, source)):
+        paths = [str(path) for path in source]
+    if paths is None:
+        digest, columns, batches = _in_memory(source)
+    else:
+        digest, columns, batches = paths if isinstance(paths, str) else json.dumps(paths), None, tuple
     tree: dict[str, Any] = {
-        "input": {"path": "-", **data.columns(kind, text)},
+        "input": {"path": "-", **_columns(columns, kind, text)},
         "output": {"path": "-"},
         "task": {"kind": kind, **(task_of(schema) if kind == "extraction" else {})},
     }
     config = make_config(tree, _overrides(settings))
     if config.output.path == "-":
-        digest = hashlib.sha256(f"{config.fingerprint()} {data.digest}".encode()).hexdigest()[:12]
-        config = make_config(tree, _overrides({**settings, "output.path": f"runs/{kind}-{digest}"}))
+        name = hashlib.sha256(f"{config.fingerprint()} {digest}".encode()).hexdigest()[:12]
+        config = make_config(tree, _overrides({**settings, "output.path": f"runs/{kind}-{name}"}))
     storage.configure(config.storage)
-    return make_config(
-        tree, _overrides({**settings, "output.path": config.output.path, "input.path": data.stored(config)})
-    )
+    paths = _stored(config, digest, batches) if paths is None else paths
+    return make_config(tree, _overrides({**settings, "output.path": config.output.path, "input.path": paths}))
 
 
-@dataclass
-class _Documents:
-    """Where documents come from: paths, or batches in memory. digest: of what they hold, for a Dataset of nothing."""
+def _in_memory(source: Any) -> tuple[str, pa.Schema, Callable[[], Iterable[pa.Table]]]:
+    """(digest of what documents in memory hold, for a Dataset of nothing; their columns; what gives them)"""
+    if isinstance(source, (list, tuple)):
+        source = _table_of_rows(source)
+    if hasattr(source, "iter_batches"):
+        schema = source.schema()
+        if schema is None:
+            raise InputError("the dataset has no rows")
+        return "dataset", schema.base_schema, lambda: source.iter_batches(batch_format="pyarrow")
+    table = source if isinstance(source, pa.Table) else _table_of(source)
+    if not len(table):
+        raise InputError("the table has no rows")
+    return hashlib.sha256(_parquet(table)).hexdigest(), table.schema, lambda: [table]
 
-    digest: str
-    paths: str | list[str] | None = None
-    schema: pa.Schema | None = None  # None of paths
-    batches: Callable[[], Iterable[pa.Table]] = tuple
 
-    @classmethod
-    def of(cls, source: Any) -> _Documents:
-        if isinstance(source, (str, Path)):
-            return cls(str(source), str(source))
-        if isinstance(source, (list, tuple)):
-            if all(_is_path(item) for item in source):
-                return cls(json.dumps([str(path) for path in source]), [str(path) for path in source])
-            source = _table_of_rows(source)
-        if hasattr(source, "iter_batches"):
-            schema = source.schema()
-            if schema is None:
-                raise InputError("the dataset has no rows")
-            return cls("dataset", None, schema.base_schema, lambda: source.iter_batches(batch_format="pyarrow"))
-        table = source if isinstance(source, pa.Table) else _table_of(source)
-        if not len(table):
-            raise InputError("the table has no rows")
-        return cls(hashlib.sha256(_parquet(table)).hexdigest(), None, table.schema, lambda: [table])
-
-    def columns(self, kind: str, text: str | Sequence[str] | None) -> dict[str, Any]:
-        """Keys of section `input` that name columns: what is given, and what the source's own columns tell."""
-        columns: dict[str, Any] = {} if text is None else {"text_columns": [text] if isinstance(text, str) else [*text]}
-        if self.schema is None:
-            return columns
-        names = self.schema.names
-        columns |= {f"{key}_column": key if key in names else None for key in ("id", "category")}
-        if kind == "extraction" and text is None:
-            held = [name for name in ("title", "description") if name in names]
-            if not held:
-                texts = (one.name for one in self.schema if one.type in (pa.string(), pa.large_string()))
-                held = [name for name in texts if name not in ("id", "category")]
-                if len(held) != 1:
-                    raise ConfigError(f"text: name the columns that hold the document, of {', '.join(names)}")
-            columns["text_columns"] = held
+def _columns(schema: pa.Schema | None, kind: str, text: str | Sequence[str] | None) -> dict[str, Any]:
+    """Keys of section `input` that name columns: what is given, and what the source's own columns tell."""
+    columns: dict[str, Any] = {} if text is None else {"text_columns": [text] if isinstance(text, str) else [*text]}
+    if schema is None:
         return columns
+    names = schema.names
+    columns |= {f"{key}_column": key if key in names else None for key in ("id", "category")}
+    if kind == "extraction" and text is None:
+        held = [name for name in ("title", "description") if name in names]
+        if not held:
+            texts = (one.name for one in schema if one.type in (pa.string(), pa.large_string()))
+            held = [name for name in texts if name not in ("id", "category")]
+            if len(held) != 1:
+                raise ConfigError(f"text: name the columns that hold the document, of {', '.join(names)}")
+        columns["text_columns"] = held
+    return columns
 
-    def stored(self, config: RunConfig) -> str | list[str]:
-        """The paths to read. What is in memory is written below the run's folder, once."""
-        from raypd.run.layout import output_folder
 
-        if self.paths is not None:
-            return self.paths
-        folder = storage.join(output_folder(config), "input", self.digest[:16])
-        if not storage.exists(storage.join(folder, _WHOLE)):
-            storage.make_folder(folder)
-            for number, batch in enumerate(self.batches()):
-                storage.put(storage.join(folder, f"{number:06d}.parquet"), _parquet(batch))
-            storage.put(storage.join(folder, _WHOLE), b"")
-        return storage.join(folder, "*.parquet")
+def _stored(config: RunConfig, digest: str, batches: Callable[[], Iterable[pa.Table]]) -> str:
+    """The path of what is in memory, which is written below the run's folder, once."""
+    folder = storage.join(layout.output_folder(config), "input", digest[:16])
+    if not storage.exists(storage.join(folder, _WHOLE)):
+        storage.make_folder(folder)
+        for number, batch in enumerate(batches()):
+            storage.put(storage.join(folder, f"{number:06d}.parquet"), _parquet(batch))
+        storage.put(storage.join(folder, _WHOLE), b"")
+    return storage.join(folder, "*.parquet")
 
 
 def _is_path(item: Any) -> bool:
