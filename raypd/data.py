@@ -308,23 +308,18 @@ def _usd_per_second(nodes: Nodes, node: str) -> float | None:
 
 
 def _configuration(config: ProcessorConfig) -> RunConfig:
-    settings = {"model.name": config.model, "decoding.method": config.method, "input.text_columns": config.text_columns}
+    texts = None if config.text_columns is None else list(config.text_columns)
+    settings: Row = {"model.name": config.model, "decoding.method": config.method, "input.text_columns": texts}
     keys = {key: value for key, value in settings.items() if value is not None}
-    if "input.text_columns" in keys:
-        keys["input.text_columns"] = list(keys["input.text_columns"])
     if (config.schema is None) == (config.config is None):
         raise ConfigError("ProcessorConfig: give either schema or config")
     if config.config is None:
-        run = _of_schema(config.schema)
+        task, where = task_of(config.schema), {"path": "(a dataset)"}
+        column = {"category_column": None} if len(task.get("categories", [1])) == 1 else {}
+        run = make_config({"input": {**where, **column}, "output": {**where, "columns": "typed"}, "task": task})
     else:
         run = config.config if isinstance(config.config, RunConfig) else load_config(config.config)
     return with_changes(run, {**keys, **config.settings})
-
-
-def _of_schema(schema: Any) -> RunConfig:
-    task, where = task_of(schema), {"path": "(a dataset)"}
-    column = {"category_column": None} if len(task.get("categories", [1])) == 1 else {}
-    return make_config({"input": {**where, **column}, "output": {**where, "columns": "typed"}, "task": task})
 
 
 def _answer_columns(config: RunConfig) -> list[str]:
