@@ -255,15 +255,19 @@ class TaskSection(Section):
     command: ClassVar[str] = "extract"  # that runs it
     methods: ClassVar[tuple[str, ...]] = ()  # of decoding, where the registry of methods does not know the kind
     idle_keys: ClassVar[frozenset[str]] = frozenset({"input.category", "output.columns"})  # that change no answer of it
+    # Its keys that name columns which must be there, and which of them hold text; (): it reads input.text_columns.
+    column_keys: ClassVar[tuple[str, ...]] = ()
+    text_keys: ClassVar[tuple[str, ...]] = ()
     kind: str
 
     def text_columns(self, source: InputConfig) -> list[str]:
         """Columns that must hold text, and together at least some."""
-        return list(source.text_columns)
+        return [getattr(self, key) for key in self.text_keys] if self.column_keys else list(source.text_columns)
 
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
         """Configuration key -> the column of the input that it names, for every column that must be there."""
-        return {f"input.text_columns {name!r}": name for name in source.text_columns}
+        own = {f"task.{key}": getattr(self, key) for key in self.column_keys}
+        return own or {f"input.text_columns {name!r}": name for name in source.text_columns}
 
 
 class ExamplesConfig(Section, use_attribute_docstrings=True):
@@ -321,6 +325,8 @@ class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
     """Many questions on one context (IPPD); one output row a question."""
 
     command = "answer"
+    column_keys = ("context_column", "questions_column")
+    text_keys = ("context_column",)
     idle_keys = TaskSection.idle_keys | {"input.text_columns"}
     kind: Literal["question_answering"] = "question_answering"
     context_column: str = Field("context", description="Column with the context: text, or a list of texts")
@@ -334,17 +340,12 @@ class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
     too_long: Literal["truncate", "refuse"] = "truncate"
     """A context that does not fit the model's: cut, or error rows"""
 
-    def text_columns(self, source: InputConfig) -> list[str]:
-        return [self.context_column]
-
-    def wanted_columns(self, source: InputConfig) -> dict[str, str]:
-        return {"task.context_column": self.context_column, "task.questions_column": self.questions_column}
-
 
 class GenerationConfig(TaskSection, use_attribute_docstrings=True):
     """Prompts or conversations in, text out."""
 
     command = "generate"
+    column_keys = ("prompt_column",)
     idle_keys = TaskSection.idle_keys | {"input.text_columns"}
     kind: Literal["generation"] = "generation"
     prompt_column: str = "prompt"
@@ -359,12 +360,6 @@ class GenerationConfig(TaskSection, use_attribute_docstrings=True):
     FILE --openai` sets it and what goes with it)"""
     too_long: Literal["truncate", "refuse"] = "refuse"
     """A prompt that leaves no room for max_new_tokens: its beginning cut, or an error row"""
-
-    def text_columns(self, source: InputConfig) -> list[str]:
-        return []
-
-    def wanted_columns(self, source: InputConfig) -> dict[str, str]:
-        return {"task.prompt_column": self.prompt_column}
 
 
 TaskConfig = Annotated[
