@@ -27,12 +27,7 @@ _ONLY_WHERE: dict[str, Callable[[DecodingConfig], bool]] = {  # keys that can ch
 }
 
 
-def _without_secrets(keys: dict[str, Any]) -> dict[str, Any]:
-    check_secrets(keys)
-    return keys
-
-
-Keys = Annotated[dict[str, Any], AfterValidator(_without_secrets)]  # that no section checks before they are used
+Keys = Annotated[dict[str, Any], AfterValidator(check_secrets)]  # that no section checks before they are used
 
 
 class FakeConfig(Section):
@@ -69,8 +64,9 @@ class EndpointConfig(Section, use_attribute_docstrings=True):
     usd_per_million_answer_tokens: float = Field(0.0, ge=0, description="For the bill")
 
 
-_ANSWERING = ("url", "response_format", "parameters")  # keys of an endpoint that can change an answer
-IDLE_ENDPOINT_KEYS = EndpointConfig.model_fields.keys() - set(_ANSWERING)
+_ANSWERING = {"url", "response_format", "parameters"}  # keys of an endpoint that can change an answer
+# Keys of a model that cannot.
+IDLE_KEYS = {"device", "fake", *(f"endpoint.{key}" for key in EndpointConfig.model_fields.keys() - _ANSWERING)}
 
 
 class ModelConfig(Section, use_attribute_docstrings=True):

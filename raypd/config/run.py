@@ -12,14 +12,7 @@ from pydantic import ValidationError, model_validator
 from raypd.config.card import TEMPLATES, card_of, template_of
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
-from raypd.config.model import (
-    IDLE_ENDPOINT_KEYS,
-    SAMPLING_KEYS,
-    CascadeConfig,
-    DecodingConfig,
-    EngineConfig,
-    ModelConfig,
-)
+from raypd.config.model import IDLE_KEYS, SAMPLING_KEYS, CascadeConfig, DecodingConfig, EngineConfig, ModelConfig
 from raypd.config.section import Section
 from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
 from raypd.config.training import FitConfig, TrainingConfig
@@ -167,9 +160,7 @@ class RunConfig(Section):
         idle = {"output.path", "output.partition", "cluster", "cost", "storage", "nightly", "training", "fit"}
         idle |= {"input.path", "input.version", "input.on_damaged", "task.categories_file", "task.schema"}
         idle |= {f"engine.{key}" for key in EngineConfig.model_fields if key not in ("kind", "vllm")}
-        for model in ("model", "cascade.model"):
-            idle |= {f"{model}.device", f"{model}.fake"}
-            idle |= {f"{model}.endpoint.{key}" for key in IDLE_ENDPOINT_KEYS}
+        idle |= {f"{model}.{key}" for model in ("model", "cascade.model") for key in IDLE_KEYS}
         idle |= {"cascade"} if self.cascade.model is None else set()
         idle |= self.task.idle_keys
         idle |= {f"decoding.{key}" for key in self.decoding.idle_keys(self.task.kind)}
