@@ -132,7 +132,7 @@ class _Drafts:
 
     def follow(self, s: AparSequence) -> dict[tuple[int, int], Reach]:
         """The pairs that make the segments reach the path of `s`, and nothing but it and each other."""
-        path = {node.segment for node in s.current_node.path()} if self.segments else set()
+        path = {node.segment for node in s.current_node.path()}
         pairs = {(segment, gone): Reach.HIDDEN for segment in self.segments for gone in self.path - path}
         pairs |= {(segment, new): Reach.ALL for segment in self.segments for new in path - self.path}
         self.path = path
@@ -146,7 +146,7 @@ class AparSequence:
     last_token: int  # not fed yet
     position: int  # of `last_token`
     current_node: AparNode  # its leaf of the tree
-    drafts: _Drafts | None = None  # None: it was not fed yet
+    drafts: _Drafts | None = None  # None: nothing is guessed, or it was not fed yet
 
 
 @dataclass
@@ -183,25 +183,25 @@ class AparGroup:
         tree, first = self.tree, self.fed == 0
         # Guesses may use what is left beyond the one token of each thread.
         size = tree.size(self.max_new_tokens - self.used - len(decoding))
-        tokens: list[int] = []
-        positions: list[int] = []
-        segments: list[int] = []
+        tokens = list(self.prompt.tokens) if first else []
+        positions, segments = [*range(len(tokens))], [0] * len(tokens)
         asks: list[int] = []
         for s in decoding:
-            drafts = s.drafts = s.drafts or self._new_drafts()
-            self.reach |= drafts.follow(s)
-            drafts.guesses = drafts.guesses[:size]
-            count = len(drafts.guesses)
-            last = list(self.prompt.tokens) if first else [s.last_token]
             if not first:
                 s.current_node.cached.append(self.fed + len(tokens))
-            asks += range(len(tokens) + len(last) - 1, len(tokens) + len(last) + count)
-            drafts.root = self.fed + asks[-1] - count
-            tokens += [*last, *drafts.guesses]
-            positions += range(s.position + 1 - len(last), s.position + 1)
-            positions += [s.position + depth for depth in tree.depths[:count]]
-            segments += [s.current_node.segment] * len(last)
-            segments += [drafts.segments[run] for run in tree.runs[:count]]
+                tokens.append(s.last_token)
+                positions.append(s.position)
+                segments.append(s.current_node.segment)
+            asks.append(len(tokens) - 1)
+            if tree.paths:
+                drafts = s.drafts = s.drafts or self._new_drafts()
+                self.reach |= drafts.follow(s)
+                drafts.guesses, drafts.root = drafts.guesses[:size], self.fed + asks[-1]
+                count = len(drafts.guesses)
+                asks += range(len(tokens), len(tokens) + count)
+                tokens += drafts.guesses
+                positions += [s.position + depth for depth in tree.depths[:count]]
+                segments += [drafts.segments[run] for run in tree.runs[:count]]
         self.fed, self.cached = self.fed + len(tokens), self.cached + len(tokens) - len(self.drop)
         cost = self.answer.cost
         cost.steps, cost.max_cached_tokens = cost.steps + 1, max(cost.max_cached_tokens, self.cached)
@@ -231,6 +231,10 @@ class AparGroup:
         threads that go on, the drafts and the place in the predictions of the last token."""
         self.used += len(decoding)
         self.move = {}
+        if not self.tree.paths:
+            for s, x, logprob in zip(decoding, predictions.tokens, predictions.logprobs, strict=True):
+                self.append(s, x, logprob)
+            return []
         going_on: list[tuple[_Drafts, int]] = []
         first = 0  # the thread's first ask
         for s in decoding:
@@ -302,7 +306,7 @@ class AparGroup:
             decoding = self.sequences[: self.max_new_tokens - self.used]
             predictions = yield self.feed(decoding)
             going_on = self.take(decoding, predictions)
-            if self.tree.paths and going_on and self.used + 1 < self.max_new_tokens:
+            if going_on and self.used + 1 < self.max_new_tokens:
                 assert predictions.hidden is not None
                 hidden = [predictions.hidden[place] for _, place in going_on]
                 drafted = yield Feed((), (), draft=DraftRequest(heads, hidden, self.tree))
