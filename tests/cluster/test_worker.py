@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 
 from raypd.answering.request_queue import EngineBroken, UnitState
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
+from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.run import manifest, records, retry_policy
 from raypd.run.retry_policy import Attempt, AttemptRecord, UnitLog, attempts_path
+from raypd.run.unit import Unit
 from raypd.tasks.base import Record
 from tests.cluster import fakes
 from tests.processes import LONG, wait_for
@@ -28,14 +31,23 @@ def worker(run, **keys) -> DecodeWorker:
     return DecodeWorker(WorkerSpec(run, run.output.path, "s", **{"build": fakes.build, **keys}))
 
 
+@pytest.fixture
+def begin(tmp_path: Path, config):
+    """(configuration over documents with these titles, a worker of it, its units)"""
+
+    def make(titles: Sequence[str], unit_documents: int = 100, **keys) -> tuple[RunConfig, DecodeWorker, list[Unit]]:
+        run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=unit_documents, **keys)
+        return run, worker(run), list(plan(run))
+
+    return make
+
+
 def rows(run, unit) -> list[dict]:
     return writer.read_rows(run.output.path, unit.id, 1000)
 
 
-def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 400)), unit_documents=50, max_num_seqs=4)
-    made = worker(run)
-    units = list(plan(run))
+def test_units_overlap_so_that_the_engine_does_not_drain(begin) -> None:
+    run, made, units = begin(["a"] * 400, unit_documents=50, max_num_seqs=4)
     request_queue, step = made.request_queue, made.parts.engine.step
 
     def planned() -> bool:
@@ -60,9 +72,8 @@ def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config)
     assert counts == {"prefill_tokens": 250, "shared_tokens": 100, "decode_tokens": 75, "steps": 50}
 
 
-def test_work_is_planned_as_the_engine_has_room(tmp_path: Path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 200)), unit_documents=200, max_num_seqs=4)
-    made = worker(run)
+def test_work_is_planned_as_the_engine_has_room(begin) -> None:
+    _, made, (unit,) = begin(["a"] * 200, unit_documents=200, max_num_seqs=4)
     ahead = []
 
     class Task(fakes.FakeTask):
@@ -72,22 +83,20 @@ def test_work_is_planned_as_the_engine_has_room(tmp_path: Path, config) -> None:
                 yield item
 
     made.parts.task = Task()
-    made.run_unit(next(iter(plan(run))))
+    made.run_unit(unit)
     assert len(ahead) == 100
     assert max(ahead) <= 2 * 4
 
 
-def test_an_error_costs_the_documents_of_its_work_alone(tmp_path: Path, config) -> None:
+def test_an_error_costs_the_documents_of_its_work_alone(begin) -> None:
     titles = ["a", "b", "program", "c", "finish", "d", "submit", "e", "f", "plan", "g", "twice", "", "h"]
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=100)
-    made = worker(run)
+    run, made, (unit,) = begin(titles)
     submit = made.parts.engine.submit
 
     def refuse(program, **keys) -> None:
         submit(["submit"] if "submit" in program else program, **keys)
 
     made.parts.engine.submit = refuse  # type: ignore[method-assign]
-    (unit,) = plan(run)
     summary = made.run_unit(unit)
     found = rows(run, unit)
     places = {place: row for row, place in enumerate(sorted({r["row"] for r in found}))}
@@ -104,36 +113,31 @@ def test_an_error_costs_the_documents_of_its_work_alone(tmp_path: Path, config) 
     assert (summary.documents, summary.ok, summary.failed) == (14, 6, 8)
 
 
-def test_documents_that_were_cut_are_counted(tmp_path: Path, config, monkeypatch) -> None:
+def test_documents_that_were_cut_are_counted(begin, monkeypatch) -> None:
     cut = lambda row, values: Record(row, {**values, "truncated": "LONG" in str(values)})  # noqa: E731
     monkeypatch.setattr(fakes, "Record", cut)
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a", "long", "a", "twice long", "long"])))
-    assert worker(run).run_unit(next(iter(plan(run)))).truncated == 3
+    run, made, (unit,) = begin(["a", "long", "a", "twice long", "long"])
+    assert made.run_unit(unit).truncated == 3
     units = writer.summaries(run.output.path)
     assert manifest.make(run, run.output.path, 1, units, manifest.Unreadable(), None).truncated == 3
 
 
-def test_a_committed_unit_is_not_decoded_again(tmp_path: Path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a", "b"])))
-    (unit,) = plan(run)
-    first = worker(run).run_unit(unit)
-    again = worker(run)
+def test_a_committed_unit_is_not_decoded_again(begin) -> None:
+    run, made, (unit,) = begin(["a", "b"])
+    first, again = made.run_unit(unit), worker(run)
     assert again.run_unit(unit) == first
     assert again.parts.engine.fill == []
 
 
-def test_a_broken_engine_breaks_the_units_that_it_holds(tmp_path: Path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["engine"])))
-    made = worker(run)
-    with pytest.raises(EngineBroken, match="the device is gone"):
-        made.run_unit(next(iter(plan(run))))
-    with pytest.raises(EngineBroken):  # and the next one at once
-        made.run_unit(next(iter(plan(run))))
+def test_a_broken_engine_breaks_the_units_that_it_holds(begin) -> None:
+    _, made, (unit,) = begin(["engine"])
+    for _ in range(2):  # and the next one at once
+        with pytest.raises(EngineBroken, match="the device is gone"):
+            made.run_unit(unit)
 
 
-def test_what_a_dying_worker_leaves_holds_no_secret(tmp_path: Path, config, monkeypatch, capsys) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"])))
-    made, (unit,) = worker(run), plan(run)
+def test_what_a_dying_worker_leaves_holds_no_secret(begin, monkeypatch, capsys) -> None:
+    run, made, (unit,) = begin(["a"])
 
     def broken(*_: Any) -> None:
         raise EngineBroken("GET https://me:Pa55word@hub.example/m?token=t0ken failed")
@@ -147,10 +151,8 @@ def test_what_a_dying_worker_leaves_holds_no_secret(tmp_path: Path, config, monk
     assert left in capsys.readouterr().err
 
 
-def test_a_bisecting_attempt_leaves_a_checkpoint_before_each_group(tmp_path: Path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 40)), unit_documents=100)
-    made = worker(run)
-    (unit,) = plan(run)
+def test_a_bisecting_attempt_leaves_a_checkpoint_before_each_group(begin) -> None:
+    run, made, (unit,) = begin(["a"] * 40)
     marks = []
     step = made.parts.engine.step
 
@@ -167,10 +169,8 @@ def test_a_bisecting_attempt_leaves_a_checkpoint_before_each_group(tmp_path: Pat
     assert {r["attempts"] for r in found} == {4}
 
 
-def test_a_unit_whose_worker_died_is_alone_in_a_worker(tmp_path: Path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["until go", *["a"] * 29])), unit_documents=10)
-    made = worker(run)
-    first, bad, later = plan(run)
+def test_a_unit_whose_worker_died_is_alone_in_a_worker(tmp_path: Path, begin) -> None:
+    run, made, (first, bad, later) = begin(["until go", *["a"] * 29], unit_documents=10)
     UnitLog(run.output.path, "s", made.node, "it died", lambda node: True).begin(bad.id, Attempt())
     with ThreadPoolExecutor(3) as pool:
         begun = pool.submit(made.run, first)
@@ -188,19 +188,16 @@ def test_a_unit_whose_worker_died_is_alone_in_a_worker(tmp_path: Path, config) -
     assert list((tmp_path / "out/failures").iterdir()) == []
 
 
-def test_a_unit_that_costs_process_after_process_is_given_up_and_may_be_tried_anew(tmp_path: Path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 10)))
-    made, (unit,) = worker(run), plan(run)
+def test_a_unit_that_costs_process_after_process_is_given_up_and_may_be_tried_anew(begin) -> None:
+    run, made, (unit,) = begin(["a"] * 10)
     UnitLog(run.output.path, "s", made.node, "it died", lambda node: True).begin(unit.id, Attempt(30, deaths=29))
     assert made.run(unit).error == "its worker processes died each time: none of them left a reason"
     assert made.run(unit).ok == 10
 
 
-def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) -> None:
+def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, begin) -> None:
     titles = [*["a"] * 8, "until go", *["a"] * 191]  # the engine stands still after its first step
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=100)
-    made = worker(run)
-    first, second = plan(run)
+    run, made, (first, second) = begin(titles)
     with ThreadPoolExecutor(2) as pool:
         begun = pool.submit(made.run, first)
         wait_for(lambda: made.progress().get(first.id, (0, 0))[0])
@@ -225,9 +222,8 @@ def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:
 
 
 @pytest.mark.parametrize(("decoded", "batch"), [(8, 64), (100, 200), (300, 256)])
-def test_an_engine_that_decodes_many_is_given_more(tmp_path: Path, config, decoded: int, batch: int) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 1200)), unit_documents=1200, max_num_seqs="auto")
-    made = worker(run)
+def test_an_engine_that_decodes_many_is_given_more(begin, decoded: int, batch: int) -> None:
+    _, made, (unit,) = begin(["a"] * 1200, unit_documents=1200, max_num_seqs="auto")
     engine, given = made.parts.engine, []
     engine.batch, engine.sequences = 7, [Finished("", None, None, TokenCounts())] * decoded
     step = engine.step
@@ -237,15 +233,15 @@ def test_an_engine_that_decodes_many_is_given_more(tmp_path: Path, config, decod
         return step()
 
     engine.step = noted  # type: ignore[method-assign]
-    made.run_unit(next(iter(plan(run))))
+    made.run_unit(unit)
     assert max(given) <= made.request_queue.batch == batch
 
 
-def test_a_worker_that_was_given_a_gpu_and_sees_none_decodes_nothing(tmp_path, config, monkeypatch):
+def test_a_worker_that_was_given_a_gpu_and_sees_none_decodes_nothing(tmp_path, begin, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"])))
+    run, _, (unit,) = begin(["a"])
     made = worker(run, gpus=1.0)
-    result = made.run(next(iter(plan(run))))
+    result = made.run(unit)
     assert (result.fatal, made.loaded) == (True, False)
     assert "was given a GPU, and torch" in (result.error or "")
     asked_for_it = with_keys(run, model={"device": "cpu"}, output={"path": str(tmp_path / "cpu")})

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from raypd.config import ANSWER_KEYS, METHODS, SAMPLING_KEYS, DecodingConfig, RunConfig
 from raypd.config.load import make_config
 from raypd.config.section import Uri
 from raypd.errors import ConfigError
 from raypd.run import manifest
+from tests.config.test_render import keys
 from tests.runs import config_tree, extraction
 
 EXTRACTION = config_tree(
     extraction(shoes=["Brand", {"name": "Size", "type": "number"}]), decoding={"method": "hyper_parallel"}
 )
 QUESTIONS = config_tree("question_answering")
+DECODING_KEYS = [key for key, _ in keys(DecodingConfig)]
 
 
 def test_it_is_what_it_was() -> None:
@@ -45,15 +46,6 @@ def test_it_is_what_it_was() -> None:
 )
 def test_it_changes_with_what_changes_answers_alone(key: str, changes: bool) -> None:
     assert (make_config(EXTRACTION, [key]).fingerprint() != make_config(EXTRACTION).fingerprint()) is changes
-
-
-def decoding_keys(model: type[BaseModel] = DecodingConfig, at: str = "") -> Iterator[str]:
-    """All keys of `decoding`, dotted, as the class has them."""
-    for name, info in model.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            yield from decoding_keys(info.annotation, f"{at}{name}.")
-        else:
-            yield f"{at}{name}"
 
 
 def others(config: RunConfig, key: str) -> list[Any]:
@@ -110,7 +102,7 @@ def test_a_key_counts_where_the_table_says(kind: str, method: str, isolate: str,
     config = config_with("method", method)
     own = config.fingerprint()
     counting = set()
-    for key in decoding_keys():
+    for key in DECODING_KEYS:
         prints = {config_with(key, value).fingerprint() for value in others(config, key)}
         assert own not in prints or prints == {own}, f"decoding.{key}: counts for some values"
         if own not in prints:

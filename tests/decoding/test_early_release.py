@@ -1,76 +1,18 @@
-"""Early release (APAR, section 3.4): what a finished thread leaves goes back to the cache's allocator, and is attended
-to no more. `pytest -s` prints the figures of docs/methods.md."""
+"""Early release (APAR, section 3.4): what is dropped goes back to the cache's allocator. What a finished thread leaves
+is dropped: test_apar.py."""
 
 import random
 
 import numpy as np
 import pytest
 
-from raypd.decoding import engine as engines
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.apar import apar
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.program import Feed
-from raypd.decoding.sequence import LEAST_REGION, Sequence
+from raypd.decoding.sequence import LEAST_REGION
 from raypd.decoding.visibility import NO_TOKEN
 from tests.decoding import reference
-from tests.decoding.cases import CHILD, ENDS, EOS, FORK, pair
-from tests.decoding.drivers import INSTRUCTION, steered, tokens_of
-
-
-def decode(model, programs, monkeypatch) -> tuple[list, tuple[int, int]]:
-    """The programs' answers, four at a time; the most of the cache that was ever taken, and the keys that queries were
-    multiplied with."""
-    slots, attended, real = [], [], engines.Step
-
-    def step(cache, groups, *rest):
-        slots.append(cache.allocator.slots - cache.allocator.available)
-        attended.extend((span.b - span.a) * (group.length + span.length) for group in groups for span in group.spans)
-        return real(cache, groups, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engines, "Step", step)
-        answers = Engine(model, max_num_seqs=4).run(programs)
-    return answers, (max(slots), sum(attended))
-
-
-def list_of(points: int, start: int):
-    """A model that writes a list behind `start` tokens: headings of four tokens, each forking a detail of 10 to 89."""
-
-    def rule(token: int, position: int, predicted: int) -> int:
-        if token == CHILD:
-            return 100 + 37 * position % 80
-        if token >= 100:
-            return EOS if token == 189 else token + 1
-        if token == FORK:
-            return EOS if position == start + 5 * points - 1 else 50
-        return {50: 51, 51: 52, 52: 53, 53: FORK}.get(token, 50)
-
-    return rule
-
-
-@pytest.mark.slow
-def test_a_batch_of_lists_takes_less_than_its_flattened_texts(monkeypatch):
-    """Twelve answers of 3 to 6 points, four at a time: peak of the cache and keys multiplied, the text forked with and
-    without giving back, and flattened."""
-    model, _ = pair("llama")
-    rng = random.Random(1)
-    prompts = [Prompt([*INSTRUCTION, *tokens_of(rng, 5, 60), 7]) for _ in range(12)]
-
-    def forked():
-        rules = [list_of(3 + n % 4, len(prompt.tokens)) for n, prompt in enumerate(prompts)]
-        return [steered(apar(p, 4000, FORK, CHILD, ENDS), rule) for p, rule in zip(prompts, rules, strict=True)]
-
-    answers, released = decode(model, forked(), monkeypatch)
-    assert all(answer.cut is None and answer.threads == 4 + n % 4 for n, answer in enumerate(answers))
-    with monkeypatch.context() as patch:
-        patch.setattr(Sequence, "_close_up", lambda self, coming, cache: None)
-        again, kept = decode(model, forked(), monkeypatch)
-    assert [answer.tokens for answer in again] == [answer.tokens for answer in answers]
-    flat = (autoregressive(p, len(a.tokens), lambda t: False) for p, a in zip(prompts, answers, strict=True))
-    _, flattened = decode(model, flat, monkeypatch)
-    print(f"\n(slots, keys) forked, given back: {released}\nforked, kept: {kept}\nflattened: {flattened}")
-    assert all(less < more for others in (kept, flattened) for less, more in zip(released, others, strict=True))
+from tests.decoding.cases import pair
+from tests.decoding.drivers import tokens_of
 
 
 def shrinking(rng: random.Random):

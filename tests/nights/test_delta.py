@@ -141,7 +141,7 @@ def test_two_commands_with_one_list_commit_it_once(nights, write) -> None:  # no
     assert versions(nights) == [(0, made.name)]
 
 
-def test_on_s3_by_the_settings_of_raypd(nights, write, bucket, s3_server) -> None:  # noqa: F811
+def test_nights_on_s3_by_the_settings_of_raypd(nights, write, bucket, s3_server) -> None:  # noqa: F811
     write("a.jsonl", DOCUMENTS)
     config = with_keys(nights, output={"path": f"{bucket}/my nights"}, storage={"endpoint_url": s3_server.url})
     night(config)

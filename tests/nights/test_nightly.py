@@ -19,7 +19,6 @@ from raypd.answering.components import WorkerComponents
 from raypd.billing import book
 from raypd.cli.main import app
 from raypd.config import RunConfig
-from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
 from raypd.nights import nightly
 from raypd.nights.nightly import Night, run_night
@@ -361,18 +360,6 @@ def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, w
                  for path in sorted((tmp_path / "in").iterdir())]  # fmt: skip
         want = {row["id"]: None if row["title"] == "bad" else row["title"] for found in lines for row in found}
         assert after(config) == want
-
-
-def test_on_s3(bucket, write, run, connected) -> None:
-    made = with_keys(run(f"{bucket}/in"), output={"path": f"{bucket}/root"}, storage={"endpoint_url": connected.url})
-    for documents, count in ((DOCUMENTS, 25), ({**DOCUMENTS, "d7": "other"}, 1)):
-        storage.put(f"{bucket}/in/a.jsonl", write("a.jsonl", documents).read_bytes())
-        assert night(made).extracted == count
-    listed = storage.read(f"{bucket}/root/current/files.txt").decode().split()
-    assert all(file.startswith(f"{bucket}/root/nights/") for file in listed)
-    found = {row["id"]: row for file in listed for row in pq.read_table(storage.open_file(file)).to_pylist()}
-    assert (len(found), json.loads(found["d7"]["record"])) == (25, {"a": "a:other"})
-    assert writer.committed(f"{bucket}/root/nights/{storage.folders(f'{bucket}/root/nights')[0]}")
 
 
 @pytest.mark.parametrize("kind", ["footer", "page"])

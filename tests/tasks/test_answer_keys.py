@@ -22,7 +22,7 @@ from raypd.models.load import LoadedModel
 from raypd.models.medusa_heads import save_heads
 from raypd.tasks import extraction, question_answering
 from raypd.tasks.base import Document
-from tests.config.test_fingerprint import decoding_keys, others, uses
+from tests.config.test_fingerprint import DECODING_KEYS, others, uses
 from tests.runs import answer, config_tree, run_config
 from tests.tasks import test_extraction, test_question_answering
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -123,7 +123,7 @@ def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monk
 
     config = config_of(kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature})
     before = arrives(config)
-    for key in sorted(set(decoding_keys()) - {"method"} - config.decoding.idle_keys(kind)):
+    for key in sorted({*DECODING_KEYS} - {"method"} - config.decoding.idle_keys(kind)):
         assert arrives(changed(config, key, folders)) != before, f"decoding.{key} is used by no program of {method}"
 
 
