@@ -181,7 +181,7 @@ class _Worker:
     def __init__(self, number: int, began: float) -> None:
         self.now = began
         self.meter = Meter(f"n{number}", "hyper_parallel", 1.0, lambda: self.now, lambda: 310.0 * (self.now - began))
-        self.meter.id = f"worker-{number}"
+        self.meter._totals.worker = f"worker-{number}"
 
     def do(self, unit: UnitSummary, rows: list[dict[str, Any]]) -> WorkerTime:
         """Does a unit in one step; the report of it."""
