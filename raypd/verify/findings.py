@@ -40,7 +40,12 @@ def describe(result: Verification) -> str:
         f"{result.failed:,} failed" + (f" (raypd errors {result.run})" if result.failed else ""),
     ]
     for name, predicate in _PREDICATES.items():
-        out += _finding(name, getattr(result, name), predicate)
+        finding: Finding = getattr(result, name)
+        units = f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
+        concerned = finding.units or finding.documents  # an example is a unit where whole units are concerned
+        if concerned:
+            out.append(f"{name}: {counted(finding.documents, 'document')} {predicate}{units}")
+            out += _indented(finding.examples, unlisted=concerned > len(finding.examples))
     if (damaged := result.damaged_input).units:
         how = "note" if result.damaged_allowed else "damaged input"
         objects = counted(damaged.units, "object")
@@ -60,15 +65,6 @@ def describe(result: Verification) -> str:
         files = counted(len(result.temporary), "temporary file")
         out.append(f"note: {files} of dead writers; no reader sees them, and the next run removes them")
     return "\n".join([*out, _verdict(result)])
-
-
-def _finding(name: str, finding: Finding, predicate: str) -> list[str]:
-    if not finding.documents and not finding.units:
-        return []
-    units = f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
-    concerned = finding.units or finding.documents  # an example is a unit where whole units are concerned
-    head = f"{name}: {counted(finding.documents, 'document')} {predicate}{units}"
-    return [head, *_indented(finding.examples, unlisted=concerned > len(finding.examples))]
 
 
 def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN, unlisted: bool | None = None) -> list[str]:
