@@ -3,15 +3,15 @@
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from raypd import storage
 from raypd.config.section import redact
 from raypd.errors import RunError
-from raypd.report.ledger import RunBill, read_bill
-from raypd.report.sample import AnswerSample, read_sample
+from raypd.report.ledger import read_bill
+from raypd.report.sample import read_sample
 from raypd.report.units import CommittedUnit, Units, read_units, unit_objects
 from raypd.run import layout, lease, read
 from raypd.run.load import NoRun, load_record
@@ -58,7 +58,7 @@ class RunFiles:
         """Units of the input: the plan knows those found at once, the manifest those found later."""
         return max(self.plan.damaged if self.plan else 0, self.manifest.units_unreadable if self.manifest else 0)
 
-    def sessions(self, units: Units, runs: Sequence[str] | None = None) -> list[ReportSession]:
+    def sessions_of(self, units: Units, runs: Sequence[str] | None = None) -> list[ReportSession]:
         """Oldest first, each with its units, as far as known, and its cost. runs: None: all."""
         bills = {bill.session: bill for bill in self.bill.all} if self.bill else {}
         by_session: defaultdict[str, list[CommittedUnit]] = defaultdict(list)
@@ -76,37 +76,35 @@ class RunFiles:
             sessions.append(ReportSession(session.id, session.began, ended, how, *totals, bill.usd if bill else None))
         return sessions
 
-    def state(self, sessions: Sequence[ReportSession]) -> str:
+    def state_of(self, sessions: Sequence[ReportSession]) -> str:
         """One word: complete when every planned unit is there, else how the newest session went."""
         if self.plan is not None and len(self.objects) >= self.plan.units:
             return "complete"
         if self.table is not None:  # it is the night that ends well or not; a run of it may have been cut off
-            sessions = self.sessions(Units(), [self.root])
+            sessions = self.sessions_of(Units(), [self.root])
         # Without a count of the plan a session that says complete is believed.
         return sessions[-1].how if sessions else "empty"
 
 
-@dataclass
-class RunReport:
+class RunReport(RunFiles):
     """Everything a report shows; of nights, units, sessions and bill are those of all nights."""
 
-    root: str
-    fingerprint: str
-    config: dict[str, Any]
-    state: str  # complete, running, interrupted, failed, killed, empty; estimated or trained: no run
-    versions: dict[str, str] = field(default_factory=dict)
-    units_planned: int | None = None
-    sessions: list[ReportSession] = field(default_factory=list)
-    units: Units = field(default_factory=Units)
-    bill: RunBill | None = None
-    sample: AnswerSample = field(default_factory=AnswerSample)
-    failures: list[tuple[str, str]] = field(default_factory=list)  # unit, last line of why its worker died
-    read_at: float = field(default_factory=time.time)
-    forecast: Estimate | None = None  # None: none was made, or it is in `torn`
-    training: TrainingRecord | None = None
-    torn: list[str] = field(default_factory=list)  # files beside the bill that cannot be read
-    table: NightState | None = None  # of a nightly folder
-    unreadable: int = 0  # units of the input
+    def __init__(self, root: str, fingerprint: str, config: dict[str, Any], versions: dict[str, str]) -> None:
+        super().__init__(root)
+        self.fingerprint, self.config, self.versions = fingerprint, redact(config), versions
+        self.units = read_units(self.objects)
+        self.sessions = self.sessions_of(self.units)
+        self.state = self.state_of(self.sessions)  # complete, running, interrupted, ...; estimated or trained: no run
+        self.sample = read_sample(self.units.read)
+        # (unit, last line of why its worker died)
+        self.failures = list(islice((failure for run in self.runs for failure in read.failures(run)), _FAILURES))
+        self.training: TrainingRecord | None = None
+        self.torn: list[str] = []  # files beside the bill that cannot be read
+        self.forecast: Estimate | None = None  # None: none was made, or it is torn
+        try:
+            self.forecast = read.record(Estimate, root, layout.ESTIMATE)
+        except RunError:
+            self.torn = [storage.join(root, layout.ESTIMATE)]
 
     @property
     def fake(self) -> bool:
@@ -139,28 +137,7 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
             if (report := _without_run(root)) is None:
                 raise
             return report
-        files = RunFiles(root)
-        units = read_units(files.objects)
-        sessions = files.sessions(units)
-        forecast, torn = _forecast(root)
-        return RunReport(
-            root=root,
-            fingerprint=record.fingerprint,
-            config=redact(record.config),
-            versions=record.versions,
-            state=files.state(sessions),
-            units_planned=files.plan.units if files.plan else None,
-            sessions=sessions,
-            units=units,
-            bill=files.bill,
-            sample=read_sample(units.read),
-            failures=list(islice((f for run in files.runs for f in read.failures(run)), _FAILURES)),
-            read_at=files.now,
-            forecast=forecast,
-            torn=torn,
-            table=files.table,
-            unreadable=files.unreadable,
-        )
+        return RunReport(root, record.fingerprint, record.config, record.versions)
     except OSError as error:
         raise RunError(f"{root}: cannot be read: {error}") from None
 
@@ -168,21 +145,15 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
 def _without_run(root: str) -> RunReport | None:
     """Of a folder with a training, or else an estimate; None where there is neither."""
     if training := read.record(TrainingRecord, root, layout.TRAINING):
-        about = (redact(training.config), "trained", training.versions)
-        return RunReport(root, "", *about, bill=read_bill([root]), training=training)
-    forecast, torn = _forecast(root)
-    if torn:
-        raise RunError(f"{torn[0]}: cannot be read, and no run has begun here: `raypd estimate` makes it anew")
-    if forecast is None:
+        report = RunReport(root, "", training.config, training.versions)
+        report.training, report.state = training, "trained"
+        return report
+    report = RunReport(root, "", {}, {})
+    if report.torn:
+        raise RunError(f"{report.torn[0]}: cannot be read, and no run has begun here: `raypd estimate` makes it anew")
+    if (forecast := report.forecast) is None:
         return None
+    report.fingerprint, report.state = forecast.fingerprint or "", "estimated"
     method = next((speed.method for speed in forecast.speeds), None)
-    config = {"model": {"name": forecast.model}, "task": {"kind": forecast.task}, "decoding": {"method": method}}
-    return RunReport(root, forecast.fingerprint or "", config, "estimated", forecast=forecast)
-
-
-def _forecast(root: str) -> tuple[Estimate | None, list[str]]:
-    """(the estimate in a run's folder or None, its path if it is there and cannot be read)."""
-    try:
-        return read.record(Estimate, root, layout.ESTIMATE), []
-    except RunError:
-        return None, [storage.join(root, layout.ESTIMATE)]
+    report.config = {"model": {"name": forecast.model}, "task": {"kind": forecast.task}, "decoding": {"method": method}}
+    return report

@@ -85,14 +85,14 @@ class Watch:
             self._summaries[item] = unit
             self._errors.pop(item.path, None)
         units = Units([unit for unit in map(self._summaries.get, objects) if unit is not None], len(objects))
-        sessions, manifest = files.sessions(units), files.manifest
+        sessions, manifest = files.sessions_of(units), files.manifest
         documents, failed, exact = units.total("documents"), units.total("failed"), units.all_read
         if not exact and manifest is not None and manifest.units == len(objects):
             documents, failed, exact = manifest.documents, manifest.failed, True
         planned, planned_exact = _planned(plan, len(objects), documents, exact)
         status = Status(
             run=self.root,
-            state=files.state(sessions),
+            state=files.state_of(sessions),
             fake=self._fake,
             at=files.now,
             units=len(objects),
