@@ -309,8 +309,8 @@ def tune(
     """
     from raypd.cli import tune as tune_command
 
-    limits = (sample, minutes, budget_usd, agreement, judge, reference, instance, fresh, cascade, f1_floor)
-    tune_command.run(config, overrides or [], output, tune_command.TuneOptions(*limits), verbose)
+    limits = tune_command.TuneOptions(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
+    tune_command.run(config, overrides or [], output, limits, verbose, cascade, f1_floor)
 
 
 @app.command()

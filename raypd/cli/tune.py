@@ -13,18 +13,26 @@ from raypd.estimation.views import show_tune, why
 from raypd.run import console
 
 
-def run(path: str, overrides: list[str], output: str | None, options: TuneOptions, verbose: bool) -> None:
-    """Tunes and writes; output None: CONFIG.tuned.yaml.
+def run(
+    path: str,
+    overrides: list[str],
+    output: str | None,
+    options: TuneOptions,
+    verbose: bool,
+    labels: str | None = None,
+    floor: float | None = None,
+) -> None:
+    """Tunes and writes; output None: CONFIG.tuned.yaml. labels: finds cascade.under, for an F1 of `floor`.
 
-    Raises ConfigError before decoding: it cannot be written; Exit where no threshold of a cascade holds the floor."""
+    Raises ConfigError before decoding: it cannot be written; Exit where no threshold holds the floor."""
     config, source = load_config(path, overrides), Path(path)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
     rewrite.check_target(target, source)
-    if options.cascade is not None:
+    if labels is not None:
         from raypd.evaluation import cascade
 
-        floor = config.fit.f1_floor if options.f1_floor is None else options.f1_floor
-        tuning = cascade.tune_cascade(config, options.cascade, floor, options.sample, options.minutes, verbose)
+        floor = config.fit.f1_floor if floor is None else floor
+        tuning = cascade.tune_cascade(config, labels, floor, options.sample, options.minutes, verbose)
         words = cascade.describe(tuning)
         print(words)
         if tuning.best is None:
@@ -37,7 +45,7 @@ def run(path: str, overrides: list[str], output: str | None, options: TuneOption
         raise ConfigError(f"--agreement {options.agreement:g}: a share of values, from 0 to 1")
     measurements = target.with_suffix(".jsonl")
     try:
-        result = tune(config, options, measurements, verbose, console.say)
+        result = tune(config, options, measurements, verbose=verbose, say=console.say)
     except KeyboardInterrupt:
         raise console.Interrupted(
             f"interrupted: what was measured stands in {measurements}; the same command goes on from there"

@@ -47,8 +47,6 @@ class TuneOptions:
     reference: Reference = "auto"  # with what answers are compared
     instance: str | None = None
     fresh: bool = False  # forget what the file of measurements holds
-    cascade: str | None = None  # labelled documents, by which cascade.under alone is searched
-    f1_floor: float | None = None  # of that; None: fit.f1_floor
 
 
 @dataclass
@@ -68,7 +66,9 @@ class TuneResult:
         return float(self.kind.usd_per_1000(exact(1 / trial.speed))[0])
 
 
-def tune(config: RunConfig, options: TuneOptions, measurements: Path, verbose: bool, say: Say = print) -> TuneResult:
+def tune(
+    config: RunConfig, options: TuneOptions, measurements: Path, *, verbose: bool = False, say: Say = print
+) -> TuneResult:
     """Measures and searches, from the configuration as it is. measurements: the file from which the search goes on.
 
     Raises ConfigError, InputError or ModelError before anything is measured, RunError where nothing could be."""

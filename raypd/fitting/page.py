@@ -129,8 +129,8 @@ def _reliability(result: FitResult) -> Chart:
     chart.draw("reliability", chart.title, f"{score.name}: {errors}.", (FULL, 300), draw)
     chart.note = f"{score.name}: {errors}, on the test part."
     chart.legend = {"muted": "as the model has it", "accent": "calibrated on the validation part"}
-    named = [*(("calibrated", *point) for point in after), *(("as the model has it", *point) for point in before)]
-    rows = [[name, f"{sure:.2f}", f"{share:.2f}", text.count(count)] for name, sure, share, count in named]
+    named = (("calibrated", after), ("as the model has it", before))
+    rows = [[name, f"{sure:.2f}", f"{share:.2f}", text.count(n)] for name, points in named for sure, share, n in points]
     chart.table = Table(["confidence", "mean", "share right", "values"], rows)
     return chart
 
