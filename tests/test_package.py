@@ -33,6 +33,7 @@ def test_what_is_imported_at_once_is_of_a_dependency() -> None:
         for node in ast.parse(file.read_text()).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {"fcntl", "resource"} & {*names}, f"{file}: not on every system: import it where it is used"
             for name in {name.partition(".")[0] for name in names} - {"raypd", *sys.stdlib_module_names, *OPTIONAL}:
                 owners = {owner.lower().replace("_", "-") for owner in distributions[name]}
                 assert owners & (required | BROUGHT), f"{file}: {name} is in no dependency"

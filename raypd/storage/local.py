@@ -1,7 +1,6 @@
 """Local folders, and file systems that all machines of a cluster share. See `Storage` for each function."""
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import socket
@@ -176,6 +175,8 @@ def put_new(path: str, data: bytes, private: bool) -> bool:
 
 def put_if(path: str, data: bytes, expected: str) -> bool:
     """Safe against other calls of it alone: they take a lock on a hidden file beside the file."""
+    import fcntl  # not on every system
+
     path = str(local_path(path))
     folder, name = os.path.split(path)
     try:

@@ -4,7 +4,6 @@ A pattern can take minutes and all memory to be made ready: repetitions of repet
 
 import contextlib
 import json
-import resource
 import sys
 
 import outlines_core
@@ -41,8 +40,10 @@ def table_of(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
 
 
 def _main() -> None:
+    import resource  # not on every system
+
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    with contextlib.suppress(ValueError, OSError):  # not on every system
+    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     try:
         table, finals = table_of(*json.load(sys.stdin))

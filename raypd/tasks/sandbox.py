@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import json
-import resource
 import signal
 import subprocess
 import sys
@@ -96,8 +95,10 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _main() -> None:
+    import resource  # not on every system
+
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    with contextlib.suppress(ValueError, OSError):  # not on every system
+    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     # Objects that have their keys and nothing to call: in a dict `attribute.values` would be a method.
     text, values = json.load(sys.stdin, object_hook=lambda tree: SimpleNamespace(**tree))

@@ -1,0 +1,121 @@
+"""60 invoices with their lines as labels, the same in every run: `python -m benchmarks.labelled.invoices` writes
+invoices.jsonl beside this file. What a list of objects is tried with: 1 to 8 lines in six layouts, numbers and dates in
+the ways of four countries, and amounts that are no line (shipping, tax, discount, what was paid before)."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+COUNT = 60
+FILE = Path(__file__).with_name("invoices.jsonl")
+SELLERS = ["Hallberg Büromöbel GmbH", "Norwood & Finch Ltd", "Atelier Cassel SARL", "Pine Street Hardware",
+           "Kestrel Optics Inc.", "Lindqvist Kaffe AB", "Moreno Suministros S.L.", "Bluebell Stationers",
+           "Drehwerk Sonnen KG", "Tidewater Marine Supply"]  # fmt: skip
+BUYERS = ["Oakhill Primary School", "Studio Varga", "Brandt Logistik", "Dr. Amelie Roux", "Harbour Café", "Quill Press"]
+ITEMS = {
+    "desk lamp, black": 39.9, "oak shelf 80 x 30 cm": 74.5, "office chair Vireo": 289, "M6 hex bolts (100)": 8.2,
+    "printer paper A4, 500 sheets": 5.35, "cordless drill CX-18": 129.95, "ground coffee 1 kg": 17.8, "stapler": 9.99,
+    "paper filters No. 4": 2.49, "lens cloth": 1.1, "safety goggles": 12.75, "anchor rope 12 mm, per metre": 3.6,
+    "bilge pump 750": 64, "toner HK-2305": 88.4, "whiteboard 120 x 90": 56.25, "repair, per hour": 72,
+    "delivery pallet (returnable)": 15, "wall paint white 10 l": 44.9, "brush set, 5 pieces": 13.2,
+    "USB-C cable 2 m": 11.5, "trestle table": 1180, "label roll": 4.05,
+}  # fmt: skip
+
+
+class Country(NamedTuple):
+    """How amounts and days are written."""
+
+    currency: str
+    money: Callable[[float], str]
+    day: Callable[[date], str]
+
+
+def _comma(amount: float) -> str:
+    return f"{amount:,.2f}".translate(str.maketrans(",.", ".,"))
+
+
+COUNTRIES = [
+    Country("EUR", lambda a: f"{_comma(a)} €", lambda d: f"{d:%d.%m.%Y}"),
+    Country("GBP", lambda a: f"£{a:,.2f}", lambda d: f"{d.day} {d:%B %Y}"),
+    Country("USD", lambda a: f"${a:,.2f}", lambda d: f"{d:%B} {d.day}, {d.year}"),
+    Country("EUR", lambda a: f"{a:,.2f} EUR".replace(",", " "), lambda d: f"{d:%Y-%m-%d}"),
+]
+Lines = list[dict[str, Any]]
+
+
+def _table(lines: Lines, c: Country) -> str:
+    rows = [f"{n} | {x['item']} | {x['quantity']} | {c.money(x['unit_price'])} | {c.money(_sum([x]))}"
+            for n, x in enumerate(lines, 1)]  # fmt: skip
+    return "\n".join(["Pos | Description | Qty | Unit price | Amount", *rows])
+
+
+def _columns(lines: Lines, c: Country) -> str:
+    return "\n".join(f"{x['quantity']:>4}  {x['item']:<36} {c.money(x['unit_price']):>14} {c.money(_sum([x])):>14}"
+                     for x in lines)  # fmt: skip
+
+
+def _times(lines: Lines, c: Country) -> str:
+    return "\n".join(f"- {x['quantity']} x {x['item']} @ {c.money(x['unit_price'])}" for x in lines)
+
+
+def _behind(lines: Lines, c: Country) -> str:
+    return "\n".join(f"{x['item']}\n   {x['quantity']} pcs at {c.money(x['unit_price'])} each: {c.money(_sum([x]))}"
+                     for x in lines)  # fmt: skip
+
+
+def _prose(lines: Lines, c: Country) -> str:
+    told = [f"{x['quantity']} of “{x['item']}” at {c.money(x['unit_price'])} apiece" for x in lines]
+    return "We delivered " + "; ".join(told) + "."
+
+
+def _csv(lines: Lines, c: Country) -> str:
+    return "\n".join(["item;price;number", *(f"{x['item']};{c.money(x['unit_price'])};{x['quantity']}" for x in lines)])
+
+
+LAYOUTS = [_table, _columns, _times, _behind, _prose, _csv]
+
+
+def _sum(lines: Lines) -> float:
+    return round(sum(x["quantity"] * x["unit_price"] for x in lines), 2)
+
+
+def invoices() -> Iterator[dict[str, Any]]:
+    """Rows of an input: id, title, description, and the labels in `target`."""
+    for number in range(COUNT):
+        draws = random.Random(number)
+        country, layout = draws.choice(COUNTRIES), LAYOUTS[number % len(LAYOUTS)]
+        names = draws.sample(sorted(ITEMS), draws.choice([1, 2, 2, 3, 3, 4, 5, 6, 8]))
+        lines = [{"item": n, "quantity": draws.choice([1, 1, 2, 3, 4, 6, 10, 12, 25, 40]), "unit_price": ITEMS[n]}
+                 for n in names]  # fmt: skip
+        day = date(2024, 1, 8) + timedelta(days=draws.randrange(700))
+        seller, buyer = draws.choice(SELLERS), draws.choice(BUYERS)
+        code = draws.choice(["RE-{y}-{n:04d}", "INV{n:06d}", "{n}/{y}", "No. {n}"]).format(
+            y=day.year, n=draws.randrange(100, 9999)
+        )
+        net, extras = _sum(lines), []
+        if draws.random() < 0.4:
+            extras.append(("Shipping", draws.choice([4.9, 7.5, 12.0])))
+        if draws.random() < 0.3:
+            extras.append(("Discount for regular customers", -round(net * 0.05, 2)))
+        base = net + sum(amount for _, amount in extras)
+        if draws.random() < 0.7:
+            extras.append((f"VAT {(rate := draws.choice([19, 20, 21]))}%", round(base * rate / 100, 2)))
+        total = round(net + sum(amount for _, amount in extras), 2)
+        sums = [f"Net {country.money(net)}", *(f"{name}: {country.money(amount)}" for name, amount in extras)]
+        sums.append(f"{draws.choice(['Total', 'Amount due', 'To pay'])}: {country.money(total)}")
+        note = draws.choice(["", "Paid for the invoice before this one: " + country.money(net + 31.5) + ". Thank you.",
+                             "Please pay within 14 days.", "Goods stay ours until they are paid."])  # fmt: skip
+        text = [seller, f"Invoice {code}" if draws.random() < 0.6 else f"Invoice number: {code}",
+                f"Date: {country.day(day)}", f"To: {buyer}", "", layout(lines, country), "", *sums, note]  # fmt: skip
+        yield {
+            "id": f"i{number + 1:02d}", "title": f"Invoice from {seller}", "description": "\n".join(text).strip(),
+            "target": {"seller": seller, "invoice_number": code.removeprefix("No. "), "date": day.isoformat(),
+                       "currency": country.currency, "lines": lines, "total": total},
+        }  # fmt: skip
+
+
+if __name__ == "__main__":
+    FILE.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in invoices()))
