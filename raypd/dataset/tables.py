@@ -57,7 +57,11 @@ def file_names(source: InputConfig) -> set[str]:
     if source.version is not None and table.snapshot_by_id(source.version) is None:
         raise InputError(f"{root}: input.version {source.version}: no such snapshot, or it has expired")
     names, location = set(), table.location().rstrip("/") + "/"
-    for task in table.scan(snapshot_id=source.version).plan_files() if source.version is not None else ():
+    try:
+        tasks = list(table.scan(snapshot_id=source.version).plan_files()) if source.version is not None else []
+    except Exception as error:  # pyiceberg's, and any of Python's for a damaged file
+        raise _unread(error, root, f"its snapshot {source.version} cannot be read") from None
+    for task in tasks:
         if task.delete_files:
             raise InputError(
                 f"{root}: rows were deleted beside the table's files: rewrite_data_files puts them into these"
@@ -92,9 +96,11 @@ def _iceberg(path: str) -> Any:
     try:
         return StaticTable.from_metadata(storage.absolute(metadata), _properties(path))
     except Exception as error:  # pyiceberg's, pydantic's and pyarrow's
-        if outage := storage.outage(error, metadata):
-            raise outage from None
-        raise InputError(f"{metadata}: cannot be read as the metadata of an Iceberg table: {error}") from None
+        raise _unread(error, metadata, "cannot be read as the metadata of an Iceberg table") from None
+
+
+def _unread(error: Exception, path: str, what: str) -> Exception:
+    return storage.outage(error, path) or InputError(f"{path}: {what}: {error or type(error).__name__}")
 
 
 def _newest_metadata(root: str) -> str:

@@ -251,6 +251,13 @@ def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
     assert "no text in title" in (nothing.error or "")
 
 
+def test_of_columns_that_differ_in_case_the_one_that_is_named_is_read(tmp_path, config) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet({"id": ["1"], "Title": ["other"], "title": ["x"]}))
+    (tmp_path / "b.jsonl").write_text('{"id": "1", "Title": "other", "title": "x"}\n')
+    (tmp_path / "c.csv").write_text("id,Title,title\n1,other,x\n")
+    assert [(d.fields["title"], d.error) for d in read_all(config(str(tmp_path)))] == [("x", None)] * 3
+
+
 @pytest.mark.parametrize(("column", "expected"), [
     (pa.array([7, None]), ["7", "a.parquet:1"]), (pa.array([7.5, 1e300]), ["7.5", "1e+300"]),
     (pa.array([True, False]), ["True", "False"]), (pa.array([b"k1", b"k2"]), ["k1", "k2"]),

@@ -99,6 +99,10 @@ def test_an_iceberg_table_by_the_metadata_file_that_its_catalog_names(tmp_path) 
     before = table.table.metadata_location.removeprefix("file://")
     table.write(rows("b"))
     assert titles(config("iceberg", before)) == ["a"]
+    for manifests in (tmp_path / "warehouse").rglob("snap-*.avro"):
+        manifests.write_bytes(b"broken")
+    with pytest.raises(InputError, match=r"its snapshot \d+ cannot be read: "):
+        plan(config("iceberg", table.path))
     Path(before).write_text("{")
     with pytest.raises(InputError, match="cannot be read as the metadata of an Iceberg table"):
         plan(config("iceberg", before))

@@ -180,6 +180,8 @@ LINES = {"type": "rows", "columns": [{"name": "Item"}, {"name": "No", "type": "i
     (LINES, '[{"Item": "a", "No": 2}]', "ok", [{"Item": "a", "No": 2}]), (LINES, "[]", "ok", []),
     (LINES, ' {"no.": "1,000 pieces"}', "ok", [{"Item": None, "No": 1000}]),
     (LINES, '[{"Item": "a", "No": 2}, {"Item": "b", "No": 3', "truncated", [{"Item": "a", "No": 2}]),
+    (LINES, json.dumps([{"Item": "a", "No": 1}] * 5000), "ok", [{"Item": "a", "No": 1}] * 5000),
+    ({**LINES, "max_items": 20}, json.dumps([{"Item": "a"}] * 5000), "invalid", None),
     (LINES, '[{"Item": "a", "No": "many"}]', "invalid", None), (LINES, '["a"]', "invalid", None),
     (LINES, "null", "null", None), (LINES, '[{"Item": null}]', "ok", [])])  # fmt: skip
 def test_what_any_model_writes_is_checked_by_its_type(keys: Any, text: str, status: str, value: Any) -> None:
