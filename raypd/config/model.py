@@ -185,7 +185,7 @@ class EngineConfig(Section, use_attribute_docstrings=True):
     attention: Literal["auto", "sdpa", "avx512", "triton"] = "auto"
     """What reads the cache: sdpa: torch, on any device; avx512: one kernel, for bfloat16 on a CPU with AVX-512 BF16
     (needs a C compiler); triton: one kernel, on a GPU (needs the package triton); auto: avx512 where it can run and
-    there is no AMX, else sdpa, as long as triton was not seen to be faster on a GPU"""
+    there is no AMX; triton on a GPU of capability 8.0 or more in 16 bits, where a pass to try it is right; else sdpa"""
     cuda_graphs: bool = False
     """Small passes run as CUDA graphs, which are not measured yet (needs attention: triton)"""
     threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")

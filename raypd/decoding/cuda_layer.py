@@ -14,7 +14,7 @@ import triton.language as tl
 
 from raypd.decoding.attention.plan import power_of_two
 from raypd.decoding.attention.step import Step
-from raypd.decoding.llama import Layer
+from raypd.decoding.llama import Layer, Projected
 from raypd.decoding.quantized import Fp8Linear
 
 _HEADS = 16  # heads of a token that a program of `_place` has
@@ -53,7 +53,7 @@ class CudaLayer(Layer):
                 _norm[(len(x),)](x, norm.weight, out, norm.variance_epsilon, dim, power_of_two(dim))
         return out
 
-    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> tuple[Any, None, None]:
+    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> Projected:
         joined = self.projection(x).unflatten(-1, (-1, self.head_dim))  # [tokens, heads + 2 * kv_heads, head_dim]
         query, new = joined[:, : self.heads], joined[:, self.heads : self.heads + self.kv_heads]
         keys, values = step.cache.layer(self.attention.number, new, new)
@@ -91,7 +91,8 @@ def _joined(linears: list[Any]) -> torch.nn.Linear | Fp8Linear:
         return Fp8Linear(weight, torch.cat([linear.scale for linear in linears], 1), bias)
     joined = torch.nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
     joined.weight = torch.nn.Parameter(weight, requires_grad=False)
-    joined.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+    if bias is not None:
+        joined.bias = torch.nn.Parameter(bias, requires_grad=False)
     return joined
 
 

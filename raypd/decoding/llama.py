@@ -11,7 +11,6 @@ A `Layer` reads transformers' modules, whatever they are (quantized, with an ada
 one computes its MLP only for the tokens whose predictions are wanted: of the others a pass needs keys and values alone.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from raypd.decoding.attention.step import AttentionLayer, Step
 from raypd.decoding.linear import PanelLinear, has_pairs
 from raypd.decoding.quantized import Int8Linear
 
+Projected = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # queries, keys and values
 _FAMILIES = {f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 
 
@@ -68,11 +68,9 @@ class Layer(torch.nn.Module):
         """RMS norm over the last dimension, in float32: x / sqrt(mean(x^2) + eps) * weight."""
         return norm(x)
 
-    def project(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step
-    ) -> Sequence[torch.Tensor | None]:
-        """[tokens, hidden size] -> queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim], or
-        None where they are in the cache then."""
+    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> Projected:
+        """[tokens, hidden size] -> queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim];
+        None: it has put them into the cache."""
         query, key, value = (
             linear(x).unflatten(-1, (-1, self.head_dim)) for linear in (self.query, self.key, self.value)
         )
@@ -128,14 +126,12 @@ class NativeLayer(Layer):
     def norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
         return native.rms_norm(x, norm.weight, norm.variance_epsilon)
 
-    def project(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step
-    ) -> Sequence[torch.Tensor | None]:
+    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> Projected:
         joined = self.projection(x).unflatten(-1, (-1, self.head_dim))  # [tokens, all heads, head_dim]
+        query, key, value = joined.split(self.heads, 1)
         if self.query_norm is None:
             native.rotate(joined[:, : -self.heads[2]], cos, sin)
-            return joined.split(self.heads, 1)
-        query, key, value = joined.split(self.heads, 1)
+            return query, key, value
         query, key = self.norm(query, self.query_norm), self.norm(key, self.key_norm)
         native.rotate(query, cos, sin)
         native.rotate(key, cos, sin)

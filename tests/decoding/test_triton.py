@@ -42,7 +42,7 @@ def test_the_benchmark_of_gpus_makes_its_table():
 
 
 def compiled(kernel, capability: int, types: dict[str, str], constants: dict, warps: int):
-    """A kernel for a GPU that is not here, as the JIT would compile it; bytes of the stack that its threads spill to."""
+    """A kernel for a GPU that is not here, as the JIT would compile it; bytes that its threads spill."""
     from triton import compile
     from triton.backends import nvidia
     from triton.backends.compiler import GPUTarget
@@ -77,15 +77,15 @@ def test_attention_compiles_into_what_a_card_has(capability, dtype, dim, rows, f
     from raypd.decoding.attention import triton_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    tile = triton_kernel.tiles(divmod(capability, 10), dim, 4 if dtype == "fp32" else 2)[rows]
+    block, warps = triton_kernel.tiles(divmod(capability, 10), dim, 4 if dtype == "fp32" else 2)[rows]
     power = triton_kernel.power_of_two(dim)
     constants = {"HEADS": 32, "KV_HEADS": 8, "DIM": dim, "VALUE_DIM": dim, "WORDS": 1, "WINDOW": False}
-    constants |= {"SOFTCAP": False, "SPLIT": False, "ROWS": rows, "BLOCK": tile.keys}
+    constants |= {"SOFTCAP": False, "SPLIT": False, "ROWS": rows, "BLOCK": block}
     constants |= {"DIM_BLOCK": power, "VALUE_BLOCK": power, **flags}
     types = dict.fromkeys(["query_rows", "stored_keys", "stored_values", "out"], f"*{dtype}")
     types |= dict.fromkeys(["items", "queries", "keys", "starts"], "*i32") | {"scale": "fp32", "softcap": "fp32"}
     types |= dict.fromkeys(["split", "split_lse"], "*fp32")
-    result, stack = compiled(triton_kernel._attend, capability, types, constants, tile.warps)
+    result, stack = compiled(triton_kernel._attend, capability, types, constants, warps)
     assert result.metadata.shared <= SHARED_MEMORY
     assert stack == 0
     assert dtype == "fp32" or re.search(r"\b(wgmma\.)?mma[._]", result.asm["ptx"])
@@ -115,8 +115,8 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("dtype", "capability", "error", "says"),
-    [("bfloat16", (8, 9), 0.4, None), ("float16", (8, 0), 3.0, "off by 3"), ("bfloat16", (9, 0), OSError("no gcc"), "gcc"),
-     ("float32", (9, 0), 0.0, ""), ("float16", (7, 5), 0.0, "")],
+    [("bfloat16", (8, 9), 0.4, None), ("float16", (8, 0), 3.0, "off by 3"),
+     ("bfloat16", (9, 0), OSError("no gcc"), "gcc"), ("float32", (9, 0), 0.0, ""), ("float16", (7, 5), 0.0, "")],
 )  # fmt: skip
 @needs_triton
 def test_auto_is_triton_on_a_gpu_where_it_is_right(dtype, capability, error, says, monkeypatch, caplog):

@@ -31,11 +31,22 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("seed", range(8))
 def test_a_random_pass_is_what_torchs_attention_makes_of_it(seed, monkeypatch):
     if seed % 2:  # small blocks, so that small passes have several
-        monkeypatch.setattr(triton_kernel, "tiles", lambda *_: {16: triton_kernel.Tile(16, 4)})
-    if seed >= 4:  # keys are split, and prefixes read for several spans at once
+        monkeypatch.setattr(triton_kernel, "tiles", lambda *_: {16: (16, 4)})
+    split, merged, shared = plan._split, [], []
+
+    def recorded(items, fill):
+        shared.extend(item for _, item in items if not item.own_keys)
+        result = split(items, fill)
+        merged.extend(result[1])
+        return result
+
+    if seed in (0, 3):  # keys are split, and a prefix is read for several spans at once
+        monkeypatch.setattr(plan, "_split", recorded)
         monkeypatch.setattr(plan, "_LEAST_PART", 16)
         monkeypatch.setattr(triton_kernel, "card", lambda _: ((8, 0), 50))
     compare(triton_kernel.attend, sdpa.attend, seed, CPU, torch.float64, 1e-10)
+    assert bool(merged) == (seed in (0, 3))
+    assert bool(shared) == (seed == 3)
 
 
 # Not bfloat16, whose bits the interpreter multiplies as integers (triton-lang/triton#11584).
@@ -47,11 +58,15 @@ def test_other_precisions(dtype, atol):
 
 @pytest.mark.parametrize(
     ("kind", "extra"),
-    [("llama", {"attention_bias": True}), ("mistral", {"sliding_window": 7}), ("qwen2", {}), ("qwen3", {})],
+    [
+        *(("mistral", {"sliding_window": 7}), ("qwen3", {})),
+        pytest.param("llama", {"attention_bias": True}, marks=pytest.mark.slow),
+        pytest.param("qwen2", {}, marks=pytest.mark.slow),
+    ],
 )
 @torch.inference_mode()
 def test_layers_for_gpus_give_the_logits_of_transformers(kind, extra):
-    model, ids = in_float64(tiny_model(kind, **extra)), torch.arange(5, 45)
+    model, ids = in_float64(tiny_model(kind, **extra)), torch.arange(5, 33)
     expected = model(ids[None]).logits[0]
     assert all(CudaLayer.takes(layer) for layer in model.model.layers)
     half = tiny_model(kind, **extra).half()

@@ -27,19 +27,19 @@ def error_of(attend: Attend, device: torch.device, dtype: torch.dtype, heads: in
     cache, places = KVCache(start, None, device), torch.from_numpy(slots).to(device)
     step = Step(cache, [PrefixGroup(spans, 0, _PREFIX)], places, places[:0], attend)
     shapes = [(tokens, heads, dim), (start, kv_heads, dim), (start, kv_heads, dim)]
-    query, keys, values = (torch.from_numpy(draw.standard_normal(shape)).to(device, dtype) for shape in shapes)
-    for store, numbers in zip(cache.layer(0, keys, values), (keys, values), strict=True):
+    query, key, value = (torch.from_numpy(draw.standard_normal(shape)).to(device, dtype) for shape in shapes)
+    for store, numbers in zip(cache.layer(0, key, value), (key, value), strict=True):
         store.copy_(numbers)
-    attended = attend(step, AttentionLayer(0, dim**-0.5), query, keys[places], values[places]).double()
+    attended = attend(step, AttentionLayer(0, dim**-0.5), query, key[places], value[places]).double()
     largest = 0.0
     for span in spans:
         own = slice(span.start, span.start + span.length)
-        key, value = (
-            torch.cat([store[:_PREFIX], store[own]]).double().repeat_interleave(heads // kv_heads, 1)
-            for store in (keys, values)
+        span_key, span_value = (
+            torch.cat([numbers[:_PREFIX], numbers[own]]).double().repeat_interleave(heads // kv_heads, 1)
+            for numbers in (key, value)
         )
-        scores = torch.einsum("qhd,khd->hqk", query[span.a : span.b].double(), key) * dim**-0.5
+        scores = torch.einsum("qhd,khd->hqk", query[span.a : span.b].double(), span_key) * dim**-0.5
         hidden = torch.from_numpy(~span.all_seen()[0]).to(device)
-        exact = torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)
+        exact = torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), span_value)
         largest = max(largest, float((attended[span.a : span.b] - exact).abs().max().nan_to_num(torch.inf)))
     return largest / (4 * torch.finfo(dtype).eps)

@@ -70,7 +70,9 @@ class KernelPlan:
                 items.append((size, item))
             first_key += span.length
         self.most_own = max(item.own_keys for _, item in items)  # keys of the item with most
-        items, merged, merged_rows = _split(_shared(items, step, repeat, rows), fill) if fill else (items, *_NOTHING)
+        merged, merged_rows = np.zeros((0, 3)), np.zeros(0)
+        if fill:
+            items, merged, merged_rows = _split(_shared(items, step, repeat, rows), fill)
         self.split_rows = len(merged_rows)
         sizes = sorted({size for size, _ in items})
         queries = np.concatenate([span.queries for span in spans], axis=1)
@@ -102,9 +104,6 @@ class KernelPlan:
         return self._starts[window]
 
 
-_NOTHING = np.zeros((0, 3), dtype=np.int32), np.zeros(0, dtype=np.int32)
-
-
 def _size(queries: int, rows: tuple[int, ...], repeat: int) -> int:
     """The rows of a block for so many queries and query heads."""
     return max(next((fitting for fitting in rows if fitting >= queries), rows[-1]), power_of_two(repeat))
@@ -134,22 +133,16 @@ def _split(items: list[tuple[int, Item]], fill: int) -> tuple[list[tuple[int, It
         for size, item in items
         for part in (item.parts(most) if item.prefix + item.own_keys > 1.5 * most else [item])
     ]
-    results = np.zeros(max(item.first + item.queries for _, item in items), dtype=np.int32)  # of each token
-    for _, part in parts:
-        results[part.first : part.first + part.queries] += 1
-    rows = 0
-    tokens = [np.zeros(0, dtype=np.int32)]
+    tokens = [np.arange(part.first, part.first + part.queries) for _, part in parts]
+    results = np.bincount(np.concatenate(tokens))
+    rows: list[int] = []  # of results: the token of each
     for number, (size, part) in enumerate(parts):
-        if results[part.first : part.first + part.queries].max() > 1:
-            parts[number] = size, part._replace(split_row=rows)
-            tokens.append(np.arange(part.first, part.first + part.queries, dtype=np.int32))
-            rows += part.queries
-    if not rows:
-        return parts, *_NOTHING
-    of_rows = np.concatenate(tokens)
-    merged, begins = np.unique(np.sort(of_rows), return_index=True)
-    ends = np.append(begins[1:], rows)
-    return parts, np.column_stack([merged, begins, ends]), np.argsort(of_rows, kind="stable")
+        if results[part.first] > 1:
+            parts[number] = size, part._replace(split_row=len(rows))
+            rows += tokens[number].tolist()
+    merged, begins = np.unique(np.sort(rows), return_index=True)
+    ends = np.append(begins[1:], len(rows))[: len(merged)]
+    return parts, np.column_stack([merged, begins, ends]), np.argsort(rows, kind="stable")
 
 
 def _moved(parts: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:

@@ -1,10 +1,9 @@
 """Attention over the cache in one kernel, for GPUs: it reads every key where it lies and knows the rule of visibility
-itself, from a few integers a token (`KernelPlan`), so no mask is built and nothing is gathered or merged. A program of
+itself, from a few integers a token (`KernelPlan`), so no mask is built and nothing is gathered. A program of
 the kernel has a block of one span's queries for one key head, whose query heads are folded into it, and reads the
 shared prefix, then the span's own keys. The one file that needs triton: imported only where it is asked for."""
 
 from functools import cache
-from typing import NamedTuple
 
 import torch
 import triton
@@ -12,13 +11,6 @@ import triton.language as tl
 
 from raypd.decoding.attention.plan import KernelPlan, power_of_two
 from raypd.decoding.attention.step import AttentionLayer, Step
-
-
-class Tile(NamedTuple):
-    """The size of the kernel's blocks."""
-
-    keys: int
-    warps: int
 
 
 def attend(
@@ -45,14 +37,14 @@ def attend(
     dims = {"DIM_BLOCK": max(16, power_of_two(head_dim)), "VALUE_BLOCK": max(16, power_of_two(value_dim))}
     with torch.cuda.device_of(query):  # triton launches on the current device
         for rows, items in plan.blocks:
-            tile = sizes.get(rows) or list(sizes.values())[-1]  # one of more rows: many heads share a key head
+            block, warps = sizes.get(rows) or list(sizes.values())[-1]  # of more rows: many heads share a key head
             _attend[len(items), kv_heads](
                 query, keys, values, out, split, split_lse, items, plan.queries, plan.keys,
                 plan.queries if starts is None else starts,
                 scale, softcap or 0.0, *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
                 HEADS=heads, KV_HEADS=kv_heads, DIM=head_dim, VALUE_DIM=value_dim,
                 WORDS=plan.words, WINDOW=starts is not None, SOFTCAP=softcap is not None, SPLIT=plan.split_rows > 0,
-                ROWS=rows, BLOCK=tile.keys, **dims, num_warps=tile.warps, num_stages=2,
+                ROWS=rows, BLOCK=block, **dims, num_warps=warps, num_stages=2,
             )  # fmt: skip
         if plan.split_rows:
             _merge[len(plan.merged), heads](
@@ -77,17 +69,17 @@ def card(device: torch.device) -> tuple[tuple[int, int], int]:
     return torch.cuda.get_device_capability(device), torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, Tile]:
+def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, tuple[int, int]]:
     """By the rows of a block, rising, one a query and query head: its keys, so that queries and two stages of keys and
-    values fit the shared memory (99 KB of sm86, sm89 and sm120) and the sums fit the registers."""
+    values fit the shared memory (99 KB of sm86, sm89 and sm120), and its warps, so that sums fit the registers."""
     large = capability[0] in (9, 10)
     row_bytes = max(16, power_of_two(dim)) * itemsize
     keys = min(64 if large else 32, max(16, 16_384 // row_bytes))
     if itemsize > 2:  # products without tensor cores
-        return {16: Tile(16, 4), 32: Tile(16, 4)}
+        return {16: (16, 4), 32: (16, 4)}
     if row_bytes > 256:
-        return {16: Tile(keys, 4), 64: Tile(keys, 8)}
-    return {16: Tile(keys, 4), 64: Tile(keys, 4), **({128: Tile(keys, 8)} if large else {})}
+        return {16: (keys, 4), 64: (keys, 8)}
+    return {16: (keys, 4), 64: (keys, 4), **({128: (keys, 8)} if large else {})}
 
 
 @triton.jit
@@ -110,7 +102,6 @@ def _attend(  # type: ignore[no-untyped-def]
     own_slot, own_length = tl.load(item + 4).to(tl.int64), tl.load(item + 5)
     clear, first_key = tl.load(item + 6), tl.load(item + 7)
     prefix_begin, split_row = tl.load(item + 8), tl.load(item + 9)
-
     row = tl.arange(0, ROWS)
     is_row = row < count * REPEAT
     token = (first + row // REPEAT).to(tl.int64)
@@ -121,10 +112,7 @@ def _attend(  # type: ignore[no-untyped-def]
     query = tl.load(query_rows + place, mask=is_row[:, None] & is_dim[None, :], other=0.0)  # [ROWS, DIM_BLOCK]
     position = tl.load(queries + token * FIELDS, mask=is_row, other=0)
     step = tl.load(queries + token * FIELDS + 1, mask=is_row, other=0)
-    start = position
-    if WINDOW:
-        start = tl.load(starts + token, mask=is_row, other=0)
-
+    start = tl.load(starts + token, mask=is_row, other=0) if WINDOW else position
     high = tl.full([ROWS], float("-inf"), WIDE)  # the highest score so far, the sum of weights relative to it, and
     total = tl.zeros([ROWS], WIDE)
     mixed = tl.zeros([ROWS, VALUE_BLOCK], WIDE)  # the values by those weights
@@ -166,17 +154,15 @@ def _attend(  # type: ignore[no-untyped-def]
         high, total, mixed = _take(query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
 
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
-    is_whole = is_row
     if SPLIT:
-        is_whole = is_row & (split_row < 0)
-        is_part = is_row & (split_row >= 0)
+        is_part, is_row = is_row & (split_row >= 0), is_row & (split_row < 0)
         part = (split_row + row // REPEAT).to(tl.int64) * HEADS + head
         place = part[:, None] * VALUE_DIM + value_dim[None, :]
         tl.store(split + place, mixed, mask=is_part[:, None] & is_value_dim[None, :])
-        lse = tl.where(total == 0, float("-inf"), high + tl.log(tl.where(total == 0, 1.0, total)))
+        lse = high + tl.log(tl.where(total == 0, 1.0, total))  # -inf where it has seen nothing
         tl.store(split_lse + part, lse, mask=is_part)
     place = (token * HEADS + head)[:, None] * VALUE_DIM + value_dim[None, :]
-    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_whole[:, None] & is_value_dim[None, :])
+    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & is_value_dim[None, :])
 
 
 @triton.jit
