@@ -65,3 +65,11 @@ def test_a_quantized_model_decodes(kind: str, quantization: str, layer: type, le
             assert [type(module) for module in model.modules()].count(Int8Linear) == 2 * 4
     answers = Engine(model).run(autoregressive(prompt, 12, never) for prompt in prompts_of(3, 5))  # some share a prefix
     assert [len(answer.tokens) for answer in answers] == [12] * 5
+
+
+@torch.inference_mode()
+def test_layers_of_fp8_in_one_give_what_each_gives() -> None:
+    cuda_layer = pytest.importorskip("raypd.decoding.cuda_layer", exc_type=ImportError)
+    layers = [Fp8Linear.of(torch.nn.Linear(96, outputs, dtype=torch.bfloat16)) for outputs in (64, 32, 48)]
+    x = torch.randn(35, 96).bfloat16()
+    assert torch.equal(cuda_layer._joined(layers)(x), torch.cat([layer(x) for layer in layers], 1))
