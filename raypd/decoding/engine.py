@@ -33,14 +33,13 @@ from raypd.decoding.visibility import NO_TOKEN
 _FIRST_SLOTS = 4096  # of a cache that grows
 
 
-@dataclass
-class _Sample:
+@dataclass(slots=True, kw_only=True)
+class _Sample(SampleRequest):
     """A next token that is wanted."""
 
     seq: Sequence
     number: int  # in its sequence's feed
     place: int  # in the pass, of the token before it
-    request: SampleRequest
     few: bool  # its logits are computed apart (few_tokens.py)
 
 
@@ -172,14 +171,14 @@ class Engine:
         """The next tokens that a pass is asked for, those that grammars leave few of behind the others."""
         samples = []
         for chunk in chunks:
-            seq, feed = chunk.seq, chunk.seq.feed
-            for number, place in chunk.samples:
-                draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
+            seq, feed, sampling, begin = chunk.seq, chunk.seq.feed, chunk.seq.sampling, chunk.start
+            few_tokens = None if feed.want_logits else self.few
+            for number, at in chunk.samples:
+                draw = seq.draw(number) if sampling.temperature > 0 else 0.0
                 allowed = None if feed.allowed_token_ids is None else feed.allowed_token_ids[number]
-                few = self.few is not None and not feed.want_logits and self.few.takes(allowed)
-                request = SampleRequest(seq.sampling, draw, allowed)
-                samples.append(_Sample(seq, number, chunk.start + place, request, few))
-        return sorted(samples, key=lambda drawn: drawn.few)
+                few = few_tokens is not None and few_tokens.takes(allowed)
+                samples.append(_Sample(sampling, draw, allowed, seq=seq, number=number, place=begin + at, few=few))
+        return samples if self.few is None else sorted(samples, key=lambda drawn: drawn.few)
 
     def _forward(self, chunks: list[Chunk], samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [samples but the few, vocabulary] and, where they are needed, hidden states [samples, hidden size]."""
@@ -196,7 +195,7 @@ class Engine:
         ids, positions, to, kept = to_device(packed, self.device).split([*[len(slots)] * 3, len(keep)])
         step = Step(self.cache, groups, to, kept, self.attend)
         full = sum(not drawn.few for drawn in samples)
-        if full < len(samples) or any(drawn.seq.feed.want_hidden for drawn in samples):
+        if full < len(samples) or any(chunk.seq.feed.want_hidden for chunk in chunks):
             return self.model(ids, positions, step, full, want_hidden=True)
         logits = None if self.graphs is None else self.graphs.logits(ids, positions, step)
         return self._logits(ids, positions, step) if logits is None else logits, None
@@ -207,12 +206,11 @@ class Engine:
         return logits
 
     def _sample(self, samples: list[_Sample], logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
-        requests = [drawn.request for drawn in samples]
-        tokens, logprobs = sample(logits, requests[: len(logits)])
+        tokens, logprobs = sample(logits, samples[: len(logits)])
         if len(logits) < len(samples):
             assert self.few is not None
             assert hidden is not None
-            few_tokens, few_logprobs = self.few.sample(hidden[len(logits) :], requests[len(logits) :])
+            few_tokens, few_logprobs = self.few.sample(hidden[len(logits) :], samples[len(logits) :])
             tokens, logprobs = tokens + few_tokens, logprobs + few_logprobs
         for i, drawn in enumerate(samples):
             row = logits[i] if drawn.seq.feed.want_logits else None
@@ -256,9 +254,11 @@ def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence
 
 def _span(chunk: Chunk) -> Span:
     seq = chunk.seq
-    owner = seq.owner[: seq.high]
-    keys = seq.table[1:, owner]  # position, segment, step
-    keys[1, owner == NO_TOKEN] = NO_TOKEN
+    keys = seq.table[1:, : seq.high]  # position, segment, step
+    if seq.high <= chunk.tokens[-1]:  # some have left the cache, so that the others are not in its slots in their order
+        owner = seq.owner[: seq.high]
+        keys = seq.table[1:, owner]
+        keys[1, owner == NO_TOKEN] = NO_TOKEN
     end = chunk.start + len(chunk.tokens)
     shared = 0 if chunk.prefix is None else chunk.prefix.length
     return Span(chunk.start, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.tokens], keys, shared)

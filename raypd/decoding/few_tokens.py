@@ -1,7 +1,7 @@
 """Next tokens where a grammar leaves few (some hundreds): their logits alone are computed, since the output embeddings
 of a whole vocabulary are a fifth of what a decoded token of a small model costs."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -27,7 +27,7 @@ class FewTokens:
         """Whether a next token of these is sampled here."""
         return allowed is not None and len(allowed.ids) <= self._limit and self._possible
 
-    def sample(self, hidden: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[int], list[float]]:
+    def sample(self, hidden: torch.Tensor, requests: Sequence[SampleRequest]) -> tuple[list[int], list[float]]:
         """Samples behind hidden states [requests, hidden size]. Raises ValueError where a request allows no token."""
         distinct = {id(allowed): allowed for r in requests if (allowed := r.allowed_token_ids) is not None}
         if not distinct:
@@ -35,7 +35,7 @@ class FewTokens:
         self._widen(np.unique(np.concatenate([allowed.ids for allowed in distinct.values()])))
         assert self._rows is not None
         columns = {key: AllowedTokens(np.searchsorted(self._ids, a.ids), a.outcomes) for key, a in distinct.items()}
-        inside = [replace(request, allowed_token_ids=columns[id(request.allowed_token_ids)]) for request in requests]
+        inside = [SampleRequest(r.sampling, r.draw, columns[id(r.allowed_token_ids)]) for r in requests]
         tokens, logprobs = sample(self._rows(hidden), inside)
         return self._ids[tokens].tolist(), logprobs
 

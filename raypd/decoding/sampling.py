@@ -3,6 +3,7 @@ sequence, one uniform number a token, so that an answer does not depend on its b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -58,7 +59,7 @@ class AllowedTokens:
         return np.column_stack([self.ids, *((numbers, numbers) if self.outcomes is None else self.outcomes.T)])
 
 
-@dataclass
+@dataclass(slots=True)
 class SampleRequest:
     """A next token to pick."""
 
@@ -97,7 +98,7 @@ def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     return torch.minimum(index, last)
 
 
-def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[int], list[float]]:
+def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> tuple[list[int], list[float]]:
     """Picks next tokens, row after row of logits [requests, vocabulary], some at a time: they stay in the caches then.
     Log-probabilities are the model's at temperature 1, among the allowed tokens; a token stands there for all that lead
     to the same outcome, however they write it. Raises ValueError where a request allows no token."""
@@ -110,12 +111,16 @@ def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[in
     return [int(token) for token in tokens], logprobs
 
 
-def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> torch.Tensor:
+def _sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
     """[2, requests] tokens and log-probabilities, in float64, which holds both as they are."""
     groups: dict[tuple[Sampling, bool | None], list[int]] = {}
+    parts: dict[tuple[int, bool | None], list[int]] = {}  # of the groups: to hash every sampling takes longer
     for i, request in enumerate(requests):
-        allowed = request.allowed_token_ids
-        groups.setdefault((request.sampling, None if allowed is None else allowed.masked), []).append(i)
+        sampling, allowed = request.sampling, request.allowed_token_ids
+        part = id(sampling), None if allowed is None else allowed.masked
+        if part not in parts:
+            parts[part] = groups.setdefault((sampling, part[1]), [])
+        parts[part].append(i)
     picked = torch.empty(2, len(requests), dtype=torch.float64, device=logits.device)
     for (sampling, masked), members in groups.items():
         draws = np.array([requests[i].draw for i in members], dtype=np.float32)

@@ -9,7 +9,7 @@ from raypd.decoding.counts import TokenCounts
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling
-from raypd.decoding.visibility import NO_TOKEN, Reach, grown, one_segment
+from raypd.decoding.visibility import NO_TOKEN, grown, one_segment
 
 TOKEN, POSITION, _SEGMENT, _STEP = range(4)  # the lines of a sequence's table
 _NO_SLOT = -1  # the place of a token that is not in the cache
@@ -79,10 +79,10 @@ class Sequence:
         self.table[POSITION, here] = feed.positions[shared:]
         self.table[_SEGMENT, here] = 0 if feed.segments is None else feed.segments[shared:]
         self.table[_STEP, here] = self.steps
-        segments = np.unique(self.table[_SEGMENT, here])
-        if segments[-1] >= len(self.reach) or (self.reach[segments, segments] == Reach.HIDDEN).any():
-            raise ProgramError(f"segments {segments.tolist()} of a feed must at least reach themselves")
-        if self.base and (self.reach[segments, 0] == Reach.HIDDEN).any():
+        segments = sorted(set(feed.segments[shared:])) if feed.segments is not None else [0]
+        if segments[-1] >= len(self.reach) or not self.reach[segments, segments].all():  # Reach.HIDDEN is 0
+            raise ProgramError(f"segments {segments} of a feed must at least reach themselves")
+        if self.base and not self.reach[segments, 0].all():
             raise ProgramError("a segment that does not reach segment 0 cannot be in a program with a shared prefix")
         self.feed, self.sampled, self.draws = feed, {}, {}
         self.size += new
@@ -93,7 +93,7 @@ class Sequence:
             raise ProgramError("a feed holds no token")
         if len(feed.positions) != n or (feed.segments is not None and len(feed.segments) != n):
             raise ProgramError(f"a feed of {n} tokens has {len(feed.positions)} positions or as many segments amiss")
-        if any(not 0 <= index < n for index in feed.sample_at):
+        if len(feed.sample_at) and not 0 <= min(feed.sample_at) <= max(feed.sample_at) < n:
             raise ProgramError(f"a feed of {n} tokens asks for a token that is not in it")
         if feed.allowed_token_ids is not None and len(feed.allowed_token_ids) != len(feed.sample_at):
             raise ProgramError(f"a feed with {len(feed.sample_at)} asks allows {len(feed.allowed_token_ids)}")
@@ -119,18 +119,18 @@ class Sequence:
     def samples_in(self, chunk: np.ndarray) -> list[tuple[int, int]]:
         """(index into the feed's `sample_at`, place in the chunk) of the samples behind tokens of a chunk."""
         first = self.size - len(self.feed.tokens)  # negative in the first feed, by the shared tokens
+        if chunk[-1] - chunk[0] < len(chunk):  # no token between them was dropped
+            first, size = first - int(chunk[0]), len(chunk)
+            return [(n, first + at) for n, at in enumerate(self.feed.sample_at) if 0 <= first + at < size]
         places = {int(token): i for i, token in enumerate(chunk)}
         return [(n, places[first + index]) for n, index in enumerate(self.feed.sample_at) if first + index in places]
 
     def predictions(self) -> Predictions:
         """What was sampled for the current feed, in the order of its `sample_at`."""
         samples = [self.sampled[n] for n in range(len(self.feed.sample_at))]
-        return Predictions(
-            [token for token, *_ in samples],
-            [logprob for _, logprob, *_ in samples],
-            [logits for *_, logits, _ in samples] if self.feed.want_logits else None,
-            [hidden for *_, hidden in samples] if self.feed.want_hidden else None,
-        )
+        tokens, logprobs, logits, hidden = map(list, zip(*samples, strict=True)) if samples else ([], [], [], [])
+        feed = self.feed
+        return Predictions(tokens, logprobs, logits if feed.want_logits else None, hidden if feed.want_hidden else None)
 
     def draw(self, number: int) -> float:
         """The random number of a sample of the current feed: the same when a pass is done again."""
@@ -147,9 +147,11 @@ class Sequence:
         reused = min(len(chunk), len(self.holes))
         if self.high + len(chunk) - reused > len(self.owner):
             self._enlarge(self.high + self.size - self.cached - reused, cache)  # room for the whole feed at once
-        offsets = [self.holes.pop() for _ in range(reused)]
-        offsets += range(self.high, self.high + len(chunk) - reused)
-        self.high = max(self.high, 1 + max(offsets))
+        end = self.high + len(chunk) - reused
+        offsets = np.arange(self.high, end)
+        if reused:
+            offsets = np.append([self.holes.pop() for _ in range(reused)], offsets)
+        self.high = end
         self.place[chunk] = offsets
         self.owner[offsets] = chunk
         self._close_up(self.size - int(chunk[-1]) - 1, cache)

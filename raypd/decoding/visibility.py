@@ -10,6 +10,7 @@ makes the ground-truth sequence look like inference (HPD sec. 4.4).
 """
 
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 
@@ -78,18 +79,27 @@ def segment_sets(
     [queries, 2, words]: the segments that are ALL to a query and those that are CAUSAL, segment s at bit s % 32 of word
     s // 32; and the segments of the keys [keys] by their numbers in these sets: their own, or, where there are many,
     those among the segments that have keys. NO_TOKEN has one that is in no set."""
-    live = np.arange(len(reach))
-    labels = key_segments
-    if len(reach) >= 32:
-        live, labels = np.unique(key_segments, return_inverse=True)
-        holes = int(live[0] == NO_TOKEN)
-        live, labels = live[holes:], labels - holes
+    if len(reach) < 32:
+        labels = np.where(key_segments == NO_TOKEN, len(reach), key_segments)
+        return _few_sets(reach.tobytes(), len(reach), reach.dtype)[query_segments], labels
+    live, labels = np.unique(key_segments, return_inverse=True)
+    holes = int(live[0] == NO_TOKEN)
+    live, labels = live[holes:], labels - holes
     labels = np.where(key_segments == NO_TOKEN, len(live), labels)
-    words = len(live) // 32 + 1
-    kinds = np.zeros((len(query_segments), 32 * words), dtype=reach.dtype)
-    kinds[:, : len(live)] = reach[query_segments][:, live]
+    return _sets(reach[query_segments][:, live]), labels
+
+
+@lru_cache(maxsize=1024)
+def _few_sets(reach: bytes, segments: int, dtype: np.dtype) -> np.ndarray:
+    """`_sets` of a whole matrix: programs of a method have the same, step after step."""
+    return _sets(np.frombuffer(reach, dtype=dtype).reshape(segments, segments))
+
+
+def _sets(kinds: np.ndarray) -> np.ndarray:
+    """[queries, segments] of Reach -> int32 [queries, 2, words]"""
+    kinds = np.pad(kinds, ((0, 0), (0, 32 - kinds.shape[1] % 32)))
     bits = np.stack([kinds == Reach.ALL, kinds == Reach.CAUSAL], axis=1)  # [queries, 2, 32 * words]
-    return np.packbits(bits, axis=2, bitorder="little").view("<i4"), labels
+    return np.packbits(bits, axis=2, bitorder="little").view("<i4")
 
 
 def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:

@@ -54,7 +54,8 @@ def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values:
     segment of its own; else (the paper's mask) it sees the value tokens of earlier attributes that exist by then."""
     slots, k_max = prompt.slots, max_value_tokens
     positions = _slot_positions(prompt, k_max)
-    values = [Value() for _ in slots]
+    values, grammars = [Value() for _ in slots], [slot.grammar for slot in slots]
+    ends = [positions[slot.end] for slot in slots]
     states = [0] * len(slots)
     live = list(range(len(slots)))
     reach: dict[tuple[int, int], Reach] = {}
@@ -71,19 +72,20 @@ def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values:
     )
     for k in range(1, k_max + 1):
         for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
-            value, grammar = values[n], slots[n].grammar
+            value, grammar = values[n], grammars[n]
             value.tokens.append(token)
             value.logprobs.append(logprob)
-            states[n] = grammar.advance(states[n], token)
-            value.closed, value.completion = grammar.done(states[n]), grammar.completion(states[n])
+            states[n] = state = grammar.advance(states[n], token)
+            if grammar.done(state):
+                value.closed, value.completion = True, grammar.completion(state)
         live = [n for n in live if not values[n].closed]
         if not live or k == k_max:
             break
         predictions = yield Feed(
             [values[n].tokens[-1] for n in live],
-            [positions[slots[n].end] + k for n in live],
+            [ends[n] + k for n in live],
             segments=[n + 1 for n in live] if isolate_values else None,
             sample_at=range(len(live)),
-            allowed_token_ids=[slots[n].grammar.allowed(states[n], k_max - k) for n in live],
+            allowed_token_ids=[grammars[n].allowed(states[n], k_max - k) for n in live],
         )
     return values
