@@ -5,6 +5,7 @@ their keys into a slot of the cache that no sequence has, and attention leaves t
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -13,7 +14,7 @@ from raypd.decoding.attention.plan import Item, KernelPlan, power_of_two
 from raypd.decoding.attention.step import Step
 from raypd.decoding.kv_cache import KVCache
 
-MOST_TOKENS = 256  # of a pass: one of more keeps the GPU busy for longer than the host needs to start its kernels
+MOST_TOKENS = 1024  # of a pass: one of more keeps the GPU busy for longer than the host needs to start its kernels
 _ROWS = (16,)  # of a block of queries, in every graph
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,10 @@ class Graphs:
         self.generation = -1  # of the cache: where it has moved, graphs read what is no longer there
         self.graphs: dict[tuple[int, int, int], _Graph] = {}
         self.failed = False
+        self.pool: Any = None  # of memory, and the stream, that all captures share
+        self.stream: Any = None
+        if cache.device.type == "cuda":
+            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(cache.device)
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor | None:
         """[kept, vocabulary] of tokens and positions [tokens]. None where the pass has to go without a graph: it is the
@@ -53,7 +58,7 @@ class Graphs:
         if size not in self.graphs:
             try:
                 run = partial(self.forward, graph.ids, graph.positions, graph.step)
-                graph.replay, graph.out = captured(run, ids.device)
+                graph.replay, graph.out = captured(run, ids.device, self.pool, self.stream)
             except RuntimeError as error:
                 _log.warning("no CUDA graphs, passes go on without: %s", error)
                 self.failed = True
@@ -98,16 +103,18 @@ class _Graph:
             target[: len(source)] = source
 
 
-def captured(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[Callable[[], None], torch.Tensor]:
+def captured(
+    run: Callable[[], torch.Tensor], device: torch.device, pool: Any, side: torch.cuda.Stream
+) -> tuple[Callable[[], None], torch.Tensor]:
     """What does again on a GPU what a function does, over the same memory, and the tensor that then has its result.
     Raises RuntimeError where the GPU has no memory for it, or the function does what a graph cannot hold."""
     with torch.cuda.device(device):
-        stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        stream = torch.cuda.current_stream()
         side.wait_stream(stream)
         with torch.cuda.stream(side):
             run()  # kernels are compiled, libraries take the memory that they want
         stream.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             out = run()
     return graph.replay, out

@@ -125,13 +125,13 @@ class KVCache:
 
     def _resize(self, slots: int) -> None:
         """More slots in every layer. Where memory ends half-way, layers that have them keep them unused."""
-        self.generation += 1
         for store in (self.keys, self.values):
             for layer, old in store.items():
                 if len(old) < slots:
                     larger = _zeros(slots, old)
                     larger[: len(old)] = old
                     store[layer] = larger
+                    self.generation += 1
         self.allocator.free(self.allocator.slots, slots - self.allocator.slots)
         self.allocator.slots = slots
 

@@ -65,11 +65,14 @@ def _in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (rows / scale).to(_EIGHT), scale
 
 
-def quantize(model: PreTrainedModel, kind: str) -> None:
-    """Makes every linear layer of a bfloat16 model one of 8 bits ("w8a8" or "fp8"), but for the output embeddings."""
+def quantize(model: PreTrainedModel, kind: str, device: torch.device | None = None) -> None:
+    """Makes every linear layer of a bfloat16 model one of 8 bits ("w8a8" or "fp8"), but for the output embeddings, and
+    moves the model to a device, which at no time holds more than one of these layers in bfloat16."""
     head, convert = model.get_output_embeddings(), {"w8a8": Int8Linear.of, "fp8": Fp8Linear.of}[kind]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             plain = type(child) is torch.nn.Linear and child is not head
             if plain and child.in_features % 16 == child.out_features % 16 == 0:
-                setattr(parent, name, convert(child))
+                setattr(parent, name, convert(child.to(device) if device is not None else child))
+    if device is not None:
+        model.to(device)

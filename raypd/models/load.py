@@ -80,7 +80,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
         )
     check_decodable(model, config.name)
     if config.quantization in ("w8a8", "fp8"):
-        quantize(model, config.quantization)
+        quantize(model, config.quantization, device)
         _check_quantized(config, model)
     context = context_length(config.name, model.config, tokenizer)
     return LoadedModel(model, tokenizer, config.name, dtype, device, context)
@@ -166,6 +166,11 @@ def _check_fp8(config: ModelConfig, device: torch.device) -> None:
             "model.quantization fp8: needs a GPU of compute capability 8.9 or more, such as L40S or H100; this is "
             + ("a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device))
         )
+    if torch.cuda.get_device_capability(device) == (8, 9) and torch.__version__ < (2, 12):
+        raise ModelError(
+            f"model.quantization fp8: torch {torch.__version__} starts it out of order on GPUs of compute "
+            "capability 8.9, such as L40S, and answers would be wrong: install torch 2.12 or later"
+        )
     if resolve_dtype(config.dtype, device) != torch.bfloat16:
         raise ModelError(f"model.quantization fp8: works with model.dtype bfloat16, not {config.dtype}")
 
@@ -214,10 +219,10 @@ def context_length(name: str, base: PretrainedConfig, tokenizer: PreTrainedToken
 def _load_weights(config: ModelConfig, source: Source, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     arguments: dict[str, Any] = {**source.arguments, "dtype": dtype, "output_loading_info": True}
     bitsandbytes = config.quantization in ("nf4", "int8")
-    if device.type != "cpu" or bitsandbytes:
+    if (device.type != "cpu" and config.quantization != "fp8") or bitsandbytes:  # in FP8 `quantize` moves it there
         arguments["device_map"] = {"": device}  # straight to the device, without a copy in main memory
     if bitsandbytes:
-        arguments["quantization_config"] = _quantization(config.quantization, dtype)
+        arguments["quantization_config"] = _quantization(config.quantization, dtype, device)
     with explained(source, "its weights cannot be loaded"), embedded.quiet():
         model, report = AutoModelForCausalLM.from_pretrained(source.location, **arguments)
     # transformers fills what is missing with random numbers and warns; answers from such a model would be noise.
@@ -232,13 +237,14 @@ def _load_weights(config: ModelConfig, source: Source, device: torch.device, dty
     return model
 
 
-def _quantization(kind: str, dtype: torch.dtype) -> Any:
+def _quantization(kind: str, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import BitsAndBytesConfig
 
     if kind == "int8":
         # It warns in every layer of every pass that it computes in float16.
         logging.getLogger("bitsandbytes.autograd._functions").addFilter(_no_cast_warning)
-        return BitsAndBytesConfig(load_in_8bit=True)
+        # On a GPU large inputs are quantized as all others: to look for them, every layer would wait for the GPU.
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0 if device.type == "cuda" else 6.0)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 

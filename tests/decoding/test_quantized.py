@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raypd.decoding import native
+from raypd.decoding import native, quantized
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.pack import pack
@@ -41,6 +41,20 @@ def test_a_layer_multiplies_what_it_rounds_to(shape: tuple[int, ...], bias: bool
     if len(shape) == 3:
         assert torch.equal(layer(x[1:, 7:8]), found[1:, 7:8])  # whatever else is in the pass: scales are a token's own
     assert layer(torch.zeros(2, 96).bfloat16()).double().sub(linear.bias if bias else 0).abs().max() == 0
+
+
+def test_a_device_never_holds_the_whole_model_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, held, convert = tiny_model("qwen3", head_dim=32).bfloat16(), [], quantized._in_fp8
+    layers = [m.weight.numel() for m in model.model.modules() if isinstance(m, torch.nn.Linear)]
+
+    def seen(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        held.append(sum(p.numel() for p in model.parameters() if (p.device.type, p.dtype) == ("meta", torch.bfloat16)))
+        return convert(weight)
+
+    monkeypatch.setattr(quantized, "_in_fp8", seen)
+    quantize(model, "fp8", torch.device("meta"))
+    assert held == layers
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ class Replays:
         self.cache = (engine := Engine(model, attention="triton", cuda_graphs=True, **sizes)).cache
         return engine
 
-    def _capture(self, run, device):
+    def _capture(self, run, device, pool, stream):
         run()
         places = self._places()
         with OnDevice():
@@ -190,7 +190,7 @@ def test_graphs_are_captured_anew_when_the_cache_has_moved(monkeypatch):
 
 
 def test_where_a_capture_fails_passes_go_on_without(monkeypatch, caplog):
-    def refused(run, device):
+    def refused(*_):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(graphs, "captured", refused)

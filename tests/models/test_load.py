@@ -12,7 +12,7 @@ from raypd.config import ModelConfig
 from raypd.decoding import native
 from raypd.errors import ModelError
 from raypd.models import load
-from raypd.models.load import check_model_config, load_model, load_tokenizer
+from raypd.models.load import _quantization, check_model_config, load_model, load_tokenizer
 from tests.tiny import save_tiny, tiny_model
 
 TOKENS = torch.arange(3, 27)[None]
@@ -115,6 +115,14 @@ def test_fp8_wants_a_gpu_that_has_it(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     check_model_config(ModelConfig(name=str(folder), quantization="fp8"))
     assert "bfloat16, not float16" in refused(name=str(folder), quantization="fp8", dtype="float16")
+    for version, says in (("2.11.1+cu130", "install torch 2.12"), ("2.13.0+cu130", "bfloat16, not float16")):
+        monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
+        assert says in refused(name=str(folder), quantization="fp8", dtype="float16")
+
+
+def test_int8_of_bitsandbytes_waits_for_no_gpu() -> None:
+    thresholds = [_quantization("int8", torch.float32, torch.device(d)).llm_int8_threshold for d in ("cuda", "cpu")]
+    assert thresholds == [0.0, 6.0]
 
 
 def test_quantization_where_it_cannot_work(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
