@@ -166,7 +166,9 @@ def _check_fp8(config: ModelConfig, device: torch.device) -> None:
             "model.quantization fp8: needs a GPU of compute capability 8.9 or more, such as L40S or H100; this is "
             + ("a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device))
         )
-    if torch.cuda.get_device_capability(device) == (8, 9) and torch.__version__ < (2, 12):
+    if (
+        torch.cuda.get_device_capability(device) == (8, 9) and torch.__version__ < "2.12"
+    ):  # a TorchVersion: not by letters
         raise ModelError(
             f"model.quantization fp8: torch {torch.__version__} starts it out of order on GPUs of compute "
             "capability 8.9, such as L40S, and answers would be wrong: install torch 2.12 or later"
