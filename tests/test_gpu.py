@@ -43,15 +43,16 @@ def case_of(method: str, kind: str, wide: bool) -> Case:
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    ("dtype", "atol"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)]
-)
+@pytest.mark.parametrize(("dtype", "atol", "dims"), [
+    (torch.float64, 1e-10, (16, 24, 64)),  # larger ones do not fit into shared memory: it is for tests of small models
+    (torch.float32, 1e-4, (64, 128)), (torch.bfloat16, 3e-2, (16, 24, 64, 128, 256)),
+    (torch.float16, 4e-3, (16, 24, 64, 128, 256))])  # fmt: skip
 @pytest.mark.parametrize("dim", [16, 24, 64, 128, 256])
-def test_a_random_pass_is_what_torchs_attention_makes_of_it(dim, dtype, atol):
+def test_a_random_pass_is_that_of_float64(dim, dtype, atol, dims):
     from raypd.decoding.attention import triton_kernel
 
-    if dtype == torch.float64 and dim > 64:
-        pytest.skip("too large for the shared memory: float64 is for tests of small models")
+    if dim not in dims:
+        pytest.skip("one of the others stands for it")
     for seed, most in ((0, 30), (1, 300), (2, 300)):
         sizes = {"repeat": (1, 4, 7)[seed], "dim": dim, "value_dim": dim, "most": most}
         compare(triton_kernel.attend, sdpa.attend, seed, torch.device("cuda"), dtype, atol, **sizes)

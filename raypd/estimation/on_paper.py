@@ -5,6 +5,7 @@ magnitude, and which part weighs: kernels reach less than a data sheet says, by 
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
@@ -75,7 +76,7 @@ def shape_of(name: str) -> Shape:
     from raypd.models.source import Source, looks_local, read_config
 
     config = read_config(Source(name, name, looks_local(name), None, False)).get_text_config()
-    sizes = {key: getattr(config, key, None) for key in Shape.__annotations__}
+    sizes: dict[str, Any] = {key: getattr(config, key, None) for key in Shape.__annotations__}
     if sizes["hidden_size"] and sizes["num_attention_heads"]:
         sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
         sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]

@@ -65,8 +65,8 @@ def find_source(config: ModelConfig, weights: bool = False) -> Source:
             f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (owner/name); the embedded model "
             f"is {embedded.NAME}"
         )
-    if weights and disk() and (folder := _cached(name, config.revision)) is not None:
-        return Source(name, str(staged(str(folder))), True, None, config.trust_remote_code)
+    if weights and disk() and (snapshot := _cached(name, config.revision)) is not None:
+        return Source(name, str(staged(str(snapshot))), True, None, config.trust_remote_code)
     return Source(name, name, False, config.revision, config.trust_remote_code)
 
 

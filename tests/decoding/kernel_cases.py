@@ -66,11 +66,12 @@ def random_pass(rng: random.Random, device: torch.device, most: int) -> Step:
 def compare(
     attend: Attend, reference: Attend, seed: int, device: torch.device, dtype: torch.dtype, atol: float, **sizes: Any
 ) -> None:
-    """Both attention functions on the same random pass, with the same numbers in the cache.
+    """An attention function on a random pass, against another one in float64 on the same numbers.
 
     sizes: `kv_heads`, `repeat`, `dim`, `value_dim` in place of random ones, and `most` keys of a span.
     """
     rng = random.Random(seed)
+    exact = random_pass(random.Random(seed), device, sizes.get("most", 40))
     step = random_pass(rng, device, sizes.get("most", 40))
     draw = torch.Generator().manual_seed(seed)
 
@@ -81,9 +82,10 @@ def compare(
     dim = sizes.get("dim", rng.choice([16, 24]))
     value_dim, tokens, slots = sizes.get("value_dim", rng.choice([dim, 8])), len(step.slots), step.cache.allocator.slots
     step.cache.keys[0], step.cache.values[0] = (numbers(slots, kv_heads, size) for size in (dim, value_dim))
+    exact.cache.keys[0], exact.cache.values[0] = step.cache.keys[0].double(), step.cache.values[0].double()
     new = [numbers(tokens, kv_heads * repeat, dim)]
     new += [numbers(kv_heads, tokens, size).transpose(0, 1) for size in (dim, value_dim)]
     for window in (None, rng.randint(1, 12), 10_000):
         layer = AttentionLayer(0, rng.choice([dim**-0.5, 0.5]), window, rng.choice([None, 2.0]))
-        outputs = [function(step, layer, *new) for function in (attend, reference)]
-        torch.testing.assert_close(*outputs, atol=atol, rtol=atol, msg=lambda text: f"{layer}: {text}")  # noqa: B023
+        answer, expected = attend(step, layer, *new), reference(exact, layer, *(x.double() for x in new))
+        torch.testing.assert_close(answer.double(), expected, atol=atol, rtol=atol, msg=lambda text: f"{layer}: {text}")  # noqa: B023
