@@ -55,14 +55,12 @@ class CardWatch:
 
     def is_lost(self) -> bool:
         """Whether the driver has given one of them up (Xid 79, a reset that is due)."""
+        nvml = self._nvml
         try:
             for handle in self._handles:
-                self._nvml.nvmlDeviceGetMemoryInfo(handle)
-        except self._nvml.NVMLError as error:
-            return getattr(error, "value", None) in (
-                self._nvml.NVML_ERROR_GPU_IS_LOST,
-                self._nvml.NVML_ERROR_RESET_REQUIRED,
-            )
+                nvml.nvmlDeviceGetMemoryInfo(handle)
+        except nvml.NVMLError as error:
+            return getattr(error, "value", None) in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
         return False
 
 
