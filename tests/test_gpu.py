@@ -91,7 +91,7 @@ def test_it_writes_what_transformers_writes_on_the_same_gpu(attention):
     prompts = prompts_of(3, 6, 40)
     answers = Engine(model, max_num_seqs=4, attention=attention).run(autoregressive(p, 30, never) for p in prompts)
     for prompt, answer in zip(prompts, answers, strict=True):
-        ids = torch.tensor([prompt.tokens], device="cuda")
+        ids = torch.tensor([prompt.tokens]).cuda()
         options = {"max_new_tokens": 30, "min_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
         written = stock.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **options)
         assert answer.tokens == written[0, len(prompt.tokens) :].tolist()
@@ -133,7 +133,7 @@ def test_a_real_model_writes_what_transformers_writes():
     stock = load_model(ModelConfig(dtype="float32", device="cuda")).model
     stock.set_attn_implementation("sdpa")
     for prompt, answer in zip(prompts, answers, strict=True):
-        tokens = torch.tensor([prompt], device="cuda")
+        tokens = torch.tensor([prompt]).cuda()
         written = stock.generate(tokens, max_new_tokens=40, do_sample=False, pad_token_id=0)[0, len(prompt) :].tolist()
         assert answer.tokens == written[: len(answer.tokens)]
         assert len(answer.tokens) == len(written) or stop(answer.tokens)
