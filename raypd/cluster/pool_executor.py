@@ -82,7 +82,8 @@ class PoolExecutor:
         self.workers.remove(worker)
         self._left_out.append(worker)
         cards = int(ray.cluster_resources().get("GPU", 0.0) / self.resources.gpus) - len(self._left_out)
-        self._most = max(self.cluster.max_workers - len(self._left_out), min(cards, 1))
+        most = self.cluster.max_workers
+        self._most = max(most - len(self._left_out), min(cards, most))
         if self._most < 1:
             raise RunError(f"no GPU is left: {why}")
 
