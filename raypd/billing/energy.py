@@ -1,7 +1,7 @@
 """What a run's GPUs took and did, and they alone: by NVIDIA's NVML, the energy else by watts that you give."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
@@ -10,34 +10,26 @@ from raypd.run.records import CardUse, Energy, WorkerTime
 _JOULES_PER_KWH = 3.6e6
 
 
-def meter(gpus: float) -> Callable[[], float | None]:
-    """A counter of this process's GPUs: joules since now, None: not measured. gpus: of this worker, or a fraction."""
-    nvml, handles = _open(gpus)
-
-    def total() -> float:
-        millijoules = sum(nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles)
-        return min(1.0, gpus / len(handles)) * millijoules / 1000
-
-    try:
-        before = total()
-    except Exception:  # no GPU, no counter (GPUs before Volta)
-        return lambda: None
-
-    def joules() -> float | None:
-        try:
-            return total() - before
-        except nvml.NVMLError:
-            return None
-
-    return joules
-
-
 class CardWatch:
-    """How this process's GPUs are used, since it began. gpus: of this worker."""
+    """What this process's GPUs take and do, since it began. gpus: of this worker, or a fraction of one."""
 
     def __init__(self, gpus: float) -> None:
-        self._nvml, self._handles = _open(gpus)
+        self._gpus, (self._nvml, self._handles) = gpus, _open(gpus)
         self._use: CardUse | None = None
+        self._before = self._total()
+
+    def _total(self) -> float | None:
+        """The counters' joules; None: no GPU, no counter (GPUs before Volta)."""
+        try:
+            counts = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles]
+        except Exception:
+            return None
+        return min(1.0, self._gpus / len(counts)) * sum(counts) / 1000 if counts else None
+
+    def joules(self) -> float | None:
+        """Since it began; None: not measured."""
+        total = self._total()
+        return None if total is None or self._before is None else total - self._before
 
     def __call__(self) -> CardUse | None:
         """Takes a sample; None: NVML has never answered."""

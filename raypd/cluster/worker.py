@@ -70,7 +70,7 @@ class EngineActor:
         """gpus: of this actor; ledger: handle of the actor that keeps the bill, None: there is none."""
         self.config, self.node, self.gpus = config, node_id(), gpus
         self.watch = energy.CardWatch(gpus)
-        self.meter = Meter(self.node, config.decoding.method, gpus, power=energy.meter(gpus), cards=self.watch)
+        self.meter = Meter(self.node, config.decoding.method, gpus, power=self.watch.joules, cards=self.watch)
         self._reporter: Reporter | None = None
         if ledger is not None:
             from raypd.cluster.reporter import Reporter

@@ -33,7 +33,7 @@ def driver(monkeypatch, counts: bool = True) -> list[int]:
     ("0,1", 2, 11.0), ("1", 1, 8.0), ("GPU-b", 1, 8.0), ("1", 0.5, 4.0)])  # fmt: skip
 def test_the_counter_of_the_gpus_that_a_worker_sees(monkeypatch, shown, gpus, joules) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    counters, meter = driver(monkeypatch), energy.meter(gpus)
+    counters, meter = driver(monkeypatch), energy.CardWatch(gpus).joules
     assert meter() == 0
     counters[:] = [4000, 13_000]
     assert meter() == joules
@@ -45,7 +45,7 @@ def test_without_gpu_counter_or_driver_nobody_knows(monkeypatch, shown, gpus, co
     driver(monkeypatch, counts is True)
     if counts is None:
         monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it fails
-    assert energy.meter(gpus)() is None
+    assert energy.CardWatch(gpus).joules() is None
 
 
 def test_how_gpus_are_used(monkeypatch) -> None:
