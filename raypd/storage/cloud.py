@@ -12,7 +12,7 @@ from typing import Any, cast
 from raypd.config import StorageConfig, without_credentials
 from raypd.errors import ConfigError, InputError
 from raypd.storage.common import Changed, Object, StorageError, Unavailable
-from raypd.storage.range_reader import RangeReader
+from raypd.storage.range_reader import ObjectStore, RangeReader
 
 SCHEMES = ("gs://", "az://", "abfss://")
 _SHAPE = re.compile(r"((?:gs|az)://[\w.-]+|abfss://[\w$-]+@[\w.-]+)(?:/(.*))?", re.DOTALL)
@@ -39,10 +39,6 @@ class CloudReader(RangeReader):
             with self._client.opened(self.path, "read") as (obstore, store, key):
                 answer = obstore.get(store, key, options={"range": (begin, begin + length), **condition})
                 data, current = answer.bytes().to_bytes(), answer.meta
-        except FileNotFoundError:
-            if self._pinned:
-                raise Changed(self.path) from None
-            raise
         except StorageError as error:
             if " 416 " not in str(error):
                 raise
@@ -54,7 +50,7 @@ class CloudReader(RangeReader):
         return data
 
 
-class CloudStore:
+class CloudStore(ObjectStore):
     """The stores of all buckets that were asked for, by their URI; for many threads."""
 
     reader = CloudReader
@@ -80,22 +76,11 @@ class CloudStore:
                 items = (item for item in page if item["path"].startswith(key))
                 yield from (_object(f"{bucket}/{item['path']}", prefix, item) for item in items)
 
-    def beside(self, folder: str) -> list[str]:
-        return self.folders(folder) + self.names(folder)
-
-    def walk(self, folder: str) -> Iterator[Object]:
-        return self.objects(folder.rstrip("/") + "/")
-
-    def names(self, folder: str) -> list[str]:
-        names = [item["path"].rpartition("/")[2] for item in self._level(folder)["objects"]]
-        return sorted(name for name in names if not name.startswith("."))
-
-    def folders(self, folder: str) -> list[str]:
-        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in self._level(folder)["common_prefixes"])
-
-    def _level(self, folder: str) -> Any:
+    def level(self, folder: str) -> Iterator[tuple[list[str], list[str]]]:
         with self.opened(folder, "list") as (obstore, store, key):
-            return obstore.list_with_delimiter(store, key.rstrip("/") or None)
+            page = obstore.list_with_delimiter(store, key.rstrip("/") or None)
+        names = [path.rstrip("/").rpartition("/")[2] for path in page["common_prefixes"]]
+        yield names, [item["path"].rpartition("/")[2] for item in page["objects"]]
 
     def is_folder(self, path: str) -> bool:
         return next(self.walk(path), None) is not None
@@ -107,12 +92,6 @@ class CloudStore:
         with self.opened(path, "read") as (obstore, store, key):
             return obstore.head(store, key)
 
-    def exists(self, path: str) -> bool:
-        return self.single(path) is not None
-
-    def read(self, path: str) -> bytes:
-        return CloudReader(self, path, None, None, ahead=True).readall()
-
     def put(self, path: str, data: bytes, mode: Any = "overwrite") -> None:
         with self.opened(path, "write") as (obstore, store, key):
             obstore.put(store, key, data, mode=mode, use_multipart=False)
@@ -122,19 +101,15 @@ class CloudStore:
             self.put(path, data, mode)
             return True
         except Changed:
-            # A request whose answer was lost is sent again; then it is our own first one that is in the way.
-            with contextlib.suppress(FileNotFoundError):
-                return self.head(path).size == len(data) and self.read(path) == data
-            return False
+            return self.holds(path, data)
 
     def put_if(self, path: str, data: bytes, version: str) -> bool:
         try:
             current = self._head(path)
         except FileNotFoundError:
             return False
-        mode = {
-            key: current[key] for key in ("e_tag", "version") if current[key]
-        }  # Azure compares one, Google the other
+        # Azure compares one, Google the other.
+        mode = {key: current[key] for key in ("e_tag", "version") if current[key]}
         return _stamp(current) == version and self.put_new(path, data, mode)
 
     def delete(self, path: str) -> None:

@@ -1,10 +1,12 @@
-"""A file-like view of one version of a remote object, read by ranges: text in sequence, Parquet anywhere."""
+"""What all object stores share, and a file-like view of one version of an object, read by ranges."""
 
+import contextlib
 import io
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
-from raypd.storage.common import Changed
+from raypd.storage.common import Changed, Object
 
 _FIRST = 1 << 20  # bytes of the first range read in sequence; each further one is twice as long, up to _MOST
 _MOST = 8 << 20
@@ -60,7 +62,12 @@ class RangeReader(io.RawIOBase):
             index = self._position - self._begin
             if not 0 <= index < len(self._window):
                 self._begin, index = self._position, 0
-                self._window = self._fetch(self._position, max(len(view) - filled, self._ahead or _LEAST_RANDOM))
+                try:
+                    self._window = self._fetch(self._position, max(len(view) - filled, self._ahead or _LEAST_RANDOM))
+                except FileNotFoundError:
+                    if self._pinned:
+                        raise Changed(self.path) from None
+                    raise
                 self._ahead = min(2 * self._ahead, _MOST)
             count = min(len(view) - filled, len(self._window) - index)
             if not count:
@@ -69,3 +76,48 @@ class RangeReader(io.RawIOBase):
             self._position += count
             filled += count
         return filled
+
+
+class ObjectStore:
+    """The methods that follow from others; see `Storage` for each."""
+
+    reader: type[RangeReader]
+
+    @abstractmethod
+    def head(self, path: str) -> Object:
+        """An object's size and version. Raises FileNotFoundError, StorageError."""
+
+    @abstractmethod
+    def objects(self, prefix: str) -> Iterator[Object]:
+        """What begins with a prefix."""
+
+    @abstractmethod
+    def level(self, folder: str) -> Iterator[tuple[list[str], list[str]]]:
+        """Pages of names right in a folder: of folders, and of objects."""
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(name for _, names in self.level(folder) for name in names if name and name[0] != ".")
+
+    def folders(self, folder: str) -> list[str]:
+        return sorted(name for names, _ in self.level(folder) for name in names)
+
+    def beside(self, folder: str) -> list[str]:
+        """From one page."""
+        return [name for names in next(self.level(folder), ()) for name in names]
+
+    def walk(self, folder: str) -> Iterator[Object]:
+        return self.objects(folder.rstrip("/") + "/")
+
+    def read(self, path: str) -> bytes:
+        return self.reader(self, path, None, None, ahead=True).readall()
+
+    def exists(self, path: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return any(path.split("/", 3)[3:]) and bool(self.head(path))  # a bucket itself is none
+        return False
+
+    def holds(self, path: str, data: bytes) -> bool:
+        """A request whose answer was lost is sent again; then it is our own first one that is in the way."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.head(path).size == len(data) and self.read(path) == data
+        return False

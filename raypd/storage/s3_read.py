@@ -7,19 +7,12 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
-from raypd.storage.common import Changed, Object, StorageError, Unavailable
+from raypd.storage.common import Changed, StorageError, Unavailable
 from raypd.storage.range_reader import RangeReader
-from raypd.storage.s3_client import S3Client, code_of, target
+from raypd.storage.s3_client import code_of, target
 
 _CHUNK = 64 << 10  # what of a body is lost at most when it breaks off
 _LONGEST_WAIT = 20.0
-
-
-def head(client: S3Client, path: str) -> Object:
-    """An object's size and version. Raises FileNotFoundError, StorageError."""
-    with client.translated(path, "s3:GetObject"):
-        answer = client.boto().head_object(**target(path))
-    return Object(path, path.rpartition("/")[2], answer["ContentLength"], answer["ETag"].strip('"'))
 
 
 class S3Reader(RangeReader):
@@ -27,15 +20,13 @@ class S3Reader(RangeReader):
 
     def _fetch(self, begin: int, length: int) -> bytes:
         """A cut body is taken up where it broke off."""
-        if self._size is not None:
-            length = min(length, self._size - begin)
         data = bytearray()
         attempts = self._client.settings.max_attempts
         for attempt in range(1, attempts + 1):
             response = self._get(begin + len(data), begin + length)
             if response is None:
                 break
-            length = min(length, self._size - begin) if self._size is not None else length
+            length = min(length, self.size() - begin)
             reason = _drain(response["Body"], data, length)
             if reason is None and len(data) >= length:
                 break
@@ -50,21 +41,16 @@ class S3Reader(RangeReader):
     def _get(self, begin: int, end: int) -> Any:
         """The answer to one ranged GET; None where the range lies behind the end."""
         condition = {"IfMatch": f'"{self.version}"'} if self.version else {}
-        try:
-            with self._client.translated(self.path, "s3:GetObject"):
-                try:
-                    response = self._client.boto().get_object(
-                        **target(self.path), Range=f"bytes={begin}-{end - 1}", **condition
-                    )
-                except ClientError as error:
-                    if code_of(error) in ("InvalidRange", "416", "RequestedRangeNotSatisfiable"):
-                        self._size = begin if self._size is None else self._size
-                        return None
-                    raise
-        except FileNotFoundError:
-            if self._pinned:
-                raise Changed(self.path) from None
-            raise
+        with self._client.translated(self.path, "s3:GetObject"):
+            try:
+                response = self._client.boto().get_object(
+                    **target(self.path), Range=f"bytes={begin}-{end - 1}", **condition
+                )
+            except ClientError as error:
+                if code_of(error) in ("InvalidRange", "416", "RequestedRangeNotSatisfiable"):
+                    self._size = begin if self._size is None else self._size
+                    return None
+                raise
         version = response["ETag"].strip('"')
         if self.version is not None and version != self.version:  # a store that does not know If-Match
             response["Body"].close()
