@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -66,7 +65,7 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
     nothing = contextlib.nullcontext()
     closed = ray_private.closed_to_others(dashboard=verbose) if address == "local" else nothing
     try:
-        with _signals_kept(), nothing if verbose else _stderr_muted(), closed:
+        with nothing if verbose else _stderr_muted(), closed:
             if local is not None:
                 ray_private.use_token_of_this_machine()
             _init(address=address, log_to_driver=verbose, logging_level=level, **keys)
@@ -94,7 +93,8 @@ def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[bool]:
 
 
 def _init(**keys: Any) -> None:
-    """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that has died.
+    """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that has died; in a thread
+    it leaves our handler of SIGTERM alone, too.
 
     Raises what it raises, or TimeoutError after _START_SECONDS; then, as at Ctrl-C, nothing that it started is left."""
     import ray
@@ -140,17 +140,6 @@ def _answers(address: str) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=10):
         return True
     return False
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray puts its own handler on SIGTERM in this process; ours comes back."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
