@@ -63,25 +63,19 @@ def together(uses: Iterable[CardUse | None]) -> CardUse | None:
 
 
 def _open(gpus: float) -> tuple[Any, list[Any]]:
-    """NVML and the GPUs that this process sees; none where it has none or NVML does not answer."""
+    """NVML and the GPUs that CUDA_VISIBLE_DEVICES shows to this process; none where NVML does not answer."""
     try:
         import pynvml
 
-        if gpus:
-            pynvml.nvmlInit()
-        return pynvml, _handles(pynvml) if gpus else []
+        if not gpus:
+            return pynvml, []
+        pynvml.nvmlInit()
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = map(str, range(pynvml.nvmlDeviceGetCount())) if shown is None else map(str.strip, shown.split(","))
+        by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+        return pynvml, [by_index(int(n)) if n.isdigit() else by_name(n) for n in names if n not in ("", "-1")]
     except Exception:  # no package, no driver, no right: NVML has an exception for each
         return None, []
-
-
-def _handles(pynvml: Any) -> list[Any]:
-    """The GPUs that this process sees, as CUDA_VISIBLE_DEVICES says."""
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is None:
-        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    names = [name.strip() for name in shown.split(",") if name.strip() and name.strip() != "-1"]
-    by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-    return [by_index(int(name)) if name.isdigit() else by_name(name) for name in names]
 
 
 def of(reports: Iterable[WorkerTime], watts_per_gpu: float | None, co2e_grams_per_kwh: float | None) -> Energy:
