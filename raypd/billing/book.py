@@ -1,6 +1,5 @@
 """A session's book: nodes, reports, prices in, the bill's file out, from which a ledger that died goes on. No Ray."""
 
-import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +17,6 @@ from raypd.tasks.base import SECOND
 
 _MOST_POINTS = 2000  # of the series
 _MOST_SPANS = 4000  # of all workers
-
-
-def _path(output: str, session: str) -> str:
-    return storage.join(output, layout.LEDGER, f"{session}.json")
 
 
 class Book:
@@ -165,16 +160,9 @@ def _totals(of: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[M
     return {"documents": ok + failed, "ok": ok, "failed": failed, **tokens_by_name}
 
 
-def read(output: str, session: str) -> Bill | None:
-    """A session's bill; None where it has no file. Raises OSError, or RecordError where it is damaged."""
-    with contextlib.suppress(FileNotFoundError):
-        return records.read(Bill, _path(output, session))
-    return None
-
-
 def write(output: str, bill: Bill) -> None:
     """Writes a session's bill into the run's folder `output`, whole or not at all. Raises OSError."""
-    records.write(_path(output, bill.session), bill, indent=None)
+    records.write(storage.join(output, layout.LEDGER, f"{bill.session}.json"), bill, indent=None)
 
 
 def bills(output: str) -> list[Bill]:

@@ -24,6 +24,8 @@ from raypd.cluster import machines
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
+from raypd.run import layout
+from raypd.run import read as run_files
 from raypd.run.records import Bill, NodeTime, WorkerTime
 
 _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
@@ -79,7 +81,7 @@ class Ledger:
         self._output, self._nodes = output, nodes
         cost = config.cost
         new = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
-        kept = book.read(output, session) or new
+        kept = run_files.record(Bill, output, layout.LEDGER, f"{session}.json") or new
         self.book = Book(kept, cost.watts_per_gpu, cost.co2e_grams_per_kwh, (config.model, config.cascade.model))
         self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
         self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
