@@ -44,7 +44,6 @@ class _VLLMSequence:
     program: Program[Any]
     tag: Any
     counts: TokenCounts = field(default_factory=TokenCounts)
-    sent: int = 0  # tokens that its program has been sent
 
 
 class VLLMEngine:
@@ -75,10 +74,8 @@ class VLLMEngine:
             try:
                 self._vllm = LLMEngine.from_engine_args(EngineArgs(**{**arguments, **sizes.vllm}))
             except Exception as error:
-                text = " ".join(str(error).split())[:400]
-                raise ModelError(
-                    f"model {model.name!r}: vLLM does not load it: {type(error).__name__}: {text}"
-                ) from error
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+                raise ModelError(f"model {model.name!r}: vLLM does not load it: {why}") from error
         self._context = int(self._vllm.model_config.max_model_len)
         self._running: dict[str, _VLLMSequence] = {}
         self._numbers = itertools.count()
@@ -125,12 +122,11 @@ class VLLMEngine:
     def _advance(self, sequence: _VLLMSequence, output: Any) -> Finished | None:
         (completion,) = output.outputs
         counts, cached = sequence.counts, output.num_cached_tokens or 0
-        if not sequence.sent:
+        if not counts.decode_tokens:
             counts.prefill_tokens, counts.shared_tokens = counts.prefill_tokens - cached, cached
         for token, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
             counts.decode_tokens += 1
             counts.steps += 1
-            sequence.sent += 1
             try:
                 sequence.program.send(Predictions([token], [logprobs[token].logprob]))
             except StopIteration as end:
@@ -140,7 +136,7 @@ class VLLMEngine:
         if not output.finished:
             return None
         sequence.program.close()
-        why = RuntimeError(f"vLLM ended the answer after {sequence.sent} tokens ({completion.finish_reason})")
+        why = RuntimeError(f"vLLM ended the answer after {counts.decode_tokens} tokens ({completion.finish_reason})")
         return Finished(sequence.tag, None, why, counts)
 
     def _parameters(self, feed: Feed, sampling: Sampling, seed: int, max_tokens: int) -> Any:
