@@ -154,27 +154,23 @@ def _check_machine(config: ModelConfig) -> None:
         if (reason := native.refusal()) is not None:
             raise ModelError(f"model.quantization w8a8: {reason}")
     elif config.quantization == "fp8":
-        _check_fp8(config, device)
+        if not has_fp8(device):
+            card = "a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+            raise ModelError(
+                "model.quantization fp8: needs a GPU of compute capability 8.9 or more, such as L40S or H100; this is "
+                + card
+            )
+        old = torch.__version__ < "2.12"  # a TorchVersion: not by letters
+        if old and torch.cuda.get_device_capability(device) == (8, 9):
+            raise ModelError(
+                f"model.quantization fp8: torch {torch.__version__} starts it out of order on GPUs of compute "
+                "capability 8.9, such as L40S, and answers would be wrong: install torch 2.12 or later"
+            )
+        if dtype != torch.bfloat16:
+            raise ModelError(f"model.quantization fp8: works with model.dtype bfloat16, not {config.dtype}")
     elif config.quantization != "none" and importlib.util.find_spec("bitsandbytes") is None:
         package = "the package bitsandbytes: pip install 'raypd[quantize]'"
         raise ModelError(f"model.quantization {config.quantization} needs {package}")
-
-
-def _check_fp8(config: ModelConfig, device: torch.device) -> None:
-    if not has_fp8(device):
-        raise ModelError(
-            "model.quantization fp8: needs a GPU of compute capability 8.9 or more, such as L40S or H100; this is "
-            + ("a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device))
-        )
-    if (
-        torch.cuda.get_device_capability(device) == (8, 9) and torch.__version__ < "2.12"
-    ):  # a TorchVersion: not by letters
-        raise ModelError(
-            f"model.quantization fp8: torch {torch.__version__} starts it out of order on GPUs of compute "
-            "capability 8.9, such as L40S, and answers would be wrong: install torch 2.12 or later"
-        )
-    if resolve_dtype(config.dtype, device) != torch.bfloat16:
-        raise ModelError(f"model.quantization fp8: works with model.dtype bfloat16, not {config.dtype}")
 
 
 def _cpu_has(*capabilities: str) -> bool:
