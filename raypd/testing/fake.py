@@ -26,21 +26,13 @@ _PREFIXES_KEPT = 64  # as the real engine
 
 @dataclass
 class Program:
-    """What one prompt costs, in tokens."""
+    """What one prompt costs, in tokens; in the engine, how far it is."""
 
     prefix: str  # the instruction, computed once an engine
     shared: int  # tokens of the prefix
-    prompt: int  # tokens behind the prefix
+    prompt: int  # tokens behind the prefix; in the engine those that are still to be put in
     lanes: list[int]  # of every value that is decoded in parallel; autoregressive decoding has one lane
-
-
-@dataclass
-class FakeSequence:
-    """A program in the engine."""
-
-    tag: Any
-    lanes: list[int]
-    prompt: int = 0  # tokens of it that are still to be put in
+    tag: Any = None
     depth: int = 0  # tokens of every lane that are decoded
     counts: TokenCounts = field(default_factory=TokenCounts)
 
@@ -53,8 +45,8 @@ class FakeEngine:
 
     def __init__(self, costs: FakeConfig, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.costs, self.max_num_seqs, self.max_num_batched_tokens = costs, max_num_seqs, max_num_batched_tokens
-        self.queue: deque[tuple[Program, Any]] = deque()
-        self.sequences: list[FakeSequence] = []
+        self.queue: deque[Program] = deque()
+        self.sequences: list[Program] = []
         self._prefixes: OrderedDict[str, None] = OrderedDict()
         self._free = 0.0  # when the simulated device is idle again (monotonic)
 
@@ -63,7 +55,8 @@ class FakeEngine:
         return len(self.queue) + len(self.sequences)
 
     def submit(self, program: Program, *, tag: Any, sampling: Any = None, seed: int = 0) -> None:
-        self.queue.append((program, tag))
+        program.tag = tag
+        self.queue.append(program)
 
     def step(self) -> list[Finished]:
         """One pass: takes its time, and returns the programs that ended with it."""
@@ -71,7 +64,7 @@ class FakeEngine:
         room, prefill, decode = self.max_num_batched_tokens, 0, 0
         waiting = sum(sequence.prompt or sequence.live() for sequence in self.sequences)
         while self.queue and len(self.sequences) < self.max_num_seqs and waiting < room:  # as the real engine
-            self.sequences.append(self._admit(*self.queue.popleft()))
+            self.sequences.append(self._admit(self.queue.popleft()))
             waiting += self.sequences[-1].prompt
         # Sequences that decode go before prefills, as there.
         for sequence in sorted(self.sequences, key=lambda s: s.prompt > 0):
@@ -96,17 +89,16 @@ class FakeEngine:
             sequence.counts.steps = sequence.depth + 1
         return [Finished(sequence.tag, sequence.lanes, None, sequence.counts) for sequence in ended]
 
-    def _admit(self, program: Program, tag: Any) -> FakeSequence:
-        sequence = FakeSequence(tag, program.lanes, program.prompt)
+    def _admit(self, program: Program) -> Program:
         if program.prefix in self._prefixes:
-            sequence.counts.shared_tokens = program.shared
+            program.counts.shared_tokens = program.shared
         else:
-            sequence.prompt += program.shared
+            program.prompt += program.shared
             self._prefixes[program.prefix] = None
         self._prefixes.move_to_end(program.prefix)
         if len(self._prefixes) > _PREFIXES_KEPT:
             self._prefixes.popitem(last=False)
-        return sequence
+        return program
 
     def _spend(self, began: float, prefill: int, decode: int) -> None:
         costs = self.costs
