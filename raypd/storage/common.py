@@ -3,7 +3,7 @@
 import errno
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +64,8 @@ def literal(glob: str) -> str:
     return re.split(r"[*?[]", glob, maxsplit=1)[0]
 
 
-def choose(items: Iterable[Object], glob: str | None, none: Callable[[bool], str]) -> Iterator[Object]:
-    """The listed files that a glob matches, without hidden ones. Raises InputError: none, with the text of `none`."""
+def choose(items: Iterable[Object], glob: str | None) -> Generator[Object, None, bool | None]:
+    """The listed files that a glob matches, without hidden ones; returns whether any was listed if none is chosen."""
     matcher = pattern(glob) if glob is not None else None
     listed = matched = False
     for item in items:
@@ -74,8 +74,7 @@ def choose(items: Iterable[Object], glob: str | None, none: Callable[[bool], str
         if not hidden and (matcher is None or matcher.fullmatch(item.path)):
             matched = True
             yield item
-    if not matched:
-        raise InputError(none(listed))
+    return None if matched else listed
 
 
 def find_objects(client: Any, path: str) -> Iterator[Object]:
@@ -89,15 +88,15 @@ def find_objects(client: Any, path: str) -> Iterator[Object]:
         glob = path if prefix != path else None
         prefix = prefix if glob else path.rstrip("/") + "/"
 
-        def none(listed: bool) -> str:
-            if glob is not None:
-                empty = any(prefix.split("/", 3)[3:]) and not listed
-                return f"{path}: no object matches" + (f"; none is under {prefix} at all" if empty else "")
-            if listed:
-                return f"{path}: it holds only hidden objects (a part of their names begins with . or _)"
-            return f"{path}: no such object, and none under it{_near(client, path.rstrip('/'))}"
-
-        yield from choose(client.objects(prefix), glob, none)
+        listed = yield from choose(client.objects(prefix), glob)
+        if listed is None:
+            return
+        if glob is not None:
+            empty = any(prefix.split("/", 3)[3:]) and not listed
+            raise InputError(f"{path}: no object matches" + (f"; none is under {prefix} at all" if empty else ""))
+        if listed:
+            raise InputError(f"{path}: it holds only hidden objects (a part of their names begins with . or _)")
+        raise InputError(f"{path}: no such object, and none under it{_near(client, path.rstrip('/'))}")
     except Unavailable:
         raise
     except (StorageError, FileNotFoundError) as error:

@@ -44,13 +44,12 @@ def find(path: str) -> Iterator[Object]:
         raise InputError(f"{path}: no such file or folder{_near(place)}")
     root = place if glob is None else Path(os.path.dirname(start))
 
-    def none(listed: bool) -> str:
-        if glob is not None:
-            return f"{path}: no file matches{_missing(root)}"
+    listed = yield from choose(_objects(root, every=True), glob)
+    if listed is not None and glob is not None:
+        raise InputError(f"{path}: no file matches{_missing(root)}")
+    if listed is not None:
         only = "only hidden files (a part of their names begins with . or _)" if listed else "no files"
-        return f"{path}: the folder holds {only}"
-
-    yield from choose(_objects(root, every=True), glob, none)
+        raise InputError(f"{path}: the folder holds {only}")
 
 
 def walk(folder: str) -> Iterator[Object]:
@@ -143,13 +142,19 @@ def version(path: str) -> str:
         raise StorageError(_no_file(place))
     if status.st_size > _HASHED_BYTES:
         return _stamp(status)
-    return _hash(str(place), status.st_ino, status.st_size, status.st_mtime_ns)
+    return sha256(place)[:16]
+
+
+def sha256(path: Path) -> str:
+    """Of a file; computed once in a process unless it changes."""
+    status = path.stat()
+    return hashed(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=4096)
-def _hash(path: str, inode: int, size: int, changed: int) -> str:
+def hashed(path: Path, inode: int, size: int, changed: int) -> str:
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_folder(path: str) -> None:

