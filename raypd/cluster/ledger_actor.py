@@ -89,19 +89,17 @@ class Ledger:
         self._starts = self._deaths = 0
         self._metrics: Metrics | None = None
         self._writing, self._ended, self._kept = threading.Lock(), threading.Event(), False
-        self._durable = {worker.worker: worker.sequence for worker in self.book.workers.values()}
         self._look()
         self._try(self._flush)  # before the first unit is assigned: a session that commits has a bill
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
-    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> int:
-        """Takes a report; the number of the worker's last one on storage (-1: none). in_flight: (answered, failed)."""
+    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> None:
+        """Takes a worker's report. in_flight: documents of its units in flight that are answered, and failed."""
         self._starts += report.worker not in self._heard
         self._heard[report.worker] = time.monotonic(), *in_flight
         self.book.take(report)
         if report.gpus and report.cards is None:
             self.book.note(_UNWATCHED)
-        return self._durable.get(report.worker, -1)
 
     def standing(self) -> Standing:
         now = time.time()
@@ -175,7 +173,6 @@ class Ledger:
             bill = self.book.bill(time.time())
             book.write(self._output, bill)
             self._kept = True
-            self._durable = {worker.worker: worker.sequence for worker in bill.workers}
         try:
             if self._metrics is None:
                 self._metrics = Metrics(self._output.rstrip("/").rpartition("/")[2])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from raypd import storage
 from raypd.answering.components import Build, build
@@ -40,11 +41,10 @@ from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import columns_of, rows_of
 from raypd.tasks.documents import billed_as
 
-if TYPE_CHECKING:
-    from raypd.cluster.reporter import Reporter
-
 _MOST_ERRORS = 3  # attempts at a unit that fails with an error of storage
 _RETRY_SECONDS = 2.0
+_REPORT_SECONDS = 2.0  # between two reports to the ledger
+_LEDGER_SECONDS = 5.0  # for it to have one: a ledger that is away is no harm, as the next report says all
 
 
 @dataclass
@@ -71,11 +71,9 @@ class EngineActor:
         self.config, self.node, self.gpus = config, node_id(), gpus
         self.watch = energy.CardWatch(gpus)
         self.meter = Meter(self.node, config.decoding.method, gpus, power=self.watch.joules, cards=self.watch)
-        self._reporter: Reporter | None = None
+        self._ledger = ledger
         if ledger is not None:
-            from raypd.cluster.reporter import Reporter
-
-            self._reporter = Reporter(self.meter, ledger, self.progress)
+            threading.Thread(target=self._report_on, name="ledger", daemon=True).start()
 
     def load(self, build: Build, threads: int | None) -> None:
         """Raises ModelError, ConfigError."""
@@ -93,9 +91,23 @@ class EngineActor:
     def progress(self) -> dict[str, Progress]:
         return self.request_queue.progress() if self.loaded else {}
 
+    def _report_on(self) -> None:
+        while True:
+            self.report()
+            time.sleep(_REPORT_SECONDS)
+
     def report(self) -> None:
-        if self._reporter is not None:
-            self._reporter.now()
+        """Tells the ledger all so far, and waits until it has it, so that no bill is closed before; 5 s at most."""
+        if self._ledger is None:
+            return
+        import ray
+
+        try:
+            units = self.progress().values()
+            in_flight = sum(unit.answered for unit in units), sum(unit.failed for unit in units)
+            ray.wait([self._ledger.report.remote(self.meter.report(), in_flight)], timeout=_LEDGER_SECONDS)
+        except Exception as error:  # answers are worth more than their bill
+            print(f"raypd: no report to the ledger: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 class DecodeWorker(EngineActor):
