@@ -15,7 +15,6 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
         check_endpoint(config)
     if config.model.has_weights:
         print("checking the model", file=sys.stderr, flush=True)  # it imports torch and transformers, for seconds
-        from raypd.models.check_method import check_method
         from raypd.models.load import check_model_config
         from raypd.models.vllm_engine import check_vllm
         from raypd.tasks import check_task
@@ -31,6 +30,23 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
         check_task(config)
         if machine and config.engine.kind == "raypd":
             print(path_of(config), file=sys.stderr, flush=True)
+
+
+def check_method(config: RunConfig) -> None:
+    """Raises ModelError where the model lacks control tokens, or heads are missing or do not fit."""
+    from raypd.decoding.methods.registry import REGISTRY
+    from raypd.models import control_tokens, load, medusa_heads, source
+
+    decoding, model = config.decoding, config.model
+    spec = REGISTRY[decoding.method]
+    if required := spec.required_tokens(decoding):
+        tokenizer = load.load_tokenizer(model)
+        for name in required:
+            control_tokens.control_token(tokenizer, name, model.name)
+    if spec.heads:
+        heads = str(decoding.heads)
+        text = source.read_config(source.find_source(model)).get_text_config()
+        medusa_heads.check_fit(heads, medusa_heads.read_sizes(heads), model.name, text.hidden_size, text.vocab_size)
 
 
 def path_of(config: RunConfig) -> str:

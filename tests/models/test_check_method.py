@@ -5,10 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from raypd.answering.check import check_method
 from raypd.cli.main import app
 from raypd.cluster import ray_session
 from raypd.errors import ConfigError, ModelError
-from raypd.models.check_method import check_method
 from raypd.models.prepare import add_heads, add_tokens
 from tests.runs import config_tree, run_config
 from tests.tiny import save_tiny
