@@ -39,9 +39,6 @@ class RangeReader(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._position
-
     def size(self) -> int:
         if self._size is None:
             current = self._client.head(self.path)
