@@ -288,9 +288,8 @@ class _Reports:
     def __init__(self) -> None:
         self._book = Book(Bill("", time.time(), 0.0))
 
-    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> int:
+    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> None:
         self._book.take(report)
-        return report.sequence
 
     def reports(self) -> list[WorkerTime]:
         return list(self._book.workers.values())

@@ -59,16 +59,13 @@ class RunDisplay:
             self._begun, self._started = True, time.monotonic()
             self._bar.update(self._row, description="extract")
 
-    def _rate(self) -> float | None:
-        """Documents a second since `begin`; None as long as that is too short to tell."""
-        seconds = time.monotonic() - self._started
-        return (self._done - self._before) / seconds if self._begun and seconds >= _RATE_SECONDS else None
-
     def update(self, done: int, failed: int) -> None:
         """Shows how many documents are answered and failed, those of units in flight among them."""
         self._done = max(done, self._before)
         self.total = max(self.total, self._done)
-        measured = self._rate()
+        seconds = time.monotonic() - self._started
+        # None as long as that is too short to tell.
+        measured = (self._done - self._before) / seconds if self._begun and seconds >= _RATE_SECONDS else None
         rate = "-" if measured is None else number(measured)
         self._bar.update(self._row, total=self.total, completed=self._done, failed=failed, rate=rate)
         if self._bar.disable and self._begun:

@@ -119,7 +119,11 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
     called, layers = sorted(engine.cache.keys), config.num_hidden_layers
     if called != list(range(layers)):
         return f"the attention function was called for the layers {called}, not for each of its {layers} layers"
-    return _reason_in_logits(packed, apart, _tolerance(model))
+    quantized = getattr(model, "is_quantized", False)
+    tolerance = _COARSE_TOLERANCE if quantized else _TOLERANCE.get(model.dtype, _COARSE_TOLERANCE)
+    if getattr(model, "is_loaded_in_8bit", False):
+        tolerance = _INT8_TOLERANCE
+    return _reason_in_logits(packed, apart, tolerance)
 
 
 def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: float) -> str | None:
@@ -135,14 +139,6 @@ def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: floa
             f"{tolerance:g} allowed): it does not honour position_ids, or it does more than attention between tokens"
         )
     return None
-
-
-def _tolerance(model: PreTrainedModel) -> float:
-    if getattr(model, "is_loaded_in_8bit", False):
-        return _INT8_TOLERANCE
-    if getattr(model, "is_quantized", False):
-        return _COARSE_TOLERANCE
-    return _TOLERANCE.get(model.dtype, _COARSE_TOLERANCE)
 
 
 @contextmanager
