@@ -17,19 +17,6 @@ _SOURCE = Path(__file__).with_suffix(".c")
 _FLAGS = ["-O3", "-std=c11", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"]
 _LINK = ["-fopenmp", "-shared", "-fPIC", "-lm"]  # the OpenMP runtime is the one that torch has loaded, and its threads
 PANEL = 32  # WIDTH in native.c
-# How many pointers, integers and numbers each function takes.
-_ARGUMENTS = {
-    "attention": (1, 0, 0),
-    "see": (1, 0, 0),
-    "store": (3, 8, 0),
-    "greedy": (3, 3, 0),
-    "rotate": (3, 6, 0),
-    "rms_norm": (3, 3, 1),
-    "linear": (5, 5, 0),
-    "swiglu": (2, 3, 0),
-    "quantize": (3, 3, 0),
-    "scale": (4, 3, 0),
-}
 
 
 def refusal() -> str | None:
@@ -115,8 +102,9 @@ def scaled(sums: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> tor
 
 
 def _call(function: str, tensors: list[torch.Tensor | None], sizes: tuple[int, ...], *numbers: float) -> None:
-    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    getattr(library(), f"raypd_{function}")(*pointers, *sizes, torch.get_num_threads(), *numbers)
+    pointers = [None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+    integers = map(ctypes.c_int64, (*sizes, torch.get_num_threads()))
+    getattr(library(), f"raypd_{function}")(*pointers, *integers, *map(ctypes.c_float, numbers))
 
 
 @cache
@@ -138,9 +126,4 @@ def library() -> ctypes.CDLL:
             if done.returncode:
                 raise OSError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
             into.replace(compiled)  # other processes may make the same
-    loaded = ctypes.CDLL(str(compiled))
-    for function, (pointers, integers, numbers) in _ARGUMENTS.items():
-        of = getattr(loaded, f"raypd_{function}")
-        of.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * integers + [ctypes.c_float] * numbers
-        of.restype = None
-    return loaded
+    return ctypes.CDLL(str(compiled))

@@ -69,7 +69,7 @@ def test_what_it_does_not_take_goes_to_torch(dtype, monkeypatch):
     sizes, answers = {"head_dim": 32} if dtype == torch.float32 else {}, []
     for attention in ("sdpa", "avx512"):
         engine = Engine(tiny_model("llama", **sizes).to(dtype), attention=attention)
-        monkeypatch.setattr(avx512, "_Call", None)  # would fail
+        monkeypatch.setattr(avx512, "struct", None)  # would fail
         found = engine.run(autoregressive(p, 5, never) for p in prompts_of(3, 2, 20))
         answers.append([answer.tokens for answer in found])
         monkeypatch.undo()

@@ -1,7 +1,7 @@
 """Attention in one C function, for bfloat16 with AVX-512 BF16: as triton_kernel.py; what it does not take goes to
 `sdpa`. On processors with AMX torch's own attention has faster products, and `auto` leaves it to that."""
 
-import ctypes
+import struct
 
 import torch
 
@@ -40,7 +40,8 @@ def attend(
     if first:
         plan.seen[window] = torch.empty(tokens, -(-plan.most_own // _KEYS), dtype=torch.int64)
     visibility = plan.seen[window]
-    call = _Call(
+    call = struct.pack(  # `Call` in native.c
+        "23q2f",
         query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), items.data_ptr(),
         plan.queries.data_ptr(), plan.keys.data_ptr(), 0 if starts is None else starts.data_ptr(),
         visibility.data_ptr(), len(items), *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
@@ -49,8 +50,8 @@ def attend(
         scale, softcap or 0.0,
     )  # fmt: skip
     if first:
-        native.library().raypd_see(ctypes.byref(call))
-    native.library().raypd_attention(ctypes.byref(call))
+        native.library().raypd_see(call)
+    native.library().raypd_attention(call)
     return out
 
 
@@ -66,20 +67,6 @@ def refusal(device: torch.device) -> str | None:
 def is_best(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel can run, and is faster than torch's own attention."""
     return device.type == "cpu" and dtype == torch.bfloat16 and not native.has("amx_bf16") and refusal(device) is None
-
-
-class _Call(ctypes.Structure):
-    """`Call` in native.c."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("asked", "keys", "values", "out", "items", "queries")),
-        *((name, ctypes.c_void_p) for name in ("own_keys", "starts", "seen")),
-        *((name, ctypes.c_int64) for name in ("item_count", "token_stride", "head_stride", "key_slot", "key_head")),
-        *((name, ctypes.c_int64) for name in ("value_slot", "value_head", "heads", "kv_heads", "dim", "value_dim")),
-        *((name, ctypes.c_int64) for name in ("words", "blocks", "threads")),
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
-    ]
 
 
 def _takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
