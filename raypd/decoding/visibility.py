@@ -52,12 +52,7 @@ def in_window(
     The window is `window` tokens long, the query's own included, and counts the tokens that the query sees from a key's
     position to its own. A gap in the positions holds none: a value of HPD has the window that it would have alone,
     however many gaps lie before it. Without gaps this is the models' own rule, q - k < window."""
-    order = np.argsort(key_positions, kind="stable")
-    ordered = key_positions[order]
-    upto = np.zeros((len(query_positions), len(ordered) + 1), dtype=np.int32)  # seen tokens among the first keys
-    np.cumsum(visibility[:, order] & (ordered <= query_positions[:, None]), axis=1, out=upto[:, 1:])
-    behind = np.searchsorted(ordered, key_positions, side="right")  # [keys] the first in `ordered` at a later position
-    return upto[:, -1:] - upto[:, behind] < window
+    return key_positions >= window_starts(visibility, query_positions, key_positions, window)[:, None]
 
 
 def window_starts(

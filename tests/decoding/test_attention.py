@@ -3,7 +3,7 @@
 import numpy as np
 
 from raypd.decoding.attention.step import Span
-from raypd.decoding.visibility import in_window, one_segment, segment_sets, visible, window_starts
+from raypd.decoding.visibility import in_window, one_segment, segment_sets, visible
 
 
 def span_of(a: int, size: int, start: int, length: int, prefix: int) -> Span:
@@ -23,7 +23,7 @@ def test_only_text_that_is_read_in_order_is_causal() -> None:
 
 
 def test_what_a_kernel_reads_is_the_rule() -> None:
-    """Sets of segments and first positions of windows, for random tokens, against `visible` and `in_window`."""
+    """Sets of segments for random tokens against `visible`, and windows against their rule written out."""
     rng = np.random.default_rng(7)
     for segments in (1, 3, 31, 32, 80):
         reach = rng.integers(0, 3, (segments, segments)).astype(np.int8)
@@ -35,6 +35,7 @@ def test_what_a_kernel_reads_is_the_rule() -> None:
         whole, causal = ((sets[:, kind][:, labels // 32] >> (labels % 32)) & 1 == 1 for kind in (0, 1))
         np.testing.assert_array_equal(whole | (causal & (key_positions <= query_positions[:, None])), seen)
         for window in (1, 2, 7, 60, 61):
-            starts = window_starts(seen, query_positions, key_positions, window)
+            later = key_positions > key_positions[:, None]  # [keys, keys], of those that the query has before it
+            before = seen & (key_positions <= query_positions[:, None])
             kept = in_window(seen, query_positions, key_positions, window)
-            np.testing.assert_array_equal(key_positions >= starts[:, None], kept)
+            np.testing.assert_array_equal(kept, before.astype(int) @ later.T < window)
