@@ -267,6 +267,13 @@ class Grammar:
         was clear before its end (null, an enum) or was cut."""
         return self._split(tokens)[1]
 
+    def closing(self, tokens: Sequence[int]) -> list[int]:
+        """`rest` as ids: the last token itself where it stands there, and what is left to be written."""
+        assert self.vocabulary.encode is not None
+        text, last = self.rest(tokens), self.vocabulary.texts[tokens[-1]]
+        kept, text = ([tokens[-1]], text[len(last) :]) if last and text.startswith(last) else ([], text)
+        return [*kept, *self.vocabulary.encode(text)] if text else kept
+
     def behind(self, tokens: Sequence[int]) -> int:
         """How many tokens before the last are behind the value: a comma that was read to see the end of a number."""
         return len(tokens) - 1 - self._split(tokens)[0]

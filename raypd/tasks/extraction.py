@@ -231,7 +231,12 @@ class ExtractionTask:
             return program, lambda answer: [self._read_json(category, answer)]
         slotted = self._slotted(category, stack)
         if self.decoding.method == "guided":
-            slots = guided(slotted, value_tokens, self._closing, lambda slot, value: slot.grammar.behind(value.tokens))
+            slots = guided(
+                slotted,
+                value_tokens,
+                lambda slot, value: slot.grammar.closing(value.tokens),
+                lambda slot, value: slot.grammar.behind(value.tokens),
+            )
         else:
             slots = hyper_parallel(slotted, value_tokens, self.decoding.isolate == "values")
         return slots, lambda values: self._read_slots(category, len(stack), values)
@@ -255,13 +260,6 @@ class ExtractionTask:
                 tokens += key
                 slots.append(Slot(len(tokens) - 1, grammar))
         return SlottedPrompt(tokens, slots, shared)
-
-    def _closing(self, slot: Slot, value: Value) -> list[int]:
-        """What `guided` puts behind the decoded tokens but the last; see Grammar.rest."""
-        last = value.tokens[-1]
-        text, decoded = slot.grammar.rest(value.tokens), self._vocabulary.texts[last]
-        kept, text = ([last], text[len(decoded) :]) if decoded and text.startswith(decoded) else ([], text)
-        return [*kept, *self._encode(text.encode("latin-1").decode(errors="ignore"))] if text else kept
 
     def _read_slots(self, category: _CategoryPrompt, documents: int, values: list[Value]) -> list[list[Rated]]:
         checked: list[Rated] = []
