@@ -1,59 +1,13 @@
-"""Automata of typed values beside those in `grammar`: tables, lists, null in place of a value, any JSON object."""
+"""Automata of typed values beside those in `grammar`: tables that are put together, lists, any JSON object."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
-from raypd.decoding.grammar import DEAD, Automaton
+from raypd.decoding.grammar import DEAD, Automaton, TransitionTable
 
 _OPEN, _FIRST, _NEXT, _BEGIN, _ITEM, _END = range(6)  # places in a list; _NEXT: behind a comma, _BEGIN: and its blank
-_START, _BLANK, _N, _NULL = range(4)
-_TYPED = 4  # + state of what may stand in place of null
 # Places in an object: before it, behind an opening brace, at a value or a member (+ 1: its blank was read), ...
 _OBJECT, _INSIDE, _VALUE, _, _MEMBER, _, _SCALAR, _KEY, _COLON, _BEHIND, _OVER = range(11)
 _CLOSING = {"{": "}", "[": "]"}
-
-
-class TransitionTable(Automaton):
-    """An automaton over a table of transitions."""
-
-    def __init__(
-        self,
-        table: Sequence[Mapping[str, int]],  # of every state, character -> the state after it
-        finals: Collection[int],  # states of a whole value; one without a way on has read its closing character
-        standing: Collection[int] | None = None,  # in which it may stand where it is cut; None: `finals`
-        free: Collection[int] = (),  # in which any token may come
-    ) -> None:
-        self.table, self.finals, self._free = table, frozenset(finals), frozenset(free)
-        self._standing = self.finals if standing is None else frozenset(standing)
-
-    def next(self, state: int, char: str) -> int:
-        return self.table[state].get(char, DEAD)
-
-    def heads(self, state: int) -> Collection[str] | None:
-        return self.table[state]
-
-    def accepting(self, state: int) -> bool:
-        return state in self._standing
-
-    def ended(self, state: int) -> bool:
-        return state in self.finals and not self.table[state]
-
-    def limited(self, state: int) -> bool:
-        return state not in self._free
-
-
-def one_of(texts: Sequence[str]) -> TransitionTable:
-    """The table of some texts of which none begins another."""
-    table: list[dict[str, int]] = [{}]
-    finals = []
-    for text in texts:
-        state = 0
-        for char in text:
-            if char not in table[state]:
-                table[state][char] = len(table)
-                table.append({})
-            state = table[state][char]
-        finals.append(state)
-    return TransitionTable(table, finals)
 
 
 def joined(parts: Sequence[TransitionTable]) -> TransitionTable:
@@ -171,41 +125,3 @@ class JsonObject(Automaton):
 
     def ended(self, state: int) -> bool:
         return self._places[state][1] == _OVER
-
-
-class OrNull:
-    """A value, with a blank before it if need be, or (`null`) null."""
-
-    def __init__(self, value: Automaton, null: bool) -> None:
-        self.value, self.null = value, null
-
-    def next(self, state: int, char: str) -> int:
-        if state >= _TYPED:
-            after = state - _TYPED if self.value.ended(state - _TYPED) else self.value.next(state - _TYPED, char)
-            return DEAD if after == DEAD else after + _TYPED
-        if state in (_N, _NULL):  # null is clear with its first letter
-            return _NULL
-        if char == " ":
-            return _BLANK if state == _START else DEAD
-        if char == "n" and self.null:
-            return _N
-        after = self.value.next(0, char)
-        return DEAD if after == DEAD else after + _TYPED
-
-    def heads(self, state: int) -> Collection[str] | None:
-        return None if state < _TYPED or self.ended(state) else self.value.heads(state - _TYPED)
-
-    def accepting(self, state: int) -> bool:
-        return state in (_N, _NULL) or (state >= _TYPED and self.value.accepting(state - _TYPED))
-
-    def completion(self, state: int) -> str | None:
-        return "null" if state in (_N, _NULL) else None
-
-    def open_values(self, state: int) -> Collection[str]:
-        return ["null"] if state in (_N, _NULL) else []
-
-    def ended(self, state: int) -> bool:
-        return state >= _TYPED and self.value.ended(state - _TYPED)
-
-    def limited(self, state: int) -> bool:
-        return state < _TYPED or self.value.limited(state - _TYPED)

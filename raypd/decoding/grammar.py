@@ -8,9 +8,10 @@ import contextlib
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
-from functools import reduce
-from itertools import chain, pairwise
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, partial, reduce
+from heapq import heappop, heappush
+from itertools import accumulate, chain, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ _STRING = re.compile(r' ?"(?:[^"\\\n]|\\.)*', re.DOTALL)  # up to its closing qu
 _BARE = re.compile(r"(?:[^,}\n]|(?<=\d),(?=\d))*")  # up to a comma that is not within a number, a brace or a newline
 UNIT_BYTES = 24  # most that a number has behind its last digit: what is longer is no unit
 DEAD = -1
-_MANY, _FEW = 2_000, 16  # tokens that may be readable, characters that may come: fewer are found faster one by one
+_FEW = 16  # characters that may come: more are found faster all at once
 UNREACHABLE = 1_000_000
 _SETS_KEPT = 1024  # of allowed tokens, with their masks on a GPU
 
@@ -40,57 +41,46 @@ class Vocabulary:
         self._chars = np.fromiter(map(ord, chain.from_iterable(self._sorted)), np.int64, self._starts[-1])
         heads = self._chars[self._starts[:-1]]
         bounds = pairwise([*np.flatnonzero(np.diff(heads, prepend=-1)).tolist(), len(heads)])
-        self._heads = [(chr(heads[begin]), begin, end) for begin, end in bounds]
-        self._heads_by = {entry[0]: entry for entry in self._heads}
+        self._heads = [(chr(heads[begin]), np.arange(begin, end)) for begin, end in bounds]
 
     def accepted(self, automaton: Automaton, state: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that an automaton can read in a state, in rising order, and the states after them: [n] each."""
-        heads = automaton.heads(state)
-        begin = self._heads if heads is None else [self._heads_by[head] for head in heads if head in self._heads_by]
-        ranges = [(low, high) for head, low, high in begin if automaton.next(state, head) != DEAD]
-        few = heads is not None and len(heads) <= _FEW  # then the descent looks at little, too
-        if not few and sum(high - low for low, high in ranges) > _MANY:
-            read = self._by_column(automaton, state, np.concatenate([np.arange(*bounds) for bounds in ranges]))
-        else:
-            read = np.array(self._by_descent(automaton, state), dtype=np.int64).reshape(-1, 2)
-        read = read[read[:, 0].argsort()]
-        return read[:, 0], read[:, 1]
-
-    def _by_column(self, automaton: Automaton, state: int, places: np.ndarray) -> np.ndarray:
-        """[n, 2] of tokens at these places, character by character of all of them: where most can be read."""
-        rows = []
-        states, depth = np.full(len(places), state), 0
-        while len(places):
-            steps, which = np.unique(states << 21 | self._chars[self._starts[places] + depth], return_inverse=True)
-            next_states = [automaton.next(step >> 21, chr(step & 0x1FFFFF)) for step in steps.tolist()]
-            after, depth = np.array(next_states, dtype=np.int64)[which], depth + 1
-            places, states = places[after != DEAD], after[after != DEAD]
-            over = self._starts[places] + depth == self._starts[places + 1]
-            rows.append(np.column_stack([self._ids[places[over]], states[over]]))
-            places, states = places[~over], states[~over]
-        return np.concatenate(rows)
-
-    def _by_descent(self, automaton: Automaton, state: int) -> list[tuple[int, int]]:
-        edges: list[tuple[int, int]] = []
+        read: list[tuple[int, int]] = []
+        rows: list[np.ndarray] = []
         stack = [(0, len(self._sorted), 0, state)]  # tokens [low, high) agree in their first `depth` characters
         while stack:
             low, high, depth, reached = stack.pop()
+            heads = automaton.heads(reached)
+            if heads is None or len(heads) > _FEW:
+                rows += self._by_column(automaton, reached, np.arange(low, high), depth)
+                continue
             while low < high and len(self._sorted[low]) == depth:
-                edges.append((self._order[low], reached))
+                read.append((self._order[low], reached))
                 low += 1
-            for char in automaton.heads(reached) or () if low < high else ():  # few: each is looked up
+            for char in heads if low < high else ():
                 begin = bisect_left(self._sorted, self._sorted[low][:depth] + char, low, high)
                 end = bisect_left(self._sorted, self._sorted[low][:depth] + chr(ord(char) + 1), begin, high)
                 if begin < end:
                     stack.append((begin, end, depth + 1, automaton.next(reached, char)))
-            while low < high and automaton.heads(reached) is None:
-                head = self._sorted[low][: depth + 1]
-                end = bisect_left(self._sorted, head[:-1] + chr(ord(head[-1]) + 1), low, high)
-                after = automaton.next(reached, head[-1])
-                if after != DEAD:
-                    stack.append((low, end, depth + 1, after))
-                low = end
-        return edges
+        table = np.concatenate([np.array(read, dtype=np.int64).reshape(-1, 2), *rows])
+        table = table[table[:, 0].argsort()]
+        return table[:, 0], table[:, 1]
+
+    def _by_column(self, automaton: Automaton, state: int, places: np.ndarray, depth: int) -> list[np.ndarray]:
+        """[n, 2] each, of tokens at these places, character by character of all of them: where most can be read."""
+        if not depth:
+            ranges = [some for head, some in self._heads if automaton.next(state, head) != DEAD]
+            places = np.concatenate([places[:0], *ranges])
+        rows, states = [], np.full(len(places), state)
+        while len(places):
+            over = self._starts[places] + depth == self._starts[places + 1]
+            rows.append(np.column_stack([self._ids[places[over]], states[over]]))
+            places, states = places[~over], states[~over]
+            steps, which = np.unique(states << 21 | self._chars[self._starts[places] + depth], return_inverse=True)
+            next_states = [automaton.next(step >> 21, chr(step & 0x1FFFFF)) for step in steps.tolist()]
+            after, depth = np.array(next_states, dtype=np.int64)[which], depth + 1
+            places, states = places[after != DEAD], after[after != DEAD]
+        return rows
 
 
 class Automaton(Protocol):
@@ -128,23 +118,17 @@ class Grammar:
 
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
         self.automaton, self.vocabulary = automaton, vocabulary
-        self._after: dict[tuple[int, int], int] = {}
-        self._reads: dict[int, tuple[AllowedTokens, np.ndarray, np.ndarray]] = {}
+        self.advance = cache(self._next)
+        self._edges = cache(partial(vocabulary.accepted, automaton))
+        self._reads, self._forced = cache(self._read), cache(self._write)
         self._allowed: dict[tuple[int, int | None], AllowedTokens] = {}
-        self._read_here: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._distances: dict[int, int] = {}
-        self._forced: dict[int, list[int]] = {}
 
-    def advance(self, state: int, token: int) -> int:
+    def _next(self, state: int, token: int) -> int:
         """The state after a token; a token that cannot be read (where nothing is limited) leaves DEAD."""
-        key = (state, token)
-        if key not in self._after:
-            after = state
-            for char in self.vocabulary.texts[token] or "\n":  # an end token ends a value as its line would
-                if after != DEAD:
-                    after = self.automaton.next(after, char)
-            self._after[key] = after
-        return self._after[key]
+        for char in self.vocabulary.texts[token] or "\n":  # an end token ends a value as its line would
+            state = DEAD if state == DEAD else self.automaton.next(state, char)
+        return state
 
     def allowed(self, state: int, remaining: int | None) -> AllowedTokens | None:
         """What may come next, of which the last must leave a value that can stand; None: all tokens. `remaining`:
@@ -153,7 +137,7 @@ class Grammar:
             return None
         level = None  # of the distances that tokens leave: those below it fit
         if remaining is not None:
-            tokens, distances, levels = self._read(state)
+            tokens, distances, levels = self._reads(state)
             if (level := int(levels.searchsorted(remaining))) == len(levels):
                 return tokens
         if (state, level) not in self._allowed:
@@ -169,9 +153,7 @@ class Grammar:
         tokenizer writes it. The last is left to the model where a longer token may stand in its place."""
         if self.vocabulary.encode is None or self.done(state):
             return []
-        if state not in self._forced:
-            self._forced[state] = self._write(state, self._only_text(state))
-        tokens = self._forced[state]
+        tokens = self._forced(state)
         if tokens and remaining is not None:
             fits = len(tokens) + self.distance(reduce(self.advance, tokens, state)) <= remaining
             return tokens if fits else []
@@ -192,10 +174,10 @@ class Grammar:
             text += char
         return text
 
-    def _write(self, state: int, text: str) -> list[int]:
-        """The tokens of a text that must follow on a state, without those that others may stand for."""
+    def _write(self, state: int) -> list[int]:
+        """The tokens of what must follow on a state, without those that others may stand for."""
         assert self.vocabulary.encode is not None
-        texts = self.vocabulary.texts
+        texts, text = self.vocabulary.texts, self._only_text(state)
         tokens = list(self.vocabulary.encode(text)) if text else []
         if not text.startswith("".join(texts[token] for token in tokens)):  # some tokenizers put a blank before a text
             return []
@@ -217,27 +199,28 @@ class Grammar:
     def _measure(self, state: int) -> None:
         """Distances of a state and of all that can come behind it, backwards from where a value can stand."""
         sources: dict[int, list[int]] = {}  # state -> those from which one token leads to it
-        unknown, new, front = {state}, [state], set()
+        unknown, new = {state}, [state]
+        front: list[
+            tuple[int, int]
+        ] = []  # a heap of (distance, state): all that lies behind a known state is known, too
         while new:
             current = new.pop()
             if self.automaton.accepting(current):
                 self._distances[current] = 0
             if current in self._distances:
-                front.add(current)
+                heappush(front, (self._distances[current], current))
                 continue
             for after in np.unique(self._edges(current)[1]).tolist():
                 sources.setdefault(after, []).append(current)
                 if after not in unknown:
                     unknown.add(after)
                     new.append(after)
-        while front:  # the nearest first, as all that lies behind a known state is known, too
-            near = min(map(self._distances.__getitem__, front))
-            for current in [current for current in front if self._distances[current] == near]:
-                front.remove(current)
-                for source in sources.get(current, ()):
-                    if source not in self._distances:
-                        self._distances[source] = near + 1
-                        front.add(source)
+        while front:
+            near, current = heappop(front)
+            for source in sources.get(current, ()):
+                if source not in self._distances:
+                    self._distances[source] = near + 1
+                    heappush(front, (near + 1, source))
         self._distances.update({current: UNREACHABLE for current in unknown if current not in self._distances})
 
     def needed(self) -> int:
@@ -314,17 +297,10 @@ class Grammar:
 
     def _read(self, state: int) -> tuple[AllowedTokens, np.ndarray, np.ndarray]:
         """Tokens that can be read in a state, how far from a value each leaves, and these distances, each once."""
-        if state not in self._reads:
-            ids, after = self._edges(state)
-            states, which = np.unique(after, return_inverse=True)
-            far = np.array([self.distance(reached) for reached in states.tolist()], dtype=np.int64)
-            self._reads[state] = AllowedTokens(ids, self._outcomes(after.tolist())), far[which], np.unique(far)
-        return self._reads[state]
-
-    def _edges(self, state: int) -> tuple[np.ndarray, np.ndarray]:
-        if state not in self._read_here:
-            self._read_here[state] = self.vocabulary.accepted(self.automaton, state)
-        return self._read_here[state]
+        ids, after = self._edges(state)
+        states, which = np.unique(after, return_inverse=True)
+        far = np.array([self.distance(reached) for reached in states.tolist()], dtype=np.int64)
+        return AllowedTokens(ids, self._outcomes(after.tolist())), far[which], np.unique(far)
 
     def _outcomes(self, states: Sequence[int]) -> np.ndarray | None:
         """[states, 2] the first and last value that each leaves open; what may still be anything is one of its own
@@ -366,49 +342,95 @@ class Bounded:
         return reduce(self.grammar.advance, tokens, 0)
 
 
-# one blank may stand before a value: some vocabularies write " 7" as two tokens
-_START, _BLANK, _MARK, _LATIN, _INSIDE, _ESCAPE, _COMMA, _END, _NULL = range(9)
+# States: a blank before a value was read (some vocabularies write " 7" as two tokens); _NULL + i: i + 1 letters of null
+_START, _BLANK, _NULL = range(3)
 _NULL_TEXT = "null"
-_TAIL = _NULL + len(_NULL_TEXT)  # + i: i bytes were read behind the last digit of a number
+_TYPED = _NULL + len(_NULL_TEXT)  # + state of what may stand in place of null
 
 
-class _ValueOrNull(Automaton):
-    """What a JSON string and a number have in common: limited up to a state, and null."""
+class TransitionTable(Automaton):
+    """An automaton over a table of transitions."""
 
-    limited_up_to: int
-
-    def completion(self, state: int) -> str | None:
-        return _NULL_TEXT if _NULL <= state < _TAIL else None
-
-    def open_values(self, state: int) -> Collection[str]:
-        return [_NULL_TEXT] if _NULL <= state < _TAIL else []
-
-    def ended(self, state: int) -> bool:
-        return state == _END
-
-    def limited(self, state: int) -> bool:
-        return state <= self.limited_up_to
-
-
-class JsonString(_ValueOrNull):
-    """A JSON string or null. Only how it begins is limited; it ends at its closing quote or at a newline."""
-
-    limited_up_to = _BLANK
+    def __init__(
+        self,
+        table: Sequence[Mapping[str, int]],  # of every state, character -> the state after it
+        finals: Collection[int],  # states of a whole value; one without a way on has read its closing character
+        standing: Collection[int] | None = None,  # in which it may stand where it is cut; None: `finals`
+        free: Collection[int] = (),  # in which any token may come
+    ) -> None:
+        self.table, self.finals, self._free = table, frozenset(finals), frozenset(free)
+        self._standing = self.finals if standing is None else frozenset(standing)
 
     def next(self, state: int, char: str) -> int:
-        if state <= _BLANK:
-            return {'"': _INSIDE, "n": _NULL}.get(char, _BLANK if state == _START and char == " " else DEAD)
-        if state == _INSIDE:
-            return {'"': _END, "\n": _END, "\\": _ESCAPE}.get(char, _INSIDE)
-        if state == _ESCAPE:
-            return _INSIDE
-        return _next_in_null(state, char)
+        return self.table[state].get(char, DEAD)
+
+    def heads(self, state: int) -> Collection[str] | None:
+        return self.table[state]
 
     def accepting(self, state: int) -> bool:
-        return state not in (_START, _BLANK, _ESCAPE)
+        return state in self._standing
+
+    def ended(self, state: int) -> bool:
+        return state in self.finals and not self.table[state]
+
+    def limited(self, state: int) -> bool:
+        return state not in self._free
 
 
-class Number(_ValueOrNull):
+class OrNull(Automaton):
+    """A value, with a blank before it if need be, or (`null`) null, which is clear with its first letter."""
+
+    def __init__(self, value: Automaton, null: bool = True) -> None:
+        self.value, self.null = value, null
+
+    def next(self, state: int, char: str) -> int:
+        if state == _TYPED - 1 or self.ended(state):
+            return state
+        if _NULL <= state < _TYPED:
+            return state + 1 if char == _NULL_TEXT[state - _NULL + 1] else DEAD
+        if state <= _BLANK and char == " ":
+            return _BLANK if state == _START else DEAD
+        if state <= _BLANK and char == "n" and self.null:
+            return _NULL
+        after = self.value.next(max(0, state - _TYPED), char)
+        return DEAD if after == DEAD else after + _TYPED
+
+    def heads(self, state: int) -> Collection[str] | None:
+        return None if state < _TYPED or self.ended(state) else self.value.heads(state - _TYPED)
+
+    def accepting(self, state: int) -> bool:
+        return _NULL <= state < _TYPED or (state >= _TYPED and self.value.accepting(state - _TYPED))
+
+    def completion(self, state: int) -> str | None:
+        return _NULL_TEXT if _NULL <= state < _TYPED else None
+
+    def open_values(self, state: int) -> Collection[str]:
+        return [_NULL_TEXT] if _NULL <= state < _TYPED else []
+
+    def ended(self, state: int) -> bool:
+        return state >= _TYPED and self.value.ended(state - _TYPED)
+
+    def limited(self, state: int) -> bool:
+        return state < _TYPED or self.value.limited(state - _TYPED)
+
+
+def _row(*parts: tuple[Iterable[str], int]) -> dict[str, int]:
+    """Characters and the states after them; the later parts hold."""
+    return {char: after for chars, after in parts for char in chars}
+
+
+_ANY = [chr(byte) for byte in range(256)]
+
+
+class JsonString(OrNull):
+    """A JSON string or null. Only how it begins is limited; it ends at its closing quote or at a newline."""
+
+    def __init__(self) -> None:
+        inside = _row((_ANY, 1), ('"\n', 3), ("\\", 2))  # 2: behind a backslash
+        super().__init__(TransitionTable([{'"': 1}, inside, _row((_ANY, 1)), {}], [3], standing=[1, 3], free=[1, 2]))
+
+
+class Number(OrNull):
     """A number as documents write it, or null; whether it is one number is for its reader to say.
 
     Only how it begins is limited: marks (`-`, `<`, `$`, ...) and then a digit. Behind that anything may be copied,
@@ -417,59 +439,48 @@ class Number(_ValueOrNull):
     Quotes are not let in: an untrained model always opens them, and then goes on about the whole listing.
     """
 
-    limited_up_to = _LATIN
-
-    def next(self, state: int, char: str) -> int:
-        if state == _END or _NULL <= state < _TAIL:
-            return _next_in_null(state, char)
-        if "0" <= char <= "9":
-            return _TAIL
-        if state == _COMMA:
-            return _END
-        if state >= _TAIL:
-            if char in ",}\n":
-                return _COMMA if char == "," and state == _TAIL else _END
-            return _END if state == _TAIL + UNIT_BYTES else state + 1
-        if state <= _BLANK and char in " n":
-            return _NULL if char == "n" else _BLANK if state == _START else DEAD
-        if state == _LATIN and char in "\xbc\xbd\xbe":  # the last byte of a quarter, a half, three quarters
-            return _TAIL
-        if char == "\xc2":
-            return _LATIN
+    def __init__(self) -> None:
+        mark, latin, comma, end, tail = range(1, 6)  # tail + i: i bytes were read behind the last digit
+        digits = "0123456789", tail
         # the signs, bounds and currencies that are not ASCII stand from U+00A0 and U+2000 on; these are their bytes
-        return _MARK if char in "+-.<>=~$ \xe2" or (state >= _MARK and "\x80" <= char <= "\xbf") else DEAD
-
-    def accepting(self, state: int) -> bool:
-        return state > _LATIN
-
-
-def _next_in_null(state: int, char: str) -> int:
-    """_NULL + i: i + 1 letters of null were read."""
-    if state in (_END, _TAIL - 1):
-        return state
-    return state + 1 if char == _NULL_TEXT[state - _NULL + 1] else DEAD
+        start = _row(("+-.<>=~$\xe2", mark), ("\xc2", latin), digits)
+        marked = _row((_ANY[0x80:0xC0], mark), (" ", mark)) | start
+        latins = marked | _row(("\xbc\xbd\xbe", tail))  # the last byte of a quarter, a half, three quarters
+        rows = [start, marked, latins, _row((_ANY, end), digits), {}]
+        for i in range(UNIT_BYTES + 1):
+            after = end if i == UNIT_BYTES else tail + i + 1
+            rows.append(_row((_ANY, after), ("}\n", end), (",", end if i else comma), digits))
+        whole = range(comma, len(rows))
+        super().__init__(TransitionTable(rows, [end], standing=whole, free=whole))
 
 
-class OneOf(Automaton):
-    """One of some JSON texts (an enum's quoted values, true and false, null), whichever is told apart first."""
+def one_of(texts: Sequence[str]) -> TransitionTable:
+    """The table of some texts, of which none begins another."""
+    table: list[dict[str, int]] = [{}]
+    finals = []
+    for text in texts:
+        state = 0
+        for char in text:
+            if char not in table[state]:
+                table[state][char] = len(table)
+                table.append({})
+            state = table[state][char]
+        finals.append(state)
+    return TransitionTable(table, finals)
+
+
+class Choice(TransitionTable):
+    """One of some texts, whichever is told apart first, and nothing behind it: a token that goes on, "All" for "A", is
+    none of them."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        below: dict[str, set[str]] = {"": set()}  # what was read -> the texts that begin so; a state is a place in it
-        for text in texts:
-            for written in (text, " " + text):
-                for end in range(len(written) + 1):
-                    below.setdefault(written[:end], set()).add(text)
-        self._read, self._below = list(below), list(below.values())
-        self._states = {read: state for state, read in enumerate(below)}
-        self._whole = {*texts, *(" " + text for text in texts)}
-        self._heads: list[str] = ["" for _ in self._read]
-        for read in self._read[1:]:
-            self._heads[self._states[read[:-1]]] += read[-1]
-
-    def next(self, state: int, char: str) -> int:
-        if self.ended(state):
-            return state  # ',' or a newline behind the closing quote
-        return self._states.get(self._read[state] + char, DEAD)
+        forms = [form for text in texts for form in (text, " " + text)]
+        trie = one_of(forms)
+        super().__init__([{} if state in trie.finals else row for state, row in enumerate(trie.table)], trie.finals)
+        self._below: list[set[str]] = [set() for _ in self.table]  # of every state, the texts that begin so
+        for number, form in enumerate(forms):
+            for state in accumulate(form, trie.next, initial=0):
+                self._below[state].add(texts[number // 2])
 
     def accepting(self, state: int) -> bool:
         return self.completion(state) is not None
@@ -477,18 +488,15 @@ class OneOf(Automaton):
     def completion(self, state: int) -> str | None:
         return next(iter(self._below[state])) if len(self._below[state]) == 1 else None
 
-    def heads(self, state: int) -> Collection[str] | None:
-        return None if self.ended(state) else self._heads[state]
-
     def open_values(self, state: int) -> Collection[str]:
         return self._below[state]
 
-    def ended(self, state: int) -> bool:
-        return self._read[state] in self._whole
 
-
-class Choice(OneOf):
-    """One of some texts and nothing behind it: a token that goes on, "All" for "A", is none of them."""
+class OneOf(Choice):
+    """One of some JSON texts (an enum's quoted values, true and false, null), and whatever a token has behind it."""
 
     def next(self, state: int, char: str) -> int:
-        return DEAD if self.ended(state) else super().next(state, char)
+        return state if self.ended(state) else super().next(state, char)
+
+    def heads(self, state: int) -> Collection[str] | None:
+        return None if self.ended(state) else super().heads(state)

@@ -7,8 +7,8 @@ from functools import lru_cache, reduce
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import FORMATS, NUMBERS, Attribute
-from raypd.decoding.automata import STRING, JsonObject, ListOf, OrNull, TransitionTable, joined, one_of
-from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf, Vocabulary
+from raypd.decoding.automata import STRING, JsonObject, ListOf, joined
+from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf, OrNull, TransitionTable, Vocabulary, one_of
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks import pattern_table
 from raypd.tasks.pattern_table import Edges, table_of

@@ -8,9 +8,8 @@ import pytest
 from outlines_core.json_schema import build_regex_from_schema
 
 from raypd.config import Attribute
-from raypd.decoding.automata import one_of
 from raypd.decoding.engine import Engine
-from raypd.decoding.grammar import Bounded, Grammar, OneOf, Vocabulary
+from raypd.decoding.grammar import Bounded, Grammar, OneOf, Vocabulary, one_of
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt
