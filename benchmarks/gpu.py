@@ -34,9 +34,9 @@ import transformers
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.pack import pack
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
+from raypd.decoding.pack import pack
 from raypd.decoding.quantized import quantize
 
 GRAPHS = "triton, graphs"
