@@ -7,6 +7,7 @@
 # make openvino: the same for OpenVINO, .venv-openvino, for make benchmark alone.
 # make azurite: Azure's emulator of storage, for the tests of az:// (npm).
 # make benchmark KEYS='benchmark.only=[W1]': raypd beside its peers on the same tokens (docs/benchmark.md).
+# make table NAME=ippd-2-squad DATA=folder LIMIT=n: a table of the papers, trainings and all, in docs/quality.md; no NAME: the list.
 # make gpu: on a machine with a GPU: exactness there, then a benchmark. PYTHON has torch, transformers, triton, numpy, pytest.
 # Needs Python 3.11 to 3.13 and make, nothing else. PYTHON=python3.12 picks one.
 
@@ -20,7 +21,7 @@ SIDE ?= -n 2 --dist loadscope
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: help setup demo test test-slow faults chaos benchmark gpu vllm openvino azurite lint format clean
+.PHONY: help setup demo test test-slow faults chaos benchmark table gpu vllm openvino azurite lint format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -62,6 +63,9 @@ chaos: setup
 
 benchmark: setup
 	$(BIN)/python -m benchmarks benchmarks/workloads.yaml $(KEYS)
+
+table: setup
+	$(BIN)/python -m benchmarks.tables $(or $(NAME),--list) $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT))
 
 # Interrupted, so that pytest prints what it has; killed, it prints nothing.
 GPU_TESTS := gpu-tests.xml

@@ -182,7 +182,7 @@ def evaluate(
     labels_column: o.LabelsColumn = "target",
     as_json: o.AsJson = False,
 ) -> None:
-    """Score a run's answers against labels. F1 of values, exact match, F1 and accuracy of answers to questions.
+    """Score a run's answers against labels: values, answers to questions, texts (ROUGE-L).
 
     Of an extraction a page (evaluation.html in the run's folder) shows what was wrong, label beside value.
     """

@@ -6,7 +6,7 @@ Where the reference itself has no whole value, the value is left out and counted
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -108,7 +108,12 @@ def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:
     """What a measured document was answered with; None where it failed or was not done."""
     if cost is None or cost.error is not None or not cost.rows:
         return None
-    answers = (answer for row in cost.rows for answer in row_values(row))
+    return normal_values(cost.rows)
+
+
+def normal_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, NormalValue]:
+    """The values of a document's rows."""
+    answers = (answer for row in rows for answer in row_values(row))
     return {answer.key: NormalValue(normal(answer.value), answer.status in _WHOLE) for answer in answers}
 
 

@@ -4,8 +4,8 @@ run asked for, the gold value alone (case and white space folded); scored: those
 
 A value is right (VC), wrong (VW), given where there is none (NV), missing (VN) or rightly null (NN): precision is VC /
 (VC + VW + NV), recall VC / (VC + VW + VN). `values right`: (VC + NN) of all. Questions: exact match and token F1 as of
-SQuAD; of choices all right ones and no other must be named. A failed question is wrong. Intervals are 95% bootstrap
-intervals over documents; a difference of two runs is resampled in pairs."""
+SQuAD; of choices all right ones and no other must be named. A failed question is wrong. Texts: ROUGE-L. Intervals are
+95% bootstrap intervals over documents; a difference of two runs is resampled in pairs."""
 
 import json
 import re
@@ -13,6 +13,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ class Evaluation:
 def evaluate(
     run: str, labels: str, other: str | None = None, tolerance: float = 0.0, labels_column: str = "target"
 ) -> Evaluation:
-    """Scores the run in a folder against labels, JSON lines of {id, target | questions, scored?, accepted?}.
+    """Scores the run in a folder against labels, JSON lines of {id, target | questions | reference, ...}.
 
     Differences are run - `other`, over the same documents. tolerance: the share by which a number may differ from its
     label. labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both."""
@@ -80,10 +81,10 @@ def evaluate(
     attributes = asked_attributes(run)
     scores = _score(answers, gold, tolerance, attributes)
     if not scores:
-        what = f"has {labels_column!r} or 'questions'" if answers.keys() & gold.keys() else "has labels"
+        what = f"has {labels_column!r}, 'questions' or 'reference'" if answers.keys() & gold.keys() else "has labels"
         raise InputError(f"{labels}: no document of {run} {what} there; ids are compared as text")
     evaluation = Evaluation(
-        _measures(scores),
+        measures_of(scores),
         unlabelled=len(answers.keys() - gold.keys()),
         missing=len(gold.keys() - answers.keys()),
         failed=sum(not rows for key, rows in answers.items() if key in gold),
@@ -119,7 +120,7 @@ def f1_of(
     Raises InputError as `evaluate`."""
     gold = {record["id"]: record for record in read_labels(labels, labels_column)}
     scores = list(_score(answers, gold, 0.0, _names(config.model_dump(include={"task"})["task"])).values())
-    measures = [_measure(name, scores) for name in ("scored F1", "strict F1")] if scores else []
+    measures = [_measure(name, _METRICS[name], scores) for name in ("scored F1", "strict F1")] if scores else []
     if (measure := next(filter(None, measures), None)) is None:
         raise InputError(f"{labels}: no document of the sample has a label with a value there")
     return measure
@@ -240,6 +241,8 @@ def _score(
             scores[key] = Score(category, parts, lists, len(target) - len(names))
         elif "questions" in labels:
             scores[key] = Score(str(labels.get("category", "")), _of_questions(rows, labels["questions"]))
+        elif "reference" in labels:
+            scores[key] = Score(str(labels.get("category", "")), _of_texts(rows, labels))
     return scores
 
 
@@ -326,6 +329,21 @@ def _token_f1(answer: str, gold: str) -> float:
     return 2 * common / (len(answer_words) + len(gold_words))
 
 
+def _of_texts(rows: list[dict[str, Any]], labels: dict[str, Any]) -> dict[str, list[float]]:
+    """ROUGE-L against the reference of each turn that has one; the mean over samples."""
+    references = [labels["reference"]] if isinstance(labels["reference"], str) else labels["reference"]
+    pairs = [(references[row["turn"]], row["text"]) for row in rows if row["turn"] < len(references)]
+    overlaps = [_rouge().score(reference, text)["rougeL"].fmeasure for reference, text in pairs if reference]
+    return {"ROUGE-L": [sum(overlaps), max(1.0, len(overlaps))]}
+
+
+@cache
+def _rouge() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer  # it takes a second to import
+
+    return RougeScorer(["rougeL"], use_stemmer=True)
+
+
 # ------------------------------------------------------------------------------------------------------------ measures
 
 
@@ -335,28 +353,33 @@ def _f1(sums: np.ndarray) -> np.ndarray:
     return 2 * right / np.maximum(1, 2 * right + 2 * sums[..., VW] + sums[..., NV] + sums[..., VN])
 
 
-def _share(part: list[int], among: list[int]) -> Callable[[np.ndarray], np.ndarray]:
+Metric = tuple[str, Callable[[np.ndarray], np.ndarray]]  # the parts of a score, and the figure of their sums
+
+
+def share(part: list[int], among: list[int]) -> Callable[[np.ndarray], np.ndarray]:
     """[..., n] sums -> [...] the share of some in others, 0 where there are none."""
     return lambda sums: sums[..., part].sum(-1) / np.maximum(1, sums[..., among].sum(-1))
 
 
 _ALL = [VC, VW, NV, VN, NN]
-_mean = _share([0], [1])  # of (sum, count)
-_METRICS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {  # shown as -> (parts, of their sums)
+mean = share([0], [1])  # of (sum, count)
+_METRICS: dict[str, Metric] = {  # shown as -> it
     "strict F1": ("strict", _f1),
-    "strict precision": ("strict", _share([VC], [VC, VW, NV])),
-    "strict recall": ("strict", _share([VC], [VC, VW, VN])),
-    "values right": ("strict", _share([VC, NN], _ALL)),
-    "null everywhere": ("strict", _share([NV, NN], _ALL)),
+    "strict precision": ("strict", share([VC], [VC, VW, NV])),
+    "strict recall": ("strict", share([VC], [VC, VW, VN])),
+    "values right": ("strict", share([VC, NN], _ALL)),
+    "null everywhere": ("strict", share([NV, NN], _ALL)),
     "scored F1": ("scored", _f1),
     "scored F1, exact": ("scored exact", _f1),
-    "exact match": ("exact match", _mean),
-    "token F1": ("token F1", _mean),
-    "accuracy": ("accuracy", _mean),
+    "exact match": ("exact match", mean),
+    "token F1": ("token F1", mean),
+    "accuracy": ("accuracy", mean),
+    "ROUGE-L": ("ROUGE-L", mean),
 }
 
 
-def _measures(scores: dict[str, Score]) -> list[Measure]:
+def measures_of(scores: dict[str, Score], metrics: dict[str, Metric] = _METRICS) -> list[Measure]:
+    """The figures that documents' scores give, over all and by category."""
     by_category: dict[str, list[Score]] = {"": list(scores.values())}
     for score in scores.values():
         if score.category:
@@ -366,36 +389,35 @@ def _measures(scores: dict[str, Score]) -> list[Measure]:
     return [
         measure
         for category, members in by_category.items()
-        for name in _METRICS
-        if (measure := _measure(name, members, category)) is not None
+        for name, metric in metrics.items()
+        if (measure := _measure(name, metric, members, category)) is not None
     ]
 
 
-def _measure(name: str, scores: list[Score], category: str = "") -> Measure | None:
-    table = _table(name, scores)
+def _measure(name: str, metric: Metric, scores: list[Score], category: str = "") -> Measure | None:
+    table = _table(metric[0], scores)
     if table is None:
         return None
-    metric = _METRICS[name][1]
-    value, low, high = _interval(metric(_weights(scores) @ table))
+    value, low, high = _interval(metric[1](_weights(scores) @ table))
     return Measure(name, value, low, high, len(scores), category)
 
 
 def _differences(scores: list[Score], other_scores: list[Score]) -> list[ScoreDifference]:
     differences = []
-    for name in _METRICS:
-        a, b = _table(name, scores), _table(name, other_scores)
+    for name, (part, metric) in _METRICS.items():
+        a, b = _table(part, scores), _table(part, other_scores)
         if a is None or b is None or name == "null everywhere":  # which is of the labels alone
             continue
-        values, other_values = (_METRICS[name][1](_weights(scores) @ table) for table in (a, b))
+        values, other_values = (metric(_weights(scores) @ table) for table in (a, b))
         _, low, high = _interval(values - other_values)
         differences.append(ScoreDifference(name, float(values[0]), float(other_values[0]), low, high, len(scores)))
     return differences
 
 
-def _table(name: str, scores: list[Score]) -> np.ndarray | None:
-    """[documents, parts] of a metric; None where no document has any."""
-    parts = [score.parts.get(_METRICS[name][0]) for score in scores]
-    if any(part is None for part in parts) or (name.startswith("scored") and not any(score.lists for score in scores)):
+def _table(part: str, scores: list[Score]) -> np.ndarray | None:
+    """[documents, numbers] of a part; None where no document has any."""
+    parts = [score.parts.get(part) for score in scores]
+    if None in parts or (part.startswith("scored") and not any(score.lists for score in scores)):
         return None
     table = np.array(parts, dtype=float)
     return table if table.any() else None

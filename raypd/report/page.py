@@ -6,10 +6,12 @@ their hashes, and nothing else, so that what should slip through still could not
 import base64
 import hashlib
 import time
+from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from raypd import storage
@@ -64,10 +66,10 @@ def render(run: RunReport) -> str:
     )
 
 
-def fill(template: str, script_of: str = "report.js", **content: Any) -> str:
-    """A page from one of the templates, with the style and the policy that all have, and a script."""
+def fill(template: str, script_of: str = "report.js", folders: Sequence[Path] = (), **content: Any) -> str:
+    """A page from one of the templates, or of others in `folders`, with the style, policy and script that all have."""
     environment = Environment(
-        loader=PackageLoader("raypd.report"),
+        loader=ChoiceLoader([PackageLoader("raypd.report"), FileSystemLoader(folders)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -41,8 +41,8 @@ def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
 
 
 def text_in(document: Document, config: RunConfig) -> str:
-    """What spans count in: the column itself, or of several the text that is made of them."""
-    columns = config.text_columns()
+    """What spans count in: the column itself, or of several the text that is made of them; else the prompt."""
+    columns = config.text_columns() or [*config.task.wanted_columns(config.input).values()]
     return str(document.fields.get(columns[0])) if len(columns) == 1 else text_of(document, columns)
 
 

@@ -200,9 +200,9 @@ def test_a_wrong_key_is_named(folder: Path, word: str, message: str) -> None:
 
 
 def test_the_shipped_configurations_load() -> None:
-    for file in (ROOT / "benchmarks").glob("*.yaml"):
-        made = load_benchmark(file)
-        assert all(varied(name, work) for name, work in made.benchmark.works.items())
+    for name in ("workloads", "growth"):
+        made = load_benchmark(ROOT / f"benchmarks/{name}.yaml")
+        assert all(varied(key, work) for key, work in made.benchmark.works.items())
     assert set(load_benchmark(ROOT / "benchmarks/workloads.yaml").benchmark.works) == {f"W{n}" for n in range(1, 7)}
 
 

@@ -91,7 +91,7 @@ def test_intervals_are_scipys_and_pairs_are_narrower():
     flipped = right.copy()
     flipped[:6] ^= True
     flipped_scores = [score.Score("", {"exact match": [float(r), 1.0]}) for r in flipped]
-    measure = score._measure("exact match", scores)
+    measure = score._measure("exact match", score._METRICS["exact match"], scores)
     assert measure is not None
     expected = stats.bootstrap((right.astype(float),), np.mean, method="percentile", rng=0).confidence_interval
     assert (measure.low, measure.high) == pytest.approx((expected.low, expected.high), abs=0.01)
@@ -107,7 +107,7 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     labels = tmp_path / "labels.jsonl"
     rows = [{"id": str(i), "gold": {"a": None, "never asked": "x"}} for i in (0, 1, 99)]
     labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(InputError, match="has 'target' or 'questions' there"):
+    with pytest.raises(InputError, match="has 'target', 'questions' or 'reference' there"):
         score.evaluate(run.output.path, str(labels))
     result = score.evaluate(run.output.path, str(labels), run.output.path, labels_column="gold")
     assert result.unlabelled == 4

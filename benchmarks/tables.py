@@ -1,0 +1,186 @@
+"""The papers' tables: the trainings and runs that one needs, and its rows beside the paper's, in docs/quality.md.
+
+    python -m benchmarks.tables --list
+    python -m benchmarks.tables ippd-2-squad --data DATA_FOLDER          # make table NAME=ippd-2-squad DATA=DATA_FOLDER
+
+What exists in --work is kept; the same command goes on where it was cut off. --limit takes the first documents of each
+file alone, to try a table; the page then says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from statistics import fmean, geometric_mean
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks import human_eval, speedup
+from benchmarks.compare_runs import compare
+from benchmarks.table import machine
+from raypd.config.yaml_file import parse
+from raypd.errors import UserError
+from raypd.evaluation.score import evaluate, read_answers
+from raypd.run import layout, read
+from raypd.run.records import Manifest
+
+_REGISTRY, _PAGE = Path(__file__).with_suffix(".yaml"), Path(__file__).parents[1] / "docs" / "quality.md"
+_DONE = (layout.MANIFEST, layout.TRAINING, "config.json")  # one of them is in a folder that is whole
+_SECTION = re.compile(r"<!-- table (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
+_HEAD = """# The papers' tables
+
+Each beside the paper's row, with SmolLM2-135M, which is smaller than any model of the papers: the differences between
+rows are what to compare. `make table NAME=... DATA=...` makes one, trainings and all; written by it, not by hand.
+"""
+
+
+class Maker:
+    """Makes what a table needs. limit: documents of each file; None: all."""
+
+    def __init__(self, data: Path, work: Path, limit: int | None) -> None:
+        self.data, self.work, self.limit = data, work, limit
+
+    def make(self, name: str, words: str) -> Path:
+        """The folder of a command's output; it is run where that is not whole yet. Raises SystemExit as it ends."""
+        out = self.work / name
+        if any((out / file).exists() for file in _DONE):
+            return out
+        words = words if "{out}" in words else f"{words} output.path={{out}}"
+        words = re.sub(r"\{data\}/([\w./]+)", lambda match: str(self.file(match[1])), words)
+        command = words.replace("{out}", str(out)).replace("{work}", str(self.work))
+        print(f"+ raypd {command}", file=sys.stderr, flush=True)
+        done = subprocess.run([sys.executable, "-m", "raypd", *_split(command.replace("{{", "{").replace("}}", "}"))])
+        if done.returncode:
+            raise SystemExit(f"{name}: raypd ended with {done.returncode}; the same command goes on")
+        return out
+
+    def file(self, name: str) -> Path:
+        """A file of the data, or its first lines."""
+        whole = self.data / name
+        if not whole.is_file():
+            raise SystemExit(f"{whole}: no such file; --data names the folder of the data")
+        if self.limit is None:
+            return whole
+        head = self.work / "data" / name
+        head.parent.mkdir(parents=True, exist_ok=True)
+        with whole.open(encoding="utf-8") as lines:
+            text = "".join(islice(lines, self.limit))
+        if not head.exists() or head.read_text(encoding="utf-8") != text:
+            head.write_text(text, encoding="utf-8")
+        return head
+
+
+def _split(command: str) -> list[str]:
+    """Words of a command; a value in braces, which may hold blanks, is one."""
+    return [
+        word.replace("\0", " ")
+        for word in shlex.split(re.sub(r"\{[^}]*\}", lambda m: m[0].replace(" ", "\0"), command))
+    ]
+
+
+def figure(column: str, run: Path, first: Path, labels: Path | None) -> str:
+    """What a run has in a column: a measure of `raypd evaluate`, or of the run itself, or the mean of a counter."""
+    made, before = (read.record(Manifest, str(folder), layout.MANIFEST) or Manifest() for folder in (run, first))
+    if column == "documents/s":
+        return f"{made.documents_per_second:.3g}"
+    if column == "x the first":
+        return f"{made.documents_per_second / before.documents_per_second:.2f}"
+    if column == "tokens decoded":
+        return f"{made.decode_tokens / max(1, made.documents):.1f}"
+    if column == "same answers":
+        return "" if run == first else str(compare(str(run), str(first)).agreement)
+    if column == "theoretical speedup":
+        if run == first:
+            return "1"
+        answers = speedup.read_answers(str(run), False), speedup.read_answers(str(first), True)
+        return f"{geometric_mean(speedup.speedups(*answers)):.3f}"
+    if column == "pass@1":
+        share, problems = human_eval.pass_at_1(str(run), str(labels))
+        return f"{share:.3f} of {problems}"
+    measures = evaluate(str(run), str(labels)).measures if labels is not None else []
+    for measure in measures:
+        if (measure.name, measure.of) == (column, ""):
+            return f"{measure.value:.3f} ({measure.low:.3f} to {measure.high:.3f})"
+    found = [value for rows in read_answers(str(run)).values() for row in rows if (value := _counter(row, column))]
+    return f"{fmean(found):.2f}" if found else ""
+
+
+def _counter(row: dict[str, Any], name: str) -> float | None:
+    tree: Any = json.loads(row.get("counters") or "{}")
+    for key in name.split("."):
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
+
+
+def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str]) -> str:
+    """A table as Markdown, after all that it needs was made."""
+    for step in table.get("needs", []):
+        maker.make(step, steps[step])
+    runs = {key: maker.make(f"{name}/{_file(key)}", of["run"]) for key, of in table["runs"].items()}
+    labels = maker.file(table["labels"]) if "labels" in table else None
+    first = next(iter(runs.values()))
+    lines = ["| | paper | " + " | ".join(table["columns"]) + " |", "|---" * (2 + len(table["columns"])) + "|"]
+    for key, run in runs.items():
+        cells = [figure(column, run, first, labels) for column in table["columns"]]
+        lines.append("| " + " | ".join([key, str(table["runs"][key]["paper"]), *cells]) + " |")
+    part = f"the first {maker.limit} documents of each file, to try it" if maker.limit else "all documents"
+    limit = f" LIMIT={maker.limit}" if maker.limit else ""
+    about = f"{time.strftime('%Y-%m-%d')}; {machine()}; {part}: `make table NAME={name}{limit}`"
+    return "\n".join([f"## {table['title']}", "", about, "", *lines, ""])
+
+
+def _file(name: str) -> str:
+    return re.sub(r"[^\w]+", "-", name)
+
+
+def page(text: str, registry: dict[str, Any], made: dict[str, str]) -> str:
+    """The page with new sections in the place of those that it had."""
+    sections = dict(_SECTION.findall(text)) | made
+    lines = [
+        _HEAD,
+        *(f"<!-- table {key} -->\n{sections[key]}<!-- end -->\n" for key in registry["tables"] if key in sections),
+    ]
+    left = [
+        f"* {of['title']}: `make table NAME={key}`" for key, of in registry["tables"].items() if key not in sections
+    ]
+    lines += ["## Not made yet", "", *left, ""] if left else []
+    lines += ["## Cannot be made here", "", *(f"* {key}: {why}" for key, why in registry["missing"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    name: Annotated[str | None, typer.Argument(help="A table; none: the list")] = None,
+    data: Annotated[Path, typer.Option(help="Folder of the data")] = Path("data"),
+    work: Annotated[Path, typer.Option(help="Folder of what is made")] = Path("runs/tables"),
+    limit: Annotated[int | None, typer.Option(min=1, help="First documents of each file")] = None,
+    everything: Annotated[
+        bool, typer.Option("--list", help="List the tables, and bring the page up to the list")
+    ] = False,
+) -> None:
+    """Make a table of a paper, and write it into docs/quality.md."""
+    registry = parse(_REGISTRY.read_text(encoding="utf-8"))
+    made = {}
+    if name is not None and not everything:
+        if name not in registry["tables"]:
+            raise SystemExit(f"{name}: no such table; choose from {', '.join(registry['tables'])}")
+        folder = work if limit is None else work / f"first-{limit}"
+        try:
+            made[name] = section(
+                name, registry["tables"][name], Maker(data, folder.resolve(), limit), registry["steps"]
+            )
+        except UserError as error:
+            raise SystemExit(f"error: {error}") from None
+    text = page(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "", registry, made)
+    _PAGE.write_text(text, encoding="utf-8")
+    print(made.get(str(name)) or text)
+
+
+if __name__ == "__main__":
+    typer.run(main)

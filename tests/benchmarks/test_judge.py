@@ -1,0 +1,106 @@
+"""A judge behind a server that answers by script, and people by CSV: classes, win rates, resuming, agreement."""
+
+import csv
+import json
+from functools import partial
+
+import pytest
+
+from benchmarks.judge import apply, export, judge
+from benchmarks.judge_agreement import agreement
+from raypd.answering.components import WorkerComponents, build
+from raypd.cluster import driver
+from raypd.errors import ConfigError
+from tests.models.test_endpoint import completion, server
+from tests.runs import TITLES, run_config
+from tests.tasks.test_cascade import SHOES, LastInFirstOut, ScriptedTask, rows
+
+SAID = {"a": "correct, incorrect", "b": "hallucination, missing", "c": "correct null, correct"}  # of (Brand, Size)
+TEXTS = {"a": ("good", "bad"), "b": ("bad", "good"), "c": ("alike", "alike"), "d": ("good", "bad"), "e": ("good", None)}
+COLUMNS = {"sample": 0, "turn": 0, "finish_reason": "stop", "tokens": 1, "raw": "", "counters": "{}", "warnings": []}
+
+
+@pytest.fixture
+def finished(tmp_path, in_process, monkeypatch):
+    """Makes a run of scripted answers: finished(name, task, {id: columns or the reason of an error}); its folder."""
+    run_extract = driver.run_extract
+    monkeypatch.setattr(driver, "run_extract", partial(run_extract, build=build))  # of the judge
+
+    def finish(name, task, answers, **keys):
+        lines = [{"id": i, "title": f"title {i}", "prompt": f"ask {i}", "category": f"c{i < 'c'}"} for i in answers]
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        config = run_config(task, tmp_path / "in.jsonl", tmp_path / name, model={"name": "fake"}, **keys)
+        parts = WorkerComponents(LastInFirstOut(), ScriptedTask(answers), None, max_num_seqs=8)
+        run_extract(config, build=lambda *_: parts)
+        return config.output.path
+
+    return finish
+
+
+@pytest.fixture
+def texts(finished):
+    """Two runs that wrote texts."""
+    answers = {text: {**COLUMNS, "text": f"{text} answer"} for text in ("good", "bad", "alike")} | {None: "failed"}
+    sides = [{id: answers[pair[side]] for id, pair in TEXTS.items()} for side in range(2)]
+    return finished("ours", "generation", sides[0]), finished("theirs", "generation", sides[1])
+
+
+def keys(url):
+    return ["model.name=gpt", f"model.endpoint={{url: {url}, key_variable: null, retries: 0}}"]
+
+
+def figures(judgement):
+    return {measure.name: measure.value for measure in judgement.measures if not measure.of}
+
+
+def test_five_classes_as_hpd_counts_them(finished, tmp_path):
+    values = {"a": ("Acme", 42.0), "b": ("Zeta", None), "c": (None, 7.0)}
+    run = finished("run", SHOES, {id: rows(v[0], 0.9, v[1], 0.9) for id, v in values.items()}, input=TITLES)
+    targets = {"a": ("acme", 43), "b": (None, 7), "c": (None, 8)}  # of which the judge says another class of c's size
+    labels = [json.dumps({"id": id, "target": {"Brand": t[0], "Size": t[1]}}) for id, t in targets.items()]
+    (tmp_path / "labels.jsonl").write_text("\n".join(labels))
+
+    def reply(body, _):
+        said = SAID[body["messages"][0]["content"].partition("title ")[2][0]].split(", ")
+        return completion(json.dumps(dict(zip(("Brand", "Size"), said, strict=True))))
+
+    with server(reply) as (url, received):
+        made = [judge(run, str(tmp_path / "labels.jsonl"), str(tmp_path / "judge"), None, keys(url)) for _ in range(2)]
+    assert len(received) == 3  # the second time all is there
+    asked = "".join(body["messages"][0]["content"] for *_, body in received)
+    assert 'title b\n\n[values that were extracted]\nBrand: "Zeta"\nSize: null\n</document>' in asked
+    assert '- "Size": one of correct, incorrect, missing, correct null, hallucination' in asked
+    assert figures(made[1]) == pytest.approx({"LLM-P": 3 / 5, "LLM-R": 3 / 5, "LLM-F1": 3 / 5, "as labelled": 5 / 6})
+    assert made[1].verdicts == {"correct": 2, "incorrect": 1, "hallucination": 1, "missing": 1, "correct null": 1}
+
+
+def test_the_better_text_in_both_orders_and_people(texts, tmp_path):
+    """The judge takes whatever stands first for d; e failed in one run."""
+
+    def reply(body, _):
+        request, a, _ = body["messages"][-1]["content"].partition("[request]")[2].split("[answer ")
+        better = "A" if "ask d" in request else "tie" if "alike" in a else "A" if "good" in a else "B"
+        return completion(json.dumps({"better": better}))
+
+    (ours, theirs), output, file = texts, str(tmp_path / "judge"), tmp_path / "blind.csv"
+    with server(reply) as (url, received):
+        made = judge(ours, theirs, output, None, keys(url))
+        with pytest.raises(ConfigError, match="holds questions about other answers"):
+            judge(theirs, ours, output, None, keys(url))
+    assert len(received) == 7  # both orders of what is alike are one question
+    assert figures(made) == pytest.approx({"win rate": 0.5, "(W+T)/(T+L)": 1.0, "in both orders": 0.75})
+    assert "3 pairs" in export(ours, theirs, str(file))
+    head, *lines = csv.reader(file.open(encoding="utf-8-sig"))
+    assert {line[3].split()[0] for line in lines} == {"good", "bad"}  # now one, now the other
+    with file.open("w", newline="") as out:
+        csv.writer(out).writerows([head, *([*cells, 1 if "good" in cells[3] else 2] for *cells, _ in lines)])
+    people = figures(apply(str(file), output))
+    assert people == pytest.approx({"win rate": 2 / 3, "(W+T)/(T+L)": 2.0, "as the judge": 2 / 3})
+    lines = agreement(dict.fromkeys("1234", 1), {"1": 1, "2": 0, "3": -1}).splitlines()
+    assert lines[1:] == ["agreement, all: 33.3% of 3", "agreement, without ties: 50.0% of 2"]
+
+
+def test_a_score_for_every_text(texts, tmp_path):
+    with server(lambda *_: completion('{"score": 7}')) as (url, _):
+        made = judge(texts[0], None, str(tmp_path / "judge"), None, keys(url), limit=4)
+    assert [(m.name, m.value, m.documents) for m in made.measures if not m.of] == [("score of 10", 7.0, 4)]
