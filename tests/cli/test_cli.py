@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run.yaml", "decoding.method=hyper_paralel"], "decoding.method: did you mean 'hyper_parallel'? choose from"),
         (["run.yaml", "decoding.max_value_tokens=0"], "decoding.max_value_tokens: Input should be greater"),
         (["run.yaml", "output.path=run.yaml"], "run.yaml: is a file; give a folder"),
-        (["run.yaml", "input.path=gs://b/a.jsonl"], "gs:// is not a storage"),
+        (["run.yaml", "input.path=ftp://b/a.jsonl"], "ftp:// is not a storage"),
         (["run.yaml", "task.categories.book.attributes=[{name: 'a\tb'}]"], "a name is printable text without quotes"),
     ],
 )

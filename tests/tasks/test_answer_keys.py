@@ -17,6 +17,7 @@ from raypd.config.load import make_config
 from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
 from raypd.decoding.methods.medusa import MedusaHeads
+from raypd.decoding.methods.registry import REGISTRY
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.load import LoadedModel
 from raypd.models.medusa_heads import save_heads
@@ -33,10 +34,12 @@ DOCUMENTS = {"extraction": [test_extraction.document(i, f"title {i} " * (i + 1))
              "question_answering": test_question_answering.RAGGED,
              "generation": [Document(i, f"id{i}", {"prompt": text}) for i, text in enumerate(PROMPTS)]}  # fmt: skip
 SMALL = {"max_value_tokens": 9, "max_new_tokens": 14, "stacked_documents": 2, "mask_tokens": 3}
+OTHERS = ("pasta", "apar_medusa")  # the program of the latter is that of apar
 PROGRAMS = [
     *((extraction, name) for name in METHODS["extraction"]),
     *((question_answering, name) for name in METHODS["question_answering"]),
-    *((import_module(f"raypd.decoding.methods.{n}"), n) for n in METHODS["generation"]),
+    *((import_module(REGISTRY[n].text_method.partition(":")[0]), n) for n in METHODS["generation"] if n not in OTHERS),
+    (import_module("raypd.decoding.methods.pasta"), "Interpreter"),
 ]
 
 
