@@ -166,8 +166,8 @@ class LLM:
         from raypd.answering.request_queue import answer
         from raypd.billing.meter import Meter
         from raypd.config import METHODS
-        from raypd.dataset.reader import fill
-        from raypd.tasks.base import Document, Record
+        from raypd.dataset.reader import filled
+        from raypd.tasks.base import Document
 
         unsaid = {"input": {"path": "-"}, "output": {"path": "-"}}
         settings = dict(self.settings)
@@ -178,18 +178,8 @@ class LLM:
         if key not in self._parts:
             self._parts = {}  # a cache holds all of a GPU's memory
             self._parts = {key: build(config, None, self._load)}
-        records: list[list[Record]] = [[] for _ in fields]
-        documents: list[Document] = []
-        for place, row in enumerate(fields):
-            document = Document(len(documents), str(place))
-            try:
-                fill(document, row, config)
-                documents.append(document)
-            except ValueError as error:
-                records[place] = [Record(place, error=str(error))]
-        meter = Meter("", config.decoding.method)
-        answers = iter(answer(self._parts[key], documents, meter))
-        return [failed or next(answers) for failed in records]
+        documents = [filled(Document(n, str(n)), config, row) for n, row in enumerate(fields)]
+        return answer(self._parts[key], documents, Meter("", config.decoding.method))
 
     def _load(self, model: ModelConfig) -> LoadedModel:
         from raypd.models.load import load_model

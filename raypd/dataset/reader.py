@@ -16,7 +16,7 @@ from raypd.config.schema import imported
 from raypd.dataset import delimited
 from raypd.dataset.jsonl import BOM, Line, line_limit, lines, lines_of_range, open_lines
 from raypd.dataset.listing import partition_keys
-from raypd.dataset.text_files import byte_limit, row_of_file
+from raypd.dataset.text_files import COLUMNS, byte_limit, text_of_file
 from raypd.errors import InputError, in_words
 from raypd.run.text import counted
 from raypd.run.unit import Part, Unit
@@ -24,8 +24,9 @@ from raypd.storage.common import SINCE_PLANNED
 from raypd.tasks.base import Document
 from raypd.tasks.documents import kind_of
 
+Fields = dict[str, Any]
 # A row's place, that in words ("" of a file that is a document), and what gives its fields.
-Row = tuple[int, str, Callable[[], dict[str, Any]]]
+Row = tuple[int, str, Callable[[], Fields]]
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
@@ -66,13 +67,9 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
         else:
             rows = _whole_file(part, config)
         for number, (place, where, fields) in enumerate(rows, row):
-            default_id = f"{part.name}:{place}" if where else part.name
+            name, default_id = (f"{part.name}, {where}", f"{part.name}:{place}") if where else (part.name, part.name)
             document = Document(number, default_id, source=part.name, place=place)
-            documents.append(document)
-            try:
-                fill(document, {**of_path, **fields()}, config)
-            except ValueError as error:
-                document.error = f"{', '.join(filter(None, (part.name, where)))}: {error}"
+            documents.append(filled(document, config, of_path, fields, f"{name}: "))
     except storage.Changed as error:
         raise InputError(str(error)) from None
     except InputError as error:
@@ -112,7 +109,7 @@ def _whole_file(part: Part, config: RunConfig) -> Iterator[Row]:
     """A file that is a document; what is wrong with it is known when its fields are asked for."""
     with open_lines(part.path, part.compression, version=part.version) as file:
         data = file.read(byte_limit(part.format, config.input) + 1)
-    yield 0, "", partial(row_of_file, data, part, config.input)
+    yield 0, "", lambda: dict(zip(COLUMNS, (part.name, text_of_file(data, part.format, config.input)), strict=True))
 
 
 def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str, str]:
@@ -206,7 +203,18 @@ def _decoded(value: bytes) -> str | UnicodeDecodeError:
         return error
 
 
-def fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None:
+def filled(
+    document: Document, config: RunConfig, fields: Fields, read: Callable[[], Fields] = dict, where: str = ""
+) -> Document:
+    """The document with fields, and those that `read` gives; or with what is wrong with them, behind `where`."""
+    try:
+        _fill(document, {**fields, **read()}, config)
+    except ValueError as error:
+        document.error = f"{where}{error}"
+    return document
+
+
+def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None:
     """Gives a document its id and its fields. Raises ValueError with what is wrong with them."""
     bad = [name for name, value in fields.items() if isinstance(value, UnicodeDecodeError)]
     if bad:
@@ -247,15 +255,10 @@ def read_table(table: pa.Table, config: RunConfig) -> list[Document]:
     """The documents of a table in memory, one a row, each with its number there for id where it has none."""
     needed = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
     columns = {name: _values(table[name].combine_chunks()) for name in table.column_names if name in needed}
-    documents = []
-    for number in range(table.num_rows):
-        document = Document(number, str(number), place=number)
-        documents.append(document)
-        try:
-            fill(document, {name: values[number] for name, values in columns.items()}, config)
-        except ValueError as error:
-            document.error = str(error)
-    return documents
+    return [
+        filled(Document(n, str(n), place=n), config, {name: values[n] for name, values in columns.items()})
+        for n in range(table.num_rows)
+    ]
 
 
 def arrow_batches(file: Any) -> pa.RecordBatchReader:

@@ -9,7 +9,6 @@ import pypdf
 
 from raypd.config import InputConfig
 from raypd.run.text import counted
-from raypd.run.unit import Part
 from raypd.tasks.sandbox import time_limit
 
 COLUMNS = ("id", "text")  # of the row that such a file is
@@ -29,12 +28,8 @@ def byte_limit(format: str, source: InputConfig) -> int:
     return source.max_document_bytes * (1 if format == "text" else _MARKUP)
 
 
-def row_of_file(data: bytes, part: Part, source: InputConfig) -> dict[str, str]:
-    """The fields of a whole file. Raises ValueError with what is wrong with it."""
-    return dict(zip(COLUMNS, (part.name, _text(data, part.format, source)), strict=True))
-
-
-def _text(data: bytes, format: str, source: InputConfig) -> str:
+def text_of_file(data: bytes, format: str, source: InputConfig) -> str:
+    """The text of a whole file. Raises ValueError with what is wrong with it."""
     limit = byte_limit(format, source)
     if len(data) > limit:
         raise ValueError(
