@@ -3,6 +3,7 @@ JSONL by bytes, of which only the first megabyte is read; compressed JSONL by ro
 cannot be entered in its middle. CSV is read whole too (a quoted field may hold line breaks), and cut by bytes. Columns
 of the configuration are looked for in Parquet schemas, CSV headers, first lines of JSONL, and paths."""
 
+import contextlib
 import io
 import json
 import math
@@ -27,6 +28,7 @@ from raypd.run.unit import Part
 HEAD_BYTES = 1 << 20  # of uncompressed JSONL, from which lines are counted and columns seen
 _SAMPLED_LINES = 100  # in which columns are looked for
 _SHOWN = 20  # columns in a message
+Groups = list[tuple[int, int]]  # (rows, bytes) of what lies together in an object
 
 
 @dataclass
@@ -41,19 +43,12 @@ class SeenColumns:
 
 def columns_of(lines: Iterable[bytes]) -> SeenColumns:
     """The columns of lines of JSONL."""
-    columns = SeenColumns([])
-    names: set[str] = set()
-    for data in lines:
-        columns.lines += 1
-        try:
-            row = json.loads(data.removeprefix(BOM))
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            columns.objects += 1
-            names.update(row)
-    columns.names = sorted(names)
-    return columns
+    rows, seen = [], [*lines]
+    for data in seen:
+        with contextlib.suppress(ValueError, RecursionError):
+            rows.append(json.loads(data.removeprefix(BOM)))
+    objects = [row for row in rows if isinstance(row, dict)]
+    return SeenColumns(sorted(set[str]().union(*objects)), len(seen), len(objects))
 
 
 class Columns:
@@ -137,38 +132,35 @@ def inspect(item: InputObject, config: RunConfig, columns: Columns) -> Inspected
 
 
 def _cut(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
-    if part.format == "parquet":
-        return _parquet(part, config)
     if part.format == "jsonl":
         return (_plain if part.compression is None else _compressed)(part, config)
     if part.format in delimited.DELIMITERS:
         return _delimited(part, config)
-    if part.format == "arrow":
-        return _arrow(part, config)
-    if part.format == "reader":
-        return _of_reader(part, config)
-    return _of_rows(part, [(0, 1)], 1), SeenColumns([*COLUMNS], schema=True)
+    look = {"parquet": _parquet, "arrow": _arrow, "reader": _of_reader}.get(part.format, _whole)
+    groups, columns = look(part, config)
+    bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
+    return _of_rows(part, bounds, sum(rows for rows, _ in groups)), columns
 
 
-def _parquet(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+def _whole(part: Part, config: RunConfig) -> tuple[Groups, SeenColumns]:
+    return [(1, part.size)], SeenColumns([*COLUMNS], schema=True)
+
+
+def _parquet(part: Part, config: RunConfig) -> tuple[Groups, SeenColumns]:
     with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
         metadata, names = parquet.metadata, parquet.schema_arrow.names
     needed = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
     groups = [(g.num_rows, _read_bytes(g, needed)) for g in map(metadata.row_group, range(metadata.num_row_groups))]
-    bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
-    return _of_rows(part, bounds, metadata.num_rows), SeenColumns(names, schema=True)
+    return groups, SeenColumns(names, schema=True)
 
 
-def _arrow(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+def _arrow(part: Part, config: RunConfig) -> tuple[Groups, SeenColumns]:
     with storage.open_file(part.path, part.version, part.size) as file, arrow_batches(file) as batches:
-        groups = [(batch.num_rows, batch.nbytes) for batch in batches]
-        names = batches.schema.names
-    bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
-    return _of_rows(part, bounds, sum(rows for rows, _ in groups)), SeenColumns(names, schema=True)
+        return [(batch.num_rows, batch.nbytes) for batch in batches], SeenColumns(batches.schema.names, schema=True)
 
 
-def _of_reader(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+def _of_reader(part: Part, config: RunConfig) -> tuple[Groups, SeenColumns]:
     """All rows are read once, to count them; the first say what columns there are."""
     names: dict[str, None] = {}
     sizes: list[tuple[int, int]] = []
@@ -177,8 +169,7 @@ def _of_reader(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColum
         if len(sizes) < _SAMPLED_LINES:
             names |= dict.fromkeys(fields)
         sizes.append((1, sum(len(value) for value in fields.values() if isinstance(value, str))))
-    bounds = cut_rows(sizes, config.cluster.unit_documents, config.cluster.unit_bytes)
-    return _of_rows(part, bounds, len(sizes)), SeenColumns([*names], schema=bool(names))
+    return sizes, SeenColumns([*names], schema=bool(names))
 
 
 def _of_rows(part: Part, bounds: Iterable[tuple[int, int]], rows: int) -> Iterator[Part]:
