@@ -153,16 +153,9 @@ def columns_of(config: RunConfig) -> pa.Schema:
         for attribute in category.attributes:
             head, *inner = attribute.place
             item = _arrow_type(attribute)
-            types = {"": pa.list_(item) if attribute.many else item}
-            types |= {"__confidence": pa.float32(), "__status": pa.string()}
-            if _has_span(attribute):
-                types["__span"] = _SPAN
-            if config.task.too_long == "windows":
-                types["__window"] = pa.int32()
-            if config.cascade.model is not None:
-                types["__model"] = pa.string()
-            for suffix, kind in types.items():
-                _put(trees, [head + suffix, *inner], kind)
+            _put(trees, [head, *inner], pa.list_(item) if attribute.many else item)
+            for detail, kind in _details(attribute, config).items():
+                _put(trees, [f"{head}__{detail}", *inner], kind)
     return pa.schema([("category", pa.string()), *_fields(trees), ("truncated", pa.bool_())])
 
 
@@ -173,8 +166,14 @@ def _arrow_type(attribute: Attribute) -> Any:
     return _TYPES.get(attribute.type, pa.string())
 
 
-def _has_span(attribute: Attribute) -> bool:
-    return not attribute.many and attribute.type not in ("integer", "number", "boolean")
+def _details(attribute: Attribute, config: RunConfig) -> Row:
+    """What stands beside an attribute's column, in columns `attribute__detail`: its types."""
+    details = {"confidence": pa.float32(), "status": pa.string()}
+    if not attribute.many and attribute.type not in ("integer", "number", "boolean"):
+        details["span"] = _SPAN
+    if isinstance(config.task, ExtractionConfig) and config.task.too_long == "windows":
+        details["window"] = pa.int32()
+    return details | ({} if config.cascade.model is None else {"model": pa.string()})
 
 
 def _fields(tree: Row) -> list[pa.Field]:
@@ -239,17 +238,11 @@ def typed_row(columns: Row, config: RunConfig) -> Row:
     for attribute in category.attributes:
         head, *inner = attribute.place
         value = values.get(attribute.name, {})
-        details = {"": _arrow(attribute, _get(record, attribute.place))}
-        details |= {"__confidence": value.get("confidence"), "__status": value.get("status")}
-        if _has_span(attribute):
-            span = value.get("span")
-            details["__span"] = span and {**span, "exact": value["span_exact"]}
-        if config.task.too_long == "windows":
-            details["__window"] = value.get("window")
-        if config.cascade.model is not None:
-            details["__model"] = value.get("model")
-        for suffix, detail in details.items():
-            _put(row, [head + suffix, *inner], detail)
+        if value.get("span"):
+            value = {**value, "span": {**value["span"], "exact": value["span_exact"]}}
+        _put(row, attribute.place, _arrow(attribute, _get(record, attribute.place)))
+        for detail in _details(attribute, config):
+            _put(row, [f"{head}__{detail}", *inner], value.get(detail))
     return row
 
 
@@ -278,8 +271,9 @@ def record_row(row: Row) -> Row:
     record: Row = {}
     values = []
     for head in heads:
+        cells = json.loads(json.dumps(row[head], default=date.isoformat))
         for path, status in _leaves([], row[f"{head}__status"]):
-            value = _json(_get(row, [head, *path]))
+            value = _get(cells, path)
             _put(record, [head, *path], value)
             confidence, span, window = (
                 _get(row, [f"{head}__{detail}", *path]) for detail in ("confidence", "span", "window")
@@ -300,11 +294,3 @@ def _leaves(path: list[str], status: Any) -> Iterator[tuple[list[str], str]]:
             yield from _leaves([*path, name], inner)
     elif status is not None:  # of another category
         yield path, status
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_json(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _json(item) for name, item in value.items()}
-    return value.isoformat() if isinstance(value, date) else value
