@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from datetime import date, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raypd.config.section import Address, Section
 
@@ -38,6 +38,28 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
         return self
 
 
+def _prices_fit(prices: dict[str, float]) -> dict[str, float]:
+    for key in prices:
+        if "/" in key and key.rpartition("/")[2] not in ("spot", "on-demand"):
+            raise ValueError(f"{key}: after the slash stands a market, spot or on-demand")
+    return prices
+
+
+def _hosted_prices_fit(prices: dict[str, list[float]]) -> dict[str, list[float]]:
+    for model, pair in prices.items():
+        if len(pair) != 2 or not all(0 <= price < float("inf") for price in pair):
+            raise ValueError(f"{model}: {pair} are not two prices in USD per million tokens, input and output")
+    return prices
+
+
+def _is_a_time(given: Any) -> Any:
+    """YAML reads 2026-11-30 as a date."""
+    given = given.isoformat() if isinstance(given, date) else given
+    if isinstance(given, str):
+        deadline_at(given, 0.0)
+    return given
+
+
 class CostConfig(Section, use_attribute_docstrings=True):
     """What machines cost, how much a run may cost, and when it has to be done; nothing here changes an answer."""
 
@@ -45,12 +67,12 @@ class CostConfig(Section, use_attribute_docstrings=True):
     """The run ends before its bill, over all its sessions, is above this"""
     reserve_seconds: float = Field(10.0, ge=0)
     """Of the budget: time at the present price that is kept for the end of the run"""
-    deadline: str | None = None
+    deadline: Annotated[str | None, BeforeValidator(_is_a_time)] = None
     """When it has to be done: a time (2026-11-30T18:00; a date alone is its beginning) or a duration (8h, 90m)"""
-    prices: dict[str, float] = Field({})
+    prices: Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_prices_fit)] = Field({})
     """Your own prices in USD per hour: by instance type, by type and market (g6e.48xlarge/spot), or `local` for a
     machine without a type"""
-    hosted_prices: dict[str, list[float]] = Field({})
+    hosted_prices: Annotated[dict[str, list[float]], AfterValidator(_hosted_prices_fit)] = Field({})
     """List prices of hosted batch services that `raypd estimate` compares with, before those that come with raypd:
     model -> [USD per million input tokens, per million output tokens]"""
     instance_type: str | None = Field(None, description="Of nodes that do not tell their type; null: local machines")
@@ -61,33 +83,6 @@ class CostConfig(Section, use_attribute_docstrings=True):
     watts_per_gpu: float | None = Field(None, gt=0)
     """Power of a GPU in use, where NVIDIA's library does not measure it; null: no energy"""
     co2e_grams_per_kwh: float | None = Field(None, ge=0, description="Of your electricity; null: no CO2e figure")
-
-    @field_validator("deadline", mode="before")
-    @classmethod
-    def _is_a_time(cls, given: Any) -> Any:
-        """YAML reads 2026-11-30 as a date."""
-        given = given.isoformat() if isinstance(given, date) else given
-        if isinstance(given, str):
-            deadline_at(given, 0.0)
-        return given
-
-    @field_validator("hosted_prices")
-    @classmethod
-    def _hosted_prices_fit(cls, prices: dict[str, list[float]]) -> dict[str, list[float]]:
-        for model, pair in prices.items():
-            if len(pair) != 2 or not all(0 <= price < float("inf") for price in pair):
-                raise ValueError(f"{model}: {pair} are not two prices in USD per million tokens, input and output")
-        return prices
-
-    @field_validator("prices")
-    @classmethod
-    def _prices_fit(cls, prices: dict[str, float]) -> dict[str, float]:
-        for key, price in prices.items():
-            if not 0 <= price < float("inf"):
-                raise ValueError(f"{key}: {price} is not a price in USD per hour")
-            if "/" in key and key.rpartition("/")[2] not in ("spot", "on-demand"):
-                raise ValueError(f"{key}: after the slash stands a market, spot or on-demand")
-        return prices
 
 
 def deadline_at(given: str, now: float) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from datetime import date
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from raypd.config.section import SECRETS, Section, Uri, without_credentials
+from raypd.config.section import SECRETS, Section, Uri, check_secrets
 
 # Files that are a document each, by the ends of their names.
 TEXT_FILES = {
@@ -18,10 +18,18 @@ TEXT_FILES = {
 TABLES = ("delta", "iceberg")
 
 
+def _encodes_text(name: str) -> str:
+    try:
+        "".encode(name)
+    except LookupError as error:
+        raise ValueError(f"{error}; Python's names are utf-8, latin-1, cp1252, utf-16, shift_jis, ...") from None
+    return name
+
+
 class InputConfig(Section, use_attribute_docstrings=True):
     """Where the documents are and which columns hold what."""
 
-    path: str | list[str]
+    path: Annotated[str | list[str], AfterValidator(check_secrets)]
     """File, folder or glob, local, s3://, gs:// or az:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet,
     .arrow; or .txt, .md, .html, .pdf"""
     format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "arrow", "files", "delta", "iceberg"] = "auto"
@@ -31,7 +39,7 @@ class InputConfig(Section, use_attribute_docstrings=True):
     """module:function of your own that reads each file: called with its name and its bytes (a binary file), it yields a
     dict a document"""
     version: int | None = Field(None, description="Of a Delta table, or an Iceberg snapshot; null: newest at first")
-    encoding: str = "utf-8"
+    encoding: Annotated[str, AfterValidator(_encodes_text)] = "utf-8"
     """Of CSV, TSV and text files, as Python names it: latin-1, cp1252, utf-16, shift_jis"""
     id_column: str | None = Field("id", description="Column with the document's id; null: file name and place in it")
     text_columns: list[str] = Field(["title", "description"], min_length=1)
@@ -65,21 +73,24 @@ class InputConfig(Section, use_attribute_docstrings=True):
             raise ValueError("reader: reads files of any format; leave format at auto")
         return self
 
-    @field_validator("encoding")
-    @classmethod
-    def _encodes_text(cls, name: str) -> str:
-        try:
-            "".encode(name)
-        except LookupError as error:
-            raise ValueError(f"{error}; Python's names are utf-8, latin-1, cp1252, utf-16, shift_jis, ...") from None
-        return name
 
-    @field_validator("path")
-    @classmethod
-    def _no_credentials(cls, path: str | list[str]) -> str | list[str]:
-        for one in [path] if isinstance(path, str) else path:
-            without_credentials(one)
-        return path
+def _plain_names(given: dict[str, str]) -> dict[str, str]:
+    for key, value in given.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", key):
+            raise ValueError(
+                f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it, and begins with a letter: readers of "
+                "tables pass by folders whose names begin with _"
+            )
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+            raise ValueError(f"{value!r}: a value is of letters, digits and . _ -")
+    return given
+
+
+def _as_written(given: Any) -> Any:
+    """YAML reads 2026-11-21 as a date and 7 as a number."""
+    if not isinstance(given, dict):
+        return given
+    return {key: str(value) if isinstance(value, (int, date)) else value for key, value in given.items()}
 
 
 class OutputConfig(Section, use_attribute_docstrings=True):
@@ -91,37 +102,24 @@ class OutputConfig(Section, use_attribute_docstrings=True):
     """Of an extraction: the values as a JSON object and a list, or a column of its own type for each attribute"""
     min_confidence: float = Field(0.0, ge=0, le=1)
     """Of an extraction: a value below it becomes null, with status unsure, kept in raw"""
-    partition: dict[str, str] = Field({})
+    partition: Annotated[dict[str, str], BeforeValidator(_as_written), AfterValidator(_plain_names)] = Field({})
     """Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} -> units/date=2026-11-21/; the
     same for all that one start of a run writes"""
 
-    @field_validator("partition", mode="before")
-    @classmethod
-    def _as_written(cls, given: Any) -> Any:
-        """YAML reads 2026-11-21 as a date and 7 as a number."""
-        if not isinstance(given, dict):
-            return given
-        return {key: str(value) if isinstance(value, (int, date)) else value for key, value in given.items()}
 
-    @field_validator("partition")
-    @classmethod
-    def _plain_names(cls, given: dict[str, str]) -> dict[str, str]:
-        for key, value in given.items():
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", key):
-                raise ValueError(
-                    f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it, and begins with a letter: readers of "
-                    "tables pass by folders whose names begin with _"
-                )
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
-                raise ValueError(f"{value!r}: a value is of letters, digits and . _ -")
-        return given
+def _endpoint_is_a_url(url: str | None) -> str | None:
+    if url is not None and not re.match(r"https?://[^/]", url):
+        raise ValueError("write http://host:port or https://host")
+    return url
 
 
 class StorageConfig(Section, use_attribute_docstrings=True):
     """How S3 is reached (of these, gs:// and az:// take anonymous, time-outs and tries); credentials come from the
     environment, AWS's files or the instance's role, never from here."""
 
-    endpoint_url: Uri | None = Field(None, description="S3 of another maker, http(s)://host[:port]; null: AWS")
+    endpoint_url: Annotated[Uri | None, AfterValidator(_endpoint_is_a_url)] = Field(
+        None, description="S3 of another maker, http(s)://host[:port]; null: AWS"
+    )
     region: str | None = Field(None, description="null: AWS_REGION, the profile's, the instance's")
     profile: str | None = Field(None, description="Profile in AWS's credential files; null: AWS_PROFILE or none")
     anonymous: bool = Field(False, description="Sign nothing: for public buckets")
@@ -143,13 +141,6 @@ class StorageConfig(Section, use_attribute_docstrings=True):
                 "the environment, storage.profile, or give the instances a role"
             )
         return tree
-
-    @field_validator("endpoint_url")
-    @classmethod
-    def _endpoint_is_a_url(cls, url: str | None) -> str | None:
-        if url is not None and not re.match(r"https?://[^/]", url):
-            raise ValueError("write http://host:port or https://host")
-        return url
 
     @model_validator(mode="after")
     def _key_has_its_kind(self) -> StorageConfig:

@@ -70,7 +70,8 @@ def check_secrets(value: Any) -> Any:
     """The value. Raises ValueError for a secret in keys that no section checks before they are used: a run has them."""
     if isinstance(value, str):
         without_credentials(value)
-    for name, inner in value.items() if isinstance(value, dict) else ():
+    parts: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in parts:
         if _SECRET_NAMES.search(str(name)):
             raise ValueError(f"{name}: a configuration holds no secrets; model.endpoint.key_variable names a variable")
         check_secrets(inner)

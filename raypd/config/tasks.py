@@ -9,7 +9,7 @@ import warnings
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from raypd.config.data import InputConfig
 from raypd.config.section import Section
@@ -69,10 +69,16 @@ def ascii_digits(pattern: str) -> str:
     return pattern if pattern.startswith("(?u)") else re.sub(r"\\.|[\[\]]", replaced, pattern)
 
 
+def _plain_name(name: str) -> str:
+    if not _fits_json(name):
+        raise ValueError(f"{name!r}: a name is {_PLAIN} its ends")
+    return name
+
+
 class Attribute(Section):
     """One attribute to extract."""
 
-    name: str = Field(min_length=1, max_length=200)
+    name: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_plain_name)]
     description: str = ""
     type: Literal["text", "number", "integer", "boolean", "enum", "date", "time", "date-time", "pattern", "rows"] = (
         "text"
@@ -219,31 +225,23 @@ class Attribute(Section):
             return f"enum values are {_PLAIN} their ends"
         return None
 
-    @field_validator("name")
-    @classmethod
-    def _plain_name(cls, name: str) -> str:
-        if not _fits_json(name):
-            raise ValueError(f"{name!r}: a name is {_PLAIN} its ends")
-        return name
+
+def _names_differ(attributes: list[Attribute]) -> list[Attribute]:
+    names: dict[str, str] = {}
+    for name in (attribute.name for attribute in attributes):
+        if (first := names.setdefault(bare(name), name)) is not name:
+            alike = f": {first!r} and {name!r} differ in case or punctuation alone" if first != name else ""
+            raise ValueError(f"two attributes are named {name!r}{alike}")
+    return attributes
 
 
 class Category(Section, use_attribute_docstrings=True):
     """A kind of document and its attributes."""
 
     description: str = ""
-    attributes: list[Attribute] = Field(min_length=1)
+    attributes: Annotated[list[Attribute], Field(min_length=1), AfterValidator(_names_differ)]
     optional_objects: list[list[str]] = Field([])
     """Paths of nested objects that are not in `record` where nothing in them was found"""
-
-    @field_validator("attributes")
-    @classmethod
-    def _names_differ(cls, attributes: list[Attribute]) -> list[Attribute]:
-        names: dict[str, str] = {}
-        for name in (attribute.name for attribute in attributes):
-            if (first := names.setdefault(bare(name), name)) is not name:
-                alike = f": {first!r} and {name!r} differ in case or punctuation alone" if first != name else ""
-                raise ValueError(f"two attributes are named {name!r}{alike}")
-        return attributes
 
 
 warnings.filterwarnings("ignore", 'Field name "schema" in "ExtractionConfig"')  # it hides what pydantic 1 had
