@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
@@ -17,16 +16,6 @@ else:
     Method = Literal[tuple(REGISTRY)]
 
 SAMPLING_KEYS = ("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.seed")
-_ONLY_WHERE: dict[str, Callable[[DecodingConfig], bool]] = {  # keys that can change an answer nowhere else
-    "stacked_documents": lambda decoding: decoding.isolate == "none",
-    # contexts_per_prompt: no context sees another, but a prompt's draws are for all of its contexts.
-    **dict.fromkeys(
-        ("contexts_per_prompt", "sampling.top_k", "sampling.top_p", "sampling.seed"),
-        lambda decoding: decoding.sampling.temperature > 0,
-    ),
-}
-
-
 Keys = Annotated[dict[str, Any], AfterValidator(check_secrets)]  # that no section checks before they are used
 
 
@@ -159,7 +148,10 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
         """Keys, dotted, that cannot change an answer in a task of this kind, by ANSWER_KEYS."""
         listed = {key for methods in ANSWER_KEYS.values() for keys in methods.values() for key in keys}
         used = {*ANSWER_KEYS[kind][self.method], *SAMPLING_KEYS}
-        used -= {key for key, where in _ONLY_WHERE.items() if not where(self)}
+        if self.isolate != "none":
+            used -= {"stacked_documents"}
+        if self.sampling.temperature == 0:  # no context sees another, but a prompt's draws are for all of its contexts
+            used -= {"contexts_per_prompt", *SAMPLING_KEYS[1:]}
         return {*listed, *SAMPLING_KEYS} - used
 
 

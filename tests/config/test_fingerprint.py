@@ -109,7 +109,7 @@ def test_a_key_counts_where_the_table_says(kind: str, method: str, isolate: str,
             counting.add(key)
     assert counting == expected_keys(kind, method, isolate, temperature), (
         "say in ANSWER_KEYS (raypd/config/model.py) of which methods a key of decoding can change an answer; and where "
-        "only for some values of other keys, in _ONLY_WHERE and in expected_keys here"
+        "only for some values of other keys, in DecodingConfig.idle_keys and in expected_keys here"
     )
 
 
