@@ -72,14 +72,12 @@ def _checked(source: YamlFile, overrides: list[str] | None, folder: Path | None 
     tree: dict[str, Any] = source.tree
     _override(tree, overrides)
     task = tree.get("task")
-    if isinstance(task, dict) and task.get("categories_file"):
-        if task.get("categories"):
-            raise ConfigError("task.categories and task.categories_file are both set: keep one")
+    sources = [k for k in ("schema", "categories", "categories_file") if isinstance(task, dict) and task.get(k)]
+    if len(sources) > 1:
+        raise ConfigError(f"task.{sources[0]} and task.{sources[1]} are both set: keep one")
+    if sources == ["categories_file"]:
         task["categories"] = YamlFile.read(Path(task["categories_file"])).tree
-    if isinstance(task, dict) and task.get("schema"):
-        if task.get("categories"):
-            other = "categories_file" if task.get("categories_file") else "categories"
-            raise ConfigError(f"task.schema and task.{other} are both set: keep one")
+    if sources == ["schema"]:
         task["categories"] = categories_of(task["schema"], folder or Path())
         if isinstance(tree.get("input"), dict):
             tree["input"].setdefault("category_column", None)  # one schema: documents need not name it

@@ -19,7 +19,7 @@ from raypd.config.yaml_file import parse
 from raypd.errors import ConfigError, in_words
 
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_NOT_HELD = {  # keywords that say what is valid, and that would not be held to
+NOT_HELD = {  # keywords that say what is valid, and that would not be held to
     "multipleOf", "uniqueItems", "contains", "prefixItems", "not", "if", "patternProperties",
     "propertyNames", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties",
 }  # fmt: skip
@@ -221,7 +221,7 @@ class _Flattened:
             if len(types) != 1:
                 raise _Refused(f"{at}.type: several types cannot be decoded in one slot; choose one")
             schema = {**schema, "type": types[0]}
-        for keyword in _NOT_HELD & schema.keys():
+        for keyword in NOT_HELD & schema.keys():
             raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
         if None in schema.get("enum", []):
             nullable, schema = True, {**schema, "enum": [value for value in schema["enum"] if value is not None]}
@@ -320,11 +320,8 @@ def record_schema(attributes: Sequence[Attribute]) -> Tree:
 def _attribute_schema(attribute: Attribute) -> Tree:
     schema = _value_schema(attribute)
     if attribute.many:
-        schema = {"type": "array", "items": schema}
-        if attribute.max_items is not None:
-            schema["maxItems"] = attribute.max_items
-        if attribute.min_items is not None:
-            schema["minItems"] = attribute.min_items
+        limits = {"maxItems": attribute.max_items, "minItems": attribute.min_items}
+        schema = {"type": "array", "items": schema} | {k: v for k, v in limits.items() if v is not None}
     if not attribute.nullable:
         return schema
     if "enum" in schema:

@@ -9,7 +9,7 @@ from outlines_core.json_schema import build_regex_from_schema
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raypd.config import GenerationConfig, RunConfig
-from raypd.config.schema import referred
+from raypd.config.schema import NOT_HELD, referred
 from raypd.config.tasks import ascii_digits
 from raypd.tasks.base import Document
 from raypd.tasks.documents import conversation
@@ -18,10 +18,7 @@ URL = "/v1/chat/completions"
 TOO_LONG = "too long"  # an error record of a prompt that does not fit the context begins so
 RESPONSE_FORMAT = "response_format"
 SCHEMA = "response_format.json_schema.schema"  # an error record of one that cannot be used begins so
-_NOT_HELD = {  # keywords of JSON Schema
-    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "uniqueItems", "contains", "not", "if",
-    "patternProperties", "propertyNames", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties",
-}  # fmt: skip
+_NOT_HELD = NOT_HELD - {"prefixItems"} | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _OF_A_LINE = ("custom_id", "method", "url", "body")
 _LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}  # change no answer
 _NOTHING = {  # values that ask for nothing
