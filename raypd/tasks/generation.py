@@ -23,7 +23,7 @@ from raypd.models.medusa_heads import load_heads
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks.automata import json_object, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
-from raypd.tasks.openai_batch import SCHEMA, TOO_LONG, Parameters, read_request
+from raypd.tasks.openai_batch import SCHEMA, TOO_LONG, ChatRequest, Parameters, read_request
 from raypd.tasks.prompting import encode, end_of_turn, end_tokens, rendered
 
 _MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
@@ -34,9 +34,7 @@ _METHODS = 64  # kept: one for every way that documents are to be answered in
 class _Chat:
     document: Document
     sample: int
-    turns: list[dict[str, str]]  # so far
-    unanswered: list[str]  # turns of the user
-    parameters: Parameters
+    request: ChatRequest  # its turns so far
     turn: int = 0
 
 
@@ -73,7 +71,19 @@ class GenerationTask:
         self._here = config.engine.kind == "raypd" and config.model.endpoint is None  # others take a prompt alone
         self._bytes = token_bytes(tokenizer)
         self._ends = end_tokens(tokenizer)
-        self._text_model, self._method_class = _text_method(config, tokenizer, context_length, model)
+        options, spec = config.decoding, REGISTRY[config.decoding.method]
+        self._text_model = TextModel(
+            options=options,
+            sampling=Sampling(options.sampling.temperature, options.sampling.top_k, options.sampling.top_p),
+            context_length=context_length,
+            ends=self._ends,
+            control_tokens=tuple(control_token(tokenizer, t, config.model.name) for t in spec.required_tokens(options)),
+            heads=load_heads(str(options.heads), model) if spec.heads else None,
+            encode=partial(encode, tokenizer, special=True),
+            decode=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
+            token_bytes=lambda: markup_bytes(tokenizer),
+        )
+        self._method_class: type[TextMethod] = resolve_name(spec.text_method)
         self._method = lru_cache(_METHODS)(self._method_for)
         self._rules = lru_cache(_METHODS)(self._rules_for)
         self._method(config.decoding.max_new_tokens, self._text_model.sampling)  # what cannot be had is said at once
@@ -89,7 +99,7 @@ class GenerationTask:
                 yield Record(index=document.index, error=str(error))
                 continue
             for sample in range(request.parameters.samples):
-                yield self._next(_Chat(document, sample, request.turns, request.unanswered, request.parameters))
+                yield self._next(_Chat(document, sample, request))
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -126,10 +136,10 @@ class GenerationTask:
         return self._method_class(dataclasses.replace(self._text_model, options=options, sampling=sampling))
 
     def _next(self, chat: _Chat) -> Request | Record:
-        parameters, prompt = chat.parameters, chat.unanswered[0]
+        parameters, prompt = chat.request.parameters, chat.request.unanswered[0]
         sampling = Sampling(parameters.temperature, self.config.decoding.sampling.top_k, parameters.top_p)
         method = self._method(parameters.max_new_tokens, sampling)
-        turns = [*chat.turns, {"role": "user", "content": prompt}]
+        turns = [*chat.request.turns, {"role": "user", "content": prompt}]
         tokens = self.tokens_of(turns)
         room = self.context_length - parameters.max_new_tokens
         if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
@@ -169,7 +179,7 @@ class GenerationTask:
         self, chat: _Chat, turns: list[dict[str, str]], prompt_tokens: int, answer: TextAnswer
     ) -> list[Record | Request]:
         generated = answer.generated(self._text_model.decode)
-        text, stopped = _cut(generated, chat.parameters.stop)
+        text, stopped = _cut(generated, chat.request.parameters.stop)
         columns = {
             "sample": chat.sample,
             "turn": chat.turn,
@@ -182,10 +192,10 @@ class GenerationTask:
             "warnings": generated.warnings,
         }
         done: list[Record | Request] = [Record(index=chat.document.index, columns=columns)]
-        if unanswered := chat.unanswered[1:]:
+        if unanswered := chat.request.unanswered[1:]:
             turns = [*turns, {"role": "assistant", "content": text}]
-            following = dataclasses.replace(chat, turns=turns, unanswered=unanswered, turn=chat.turn + 1)
-            done.append(self._next(following))
+            request = ChatRequest(turns, unanswered, chat.request.parameters)
+            done.append(self._next(_Chat(chat.document, chat.sample, request, chat.turn + 1)))
         return done
 
 
@@ -193,22 +203,3 @@ def _cut(generated: GeneratedText, stops: Sequence[str]) -> tuple[str, bool]:
     """The text up to the first stop string, and whether all that stands in it came to its end."""
     end = min((place for stop in stops if (place := generated.text.find(stop)) >= 0), default=None)
     return generated.text[:end], generated.cut is None or (end is not None and end < generated.cut)
-
-
-def _text_method(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None
-) -> tuple[TextModel, type[TextMethod]]:
-    """The model as the method `decoding.method` sees it, and the method. Raises as `build_task` does."""
-    options, spec = config.decoding, REGISTRY[config.decoding.method]
-    text_model = TextModel(
-        options=options,
-        sampling=Sampling(options.sampling.temperature, options.sampling.top_k, options.sampling.top_p),
-        context_length=context_length,
-        ends=end_tokens(tokenizer),
-        control_tokens=tuple(control_token(tokenizer, t, config.model.name) for t in spec.required_tokens(options)),
-        heads=load_heads(str(options.heads), model) if spec.heads else None,
-        encode=partial(encode, tokenizer, special=True),
-        decode=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
-        token_bytes=lambda: markup_bytes(tokenizer),
-    )
-    return text_model, resolve_name(spec.text_method)
