@@ -130,7 +130,7 @@ def make(
         started=sessions[0].started if sessions else None,
         ended=sessions[-1].ended if sessions else None,
         sessions=sessions,
-        unreadable=unreadable.entries,
+        unreadable=[*unreadable.files.values()],
         versions=versions(),
         config=config.model_dump(mode="json"),
         output=output,

@@ -15,27 +15,25 @@ _NAMED = 3
 
 @dataclass
 class Unreadable:
-    """Units of the input that cannot be read: how many, and the first files of them."""
+    """Units of the input that cannot be read: how many, and the first files of them, by name."""
 
     units: int = 0
-    entries: list[UnreadableUnit] = field(default_factory=list)
-    _of_file: dict[str, UnreadableUnit] = field(default_factory=dict)
+    files: dict[str, UnreadableUnit] = field(default_factory=dict)
 
     def add(self, unit: Unit, error: str) -> bool:
         """Counts a unit, and keeps its file and the error while there are few; whether the file is newly kept."""
         self.units += 1
-        if (entry := self._of_file.get(unit.name)) is not None:
+        if (entry := self.files.get(unit.name)) is not None:
             entry.units += 1
             entry.bytes += unit.bytes
-        elif len(self.entries) < _LISTED:
-            self._of_file[unit.name] = UnreadableUnit(unit.name, unit.bytes, error)
-            self.entries.append(self._of_file[unit.name])
+        elif len(self.files) < _LISTED:
+            self.files[unit.name] = UnreadableUnit(unit.name, unit.bytes, error)
             return True
         return False
 
     def shown(self) -> str:
         """The first files with their reasons on lines of their own, for a message."""
-        first = self.entries[:_SHOWN]
+        first = [*self.files.values()][:_SHOWN]
         lines = [f"{e.error} ({counted(e.units, 'unit')} of it)" if e.units > 1 else e.error for e in first]
         if remaining := self.units - sum(entry.units for entry in first):
             lines.append(f"and {remaining:,} more")
@@ -43,7 +41,7 @@ class Unreadable:
 
     def advice(self, begun: Collection[str]) -> str:
         """What can be done, in sentences. begun: sources of committed units, which would be refused once put right."""
-        partly = [entry for entry in self.entries if entry.source in begun]
+        partly = [entry for entry in self.files.values() if entry.source in begun]
         changed = [entry.source for entry in partly if SINCE_PLANNED in entry.error]
         damaged = [entry.source for entry in partly if SINCE_PLANNED not in entry.error]
         sentences = []
@@ -56,7 +54,7 @@ class Unreadable:
             sentences.append(
                 f"Units of {_names(damaged)} are done: put right it is another file, for a new output.path."
             )
-        if len(partly) < len(self.entries):
+        if len(partly) < len(self.files):
             pronoun = "the others" if partly else "them"
             sentences.append(f"The same command tries {pronoun} again, when the objects are put right or removed.")
         if not changed:

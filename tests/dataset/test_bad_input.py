@@ -197,7 +197,7 @@ def test_what_can_be_done_about_each_file() -> None:
     words = "Units of b are done: put right it is another file, for a new output.path. "
     assert unreadable.advice({"b"}).startswith(words)
     assert "tries the others again" in unreadable.advice({"a", "b"})
-    assert "tries" not in unreadable.advice({entry.source for entry in unreadable.entries})
+    assert "tries" not in unreadable.advice(unreadable.files.keys())
 
 
 def damage_pages(path, groups) -> None:
