@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
@@ -25,6 +25,7 @@ from raypd.dataset.reader import read_unit
 from raypd.decoding.methods.pasta_lang import Lexer, Piece, readable
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.run.load import load_record, load_run
+from raypd.run.read import by_document
 from raypd.tasks.base import Document, Record
 from raypd.tasks.documents import conversation
 from raypd.tasks.prompting import encode
@@ -82,10 +83,7 @@ def _check_alike(config: RunConfig, run: str, recorded: dict[str, Any]) -> None:
 
 def _rows(run: str) -> dict[Place, list[Row]]:
     """The first answers of a run (later ones have other prompts) to each of its documents, in the order of samples."""
-    rows: dict[Place, list[Row]] = defaultdict(list)
-    for row in rows_of(run, _COLUMNS):
-        if row["status"] == "ok" and row["turn"] == 0:
-            rows[row["source"], row["row"]].append(row)
+    rows = by_document(row for row in rows_of(run, _COLUMNS) if row["status"] == "ok" and row["turn"] == 0)
     return {place: sorted(answers, key=lambda row: int(row["sample"])) for place, answers in rows.items()}
 
 

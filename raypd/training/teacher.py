@@ -1,13 +1,13 @@
 """Labels from elsewhere: corrections, or answers of a larger model (distillation, HPD section 4.4) or of the model."""
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import InputError
+from raypd.run.read import by_document
 from raypd.tasks.base import Document
 
 Row = dict[str, Any]
@@ -28,9 +28,7 @@ def label(documents: Sequence[Document], run: str, column: str) -> None:
     if run.endswith(".jsonl"):
         _label_by_id(documents, run, column)
         return
-    rows: dict[Place, list[Row]] = defaultdict(list)
-    for row in rows_of(run):
-        rows[row["source"], row["row"]].append(row)
+    rows = by_document(rows_of(run))
     if not rows:
         raise InputError(f"training.labels {run}: holds no answers; give the output folder of a run")
     for document in documents:
