@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raypd import storage
 from raypd.config.data import TEXT_FILES
@@ -86,8 +87,5 @@ def _columns(path: str) -> dict[str, float | None]:
         raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     if form and len(table.schema) == 1 and re.search("[;\t|,]", table.schema.names[0]):
         raise InputError(f"{path}: one column, {table.schema.names[0]!r}: csv is read with commas, tsv with tabs")
-    means: dict[str, float | None] = {}
-    for column in table.schema:
-        texts = table[column.name].drop_null().to_pylist() if pa.types.is_string(column.type) else []
-        means[column.name] = sum(map(len, texts)) / len(texts) if texts else None
-    return means
+    lengths = {c.name: pc.utf8_length(table[c.name]) if pa.types.is_string(c.type) else None for c in table.schema}
+    return {name: None if length is None else pc.mean(length).as_py() for name, length in lengths.items()}

@@ -12,8 +12,6 @@ from raypd.run import layout
 from raypd.run.records import Manifest
 from raypd.run.text import clean, count, counted, share
 
-COMMANDS = {kind: section.command for kind, section in KINDS.items()}
-
 
 def config_over(
     source: str,
@@ -53,8 +51,8 @@ def config_over(
 
 def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool, verbose: bool) -> None:
     """Runs a task of a kind, and prints a few documents, the totals and where the files lie; or retries its errors."""
-    if COMMANDS[config.task.kind] != COMMANDS[kind]:
-        raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {COMMANDS[config.task.kind]}`")
+    if config.task.command != KINDS[kind].command:
+        raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {config.task.command}`")
     batch = isinstance(config.task, GenerationConfig) and config.task.openai
     if batch:
         from raypd.dataset import batch_files

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import typer
 
-from raypd.cli.run import COMMANDS
 from raypd.config import rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError
@@ -55,5 +54,5 @@ def run(
     rewrite.write(source, overrides, result.best.changes, target, f"{changed}\n{why(result)}")
     print(f"configuration: {target}")
     print(f"measurements:  {measurements}")
-    run_it = f"raypd {COMMANDS[config.task.kind]} {target}"
-    print(f"next: `raypd estimate {target}` says what a run with it takes, `{run_it}` runs it")
+    run_it = f"`raypd {config.task.command} {target}` runs it"
+    print(f"next: `raypd estimate {target}` says what a run with it takes, {run_it}")
