@@ -1,6 +1,5 @@
 """The labelled documents of a fit: drawn evenly, labelled by a column, a run or a teacher, and split."""
 
-import contextlib
 import hashlib
 import json
 import re
@@ -20,7 +19,7 @@ from raypd.estimation.checks import with_changes
 from raypd.run import layout
 from raypd.run.text import Say, counted, share
 from raypd.tasks.base import Document
-from raypd.tasks.documents import input_fields
+from raypd.tasks.documents import input_fields, unpacked
 from raypd.training import teacher
 from raypd.verify import dead_letters
 
@@ -163,10 +162,7 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
     rows: dict[str, Row] = {}
     unusable: list[str] = []
     for document in documents:
-        labels = document.fields.get(column)
-        if isinstance(labels, str):  # Parquet has no maps of mixed values
-            with contextlib.suppress(ValueError):
-                labels = json.loads(labels)
+        labels = unpacked(document.fields.get(column))
         if document.error is not None or not isinstance(labels, dict):
             unusable.append(document.error or f"column {column!r} holds no labels ({{attribute: value or null}})")
         else:

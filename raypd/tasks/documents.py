@@ -75,12 +75,12 @@ def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, st
     return [*([] if turns[0]["role"] == "system" else system), *turns[:-1]], [turns[-1]["content"]]
 
 
-def as_list(column: Any) -> list[Any] | None:
-    """A list of questions as it is, or out of its JSON text."""
-    if isinstance(column, str):
+def unpacked(value: Any) -> Any:
+    """A column's value, also out of its JSON text: Parquet has no maps and lists of mixed values."""
+    if isinstance(value, str):
         with contextlib.suppress(ValueError, RecursionError):
-            column = json.loads(column)
-    return column if isinstance(column, list) else None
+            return json.loads(value)
+    return value
 
 
 def kind_of(value: Any) -> str:

@@ -19,7 +19,7 @@ from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_texts
 from raypd.tasks.automata import vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
-from raypd.tasks.documents import as_list, text_of
+from raypd.tasks.documents import text_of, unpacked
 from raypd.tasks.few_shot import load_examples
 from raypd.tasks.prompting import encode, end_tokens, pieces, template_text
 from raypd.tasks.sandbox import render
@@ -111,8 +111,8 @@ class QuestionAnsweringTask:
         if document.error is not None:
             raise ValueError(document.error)
         context, column = text_of(document, [self.task.context_column]), self.task.questions_column
-        fields = as_list(document.fields.get(column))
-        if fields is None:
+        fields = unpacked(document.fields.get(column))
+        if not isinstance(fields, list):
             raise ValueError(f"column {column!r} holds no list of questions")
         if not fields:
             raise ValueError(f"empty: no questions in {column}")

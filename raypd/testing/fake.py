@@ -17,7 +17,7 @@ from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record, Request
-from raypd.tasks.documents import as_list, category_of, text_of
+from raypd.tasks.documents import category_of, text_of, unpacked
 from raypd.tasks.openai_batch import read_request
 from raypd.tasks.prompting import DOCUMENTS, messages
 
@@ -186,8 +186,8 @@ class FakeTask:
     def _question(self, document: Document) -> Iterator[Request]:
         assert isinstance(self.task, QuestionAnsweringConfig)
         context = self._tokens(text_of(document, [self.task.context_column]))
-        column = as_list(document.fields.get(self.task.questions_column))
-        if not column:
+        column = unpacked(document.fields.get(self.task.questions_column))
+        if not isinstance(column, list) or not column:
             raise ValueError(f"column {self.task.questions_column!r} holds no list of questions")
         questions = [q if isinstance(q, dict) else {"question": q} for q in column]
         texts = [str(q.get("question")) + "".join(f"\nA. {c}" for c in q.get("choices") or []) for q in questions]

@@ -3,7 +3,6 @@ values as the text that decoding would have written."""
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -13,7 +12,7 @@ from raypd.config import NUMBERS, Attribute, ExtractionConfig, RunConfig
 from raypd.decoding.program import Feed, Program
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import value_in
-from raypd.tasks.documents import category_of
+from raypd.tasks.documents import category_of, unpacked
 from raypd.tasks.extraction import ExtractionTask
 from raypd.tasks.prompting import end_of_turn
 from raypd.tasks.values import CheckedValue, check
@@ -77,14 +76,12 @@ class ExtractionExamples(Examples):
 
     def _check_labels(self, document: Document) -> None:
         """Raises Skip for labels that cannot be used, ValueError for a document without a category."""
-        labels = document.fields.get(self.column)
-        if isinstance(labels, str):  # Parquet has no maps of mixed values
-            with suppress(ValueError):
-                labels = document.fields[self.column] = json.loads(labels)
+        labels = unpacked(document.fields.get(self.column))
         if not isinstance(labels, dict):
             raise Skip(f"column {self.column!r}: expected an object of attribute: value")
         if not labels:
             raise Skip(f"column {self.column!r}: empty")
+        document.fields[self.column] = labels
         attributes = self._attributes(document)
         names = {name for attribute in attributes for name in (attribute.name, attribute.place[0])}
         self.labels += sum(value is not None for value in labels.values())
