@@ -133,7 +133,8 @@ class Attribute(Section):
             within = isinstance(value, list) and (self.min_items or 0) <= len(value) <= limit
             return within and all(map(self.item.fits, value))
         if self.type == "rows":
-            return isinstance(value, dict) and all(column.fits_cell(value.get(column.name)) for column in self.columns)
+            cells = [(column, value.get(column.name)) for column in self.columns] if isinstance(value, dict) else []
+            return bool(cells) and all(c.nullable if cell is None else c.fits(cell) for c, cell in cells)
         if self.type == "boolean" or isinstance(value, bool):
             return self.type == "boolean" and isinstance(value, bool)
         if self.type in ("number", "integer"):
@@ -156,17 +157,12 @@ class Attribute(Section):
         """Its type as a prompt says it of a column."""
         if self.values:
             return f"one of: {', '.join(self.values)}"
-        names = {"number": "a number", "boolean": "true or false"}
-        return names.get(self.type, "text")
+        return {"number": "a number", "boolean": "true or false"}.get(self.type, "text")
 
     @property
     def nullable(self) -> bool:
         """Whether its slot may say null."""
         return not self.required or (self.type in ("text", "number") and not self.many)
-
-    def fits_cell(self, value: Any) -> bool:
-        """Whether a JSON value may stand in this column of a row."""
-        return self.nullable if value is None else self.fits(value)
 
     @model_validator(mode="before")
     @classmethod
