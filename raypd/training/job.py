@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from raypd.errors import ConfigError, InputError, ModelError, RunError, UserErro
 from raypd.models.load import check_model_config
 from raypd.run import console, layout, manifest, records, text
 from raypd.run.console import Interrupted
+from raypd.run.text import Say
 from raypd.run.training import Curve, TrainingAttempt, TrainingData, TrainingRecord
 from raypd.tasks import check_task
 from raypd.tasks.card import write_card
@@ -35,11 +35,7 @@ _KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}
 
 
 def run_training(
-    config: RunConfig,
-    *,
-    verbose: bool = False,
-    say: Callable[[str], None] = console.say,
-    ends: float | None = None,
+    config: RunConfig, *, verbose: bool = False, say: Say = console.say, ends: float | None = None
 ) -> TrainingRecord:
     """Trains with every learning rate, or goes on where the same command was cut off. `say` shows the user a line.
 
@@ -106,12 +102,7 @@ class _Limits:
 
 
 def _fit(
-    config: RunConfig,
-    output: str,
-    rate: float,
-    resources: ray_session.WorkerResources,
-    say: Callable[[str], None],
-    limits: _Limits,
+    config: RunConfig, output: str, rate: float, resources: ray_session.WorkerResources, say: Say, limits: _Limits
 ) -> tuple[TrainingAttempt, TrainingData, Any]:
     """One learning rate through Ray Train: (what came of it, the data, the best checkpoint)."""
     import ray
@@ -222,7 +213,7 @@ def _explained(error: Exception) -> UserError:
     return RunError(f"a training worker ended: {last}; the same command goes on from the latest checkpoint")
 
 
-def _follow(board: Any, curve: Curve, rate: float, say: Callable[[str], None], limits: _Limits) -> None:
+def _follow(board: Any, curve: Curve, rate: float, say: Say, limits: _Limits) -> None:
     """Keeps the losses that the first worker puts on the board, and shows how far it is, until None comes."""
     from ray.util.queue import Empty
 
