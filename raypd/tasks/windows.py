@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from raypd.config import Attribute
-from raypd.tasks.values import CheckedValue, Rated
+from raypd.tasks.values import Rated
 
 _BORDER = re.compile(r"\n|(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")  # behind a line or a sentence
 _OVERLAP = 8  # the end of a window, up to an eighth of it, is also the beginning of the next
@@ -57,7 +57,8 @@ def merged(attributes: Sequence[Attribute], answers: Sequence[Sequence[Rated]]) 
     result = []
     for place, attribute in enumerate(attributes):
         rated = [answer[place] for answer in answers]
-        best = max(range(len(rated)), key=lambda window: _rank(*rated[window]))
+        ranks = [(v.value is not None, v.status in ("ok", "null"), sure or 0.0) for v, sure in rated]
+        best = ranks.index(max(ranks))
         value, rating = rated[best]
         lists = [(checked.value, sure) for checked, sure in rated if checked.value] if attribute.many else []
         if len(lists) > 1:
@@ -69,7 +70,3 @@ def merged(attributes: Sequence[Attribute], answers: Sequence[Sequence[Rated]]) 
             rating = min((sure for _, sure in lists if sure is not None), default=None)
         result.append((best, (value, rating)))
     return result
-
-
-def _rank(value: CheckedValue, confidence: float | None) -> tuple[bool, bool, float]:
-    return value.value is not None, value.status in ("ok", "null"), confidence or 0.0
