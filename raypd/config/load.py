@@ -71,7 +71,7 @@ def _override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
 def _checked(source: YamlFile, overrides: list[str] | None, folder: Path | None = None) -> RunConfig:
     tree: dict[str, Any] = source.tree
     _override(tree, overrides)
-    task = tree.get("task")
+    task: Any = tree.get("task")
     sources = [k for k in ("schema", "categories", "categories_file") if isinstance(task, dict) and task.get(k)]
     if len(sources) > 1:
         raise ConfigError(f"task.{sources[0]} and task.{sources[1]} are both set: keep one")
