@@ -32,7 +32,8 @@ from raypd.answering.components import build
 from raypd.answering.request_queue import EngineBroken, UnitState, end_process
 from raypd.billing import prices
 from raypd.billing.bill import WorkersBill, of_workers
-from raypd.billing.book import Book, added
+from raypd.billing.book import Book
+from raypd.billing.meter import added
 from raypd.cluster import machines, ray_session
 from raypd.cluster.actor_pool import map_in_pool
 from raypd.cluster.worker import EngineActor

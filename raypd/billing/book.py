@@ -8,11 +8,11 @@ from dataclasses import replace
 from raypd import storage
 from raypd.billing import bill as billing
 from raypd.billing import energy
-from raypd.billing.meter import COUNTS, coarser, zero
+from raypd.billing.meter import COUNTS, added, coarser
 from raypd.config import ModelConfig
 from raypd.run import layout, records
 from raypd.run import read as run_files
-from raypd.run.records import Bill, Counts, NodeTime, RunCost, UnitSummary, WorkerTime
+from raypd.run.records import Bill, NodeTime, RunCost, UnitSummary, WorkerTime
 from raypd.tasks.base import SECOND
 
 _MOST_POINTS = 2000  # of the series
@@ -142,16 +142,6 @@ def token_usd(counts: Mapping[str, float], model: ModelConfig | None) -> float:
         return 0.0
     prompt, answer = counts["prefill_tokens"] + counts["shared_tokens"], counts["decode_tokens"]
     return prompt * server.usd_per_million_prompt_tokens + answer * server.usd_per_million_answer_tokens
-
-
-def added(counts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Counts]:
-    """Counts by name, those of one name together, as a bill has them."""
-    totals: dict[str, Counts] = {}
-    for name, count in counts:
-        total = totals.setdefault(name, zero())
-        for key, value in count.items():
-            total[key] = total.get(key, 0) + value
-    return dict(sorted(totals.items()))
 
 
 def _totals(of: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[Mapping[str, float]]) -> dict[str, int]:

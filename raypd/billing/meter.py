@@ -104,10 +104,8 @@ class Meter:
             self._units.pop(unit, None)
             self._totals.ok += ok
             self._totals.failed += failed
-            for name, counts in done.categories.items():
-                total = self._totals.categories.setdefault(name, zero())
-                for key, value in counts.items():
-                    total[key] += value
+            both = [*self._totals.categories.items(), *done.categories.items()]
+            self._totals.categories = added(both)  # a new one: reports hold the old
 
     def lose(self, unit: str) -> None:
         """An attempt that failed; no-op for one that has ended."""
@@ -156,17 +154,17 @@ class Meter:
         if prefill + decode:
             self._ratio = prefill / (prefill + decode)
 
-    def _go_on(self, now: float, unit: str | None) -> float:
-        """Books the time since the last booking to the state; how much it was."""
-        spent = max(0.0, now - self._at)
+    def _go_on(self, now: float, unit: str | None, report: WorkerTime | None = None) -> float:
+        """Books the time since the last booking to the state, or only in a report; how much it was."""
+        spent, record = max(0.0, now - self._at), report or self._totals
         if self._state == "busy":
-            self._totals.seconds.prefill += spent * self._ratio
-            self._totals.seconds.decode += spent * (1 - self._ratio)
+            record.seconds.prefill += spent * self._ratio
+            record.seconds.decode += spent * (1 - self._ratio)
         else:
-            vars(self._totals.seconds)[self._state] += spent
+            vars(record.seconds)[self._state] += spent
         if spent > 0:
-            self._totals.spans = joined(self._totals.spans, (self._at, now, self._state, unit))
-        self._at = max(self._at, now)
+            record.spans = joined(record.spans, (self._at, now, self._state, unit))
+        self._at = max(self._at, now) if report is None else self._at
         return spent
 
     def report(self) -> WorkerTime:
@@ -178,17 +176,22 @@ class Meter:
             self._totals.sequence += 1
             report = replace(self._totals, heard=now, seconds=replace(self._totals.seconds))
             report.joules, report.cards = self._power(), self._cards()
-            report.categories = {name: dict(counts) for name, counts in self._totals.categories.items()}
             report.open = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
             if self._state == "busy":  # a step that runs is reported as far as it is, and counted when it has ended
-                running = max(0.0, now - self._at)
-                report.seconds.prefill += running * self._ratio
-                report.seconds.decode += running * (1 - self._ratio)
+                running = self._go_on(now, next(iter(self._programs), None), report)
                 for name, (prefill, decode) in self._shares(running).items():
                     report.open[name] = report.open[name][0] + prefill, report.open[name][1] + decode
-                span = (self._at, now, "busy", next(iter(self._programs), None))
-                report.spans = joined(report.spans, span)
             return report
+
+
+def added(counts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Counts]:
+    """Counts by name, those of one name together, as a bill has them."""
+    totals: dict[str, Counts] = {}
+    for name, count in counts:
+        total = totals.setdefault(name, zero())
+        for key, value in count.items():
+            total[key] = total.get(key, 0) + value
+    return dict(sorted(totals.items()))
 
 
 def _plus(fed: tuple[int, int], programs: Sequence[Any]) -> tuple[int, int]:

@@ -77,12 +77,11 @@ def is_old(day: str) -> bool:
 
 def hosted(cost: CostConfig) -> list[HostedPrice]:
     """What is listed, or configured in its place."""
-    configured = [
-        HostedPrice(model, sent, written, "", f"cost.hosted_prices.{model}")
-        for model, (sent, written) in cost.hosted_prices.items()
-    ]
-    listed = [from_json(HostedPrice, row, "hosted_batch.csv") for row in _csv("hosted_batch.csv")]
-    return configured + [price for price in listed if price.model not in cost.hosted_prices]
+    configured = cost.hosted_prices.items()
+    prices = {model: HostedPrice(model, *usd, "", f"cost.hosted_prices.{model}") for model, usd in configured}
+    for row in _csv("hosted_batch.csv"):
+        prices.setdefault(row["model"], from_json(HostedPrice, row, "hosted_batch.csv"))
+    return list(prices.values())
 
 
 @cache

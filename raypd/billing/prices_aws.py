@@ -10,6 +10,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.table import Column
 from rich.table import Table as Grid
 
 from raypd.billing import prices as pricing
@@ -125,10 +126,9 @@ def show(region: str, instance_type: str | None = None) -> None:
             f"no price is known for {instance_type or 'any instance type'} in {region}: `raypd prices refresh --region "
             f"{region}` asks AWS"
         )
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for head in ("instance", "GPUs", "on-demand $/h", "spot $/h"):
-        grid.add_column(head, justify="right" if head.endswith("$/h") else "left", no_wrap=True)
-    grid.add_column("from", overflow="fold")
+    heads = [Column(head, no_wrap=True) for head in ("instance", "GPUs")]
+    heads += [Column(head, justify="right", no_wrap=True) for head in ("on-demand $/h", "spot $/h")]
+    grid = Grid(*heads, Column("from", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in types:
         instance = INSTANCES[name]
         prices = [table.get((name, region, market)) for market in ("on-demand", "spot")]
@@ -140,7 +140,5 @@ def show(region: str, instance_type: str | None = None) -> None:
     if instance_type is None:
         console.print("\nhosted batch services, list prices in $ per million tokens; check before you rely on them:")
         for service in pricing.hosted(CostConfig()):
-            console.print(
-                f"{service.model}: {service.input:g} in, {service.output:g} out; {service.date} {service.source}",
-                soft_wrap=True,
-            )
+            asks = f"{service.input:g} in, {service.output:g} out; {service.date} {service.source}"
+            console.print(f"{service.model}: {asks}", soft_wrap=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from raypd import storage
 from raypd.billing import book
-from raypd.billing.bill import PARTS
+from raypd.billing.meter import added
 from raypd.run import layout, read
 from raypd.run.records import Bill, Counts, NodeTime, RunCost, WorkerTime
 
@@ -35,7 +35,7 @@ class RunBill:
         self.newest = self.sessions[-1] if self.sessions else Bill("", 0.0, 0.0, final=True)
         self.cost = book.summed(self.sessions) or RunCost(0.0)
         self.usd = sum(bill.usd for bill in self.all)
-        self.parts = {name: sum(bill.parts.get(name, 0.0) for bill in self.sessions) for name in PARTS}
+        self.parts = dict(self.cost.parts)
         if self.retries:  # all that they took, since their documents were there already
             self.parts["retry"] = sum(bill.usd for bill in self.retries)
 
@@ -79,7 +79,7 @@ class RunBill:
 
     @property
     def categories(self) -> dict[str, Counts]:
-        return book.added(each for bill in self.sessions for each in bill.categories.items())
+        return added(each for bill in self.sessions for each in bill.categories.items())
 
 
 def read_bill(runs: Sequence[str]) -> RunBill | None:
