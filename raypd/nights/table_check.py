@@ -38,9 +38,8 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
         for unit, reason in changes.unreadable(plan, config, read_input, set(), threads):
             result.damaged_input.add(0, 1, [reason])
             scratch.add("damaged", [{"source": unit.name}])
-        for error in in_threads(read_table, files, threads):
-            if error is not None:
-                result.damaged.add(0, 1, [error])
+        for error in filter(None, in_threads(read_table, files, threads)):
+            result.damaged.add(0, 1, [error])
         _compare(result, scratch, config)
     return result
 

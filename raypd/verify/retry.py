@@ -18,7 +18,7 @@ from raypd.config import OutputConfig, RunConfig
 from raypd.dataset import plan as plans
 from raypd.dataset import planner as units
 from raypd.dataset import writer as commit
-from raypd.dataset.plan import Plan, PlanWriter
+from raypd.dataset.plan import PlanWriter
 from raypd.errors import ConfigError, RunError
 from raypd.run import console, layout, manifest, records
 from raypd.run.lease import held
@@ -94,7 +94,11 @@ def retry_errors(
         driver.run_extract(inner, verbose=verbose, build=build, planned=plan)
         if lease.lost is not None:
             raise RunError(f"{lease.lost}; the same command goes on")
-        result = _merge_all(output, folder, plan, result)
+        paths, number, result.tried = dict(commit.objects(output)), result.number, 0
+        for done in in_threads(lambda u: _merge(output, paths.get(u.whole), folder, u, number), plan, _THREADS):
+            result.tried += done.documents
+            result.ok += done.ok
+            result.failed += done.failed
         # What the retry took in time and money is the run's: its sessions and bills become those of the run.
         for part in (layout.SESSIONS, layout.LEDGER):
             for name in storage.names(storage.join(folder, part)):
@@ -150,24 +154,10 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
     return result
 
 
-def _merge_all(output: str, folder: str, plan: Plan, before: Retried) -> Retried:
-    result = replace(before, tried=0, ok=0, failed=0)
-    paths = dict(commit.objects(output))
-
-    def merge(unit: Unit) -> UnitSummary:
-        if (whole := unit.whole) not in paths:
-            raise RunError(f"{output}: unit {whole} is gone since its retry began; run without --retry-errors first")
-        return _merge(paths[whole], folder, unit, before.number)
-
-    for done in in_threads(merge, plan, _THREADS):
-        result.tried += done.documents
-        result.ok += done.ok
-        result.failed += done.failed
-    return result
-
-
-def _merge(path: str, folder: str, unit: Unit, number: int) -> UnitSummary:
-    """Replaces one object; what the retry's own says."""
+def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) -> UnitSummary:
+    """Replaces one object of the run, at `path`; what the retry's own says."""
+    if path is None:
+        raise RunError(f"{output}: unit {unit.whole} is gone since its retry began; run without --retry-errors first")
     done, fresh = commit.read_table(folder, unit.id)
     for _ in range(_ATTEMPTS):
         version = storage.version(path)  # first: what is read after it is this version or a younger one
