@@ -100,7 +100,7 @@ class RunningTime:
             self.total = self._elapsed[-1]
         self.borders = self._elapsed[2::2]
 
-    def at(self, unix: Sequence[float] | np.ndarray) -> np.ndarray:
+    def at(self, unix: Sequence[Any] | np.ndarray) -> np.ndarray:
         """Seconds of running time up to a time."""
         times = np.asarray(unix, dtype=float)
         return np.asarray(np.interp(times, self._unix, self._elapsed)) if self._unix else np.zeros_like(times)
@@ -233,15 +233,13 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
         axes.grid(False)
         least = clock.total / size / width  # a span is never thinner than a pixel
         for kind in KINDS:
-            boxes = []
-            for row, worker in enumerate(workers):
+            spans = [(row, span) for row, worker in enumerate(workers) for span in worker.spans if span[2] == kind]
+            if spans:
+                x, end = clock.at([span[:2] for _, span in spans]).T / size
+                right, row = x + np.maximum(end - x, least), np.array([row for row, _ in spans])
                 low, high = row + gap, row + 1 - gap
-                for began, ended in (span[:2] for span in worker.spans if span[2] == kind):
-                    x, end = clock.at([began, ended]) / size
-                    right = x + max(end - x, least)
-                    boxes.append([(x, low), (right, low), (right, high), (x, high)])
-            if boxes:
-                path = Path.make_compound_path_from_polys(np.array(boxes))
+                boxes = np.array([(x, low), (right, low), (right, high), (x, high)]).transpose(2, 0, 1)
+                path = Path.make_compound_path_from_polys(boxes)
                 axes.add_patch(PathPatch(path, facecolor=ROLES[kind], edgecolor="none", linewidth=0))
         axes.set_ylim(count, 0)
         if each >= 10 and count <= 40:

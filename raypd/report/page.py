@@ -77,19 +77,12 @@ def fill(template: str, script_of: str = "report.js", folders: Sequence[Path] = 
     )
     environment.filters |= {name: getattr(text, name) for name in _FILTERS}
     environment.globals |= {"text": text, "ROWS": _ROWS, "REASONS": _REASONS}
-    style, script = ((_TEMPLATES / name).read_text() for name in ("report.css", script_of))
+    style, script = texts = [Markup((_TEMPLATES / name).read_text()) for name in ("report.css", script_of)]
+    hashes = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in texts]
+    allowed = "; ".join(f"{kind}-src 'sha256-{of}'" for kind, of in zip(("style", "script"), hashes, strict=True))
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     return environment.get_template(template).render(
-        style=Markup(style), script=Markup(script), policy=_policy(style, script), made=time.time(), **content
-    )
-
-
-def _policy(style: str, script: str) -> str:
-    def allowed(content: str) -> str:
-        return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
-
-    return (
-        f"default-src 'none'; style-src {allowed(style)}; script-src {allowed(script)}; base-uri 'none'; "
-        "form-action 'none'"
+        style=style, script=script, policy=policy, made=time.time(), **content
     )
 
 

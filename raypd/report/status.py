@@ -63,15 +63,11 @@ class Status:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass
 class Watch:
     """Looks at a run again and again, and keeps what a committed unit holds until its object is replaced."""
 
-    root: str
-    overrides: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        self._fake = is_fake(load_record(self.root, self.overrides).config)
+    def __init__(self, root: str, overrides: Sequence[str] = ()) -> None:
+        self.root, self._fake = root, is_fake(load_record(root, overrides).config)
         self._summaries: dict[storage.Object, CommittedUnit | None] = {}  # that were read
         self._errors: dict[str, list[str]] = {}
 
