@@ -25,11 +25,6 @@ def exact(value: float) -> Array:
     return np.array([float(value)])
 
 
-def unknown_interval(value: float) -> Array:
-    """A quantity of which no sample tells how far it holds."""
-    return np.array([value, math.nan])
-
-
 def figure(quantity: Array) -> Figure:
     """Value and 95% interval; no ends where the sample cannot tell them."""
     low, high = np.quantile(quantity[1:], (0.025, 0.975)) if len(quantity) > 1 else (quantity[0], quantity[0])

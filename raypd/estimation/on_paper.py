@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
@@ -155,15 +157,14 @@ def predict(config: RunConfig | None, options: EstimateOptions) -> Estimate:
             shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in parts.items())
             rates = "{} TFLOP/s and {} GB/s by its data sheet".format(*CARDS[gpu])
             source = f"{1000 * total:.3g} ms a document on {gpu}: {shares}; {rates}"
-            seconds = bootstrap.unknown_interval(total)
+            seconds = np.array([total, math.nan])  # no sample tells how far it holds
             speeds[kind].append(MethodSpeed(f"{kind}, predicted", seconds, source, gpu, parts=parts))
     if not speeds[method]:
         raise ConfigError(f"--model {name}: fits into none of these GPUs ({', '.join(sorted(gpus)) or 'none'})")
-    if options.documents is not None or config is None:
-        total_documents = bootstrap.exact(options.documents or 1e6)
-    else:
+    total_documents = bootstrap.exact(options.documents or 1e6)
+    if options.documents is None and config is not None:
         total_documents = sampling.scan(config).documents
-    if config is None and options.documents is None:
+    elif options.documents is None:
         notes.append("a corpus of 1,000,000 documents: --documents gives yours")
     baseline = speeds["autoregressive"] if options.baseline and method != "autoregressive" else []
     return assemble(config, options, total_documents, speeds[method], baseline, None, notes)

@@ -83,8 +83,8 @@ class Search:
         return self.floor.judged(self.reference.agreement)
 
     @property
-    def by_guided(self) -> bool:
-        return self.value(self.reference.changes, "decoding.method") == "guided"
+    def reference_method(self) -> str:
+        return str(self.value(self.reference.changes, "decoding.method"))
 
     def agrees(self, trial: Trial) -> bool:
         """Whether a setting may be taken: it reaches the floor or, where none can be judged, changes no answers."""
@@ -118,11 +118,12 @@ class Search:
             if self._try(vllm).usable:
                 self._climb(vllm, "engine.max_num_seqs", _ENGINE["engine.max_num_seqs"])
         for key, limit in _ENGINE.items():
-            best = self._best_changes()
+            best = (self._best() or Trial({})).changes
             if self.value(best, key) != "auto" or key != "engine.max_num_seqs":
                 self._climb(best, key, limit)
         for dtype, quantization in self.types if self.judged else ():
-            self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
+            best = (self._best() or Trial({})).changes
+            self._try({**best, "model.dtype": dtype, "model.quantization": quantization})
         ranked = sorted((trial for trial in self.trials if trial.usable), key=self._rank, reverse=True)
         for trial in ranked[:2] * (_REPEATS - 1):
             again = self.measure(trial.changes, math.inf)
@@ -169,10 +170,6 @@ class Search:
 
     def value(self, changes: Changes, key: str) -> Any:
         return changes.get(key, attrgetter(key)(self.config))
-
-    def _best_changes(self) -> Changes:
-        best = self._best()
-        return best.changes if best is not None else {}
 
     def _climb(self, start: Changes, key: str, limit: int, factors: Sequence[float] = (2, 0.5)) -> None:
         """Doubles a setting while that is better, or else halves it while that is (or other `factors`)."""

@@ -82,7 +82,7 @@ def why(result: TuneResult) -> str:
     """In words, why the best setting is the best."""
     search, best = result.search, result.best
     settings = text.counted(sum(trial.usable for trial in search.trials), "setting")
-    agrees = f"with {_reference(search)} in at least {search.floor.share:.0%} of values"
+    agrees = f"with {search.reference_method} decoding in at least {search.floor.share:.0%} of values"
     by_low = search.floor.by == "low"
     if not search.judged:
         reason = f"{_not_judged(search)}. So only settings that leave the answers alone were changed: "
@@ -102,18 +102,14 @@ def why(result: TuneResult) -> str:
     return reason if usd is None else f"{reason}; ${usd:.3g} per 1,000 documents on {result.kind.name}"
 
 
-def _reference(search: Search) -> str:
-    return "guided decoding" if search.by_guided else "autoregressive decoding"
-
-
 def _not_judged(search: Search) -> str:
     floor, there = search.floor, search.reference.agreement.of
     if math.isinf(floor.needed):
         reason = f"no sample can show that {floor.share:.0%} of values agree; lower --agreement"
     else:
         reason = (
-            f"{_reference(search)} gave {text.counted(there, 'whole value')}, and a floor of {floor.share:.0%} needs "
-            f"{floor.needed:.0f} even if all of them agree; raise --sample or lower --agreement"
+            f"{search.reference_method} decoding gave {text.counted(there, 'whole value')}, and a floor of "
+            f"{floor.share:.0%} needs {floor.needed:.0f} even if all of them agree; raise --sample or lower --agreement"
         )
     return f"agreement was NOT judged: {reason}, or take the share as it is with --judge share"
 
@@ -127,7 +123,8 @@ def _notes(result: TuneResult) -> list[str]:
     if result.reused:
         notes.append(f"{result.reused} measurements are from the file; --fresh makes them again")
     agreement = search.reference.agreement
-    if search.by_guided:
+    by_guided = search.reference_method == "guided"
+    if by_guided:
         note = (
             "the reference is guided decoding: the keys are given, each value is decoded token by token behind all of "
             "the answer before it (decoding.method: guided)"
@@ -142,7 +139,7 @@ def _notes(result: TuneResult) -> list[str]:
             f"autoregressive decoding gave nothing whole for {agreement.left_out} values and a value for "
             f"{agreement.of} only: with this model it is a poor reference"
         )
-    if agreement.left_out and (search.by_guided or agreement.left_out <= agreement.of):
+    if agreement.left_out and (by_guided or agreement.left_out <= agreement.of):
         notes.append(f"{agreement.left_out} values are left out: the reference gave nothing whole there")
     if not result.kind.usd_per_hour:
         notes.append("this machine has no price: cost.prices.local (USD per hour) or --instance gives it one")

@@ -160,7 +160,7 @@ def test_the_reference_and_what_is_held_to_it(how, references, judged, method) -
     assert [search.value(trial.changes, "decoding.method") for trial in search.trials][
         : len(references.split())
     ] == references.split()
-    assert (search.by_guided, search.judged) == ("guided" in references, judged)
+    assert (search.reference_method == "guided", search.judged) == ("guided" in references, judged)
     assert (search.value(best.changes, "decoding.method"), search.agrees(best)) == (method, True)
     if references == "autoregressive guided":
         free = search.trials[0]  # it is held to the reference, too
