@@ -46,17 +46,14 @@ class RunFiles:
         self.root, self.now = root, time.time()
         self.table = read.record(NightState, root, layout.STATE)
         self.runs = read.runs(root)
-        self.manifest = read.record(Manifest, root, layout.MANIFEST)
+        self.manifest = done = read.record(Manifest, root, layout.MANIFEST)
         self.plan = read.record(PlanTotals, root, layout.PLAN_TOTALS)
-        if self.plan is None and (done := self.manifest) and done.units_planned:  # 0 documents: unknown
+        if self.plan is None and done and done.units_planned:  # 0 documents: unknown
             self.plan = PlanTotals("", done.units_planned, done.documents * (done.units == done.units_planned))
         self.bill = read_bill(self.runs)
         self.objects = unit_objects(self.runs)
-
-    @property
-    def unreadable(self) -> int:
-        """Units of the input: the plan knows those found at once, the manifest those found later."""
-        return max(self.plan.damaged if self.plan else 0, self.manifest.units_unreadable if self.manifest else 0)
+        # Units of the input: the plan knows those found at once, the manifest those found later.
+        self.unreadable = max(self.plan.damaged if self.plan else 0, done.units_unreadable if done else 0)
 
     def sessions_of(self, units: Units, runs: Sequence[str] | None = None) -> list[ReportSession]:
         """Oldest first, each with its units, as far as known, and its cost. runs: None: all."""
@@ -92,8 +89,10 @@ class RunReport(RunFiles):
     def __init__(self, root: str, fingerprint: str, config: dict[str, Any], versions: dict[str, str]) -> None:
         super().__init__(root)
         self.fingerprint, self.config, self.versions = fingerprint, redact(config), versions
+        self.name = root.rstrip("/").rsplit("/", 1)[-1] or root
         self.units = read_units(self.objects)
         self.sessions = self.sessions_of(self.units)
+        self.seconds = sum(session.seconds for session in self.sessions)  # without what lies between them
         self.state = self.state_of(self.sessions)  # complete, running, interrupted, ...; estimated or trained: no run
         self.sample = read_sample(self.units.read)
         # (unit, last line of why its worker died)
@@ -109,15 +108,6 @@ class RunReport(RunFiles):
     @property
     def fake(self) -> bool:
         return is_fake(self.config)
-
-    @property
-    def name(self) -> str:
-        return self.root.rstrip("/").rsplit("/", 1)[-1] or self.root
-
-    @property
-    def seconds(self) -> float:
-        """Time of all sessions, without what lies between them."""
-        return sum(s.seconds for s in self.sessions)
 
 
 def is_fake(config: dict[str, Any]) -> bool:

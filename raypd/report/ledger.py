@@ -7,7 +7,7 @@ from raypd import storage
 from raypd.billing import book
 from raypd.billing.meter import added
 from raypd.run import layout, read
-from raypd.run.records import Bill, Counts, NodeTime, RunCost, WorkerTime
+from raypd.run.records import Bill, NodeTime, RunCost, WorkerTime
 
 _PART_NAMES = {
     "decode": "decoding answers",
@@ -38,16 +38,11 @@ class RunBill:
         self.parts = dict(self.cost.parts)
         if self.retries:  # all that they took, since their documents were there already
             self.parts["retry"] = sum(bill.usd for bill in self.retries)
-
-    @property
-    def spent(self) -> dict[str, float]:
-        """USD by what it went to, in words."""
-        return {_PART_NAMES[name]: usd for name, usd in self.parts.items() if usd}
-
-    @property
-    def nodes(self) -> list[NodeTime]:
-        """Each with an end: where it is there, how far the bill of its session goes."""
-        return [replace(n, ended=bill.until if n.ended is None else n.ended) for bill in self.all for n in bill.nodes]
+        self.spent = {_PART_NAMES[name]: usd for name, usd in self.parts.items() if usd}
+        self.categories = added(each for bill in self.sessions for each in bill.categories.items())
+        nodes = ((node, bill.until) for bill in self.all for node in bill.nodes)
+        # Each with an end: where it is there, how far the bill of its session goes.
+        self.nodes = [replace(node, ended=until if node.ended is None else node.ended) for node, until in nodes]
 
     @property
     def machines(self) -> list[tuple[tuple[str, str, float, str], list[NodeTime]]]:
@@ -76,10 +71,6 @@ class RunBill:
             before += bill.usd
             points.append((bill.until, before))
         return points
-
-    @property
-    def categories(self) -> dict[str, Counts]:
-        return added(each for bill in self.sessions for each in bill.categories.items())
 
 
 def read_bill(runs: Sequence[str]) -> RunBill | None:
