@@ -42,11 +42,11 @@ class EstimateOptions:
     def __post_init__(self) -> None:
         for name in [*(self.instances or []), *([self.head] if self.head != "none" else [])]:
             known_type(name)
-        if self.baseline and (self.throughput or self.run is not None):
-            option = "--throughput" if self.throughput else "--from"
+        speed_from = "--throughput" if self.throughput else "--from" if self.run is not None else None
+        if self.baseline and speed_from:
             instead = "; --baseline-throughput gives its speed" if self.throughput else ""
-            raise ConfigError(f"--baseline decodes a sample, and {option} decodes nothing: leave it out{instead}")
-        if self.model is not None and (self.throughput or self.run is not None):
+            raise ConfigError(f"--baseline decodes a sample, and {speed_from} decodes nothing: leave it out{instead}")
+        if self.model is not None and speed_from:
             raise ConfigError("--model predicts the speed, and --throughput or --from gives it: leave one out")
         if self.tokens is not None and self.model is None:
             raise ConfigError("--tokens goes with --model, which predicts; a sample is counted")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from raypd import storage
 from raypd.billing import book
@@ -63,14 +64,9 @@ class RunBill:
     @property
     def series(self) -> list[tuple[float, float]]:
         """(time, USD of all sessions by then)."""
-        points, before = [], 0.0
-        for bill in self.sessions:
-            points += [(point[0], before + point[1]) for point in bill.series]
-            before += bill.usd
-        for bill in self.retries:
-            before += bill.usd
-            points.append((bill.until, before))
-        return points
+        before = accumulate((bill.usd for bill in self.all), initial=0.0)
+        series = [bill.series for bill in self.sessions] + [[[bill.until, bill.usd]] for bill in self.retries]
+        return [(time, spent + usd) for points, spent in zip(series, before, strict=False) for time, usd, *_ in points]
 
 
 def read_bill(runs: Sequence[str]) -> RunBill | None:
