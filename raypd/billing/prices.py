@@ -77,8 +77,10 @@ def is_old(day: str) -> bool:
 
 def hosted(cost: CostConfig) -> list[HostedPrice]:
     """What is listed, or configured in its place."""
-    configured = cost.hosted_prices.items()
-    prices = {model: HostedPrice(model, *usd, "", f"cost.hosted_prices.{model}") for model, usd in configured}
+    prices = {
+        model: HostedPrice(model, sent, written, "", f"cost.hosted_prices.{model}")
+        for model, (sent, written) in cost.hosted_prices.items()
+    }
     for row in _csv("hosted_batch.csv"):
         prices.setdefault(row["model"], from_json(HostedPrice, row, "hosted_batch.csv"))
     return list(prices.values())

@@ -99,7 +99,6 @@ def scan(config: RunConfig) -> Scan:
     places = set(range(plan.units) if complete else equal_distances(count, plan.units))  # every object of some size
     chosen: list[Unit] = []
     scanned: list[ScannedDocument] = []
-    counts: list[int] = []
     problem: InputError | None = None
     for place, unit in enumerate(plan):
         if place not in places:
@@ -111,9 +110,9 @@ def scan(config: RunConfig) -> Scan:
             continue
         scanned += [ScannedDocument(*kind_of(document, config), len(chosen), row) for row, document in enumerate(batch)]
         chosen.append(unit)
-        counts.append(len(batch))
     if not scanned:
         raise problem or InputError("no unit of the input holds a document")
+    counts = np.bincount([document.unit for document in scanned], minlength=len(chosen)).tolist()
     if len(chosen) == plan.units or plan.exact:
         documents = bootstrap.exact(len(scanned) if len(chosen) == plan.units else plan.documents)
     else:  # a range of lines tells its bytes and not its documents
