@@ -128,9 +128,8 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, index: Iterable[
         key = unit_key(unit)
         if key not in old_units:
             documents = read_unit(unit, config, extra)
-            places = [{"id": d.id, "position": d.index, "source": d.source, "row": d.place} for d in documents]
-            hashes = [{"unit": key, "hash": _content_hash(d, config)} for d in documents]
-            scratch.add("read", [place | content for place, content in zip(places, hashes, strict=True)])
+            rows = ((d.id, _content_hash(d, config), key, d.index, d.source, d.place) for d in documents)
+            scratch.add("read", [dict(zip(_READ.names, row, strict=True)) for row in rows])
         scratch.add("planned", [{"unit": key, "ordinal": ordinal}])
 
     for unit, reason in unreadable(plan, config, take, tonight.apart, _THREADS):

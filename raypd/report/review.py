@@ -56,10 +56,9 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
     texts = documents_at(config, root, chosen)
     shown = []
     for place, row in chosen.items():
-        values, document = row_values(row), texts.get(place)
-        text = text_in(document, config) if document is not None else ""
-        spans = [(value.span, value.name) for value in values if value.span is not None]
-        pieces = list(marked(text, spans))
+        values = row_values(row)
+        text = text_in(texts[place], config) if place in texts else ""
+        pieces = list(marked(text, [(value.span, value.name) for value in values if value.span is not None]))
         shown.append(ReviewDocument(*place, str(row["id"]), str(row.get("category") or ""), values, pieces))
     where = storage.join(root, PAGE), storage.join(root, TABLE)
     name = root.rstrip("/").rpartition("/")[2]
