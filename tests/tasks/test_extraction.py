@@ -186,7 +186,7 @@ def test_guided_values_stand_in_one_json_text(k_max):
     slot, statuses = Slot(0, task._categories["shoes"].grammars[-1]), set()
     for request, values in zip(requests, runner.run(programs), strict=True):
         (record,) = request.finish(values)
-        text = task.tokenizer.decode([*fed[record.index], *task._closing(slot, values[-1])])
+        text = task.tokenizer.decode([*fed[record.index], *slot.grammar.closing(values[-1].tokens)])
         before, copied, behind = re.fullmatch(
             r'(.*"Größe":)([^\n]*)(,\n"Waterproof":.*)', text[text.rindex('{\n"Brand"') :], re.DOTALL
         ).groups()
