@@ -116,9 +116,6 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     """J: documents of one category stacked in one prompt (HPD with isolate: none)"""
     isolate: Literal["none", "documents", "values"] = "documents"
     """HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on other values"""
-    skeleton: Literal["keys", "slots"] = "keys"
-    """HPD: what stands before each value: keys: its key, as in the paper; slots: a letter that the prompt gives to the
-    attribute, one token for about six. Weights decode the one that they were trained with"""
     max_new_tokens: int = Field(512, ge=1)
     """Most tokens of one answer, all threads together (generation, and autoregressive extraction)"""
     contexts_per_prompt: int = Field(1, ge=1, description="Contexts stacked in one prompt (intra_prompt)")

@@ -56,11 +56,7 @@ class RunConfig(Section):
         if kind == "extraction" and tree["task"].get("template") is None and (name := template_of(card)):
             tree["task"]["template"] = name
         if decoding.get("method", "auto") == "auto":
-            decoding = {**decoding, "method": _method(kind, tree, card)}
-        trained = card.get("decoding")
-        if card.get("method") == decoding.get("method") and isinstance(trained, dict) and "skeleton" in trained:
-            decoding = {"skeleton": trained["skeleton"], **decoding}
-        tree["decoding"] = decoding
+            tree["decoding"] = {**decoding, "method": _method(kind, tree, card)}
         return tree
 
     @model_validator(mode="after")

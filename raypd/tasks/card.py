@@ -46,15 +46,8 @@ def check_card(config: RunConfig) -> None:
             raise ModelError(
                 f"{key} {name!r} was trained with another prompt template (task.template): use that one, or train again"
             )
-        if config.decoding.method != method:
-            continue
-        if method == "hyper_parallel" and decoding.get("skeleton", "keys") != config.decoding.skeleton:
-            raise ModelError(
-                f"{key} {name!r} was trained with decoding.skeleton {decoding.get('skeleton', 'keys')}: leave the key "
-                "out, or train again"
-            )
         gap = decoding.get("max_value_tokens")
-        if gap not in (None, config.decoding.max_value_tokens):
+        if config.decoding.method == method and gap not in (None, config.decoding.max_value_tokens):
             raise ModelError(
                 f"{key} {name!r} was trained with decoding.max_value_tokens {gap}, which is the gap between its "
                 f"positions, and the run has {config.decoding.max_value_tokens}: set it to {gap}, or train again"

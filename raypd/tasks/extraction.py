@@ -28,7 +28,7 @@ from raypd.tasks.calibration import calibration_of
 from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.few_shot import LabelledExamples
-from raypd.tasks.prompting import DOCUMENTS, encode, end_tokens, messages, pieces, slot_letters, tag_of
+from raypd.tasks.prompting import DOCUMENTS, encode, end_tokens, messages, pieces, tag_of
 from raypd.tasks.values import CheckedValue, JsonObjectEnd, Rated, check, find_value, span_of, span_shift
 from raypd.tasks.windows import merged, windows
 
@@ -65,7 +65,6 @@ class ExtractionTask:
         assert isinstance(config.task, ExtractionConfig)
         self.input, self.task, self.decoding = config.input, config.task, config.decoding
         self._calibration, self._min_confidence = calibration_of(config.model), config.output.min_confidence
-        self._letters = self.decoding.method == "hyper_parallel" and self.decoding.skeleton == "slots"
         self._writes_keys = REGISTRY[self.decoding.method].whole_record  # the model does
         server = config.model.endpoint
         self._by_schema = server is not None and server.response_format == "json_schema"
@@ -81,9 +80,7 @@ class ExtractionTask:
         self._close = self._encode(f"\n</{self._tag}>\n")
         self._vocabulary = vocabulary_of(tokenizer)
         self._of_type: dict[str, Grammar] = {}
-        self._categories = {
-            name: self._ready(name, message) for name, message in messages(self.task, self._letters).items()
-        }
+        self._categories = {name: self._ready(name, message) for name, message in messages(self.task).items()}
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         stacks: dict[str, list[_Body]] = {}
@@ -119,8 +116,6 @@ class ExtractionTask:
             self._encode(("{" if i == 0 else ",") + "\n" + json.dumps(attribute.name, ensure_ascii=False) + ":")
             for i, attribute in enumerate(category.attributes)
         ]
-        if self._letters:
-            keys = [self._encode(f" {letter}") for letter in slot_letters(len(keys))]
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
         before, behind = pieces(self.tokenizer, message, [DOCUMENTS])
         before += self._encode(self._examples.first(name))

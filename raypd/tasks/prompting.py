@@ -4,7 +4,6 @@ once a category; documents with special tokens split, so that none can end the u
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,21 +33,11 @@ def template_text(path: str | None, name: str) -> str:
         raise ConfigError(f"{file}: the template cannot be read: {reason}") from None
 
 
-def slot_letters(count: int) -> list[str]:
-    """The names of slots: A to Z, a to z (one token each in any vocabulary), then AA, AB and on."""
-    single = [*string.ascii_uppercase, *string.ascii_lowercase]
-    return [*single, *(first + second for first in single for second in single)][:count]
-
-
-def messages(task: ExtractionConfig, letters: bool = False) -> dict[str, str]:
-    """Category -> its message, DOCUMENTS in their place; a user's template is rendered apart. `letters`: each name
-    behind its slot's. Raises ConfigError."""
+def messages(task: ExtractionConfig) -> dict[str, str]:
+    """Category -> its message, DOCUMENTS in their place; a user's template is rendered apart. Raises ConfigError."""
     text = template_text(task.template, "extraction.j2")
     common = {"documents": DOCUMENTS, "products": DOCUMENTS, "instruction": (task.instruction or "").strip()}
-    shown = [
-        {**common, "category": {"name": name, **_shown(category, letters)}}
-        for name, category in task.categories.items()
-    ]
+    shown = [{**common, "category": {"name": name, **_shown(category)}} for name, category in task.categories.items()]
     of_raypd = not task.template or task.template in TEMPLATES
     where = task.template or _HERE / "extraction.j2"
     try:
@@ -65,16 +54,13 @@ def tag_of(task: ExtractionConfig) -> str:
     return "product" if "products" in template_text(task.template, "extraction.j2") else "document"
 
 
-def _shown(category: Category, letters: bool) -> dict[str, Any]:
+def _shown(category: Category) -> dict[str, Any]:
     """A category as templates see it: types stand behind descriptions, and of an enum of many values only some."""
     tree = category.model_dump()
     for attribute, shown in zip(category.attributes, tree["attributes"], strict=True):
         shown["description"] = "; ".join(filter(None, [attribute.description, attribute.hint]))
         if hidden := len(attribute.values[_SHOWN_VALUES:]):
             shown["values"] = [*attribute.values[:_SHOWN_VALUES], f"or one of {hidden:,} more"]
-    if letters:
-        for letter, shown in zip(slot_letters(len(category.attributes)), tree["attributes"], strict=True):
-            shown["name"] = f"{letter} {shown['name']}"
     return tree
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from raypd.config.card import CARD
 from raypd.config.load import load_config, make_config
-from raypd.errors import ConfigError, ModelError
+from raypd.errors import ConfigError
 from raypd.run import manifest
-from raypd.tasks.card import check_card, untrained
+from raypd.tasks.card import untrained
 from raypd.tasks.prompting import messages, tag_of, template_text
 from tests.processes import ROOT
 
@@ -60,16 +60,6 @@ def test_a_card_says_method_and_template(adapter: Path) -> None:
     assert config(f"model.adapter={adapter}", kind="generation").decoding.method == "autoregressive"  # of another task
     (adapter / CARD).write_text("[")  # which the check of the card refuses
     assert config(f"model.adapter={adapter}").decoding.method == "guided"
-
-
-def test_weights_decode_the_skeleton_that_they_were_trained_with(adapter: Path) -> None:
-    card = {"task": "extraction", "method": "hyper_parallel", "template": PRODUCT, "decoding": {"skeleton": "slots"}}
-    (adapter / CARD).write_text(json.dumps(card))
-    trained, other = (config(f"model.adapter={adapter}", *keys) for keys in ([], ["decoding.skeleton=keys"]))
-    assert (trained.decoding.skeleton, other.decoding.skeleton) == ("slots", "keys")
-    check_card(trained)
-    with pytest.raises(ModelError, match=r"was trained with decoding\.skeleton slots"):
-        check_card(other)
 
 
 def test_a_run_that_took_its_template_from_a_card_reads_back(adapter: Path) -> None:

@@ -16,7 +16,6 @@ from raypd.errors import ConfigError
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Request
 from raypd.tasks.columns import EXTRACTION
-from raypd.tasks.prompting import slot_letters
 from raypd.tasks.values import check
 from tests.decoding.drivers import changed
 from tests.decoding.reference import plain_output
@@ -72,18 +71,6 @@ def test_the_prompt_shares_its_instruction_and_ends_in_the_skeleton_and_no_docum
     assert '<document>\ntitle: Boot 15.6" {x}\n</document>' in text
     assert begin.endswith('"Größe":')
     assert text.endswith('{\n"Brand":,\n"Größe":,\n"Waterproof":,\n"Color":')
-
-
-def test_a_skeleton_of_slots_is_a_letter_an_attribute():
-    task = make(decoding={"skeleton": "slots"})
-    (request,) = task.plan([document(0)])
-    feed = next(request.program)
-    text = tiny_tokenizer().decode(list(feed.tokens))
-    assert "\n- A Brand: the maker\n- B Größe (a number)\n" in text
-    assert text.endswith(" A B C D")
-    assert feed.sample_at == [len(feed.tokens) - n for n in (7, 5, 3, 1)]  # a byte a token here
-    assert list(answers(task, [document(n) for n in range(3)])) == [0, 1, 2]
-    assert (slot_letters(54)[50:], len(set(slot_letters(2756)))) == (["y", "z", "AA", "AB"], 2756)
 
 
 def test_documents_of_a_category_are_stacked_in_one_prompt():
