@@ -259,7 +259,7 @@ def errors(
 
 @app.command()
 def estimate(
-    config: Annotated[str | None, Argument(help="YAML of the run; not needed with --throughput or --model")] = None,
+    config: Annotated[str | None, Argument(help="YAML of the run; not needed with --throughput")] = None,
     overrides: o.Overrides = None,
     sample: o.Sample = 64,
     minutes: o.Minutes = None,
@@ -271,18 +271,16 @@ def estimate(
     instance: Annotated[list[str] | None, Option("--instance", help="Only these instance types")] = None,
     nodes: Annotated[int, Option(min=1, help="Most nodes of the table")] = 8,
     head: Annotated[str, Option(help="Instance type of the head node, or none")] = "m7i.2xlarge",
-    model: o.OnPaper = None,
-    tokens: o.DocumentTokens = None,
     as_json: o.AsJson = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Say what a run will take and cost. From a decoded sample, an earlier run, given throughputs, or counts."""
+    """Say what a run will take and cost. From a sample that is decoded, an earlier run, or given throughputs."""
     from raypd.estimation import estimate as estimates
     from raypd.estimation.machines import EstimateOptions
 
     made = load_config(config, overrides or []) if config is not None else None
     counted = (sample, minutes, baseline, run, throughput, baseline_throughput, documents)
-    options = EstimateOptions(*counted, instance, nodes, head, model, tokens)
+    options = EstimateOptions(*counted, instance, nodes, head)
     estimates.run(made, options, as_json, verbose)
 
 

@@ -54,10 +54,6 @@ Throughput = Annotated[
 BaselineThroughput = Annotated[
     list[str] | None, Option(metavar="[GPU=]RATE", help="The same of autoregressive decoding")
 ]
-OnPaper = Annotated[str | None, Option("--model", help="Predict this model from counts and data sheets, without a GPU")]
-DocumentTokens = Annotated[
-    str | None, Option("--tokens", metavar="S,O,K,V,P", help="Of that: shared, own, keys, values, passes")
-]
 TunedTo = Annotated[
     str | None, Option("--output", "-o", help="Where the new YAML goes; none: CONFIG.tuned.yaml beside it")
 ]

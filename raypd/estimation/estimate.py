@@ -13,7 +13,7 @@ from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
-from raypd.estimation import bootstrap, earlier, hosted, on_paper, profile, sampling
+from raypd.estimation import bootstrap, earlier, hosted, profile, sampling
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
@@ -51,19 +51,16 @@ def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool =
     """Raises ConfigError, InputError, ModelError, RunError. config: None where speed, documents and types are given."""
     if config is not None:
         storage.configure(config.storage)
-    if options.model is not None:
-        result = on_paper.predict(config, options)
-    elif options.throughput:
+    if options.throughput:
         result = _given(config, options)
     elif config is None:
-        raise ConfigError("give a configuration, or --throughput with --documents and --instance, or --model")
+        raise ConfigError("give a configuration, or --throughput with --documents and --instance")
     elif options.run is not None:
         result = earlier.estimate_from(config, options)
     else:
         result = _measured(config, options, verbose)
     if config is not None:
-        result.fingerprint, result.task = config.fingerprint(), config.task.kind
-        result.model = options.model or config.model.name
+        result.fingerprint, result.model, result.task = config.fingerprint(), config.model.name, config.task.kind
     return result
 
 

@@ -36,8 +36,6 @@ class EstimateOptions:
     instances: list[str] | None = None  # the only types of the table
     nodes: int = 8  # its last column
     head: str = "m7i.2xlarge"  # of the head node, as infra/cluster.yaml has it; "none" for no head
-    model: str | None = None  # predicts it on paper, in place of measuring
-    tokens: str | None = None  # of a document, for that
 
     def __post_init__(self) -> None:
         for name in [*(self.instances or []), *([self.head] if self.head != "none" else [])]:
@@ -46,10 +44,6 @@ class EstimateOptions:
         if self.baseline and speed_from:
             instead = "; --baseline-throughput gives its speed" if self.throughput else ""
             raise ConfigError(f"--baseline decodes a sample, and {speed_from} decodes nothing: leave it out{instead}")
-        if self.model is not None and speed_from:
-            raise ConfigError("--model predicts the speed, and --throughput or --from gives it: leave one out")
-        if self.tokens is not None and self.model is None:
-            raise ConfigError("--tokens goes with --model, which predicts; a sample is counted")
         if self.baseline_throughput and not self.throughput:
             raise ConfigError("--baseline-throughput goes with --throughput; --baseline measures it instead")
 
@@ -74,7 +68,6 @@ class MethodSpeed:
     gpu: str | None = None  # that it holds for, as instance types have it; None for others and for a CPU
     machine: str | None = None  # that measured it; None where the speed was given
     tokens: dict[str, Array] = field(default_factory=dict)
-    parts: dict[str, float] = field(default_factory=dict)  # seconds, of a prediction
 
     def estimate(self, baseline: MethodSpeed | None) -> SpeedEstimate:
         return SpeedEstimate(
@@ -84,7 +77,6 @@ class MethodSpeed:
             documents_per_second=figure(1 / self.seconds),
             seconds_per_document=figure(self.seconds),
             tokens_per_document={name: figure(tokens) for name, tokens in self.tokens.items()},
-            parts=self.parts,
             times_autoregressive=None if baseline is None else figure(baseline.seconds / self.seconds),
         )
 

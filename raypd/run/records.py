@@ -410,7 +410,6 @@ class SpeedEstimate:
     documents_per_second: Figure
     seconds_per_document: Figure | None = None
     tokens_per_document: dict[str, Figure] = field(default_factory=dict)
-    parts: dict[str, float] = field(default_factory=dict)  # seconds of a document, of a prediction
     times_autoregressive: Figure | None = None  # on the same GPU; None: not measured
 
     @property
