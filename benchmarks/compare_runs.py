@@ -59,7 +59,7 @@ class Comparison:
         config, shown = load_run(self.root, []), self.documents[:_DOCUMENTS]
         documents = review.documents_at(config, self.root, {document.place: document for document in shown})
         texts = {place: text_in(of, config) for place, of in documents.items() if of.error is None}
-        content = {"comparison": self, "shown": shown, "texts": texts}
+        content: dict[str, Any] = {"comparison": self, "shown": shown, "texts": texts}
         filled = page.fill("comparison.html.j2", folders=[Path(__file__).parent], **content)
         page.put(path, filled.encode(), "the page ")
 
