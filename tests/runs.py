@@ -49,11 +49,8 @@ def config_tree(
         sections: other sections; of `input`, `output` and `task` more keys.
     """
     task = {"kind": task} if isinstance(task, str) else task or extraction(c=["a"])
-    tree: dict[str, Any] = {
-        "input": {"path": path if isinstance(path, list) else str(path)},
-        "output": {"path": str(folder)},
-        "task": task,
-    }
+    tree: dict[str, Any] = {"input": {"path": path if isinstance(path, list) else str(path)},
+                            "output": {"path": str(folder)}, "task": task}  # fmt: skip
     return tree | {name: {**tree[name], **keys} if name in tree else keys for name, keys in sections.items()}
 
 

@@ -37,12 +37,8 @@ class Server:
 
 def environment() -> dict[str, str]:
     """The environment variables by which the SDK may use the server."""
-    return {
-        "AWS_ACCESS_KEY_ID": KEY_ID,
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
+    return {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
 
 
 def free_ports(count: int) -> list[int]:

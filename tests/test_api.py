@@ -56,20 +56,15 @@ def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkey
     assert (run.manifest.documents, run.manifest.failed) == (len(documents), 0)
 
 
-@pytest.mark.parametrize(
-    ("source", "error", "said"),
-    [
-        (["a.jsonl", "runs/b"], InputError, "a.jsonl: no such file"),
-        (["a text", {"title": "x"}], ConfigError, r"source\[1\]: a list is of texts or dicts, all alike"),
-        (["a text", None], ConfigError, r"source\[1\]: a list is of paths, texts or dicts, not NoneType"),
-        (FRAME.head(0), InputError, "no rows"),
-        (pd.DataFrame([["x", "y"]], columns=["title", "title"]), InputError, "two columns 'title'"),
-        (pd.DataFrame({"title": ["x", 3]}), InputError, "column title"),
-        (pd.DataFrame({"a": ["x"], "b": ["y"]}), ConfigError, "text: name the columns .* a, b"),
-        (pa.table({"n": [1]}), ConfigError, "text: name the columns"),
-        (7, ConfigError, "not int"),
-    ],
-)
+@pytest.mark.parametrize(("source", "error", "said"), [
+    (["a.jsonl", "runs/b"], InputError, "a.jsonl: no such file"),
+    (["a text", {"title": "x"}], ConfigError, r"source\[1\]: a list is of texts or dicts, all alike"),
+    (["a text", None], ConfigError, r"source\[1\]: a list is of paths, texts or dicts, not NoneType"),
+    (FRAME.head(0), InputError, "no rows"),
+    (pd.DataFrame([["x", "y"]], columns=["title", "title"]), InputError, "two columns 'title'"),
+    (pd.DataFrame({"title": ["x", 3]}), InputError, "column title"),
+    (pd.DataFrame({"a": ["x"], "b": ["y"]}), ConfigError, "text: name the columns .* a, b"),
+    (pa.table({"n": [1]}), ConfigError, "text: name the columns"), (7, ConfigError, "not int")])  # fmt: skip
 def test_what_is_no_table_of_documents_is_refused(source, error, said, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=said):

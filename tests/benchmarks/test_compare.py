@@ -121,11 +121,8 @@ def test_own_answers_are_held_against_raypds(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_what_cannot_run_says_why_and_the_others_go_on(folder: Path) -> None:
-    works = {
-        "slots": SLOTS,
-        "gone": {"kind": "extraction", "data": "nowhere.jsonl"},
-        "many": {**SLOTS, "documents": 10_001},
-    }
+    works = {"slots": SLOTS, "gone": {"kind": "extraction", "data": "nowhere.jsonl"},
+             "many": {**SLOTS, "documents": 10_001}}  # fmt: skip
     printed, found = run(
         config(folder, works), f"benchmark.vllm_python={sys.executable}", "benchmark.max_num_seqs=[1,2]"
     )
@@ -183,15 +180,11 @@ def test_an_interruption_leaves_no_process_and_what_was_done(folder: Path, numbe
     assert "first" in (folder / "out/table.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("benchmark.repeat=3", "benchmark.repeat: Extra inputs"),
-        ("benchmark.engines=[vlm]", "benchmark.engines.0: Input should be 'raypd'"),
-        ("benchmark.only=[W9]", "only: there is no work 'W9'; there are slots"),
-        ("benchmark.works.slots.vary.colour=[1]", "vary: one of documents, shared"),
-    ],
-)
+@pytest.mark.parametrize(("word", "message"), [
+    ("benchmark.repeat=3", "benchmark.repeat: Extra inputs"),
+    ("benchmark.engines=[vlm]", "benchmark.engines.0: Input should be 'raypd'"),
+    ("benchmark.only=[W9]", "only: there is no work 'W9'; there are slots"),
+    ("benchmark.works.slots.vary.colour=[1]", "vary: one of documents, shared")])  # fmt: skip
 def test_a_wrong_key_is_named(folder: Path, word: str, message: str) -> None:
     file = config(folder, {"slots": SLOTS})
     with pytest.raises(ConfigError) as error:

@@ -66,16 +66,12 @@ def test_what_is_not_compared_is_printed(tmp_path):
     code, text = printed(run, "--baseline", baseline)
     assert code == 0
     named = ", ".join(f"'x{n:02}' (sample 0, turn 0)" for n in range(10))
-    expected = {
-        "theoretical speedup: 2.000 geometric mean, 2.000 arithmetic mean",
-        "answers: 3 in both",
-        f"12 in the run alone, left out: {named} and 2 more",
-        "1 in the baseline alone, left out: 'd00' (sample 1, turn 0)",
-        "2 of those in both were cut in the run (finish_reason length)",
-        "1 of those in both were cut in the baseline (finish_reason length)",
-        "2 documents failed in the run",
-        "1 document failed in the baseline",
-    }
+    expected = {"theoretical speedup: 2.000 geometric mean, 2.000 arithmetic mean", "answers: 3 in both",
+                f"12 in the run alone, left out: {named} and 2 more",
+                "1 in the baseline alone, left out: 'd00' (sample 1, turn 0)",
+                "2 of those in both were cut in the run (finish_reason length)",
+                "1 of those in both were cut in the baseline (finish_reason length)", "2 documents failed in the run",
+                "1 document failed in the baseline"}  # fmt: skip
     assert expected <= {line.strip() for line in text.splitlines()}
 
 

@@ -23,20 +23,8 @@ from raypd.run import console
 from tests.runs import run_here
 
 FAKED = "ok: every document of the input stands in the output exactly once"
-IDS = [
-    "\x1b]0;another title\x07",
-    "\x1b[31mred",
-    "\x9b31mred, too",
-    "[bold red]loud[/bold red]",
-    "\u202eback to front",
-    f"one\n{FAKED}",
-    "a\r\tb",
-    '=HYPERLINK("http://x")',
-    "+1+1",
-    "-cmd|' /C calc'!A0",
-    "@SUM(A1)",
-    "-5",
-]
+IDS = ["\x1b]0;another title\x07", "\x1b[31mred", "\x9b31mred, too", "[bold red]loud[/bold red]", "\u202eback to front",
+       f"one\n{FAKED}", "a\r\tb", '=HYPERLINK("http://x")', "+1+1", "-cmd|' /C calc'!A0", "@SUM(A1)", "-5"]  # fmt: skip
 
 
 def steers(text: str) -> list[str]:

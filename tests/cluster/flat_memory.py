@@ -73,14 +73,9 @@ def measure(folder: Path, documents: int, unit_documents: int = 256, workers: in
     stop.set()
     looking.join()
     assert (made.documents, made.ok) == (documents, documents)
-    return {
-        "documents": documents,
-        "units": made.units,
-        "seconds": round(time.monotonic() - began, 1),
-        "driver_cpu_seconds": round(time.process_time() - cpu, 1),
-        "driver_mb": course(held.pop(os.getpid())),
-        "worker_mb": [course(own) for own in held.values() if len(own) > 3],
-    }
+    return {"documents": documents, "units": made.units, "seconds": round(time.monotonic() - began, 1),
+            "driver_cpu_seconds": round(time.process_time() - cpu, 1), "driver_mb": course(held.pop(os.getpid())),
+            "worker_mb": [course(own) for own in held.values() if len(own) > 3]}  # fmt: skip
 
 
 if __name__ == "__main__":

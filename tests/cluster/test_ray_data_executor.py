@@ -12,12 +12,8 @@ from raypd.errors import RunError
 from raypd.run.records import UnitResult
 from raypd.run.unit import Unit
 
-ASKS = [
-    Ask("a", "w1", "stays", 0),
-    Ask("b", "w2", "goes", 0),
-    Ask("c", "w1", "stays", 1),
-    Ask("gone", "w1", "stays", 0),
-]
+ASKS = [Ask("a", "w1", "stays", 0), Ask("b", "w2", "goes", 0), Ask("c", "w1", "stays", 1),
+        Ask("gone", "w1", "stays", 0)]  # fmt: skip
 
 
 def executor(said: list[str], **attributes: Any) -> RayDataExecutor:

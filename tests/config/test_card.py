@@ -30,21 +30,12 @@ def adapter(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("overrides", "kind", "method"),
-    [
-        ([], None, "guided"),
-        (["decoding.method=auto"], None, "guided"),
-        (["model=fake"], None, "hyper_parallel"),
-        (["training.epochs=1"], None, "hyper_parallel"),
-        (["model.endpoint.url=http://host/v1"], None, "autoregressive"),
-        (["engine.kind=vllm"], None, "guided"),
-        (["engine.kind=vllm"], "question_answering", "autoregressive"),
-        ([], "question_answering", "intra_prompt"),
-        ([], "generation", "autoregressive"),
-        (["decoding.method=hyper_parallel"], None, "hyper_parallel"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "kind", "method"), [
+    ([], None, "guided"), (["decoding.method=auto"], None, "guided"), (["model=fake"], None, "hyper_parallel"),
+    (["training.epochs=1"], None, "hyper_parallel"), (["model.endpoint.url=http://host/v1"], None, "autoregressive"),
+    (["engine.kind=vllm"], None, "guided"), (["engine.kind=vllm"], "question_answering", "autoregressive"),
+    ([], "question_answering", "intra_prompt"), ([], "generation", "autoregressive"),
+    (["decoding.method=hyper_parallel"], None, "hyper_parallel")])  # fmt: skip
 def test_without_a_card_the_method_is_one_that_any_weights_can_do(overrides, kind, method) -> None:
     assert config(*overrides, **({"kind": kind} if kind else {})).decoding.method == method
 

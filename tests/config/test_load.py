@@ -68,14 +68,10 @@ def test_a_deadline_is_taken_as_yaml_reads_it(tmp_path: Path, written: str, mean
     assert load(tmp_path, "{name: Color}", "null", f"cost.deadline={written}").cost.deadline == meant
 
 
-@pytest.mark.parametrize(
-    ("written", "words"),
-    [
-        ("soon", r"run.yaml:3: cost.deadline: 'soon' is neither a time .* nor a duration"),
-        ("18:00", r"run.yaml:3: cost.deadline: '18:00' is neither a time"),
-        ("2026-13-45", r"run.yaml:3: not valid YAML: month must be in 1..12"),
-    ],
-)
+@pytest.mark.parametrize(("written", "words"), [
+    ("soon", r"run.yaml:3: cost.deadline: 'soon' is neither a time .* nor a duration"),
+    ("18:00", r"run.yaml:3: cost.deadline: '18:00' is neither a time"),
+    ("2026-13-45", r"run.yaml:3: not valid YAML: month must be in 1..12")])  # fmt: skip
 def test_a_deadline_that_is_none_is_refused_with_its_line(tmp_path: Path, written: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, deadline=written)

@@ -53,19 +53,11 @@ def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> Non
         assert choices <= parts <= choices | WORDS, f"{key}: {found[key]}"
 
 
-@pytest.mark.parametrize(
-    ("key", "takes"),
-    [
-        ("cost.market", "on-demand | spot | null"),
-        ("input.path", "text | list of text"),
-        ("output.partition", "mapping of text to text"),
-        ("task.kind", "extraction | question_answering | generation"),
-        ("task.categories", "mapping of text to mapping"),
-        ("task.max_document_tokens", "integer | null"),
-        ("model.trust_remote_code", "true | false"),
-        ("decoding.sampling.top_p", "number"),
-    ],
-)
+@pytest.mark.parametrize(("key", "takes"), [
+    ("cost.market", "on-demand | spot | null"), ("input.path", "text | list of text"),
+    ("output.partition", "mapping of text to text"), ("task.kind", "extraction | question_answering | generation"),
+    ("task.categories", "mapping of text to mapping"), ("task.max_document_tokens", "integer | null"),
+    ("model.trust_remote_code", "true | false"), ("decoding.sampling.top_p", "number")])  # fmt: skip
 def test_some_of_them(key: str, takes: str) -> None:
     assert notes(render(run_config()))[key] == takes
 

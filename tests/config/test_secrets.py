@@ -20,25 +20,18 @@ SECRET = "Pa55word-9f3c"
 SIGNED = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F&X-Amz-Signature={SECRET}"
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("cluster.address", f"ray://me:{SECRET}@head:10001"),
-        ("cluster.address", f"me:{SECRET}@head:6379"),
-        ("cluster.address", f":{SECRET}@head:6379"),
-        ("model.name", f"https://me:{SECRET}@hub.example/m"),
-        ("model.adapter", f"https://hub.example/adapter?token={SECRET}"),
-        ("model.adapter", f"s3://weights/adapter?{SIGNED}"),
-        ("decoding.heads", f"https://hub.example/heads?x=1&access_token={SECRET}"),
-        ("cascade.model.name", f"https://{SECRET}@hub.example/m"),
-        ("model.endpoint.url", f"https://api.example/v1?api_key={SECRET}"),
-        ("input.path", f"https://bucket.s3.amazonaws.com/in.jsonl?{SIGNED}"),
-        ("input.path", f"[a.jsonl, 's3://bucket/in.jsonl?{SIGNED}']"),
-        ("output.path", f"s3://bucket/out?{SIGNED}"),
-        ("storage.endpoint_url", f"https://store.example?password={SECRET}"),
-        ("training.labels", f"s3://bucket/labels?{SIGNED}"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), [
+    ("cluster.address", f"ray://me:{SECRET}@head:10001"), ("cluster.address", f"me:{SECRET}@head:6379"),
+    ("cluster.address", f":{SECRET}@head:6379"), ("model.name", f"https://me:{SECRET}@hub.example/m"),
+    ("model.adapter", f"https://hub.example/adapter?token={SECRET}"),
+    ("model.adapter", f"s3://weights/adapter?{SIGNED}"),
+    ("decoding.heads", f"https://hub.example/heads?x=1&access_token={SECRET}"),
+    ("cascade.model.name", f"https://{SECRET}@hub.example/m"),
+    ("model.endpoint.url", f"https://api.example/v1?api_key={SECRET}"),
+    ("input.path", f"https://bucket.s3.amazonaws.com/in.jsonl?{SIGNED}"),
+    ("input.path", f"[a.jsonl, 's3://bucket/in.jsonl?{SIGNED}']"), ("output.path", f"s3://bucket/out?{SIGNED}"),
+    ("storage.endpoint_url", f"https://store.example?password={SECRET}"),
+    ("training.labels", f"s3://bucket/labels?{SIGNED}")])  # fmt: skip
 def test_a_secret_is_refused_and_not_repeated(key: str, value: str) -> None:
     tree = config_tree(storage={"profile": "p"})
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")) as caught:
@@ -112,15 +105,10 @@ def test_a_new_run_folder_is_its_owners_alone(tmp_path: Path, config) -> None:
     assert (tmp_path / "plain/a").stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)), "aliases"),
-        ("a0: &a0 {}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60)), "aliases"),
-        ("input: &a [*a]\n", "aliases"),
-        ("input: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deeply"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)), "aliases"),
+    ("a0: &a0 {}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60)), "aliases"),
+    ("input: &a [*a]\n", "aliases"), ("input: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deeply")])  # fmt: skip
 def test_yaml_that_grows_without_end_is_refused_at_once(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "run.yaml").write_text(text)
     began = time.process_time()

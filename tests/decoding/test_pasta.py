@@ -53,14 +53,9 @@ def test_steps_of_figure_2():
     assert answer.parallelism == pytest.approx(5 / 7)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [2 + 1 + 20, 2 + 1 + 20 + 1 + 3]),
-        ({"promised": "fixed", "fixed_length": 7}, [10, 18]),
-        ({"promised": "fixed"}, [43, 84]),
-    ],
-)
+@pytest.mark.parametrize(("options", "expected"), [
+    ({}, [2 + 1 + 20, 2 + 1 + 20 + 1 + 3]), ({"promised": "fixed", "fixed_length": 7}, [10, 18]),
+    ({"promised": "fixed"}, [43, 84])])  # fmt: skip
 def test_positions_of_the_main_thread(options, expected):
     words = (promise("a"), promise("b", 3), *TAGS[:3])
     script = Script(f"{promise('a')}{promise('b', 3)}<sync/>end", "12</async>", "1</async>", words=words)
@@ -96,16 +91,9 @@ def test_lengths(attribute, length, flaw):
     warned(answer, *([flaw] if flaw else []))
 
 
-@pytest.mark.parametrize(
-    ("written", "topic"),
-    [
-        *((f'"{topic}"', topic) for topic in ("a > b", "a /> b", "a < b", 'the "best" one', '5" pipe', "", "<sync/>")),
-        ("'it is'", "it is"),
-        ('"it\'s"', "it's"),
-        ("it's", "it's"),
-        ('"R&amp;D &gt; é"', "R&D > é"),
-    ],
-)
+@pytest.mark.parametrize(("written", "topic"), [
+    *((f'"{topic}"', topic) for topic in ("a > b", "a /> b", "a < b", 'the "best" one', '5" pipe', "", "<sync/>")),
+    ("'it is'", "it is"), ('"it\'s"', "it's"), ("it's", "it's"), ('"R&amp;D &gt; é"', "R&D > é")])  # fmt: skip
 def test_topics(written, topic):
     for attributes in (f'topic={written} tokens="10"', f'tokens="10" topic={written}'):
         answer = run(f"a<promise {attributes}/>b", "X</async>")

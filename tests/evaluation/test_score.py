@@ -49,11 +49,8 @@ def test_f1_is_scikit_learns():
 
 
 def test_scored_looks_at_the_listed_attributes_and_all_accepted_forms():
-    labels = {
-        "target": {"Brand": "Acme", "Color": "red", "Size": None},
-        "scored": ["Color"],
-        "accepted": {"Color": ["red", "dark red"]},
-    }
+    labels = {"target": {"Brand": "Acme", "Color": "red", "Size": None}, "scored": ["Color"],
+              "accepted": {"Color": ["red", "dark red"]}}  # fmt: skip
     record = {"Brand": "Zeta", "Color": "Dark  red", "Size": "7"}
     parts = score._of_record(record, labels["target"], labels, 0.0)
     assert parts["scored"] == [1, 0, 0, 0, 0]

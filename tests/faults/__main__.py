@@ -17,23 +17,10 @@ from tests.faults import on_cluster, on_s3, one_machine
 from tests.faults.trial import EXECUTORS, Outcome
 from tests.processes import end_all
 
-FAULTS = [
-    one_machine.worker_killed,
-    one_machine.driver_killed,
-    on_cluster.node_removed,
-    on_cluster.central_actor_killed,
-    on_cluster.spot_handed_back,
-    on_cluster.spot_finished,
-    one_machine.poison,
-    one_machine.broken_engine,
-    one_machine.out_of_memory,
-    on_s3.s3_failing,
-    on_s3.s3_hanging,
-    on_s3.s3_cutting,
-    one_machine.disk_full,
-    one_machine.clock_set_back,
-    one_machine.started_twice,
-]
+FAULTS = [one_machine.worker_killed, one_machine.driver_killed, on_cluster.node_removed,
+          on_cluster.central_actor_killed, on_cluster.spot_handed_back, on_cluster.spot_finished, one_machine.poison,
+          one_machine.broken_engine, one_machine.out_of_memory, on_s3.s3_failing, on_s3.s3_hanging, on_s3.s3_cutting,
+          one_machine.disk_full, one_machine.clock_set_back, one_machine.started_twice]  # fmt: skip
 
 
 def main(only: list[str]) -> int:

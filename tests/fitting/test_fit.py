@@ -130,20 +130,15 @@ def test_labels_that_are_all_null_teach_nothing(tmp_path, yaml_of, ray_here):
         run_fit(path, [], say=quiet)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("fit.candidates={a: {training.weights: fulll}}", "fit.candidates.a: training.weights: .*lora"),
-        ("fit.candidates={a: {task.kind: x}}", "give keys of model, decoding, training, engine"),
-        ("fit.candidates={a: {decoding.method: guided}}", "fit.candidates.a: .* guided .* cannot be trained"),
-        ("fit.teacher={model.name: ./nowhere}", "fit.teacher: .*nowhere"),
-        ("fit.path=s3://bucket/fit", "give a local one"),
-        ("fit.candidates={teacher: {model.name: x}}", "give the candidate another"),
-        ("fit.teacher={model.endpoint: {url: 'http://h', api_key: sk-1}}", "api_key: a configuration holds no secrets"),
-        ("fit.teacher={model.endpoint.url: 'http://me:pw@h'}", "must hold no credentials"),
-        ("fit.curve=[1.5]", "between 0 and 1"),
-    ],
-)
+@pytest.mark.parametrize(("override", "message"), [
+    ("fit.candidates={a: {training.weights: fulll}}", "fit.candidates.a: training.weights: .*lora"),
+    ("fit.candidates={a: {task.kind: x}}", "give keys of model, decoding, training, engine"),
+    ("fit.candidates={a: {decoding.method: guided}}", "fit.candidates.a: .* guided .* cannot be trained"),
+    ("fit.teacher={model.name: ./nowhere}", "fit.teacher: .*nowhere"), ("fit.path=s3://bucket/fit", "give a local one"),
+    ("fit.candidates={teacher: {model.name: x}}", "give the candidate another"),
+    ("fit.teacher={model.endpoint: {url: 'http://h', api_key: sk-1}}", "api_key: a configuration holds no secrets"),
+    ("fit.teacher={model.endpoint.url: 'http://me:pw@h'}", "must hold no credentials"),
+    ("fit.curve=[1.5]", "between 0 and 1")])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_is_done(override, message, tmp_path, yaml_of):
     with pytest.raises(Exception, match=message):
         run_fit(yaml_of(), [override], say=quiet)

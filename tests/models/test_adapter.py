@@ -96,15 +96,11 @@ def refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return check
 
 
-@pytest.mark.parametrize(
-    ("made_for", "reason"),
-    [
-        ({"model": {"hidden_size": 96, "intermediate_size": 128}}, "and the model needs"),
-        ({"model": {"num_hidden_layers": 3}}, "for which the model has no place"),
-        ({"model": {"num_hidden_layers": 1}}, "are not there"),
-        ({"kind": "gpt_neox", "target_modules": ["query_key_value"]}, "not found in the base model"),
-    ],
-)
+@pytest.mark.parametrize(("made_for", "reason"), [
+    ({"model": {"hidden_size": 96, "intermediate_size": 128}}, "and the model needs"),
+    ({"model": {"num_hidden_layers": 3}}, "for which the model has no place"),
+    ({"model": {"num_hidden_layers": 1}}, "are not there"),
+    ({"kind": "gpt_neox", "target_modules": ["query_key_value"]}, "not found in the base model")])  # fmt: skip
 def test_an_adapter_for_another_model(refused: Any, tmp_path: Path, made_for: dict[str, Any], reason: str) -> None:
     message = refused(save_adapter(tmp_path / "adapter", "owner/other", **made_for))
     assert all(words in message for words in (reason, "trained for 'owner/other'"))

@@ -78,13 +78,9 @@ MANY = {"attributes": [{"name": f"Attribute {number}"} for number in range(200)]
 LONG = {"attributes": [{"name": "Fit", "type": "enum", "values": [f"{'very ' * 9}{end}" for end in ("wide", "slim")]}]}
 
 
-@pytest.mark.parametrize(
-    ("category", "words"),
-    [
-        (MANY, "task.categories.shoes: .*200 attributes.*leave no room.*lower decoding.max_value_tokens .30."),
-        (LONG, "task.categories.shoes: 'Fit' needs 47 tokens.*decoding.max_value_tokens is 30"),
-    ],
-)
+@pytest.mark.parametrize(("category", "words"), [
+    (MANY, "task.categories.shoes: .*200 attributes.*leave no room.*lower decoding.max_value_tokens .30."),
+    (LONG, "task.categories.shoes: 'Fit' needs 47 tokens.*decoding.max_value_tokens is 30")])  # fmt: skip
 @pytest.mark.parametrize("command", ["extract", "estimate", "train"])
 def test_answers_that_cannot_fit_are_refused_before_ray(folders, tmp_path, command, category, words):
     (tmp_path / "in.jsonl").write_text('{"id": "1", "category": "shoes", "title": "Acme", "target": {}}\n')

@@ -99,15 +99,10 @@ SPOILT = [(kind, spoil, "other logits than apart") for spoil in (ignore_position
           for kind in ("granite", "gemma", "phi3", "olmo2")]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "spoil", "reason"),
-    [
-        *SPOILT,
-        ("granite", drop_arguments, "must hand unknown keyword arguments on"),
-        ("granite", skip_attention, r"called for the layers [0]"),
-        ("granite", lambda model: model.lm_head.weight.data.mul_(torch.inf), "not finite"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "spoil", "reason"), [
+    *SPOILT, ("granite", drop_arguments, "must hand unknown keyword arguments on"),
+    ("granite", skip_attention, r"called for the layers [0]"),
+    ("granite", lambda model: model.lm_head.weight.data.mul_(torch.inf), "not finite")])  # fmt: skip
 def test_the_self_test_sees(kind: str, spoil: Callable[[PreTrainedModel], None], reason: str) -> None:
     model = tiny_model(kind)
     spoil(model)

@@ -79,14 +79,9 @@ needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the mac
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("kind", "dtype", "layer", "most"),
-    [
-        ("nf4", "float32", "Linear4bit", 0.5),
-        ("int8", "float32", "Linear8bitLt", 0.1),
-        pytest.param("w8a8", "auto", "Int8Linear", 0.1, marks=needs_native),
-    ],
-)
+@pytest.mark.parametrize(("kind", "dtype", "layer", "most"), [
+    ("nf4", "float32", "Linear4bit", 0.5), ("int8", "float32", "Linear8bitLt", 0.1),
+    pytest.param("w8a8", "auto", "Int8Linear", 0.1, marks=needs_native)])  # fmt: skip
 def test_quantization(folder: Path, kind: str, dtype: str, layer: str, most: float, capfd) -> None:
     loaded = load_model(ModelConfig(name=str(folder), dtype=dtype, device="cpu", quantization=kind))
     kinds = [type(module).__name__ for module in loaded.model.modules()]

@@ -54,17 +54,13 @@ def test_heads_are_those_of_apars_table_6_or_what_is_asked_for(base, tmp_path, o
     assert (heads.count, heads.layers) == (count, layers)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("layers", 1, r"2 heads of 1 layers, for which heads\.0\.blocks\.1\.linear\.bias is None, .* has \[64\]"),
-        ("heads", 3, r"3 heads of 2 layers, for which heads\.2\.blocks\.0\.linear\.bias is \[64\], .* has None"),
-        ("hidden_size", 32, r"heads\.0\.blocks\.0\.linear\.bias is \[32\], .* has \[64\]"),
-        ("layers", None, r"config\.json does not tell the heads' shape: KeyError: 'layers'"),
-        ("layers", "two", r"config\.json does not tell the heads' shape: TypeError"),
-        ("tree", [[0], [0, 0], [0, 0, 0]], "the tree is 3 deep and there are 2 Medusa heads"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "words"), [
+    ("layers", 1, r"2 heads of 1 layers, for which heads\.0\.blocks\.1\.linear\.bias is None, .* has \[64\]"),
+    ("heads", 3, r"3 heads of 2 layers, for which heads\.2\.blocks\.0\.linear\.bias is \[64\], .* has None"),
+    ("hidden_size", 32, r"heads\.0\.blocks\.0\.linear\.bias is \[32\], .* has \[64\]"),
+    ("layers", None, r"config\.json does not tell the heads' shape: KeyError: 'layers'"),
+    ("layers", "two", r"config\.json does not tell the heads' shape: TypeError"),
+    ("tree", [[0], [0, 0], [0, 0, 0]], "the tree is 3 deep and there are 2 Medusa heads")])  # fmt: skip
 def test_heads_that_are_not_what_their_config_says_are_refused(base, tmp_path, key, value, words):
     run("add-heads", base, tmp_path / "heads")
     file = tmp_path / "heads/config.json"

@@ -203,12 +203,9 @@ TITLES = [
     "Sennheiser HD 560S open-back headphones, black, 240 g",
     "JBL Tune 510BT white on-ear Bluetooth headset",
 ]
-ATTRIBUTES_OF_TITLES = [
-    {"name": "Brand"},
-    {"name": "Color", "type": "enum", "values": ["black", "red", "white"]},
-    {"name": "Weight in g", "type": "number"},
-    {"name": "Wireless", "type": "boolean", "required": True},
-]
+ATTRIBUTES_OF_TITLES = [{"name": "Brand"}, {"name": "Color", "type": "enum", "values": ["black", "red", "white"]},
+                        {"name": "Weight in g", "type": "number"},
+                        {"name": "Wireless", "type": "boolean", "required": True}]  # fmt: skip
 
 
 @pytest.mark.slow

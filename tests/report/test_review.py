@@ -14,12 +14,8 @@ from raypd.evaluation.score import evaluate
 from raypd.report import review
 from tests.runs import config_tree, extraction
 
-ATTRIBUTES = [
-    {"name": "Brand"},
-    {"name": "Size", "type": "number"},
-    {"name": "Color", "type": "enum", "values": ["red", "blue"]},
-    {"name": "Tags", "many": True},
-]
+ATTRIBUTES = [{"name": "Brand"}, {"name": "Size", "type": "number"},
+              {"name": "Color", "type": "enum", "values": ["red", "blue"]}, {"name": "Tags", "many": True}]  # fmt: skip
 
 
 @pytest.fixture

@@ -30,15 +30,10 @@ def bill() -> Bill:
                 energy=Energy(0.1), shares=[(4.0, 2)])  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        bill(),
-        Session(1.0, "s", 2.0),
-        Manifest(sessions=[SessionTotals("s", "2026", "2027", "complete", 1.5, 2, 3)], config={"a": {"b": [1]}}),
-        UnitSummary("u", "f", "s", "a.jsonl", 0, 2, 1, 1, 0.5, counts={"steps": 3}),
-    ],
-)
+@pytest.mark.parametrize("record", [
+    bill(), Session(1.0, "s", 2.0),
+    Manifest(sessions=[SessionTotals("s", "2026", "2027", "complete", 1.5, 2, 3)], config={"a": {"b": [1]}}),
+    UnitSummary("u", "f", "s", "a.jsonl", 0, 2, 1, 1, 0.5, counts={"steps": 3})])  # fmt: skip
 def test_a_record_comes_back_from_its_file(tmp_path, record):
     path = str(tmp_path / "record.json")
     write(path, record)
@@ -62,14 +57,10 @@ def test_files_of_other_versions_are_read():
     assert type(record.workers[0].categories["c"]["documents"]) is int  # as it stands in the file
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"usd": "much"}, "s.json: cannot be read: usd: Input should be a valid number"),
-        ({"nodes": [{"node": "n", "began": {}}]}, "s.json: cannot be read: nodes.0.began: "),
-        ({"workers": [{"worker": "w"}]}, "s.json: cannot be read: workers.0.node: Field required"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"usd": "much"}, "s.json: cannot be read: usd: Input should be a valid number"),
+    ({"nodes": [{"node": "n", "began": {}}]}, "s.json: cannot be read: nodes.0.began: "),
+    ({"workers": [{"worker": "w"}]}, "s.json: cannot be read: workers.0.node: Field required")])  # fmt: skip
 def test_a_wrong_value_is_named_with_file_and_key(changed, message):
     with pytest.raises(RecordError, match=f"^{message}"):
         from_json(Bill, {**asdict(bill()), **changed}, "s.json")

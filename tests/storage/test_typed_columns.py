@@ -99,12 +99,8 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path) -> None:
         mine, untyped_row = ({**row, "record": None} for row in (mine, untyped_row))
         assert document_of([mine]).entries == document_of([untyped_row]).entries
         assert record_row(untyped_row) is untyped_row
-    target = {
-        "Brand": "acme",
-        "Colors": ["red", "blue"],
-        "Lines": [{"on": "2024-01-31", "n": None}],
-        "maker": {"country": "de", "days": None},
-    }
+    target = {"Brand": "acme", "Colors": ["red", "blue"], "Lines": [{"on": "2024-01-31", "n": None}],
+              "maker": {"country": "de", "days": None}}  # fmt: skip
     (tmp_path / "labels.jsonl").write_text(json.dumps({"id": "d0", "target": target}) + "\n")
     measures, of_untyped = (evaluate(str(tmp_path / typed), str(tmp_path / "labels.jsonl")).measures
                             for typed in ("True", "False"))  # fmt: skip

@@ -157,12 +157,8 @@ def test_two_real_models_answer_as_each_does_alone(answers_of):
 def test_a_run_bills_each_model_resumes_and_verifies(tmp_path, ray_here, columns):
     path = write_jsonl(tmp_path / "in.jsonl", [f"Acme shoe {n}" for n in range(30)])
     fake = {"name": "fake", "fake": {"load_seconds": 0.0, "step_seconds": 0.001}}
-    sections = {
-        "input": TITLES,
-        "output": {"columns": columns},
-        "model": fake,
-        "cascade": {"model": fake, "share": 0.1},
-    }
+    sections = {"input": TITLES, "output": {"columns": columns}, "model": fake,
+                "cascade": {"model": fake, "share": 0.1}}  # fmt: skip
     cluster = {"address": "local", "unit_documents": 10, "max_workers": 1}
     config = run_config(SHOES, path, tmp_path / "out", cluster=cluster, **sections)
     with pytest.raises(RunError, match="cut off"):
@@ -189,15 +185,11 @@ def test_typed_rows_read_back():
     assert set(record.columns) == set(columns_of(config).names)
 
 
-@pytest.mark.parametrize(
-    ("sections", "reason"),
-    [
-        ({"task": "generation"}, "a second model answers for the first in an extraction, not in generation"),
-        ({"decoding": {"metod": "guided"}}, r"cascade\.decoding\.metod: Extra inputs are not permitted"),
-        ({"decoding": {"method": "apar"}}, "cascade: decoding.method apar does not do extraction"),
-        ({"under": 1.5}, "under"),
-    ],
-)
+@pytest.mark.parametrize(("sections", "reason"), [
+    ({"task": "generation"}, "a second model answers for the first in an extraction, not in generation"),
+    ({"decoding": {"metod": "guided"}}, r"cascade\.decoding\.metod: Extra inputs are not permitted"),
+    ({"decoding": {"method": "apar"}}, "cascade: decoding.method apar does not do extraction"),
+    ({"under": 1.5}, "under")])  # fmt: skip
 def test_what_cannot_be_a_cascade_is_refused(sections, reason):
     task = sections.get("task", SHOES)
     cascade = SECOND | {key: value for key, value in sections.items() if key != "task"}

@@ -87,17 +87,12 @@ def test_the_content_is_in_the_fingerprint(made):
     assert len({first, made(count=1)[0].fingerprint(), made(rows=ROWS[:1])[0].fingerprint()}) == 3
 
 
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        ([{"category": "shoes", "title": "x", "target": {"Size": "42"}}], r"jsonl:1: .*'Size': a label does not fit"),
-        ([ROWS[0], {"category": "shoes", "target": {}}], r"jsonl:2: .*empty: nothing in title"),
-        ([{"category": "boats", "title": "x", "target": {}}], "'boats' has no schema"),
-        ([{"category": "shoes", "title": "x"}], r"jsonl:1: .*KeyError: .*needs the columns of the input and 'target'"),
-        ([["a list"]], r"jsonl:1: not a labelled document"),
-        ([], "holds no example"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "reason"), [
+    ([{"category": "shoes", "title": "x", "target": {"Size": "42"}}], r"jsonl:1: .*'Size': a label does not fit"),
+    ([ROWS[0], {"category": "shoes", "target": {}}], r"jsonl:2: .*empty: nothing in title"),
+    ([{"category": "boats", "title": "x", "target": {}}], "'boats' has no schema"),
+    ([{"category": "shoes", "title": "x"}], r"jsonl:1: .*KeyError: .*needs the columns of the input and 'target'"),
+    ([["a list"]], r"jsonl:1: not a labelled document"), ([], "holds no example")])  # fmt: skip
 def test_examples_that_cannot_be_shown_are_refused_before_a_run(made, tmp_path, rows, reason):
     config = made()[0]
     (tmp_path / "examples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -37,18 +37,11 @@ def test_the_teacher_is_shown_what_it_must_do():
     assert [sum(isinstance(piece, Promise) for piece in answer) for answer in pieces] == [2, 2, 0]
 
 
-@pytest.mark.parametrize(
-    ("tagged", "reason"),
-    [
-        (None, "did not mark"),
-        (TAGGED.replace("cheap", "small"), "changed"),
-        (TAGGED.replace("</async>", "", 1), "not well-formed"),
-        (TAGGED.replace("<sync/>", "<sync>"), "not well-formed"),
-        (TAGGED.replace('"Porto"', '"the city of Porto"'), "topics"),
-        (TAGGED.replace('"Porto"', '""'), "topics"),
-        ('<async topic="two">Two fit.</async>' + ANSWER.removeprefix("Two fit."), "less than 5 words"),
-    ],
-)
+@pytest.mark.parametrize(("tagged", "reason"), [
+    (None, "did not mark"), (TAGGED.replace("cheap", "small"), "changed"),
+    (TAGGED.replace("</async>", "", 1), "not well-formed"), (TAGGED.replace("<sync/>", "<sync>"), "not well-formed"),
+    (TAGGED.replace('"Porto"', '"the city of Porto"'), "topics"), (TAGGED.replace('"Porto"', '""'), "topics"),
+    ('<async topic="two">Two fit.</async>' + ANSWER.removeprefix("Two fit."), "less than 5 words")])  # fmt: skip
 def test_what_cannot_be_used_is_left_out_with_its_reason(tagged, reason):
     with pytest.raises(Skip, match=reason):
         marked(tagged, ANSWER)

@@ -106,18 +106,12 @@ def test_the_control_writes_the_record_token_by_token(make):
 
 def test_bad_input_is_counted_with_its_reason(make):
     examples = make()
-    bad = [
-        document(0, Brand="Acme", Weight="1 kg", Height=None),
-        document(1),
-        Document(2, "2", {"category": "shoes", "title": "x", "target": "[]"}),
-        document(3, Brand="A name of more than twelve tokens"),
-        document(4, Color="purple"),
-        document(5, Size="large"),
-        Document(6, "6", {"category": "hats", "title": "x", "target": {"Brand": "x"}}),
-        document(7, title=" ", Brand="Acme"),
-        Document(8, "8", {}, error="in.jsonl, byte 7: not JSON"),
-        document(9, Brand=" "),
-    ]
+    bad = [document(0, Brand="Acme", Weight="1 kg", Height=None), document(1),
+           Document(2, "2", {"category": "shoes", "title": "x", "target": "[]"}),
+           document(3, Brand="A name of more than twelve tokens"), document(4, Color="purple"),
+           document(5, Size="large"), Document(6, "6", {"category": "hats", "title": "x", "target": {"Brand": "x"}}),
+           document(7, title=" ", Brand="Acme"), Document(8, "8", {}, error="in.jsonl, byte 7: not JSON"),
+           document(9, Brand=" ")]  # fmt: skip
     usable = list(examples(bad))
     assert len(usable) == 2
     assert values(usable[1])[0] != ' "A name of m'  # the long value is no target

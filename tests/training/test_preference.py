@@ -178,13 +178,10 @@ def test_prompts_whose_samples_score_alike_make_none(corpus):
 
 
 THREE = f"x{promise('a', 30)}{promise('b')}<sync/>y{promise('c')}<sync/>z"
-CASES = [
-    SAMPLES[0],
-    ("a <b>bold</b> < text, no promise <sync/> here",),
-    (THREE, "1</async>", "2 <sync/> 2</async>", "3</async>"),
-    (f"{promise('é', 999)} ü <promise topic='q'> w", "ä</async>", "of no number</async>"),
-    (f"<async>stray</async>{promise('a')}", "</async>"),
-]
+CASES = [SAMPLES[0], ("a <b>bold</b> < text, no promise <sync/> here",),
+         (THREE, "1</async>", "2 <sync/> 2</async>", "3</async>"),
+         (f"{promise('é', 999)} ü <promise topic='q'> w", "ä</async>", "of no number</async>"),
+         (f"<async>stray</async>{promise('a')}", "</async>")]  # fmt: skip
 
 
 @pytest.mark.parametrize("tags", [False, True])

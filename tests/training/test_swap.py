@@ -28,15 +28,12 @@ def shoe(number, brand, model, title, category="shoes", note=None):
 
 
 def test_labels_stand_in_the_copies_as_they_stood_in_the_documents(tmp_path):
-    documents = [
-        shoe(0, "Acme", "Acme Trail", "Acme Trail 42", note="by Acme"),
-        shoe(1, "Berg", "Road X", "Road X of Berg, 42"),
-        shoe(2, "Nova", None, "42, Nova"),
-        shoe(3, "hidden", None, "its brand stands nowhere"),
-        Document(4, "4", {"category": "hats", "title": "Zeta hat", "target": {"Brand": "Zeta"}}),
-        Document(5, "5", {"category": "boats", "title": "x", "target": {"Brand": "x"}}),
-        Document(6, "6", {"category": "shoes", "title": "x", "target": None}),
-    ]
+    documents = [shoe(0, "Acme", "Acme Trail", "Acme Trail 42", note="by Acme"),
+                 shoe(1, "Berg", "Road X", "Road X of Berg, 42"), shoe(2, "Nova", None, "42, Nova"),
+                 shoe(3, "hidden", None, "its brand stands nowhere"),
+                 Document(4, "4", {"category": "hats", "title": "Zeta hat", "target": {"Brand": "Zeta"}}),
+                 Document(5, "5", {"category": "boats", "title": "x", "target": {"Brand": "x"}}),
+                 Document(6, "6", {"category": "shoes", "title": "x", "target": None})]  # fmt: skip
     before = json.dumps([document.fields for document in documents])
     copies = swapped(documents, config(tmp_path))
     assert json.dumps([document.fields for document in documents]) == before
