@@ -1,18 +1,23 @@
 """Random passes for an attention function: all that a pass can be, without a model.
 
-Needs torch and numpy alone: what a test in triton's interpreter and one on a GPU share.
+Needs torch, numpy and pytest alone: what a test in triton's interpreter and one on a GPU share.
 """
 
 import random
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from raypd.decoding.attention import sdpa
 from raypd.decoding.attention.step import Attend, AttentionLayer, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.visibility import NO_TOKEN, Reach, one_segment
+
+
+def slow(*cases: tuple[Any, ...]) -> list[Any]:
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def text(rng: random.Random, a: int, start: int, prefix: int, size: int, length: int) -> Span:

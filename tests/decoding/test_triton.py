@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from raypd.decoding.attention import kernels, sdpa
 from raypd.decoding.attention.kernels import NAME
 from raypd.decoding.engine import Engine
 from raypd.errors import ModelError
+from tests.decoding.kernel_cases import slow
 from tests.processes import ended, start
 from tests.runs import with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -59,10 +61,6 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
         tool = Path(nvidia.__path__[0]) / "bin" / "cuobjdump"
         said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
     return result, int(re.search(r"STACK:(\d+)", said.stdout + said.stderr)[1])
-
-
-def slow(*cases):
-    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 @needs_triton
@@ -122,13 +120,8 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
 def test_auto_is_triton_on_a_gpu_where_it_is_right(dtype, capability, error, says, monkeypatch, caplog):
     from raypd.decoding.attention import triton_kernel
 
-    def error_of(*_) -> float:
-        if isinstance(error, OSError):
-            raise error
-        return error
-
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr(kernels, "error_of", error_of)
+    monkeypatch.setattr(kernels, "error_of", mock.Mock(side_effect=[error] * 9))
     kernels._of_gpu.cache_clear()
     config, device = tiny_model("llama").config, torch.device("cuda", 0)
     chosen = {kernels.chosen("auto", device, getattr(torch, dtype), config) for _ in range(2)}
@@ -157,13 +150,8 @@ def test_where_triton_is_missing_it_is_refused(monkeypatch):
 @pytest.mark.parametrize("attention", ["auto", "sdpa", "triton"])
 def test_a_worker_takes_the_one_that_its_configuration_names(attention, config):
     made = with_keys(config("in.jsonl"), engine={"attention": attention})
-    loaded = SimpleNamespace(
-        model=tiny_model("llama"),
-        tokenizer=tiny_tokenizer(),
-        context_length=4096,
-        packed=None,
-        device=torch.device("cpu"),
-    )
+    parts = {"model": tiny_model("llama"), "tokenizer": tiny_tokenizer(), "device": torch.device("cpu")}
+    loaded = SimpleNamespace(**parts, context_length=4096, packed=None)
     if attention == "triton":
         with pytest.raises(ModelError, match="engine: attention 'triton' needs"):
             build(made, None, lambda _: loaded)

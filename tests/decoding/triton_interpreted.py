@@ -21,7 +21,7 @@ from raypd.decoding.pack import layers_error
 from raypd.decoding.visibility import Reach
 from tests.decoding.cases import CASES, pair
 from tests.decoding.drivers import logits_of, never, prompts_of
-from tests.decoding.kernel_cases import compare
+from tests.decoding.kernel_cases import compare, slow
 from tests.decoding.test_properties import check
 from tests.tiny import in_float64, tiny_model
 
@@ -57,8 +57,7 @@ def test_other_precisions(dtype, atol):
 
 
 @pytest.mark.parametrize(("kind", "extra"), [
-    ("mistral", {"sliding_window": 7}), ("qwen3", {}), pytest.param("llama", {"attention_bias": True}, marks=pytest.mark.slow),
-    pytest.param("qwen2", {}, marks=pytest.mark.slow)])  # fmt: skip
+    ("mistral", {"sliding_window": 7}), ("qwen3", {}), *slow(("llama", {"attention_bias": True}), ("qwen2", {}))])
 @torch.inference_mode()
 def test_layers_for_gpus_give_the_logits_of_transformers(kind, extra):
     model, ids = in_float64(tiny_model(kind, **extra)), torch.arange(5, 33)
@@ -89,10 +88,6 @@ def test_what_is_wrong_on_a_device_is_not_taken_there():
 
     for layer, right in ((CudaLayer, True), (Unnormed, False)):
         assert (layers_error(model, layer, triton_kernel.attend) <= 0.05) == right
-
-
-def slow(*pairs):
-    return [pytest.param(*one, marks=pytest.mark.slow) for one in pairs]
 
 
 OTHERS = slow(("apar", "llama"), ("space", "mistral"))
