@@ -74,16 +74,8 @@ def test_what_prometheus_scrapes_after_two_bills():
             assert sample.labels["run"] == "products"
             tag = [value for key, value in sample.labels.items() if key in TAGS]
             found[sample.name, tag[0] if tag else ""] = sample.value
-    expected = {
-        ("documents_total", "ok"): 5,
-        ("documents_total", "failed"): 1,
-        ("tokens_total", "prefill"): 500,
-        ("category_documents_total", "shoes"): 5,
-        ("cost_usd", "decode"): 2.5,
-        ("cost_usd", "idle"): 0.5,
-        ("budget_usd", ""): 9,
-        ("nodes", "spot"): 1,
-        ("workers", "busy"): 1,
-        ("workers", "startup"): 0,
-    }
+    expected = {("documents_total", "ok"): 5, ("documents_total", "failed"): 1, ("tokens_total", "prefill"): 500,
+                ("category_documents_total", "shoes"): 5, ("cost_usd", "decode"): 2.5, ("cost_usd", "idle"): 0.5,
+                ("budget_usd", ""): 9, ("nodes", "spot"): 1, ("workers", "busy"): 1,
+                ("workers", "startup"): 0}  # fmt: skip
     assert {key: found.get((f"ray_raypd_{key[0]}", key[1])) for key in expected} == expected

@@ -84,18 +84,11 @@ def test_a_row_that_lost_its_cache_sees_the_same(seeds, slots):
     check(seeds, Engine(MODEL, max_num_seqs=6, max_num_batched_tokens=16, cache_tokens=slots), edits=False)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"tokens": []}, "no token"),
-        ({"positions": [0, 1]}, "2 positions"),
-        ({"sample_at": [3]}, "not in it"),
-        ({"segments": [0, 1, 1]}, "reach themselves"),
-        ({"drop": [0]}, "not fed yet"),
-        ({"allowed_token_ids": [None, None]}, "allows 2"),
-        ({"positions": [1, 2, 3], "shared": 2}, "shared tokens"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"tokens": []}, "no token"), ({"positions": [0, 1]}, "2 positions"), ({"sample_at": [3]}, "not in it"),
+    ({"segments": [0, 1, 1]}, "reach themselves"), ({"drop": [0]}, "not fed yet"),
+    ({"allowed_token_ids": [None, None]}, "allows 2"),
+    ({"positions": [1, 2, 3], "shared": 2}, "shared tokens")])  # fmt: skip
 def test_an_impossible_feed_ends_its_program_alone(changes, words):
     engine = Engine(MODEL, max_num_seqs=4)
     engine.submit(wandering(1, False), tag="good")

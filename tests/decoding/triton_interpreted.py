@@ -56,8 +56,10 @@ def test_other_precisions(dtype, atol):
         compare(triton_kernel.attend, sdpa.attend, seed, CPU, dtype, atol, dim=16, value_dim=16)
 
 
-@pytest.mark.parametrize(("kind", "extra"), [
-    ("mistral", {"sliding_window": 7}), ("qwen3", {}), *slow(("llama", {"attention_bias": True}), ("qwen2", {}))])
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [("mistral", {"sliding_window": 7}), ("qwen3", {}), *slow(("llama", {"attention_bias": True}), ("qwen2", {}))],
+)
 @torch.inference_mode()
 def test_layers_for_gpus_give_the_logits_of_transformers(kind, extra):
     model, ids = in_float64(tiny_model(kind, **extra)), torch.arange(5, 33)

@@ -132,10 +132,7 @@ def test_folders_that_hold_no_adapter(refused: Any, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     assert "no adapter_model.safetensors" in refused(tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"\x08" * 64)
-    for config, words in (
-        ('{"peft_type": "PROMPT_TUNING"}', "type PROMPT_TUNING"),
-        ("{", "cannot be read"),
-        ('{"peft_type": "LORA", "target_modules": ["q_proj"]}', "cannot be read"),
-    ):
+    for config, words in (('{"peft_type": "PROMPT_TUNING"}', "type PROMPT_TUNING"), ("{", "cannot be read"),
+                          ('{"peft_type": "LORA", "target_modules": ["q_proj"]}', "cannot be read")):  # fmt: skip
         (tmp_path / "adapter_config.json").write_text(config)
         assert words in refused(tmp_path)

@@ -123,25 +123,17 @@ def test_the_manifest_is_true_and_the_package_was_not_imported(tokenizer: PreTra
 
 
 def test_the_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    for text in (
-        "Hello world",
-        "  two  blanks,\ttab\n\n\r\nlines ",
-        "USB-C cable 2m 3.50 €, 10/2024, ½ ²",
-        "日本語 ñ ü 🎉👩‍👩‍👧 עברית",
-        '{"name": "a \\"quoted\\" value", "n": null}',
-        "a\u0301 \u200b \ufeff \x00\x07",
-    ):
+    for text in ("Hello world", "  two  blanks,\ttab\n\n\r\nlines ", "USB-C cable 2m 3.50 €, 10/2024, ½ ²",
+                 "日本語 ñ ü 🎉👩‍👩‍👧 עברית", '{"name": "a \\"quoted\\" value", "n": null}',
+                 "a\u0301 \u200b \ufeff \x00\x07"):  # fmt: skip
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer) == 49152
     special = [getattr(tokenizer, f"{name}_token") for name in ("bos", "eos", "pad", "unk")]
     assert special == ["<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>"]
     assert (tokenizer.eos_token_id, tokenizer.model_max_length) == (2, 8192)
     # Each digit is a token, and is split off before anything else is.
-    for text, tokens in (
-        ("a  12", ["a", "ĠĠ", "1", "2"]),
-        ("x 2024\n", ["x", "Ġ", "2", "0", "2", "4", "Ċ"]),
-        ("don't <|im_end|>", ["don", "'t", "Ġ", "<|im_end|>"]),
-    ):
+    for text, tokens in (("a  12", ["a", "ĠĠ", "1", "2"]), ("x 2024\n", ["x", "Ġ", "2", "0", "2", "4", "Ċ"]),
+                         ("don't <|im_end|>", ["don", "'t", "Ġ", "<|im_end|>"])):  # fmt: skip
         assert tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) == tokens
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -146,19 +146,11 @@ def test_a_schema_parameters_and_probabilities(tmp_path, slept):
     assert values["Size"]["confidence"] == pytest.approx(math.exp(-0.3))
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {},
-        {"type": "number", "required": True},
-        {"type": "boolean", "required": True},
-        {"type": "enum", "values": ["x", "y"]},
-        {"type": "date"},
-        {"type": "pattern", "pattern": r"\d{3}"},
-        {"type": "integer", "many": True, "max_items": 2},
-        {"type": "rows", "columns": [{"name": "x", "type": "integer"}]},
-    ],
-)
+@pytest.mark.parametrize("keys", [
+    {}, {"type": "number", "required": True}, {"type": "boolean", "required": True},
+    {"type": "enum", "values": ["x", "y"]}, {"type": "date"}, {"type": "pattern", "pattern": r"\d{3}"},
+    {"type": "integer", "many": True, "max_items": 2},
+    {"type": "rows", "columns": [{"name": "x", "type": "integer"}]}])  # fmt: skip
 def test_the_schema_takes_what_the_attribute_takes(keys):
     attribute, formats = Attribute(name="a", **keys), Draft202012Validator.FORMAT_CHECKER
     check = Draft202012Validator(record_schema([attribute]), format_checker=formats).is_valid

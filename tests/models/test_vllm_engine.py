@@ -197,12 +197,9 @@ def test_the_pattern_of_a_record_is_that_of_its_types():
         assert not re.fullmatch(pattern, written({**good, attribute.name: bad})), attribute.name
 
 
-TITLES = [
-    "Acme X100 wireless headphones, black, 250 g, over-ear",
-    "Bolt sport earbuds in red",
-    "Sennheiser HD 560S open-back headphones, black, 240 g",
-    "JBL Tune 510BT white on-ear Bluetooth headset",
-]
+TITLES = ["Acme X100 wireless headphones, black, 250 g, over-ear", "Bolt sport earbuds in red",
+          "Sennheiser HD 560S open-back headphones, black, 240 g",
+          "JBL Tune 510BT white on-ear Bluetooth headset"]  # fmt: skip
 ATTRIBUTES_OF_TITLES = [{"name": "Brand"}, {"name": "Color", "type": "enum", "values": ["black", "red", "white"]},
                         {"name": "Weight in g", "type": "number"},
                         {"name": "Wireless", "type": "boolean", "required": True}]  # fmt: skip

@@ -82,13 +82,9 @@ def cascaded(first, second, **settings):
 
 
 def test_values_under_the_threshold_are_the_second_model_s_and_say_so():
-    first = {
-        "sure": rows("Acme", 0.9, 42.0, 0.8),
-        "brand": rows("Ac", 0.79, 42.0, 0.9),
-        "null": rows("Acme", 0.95, None, 0.3),
-        "unrated": rows("Acme", 0.95, 1.0, None),
-        "failed": "too long",
-    }
+    first = {"sure": rows("Acme", 0.9, 42.0, 0.8), "brand": rows("Ac", 0.79, 42.0, 0.9),
+             "null": rows("Acme", 0.95, None, 0.3), "unrated": rows("Acme", 0.95, 1.0, None),
+             "failed": "too long"}  # fmt: skip
     second = {name: rows("Zeta", 0.5, 43.0, 0.5) for name in first}
     records, asked = cascaded(first, second, under=0.8)
     assert sorted(asked) == ["brand", "null", "unrated"]

@@ -151,15 +151,12 @@ def test_structure(answer, details):
 
 def test_bad_input_is_counted_with_its_reason():
     examples = make("apar")
-    reasons = {
-        "empty turn": document(("a", "")),
-        "column 'turns': expected text": document(),
-        "control token": document(("a", f"b {FORK}")),
-        "column 'responses': expected text": Document(0, "0", {"turns": "a", "responses": 7}),
-        "different lengths": document(("a", "b"), responses=["b", "c"]),
-        "more than 4096 tokens": document(("a", "x" * 5000)),
-        "x": Document(0, "0", error="f, byte 0: x"),
-    }
+    reasons = {"empty turn": document(("a", "")), "column 'turns': expected text": document(),
+               "control token": document(("a", f"b {FORK}")),
+               "column 'responses': expected text": Document(0, "0", {"turns": "a", "responses": 7}),
+               "different lengths": document(("a", "b"), responses=["b", "c"]),
+               "more than 4096 tokens": document(("a", "x" * 5000)),
+               "x": Document(0, "0", error="f, byte 0: x")}  # fmt: skip
     assert (list(examples(list(reasons.values()))), examples.lost) == ([], len(reasons))
     assert all(reason in counted for reason, counted in zip(reasons, examples.skipped, strict=True))
 
