@@ -32,7 +32,7 @@ import pytest  # noqa: E402
 
 from tests import processes, s3  # noqa: E402
 from tests.buckets import az, azurite, bucket, connected, google, gs, proxy  # noqa: E402, F401
-from tests.runs import in_process, make_config  # noqa: E402, F401
+from tests.runs import between, in_process, make_config  # noqa: E402, F401
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=random looks for others.
 hypothesis.settings.register_profile(

@@ -112,6 +112,13 @@ def run_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
     return start("-m", "tests.faults.run", str(file))
 
 
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+    """Does something behind a run's planning and before it reads."""
+    real = planner.plan
+    return lambda then: monkeypatch.setattr(planner, "plan", lambda *given: (real(*given), then())[0])
+
+
 def answer(task: Any, documents: Sequence[Any], engine: Any, **how: Any) -> tuple[list[Record], list[Finished]]:
     """All records of some documents, as they come, and what ended in the engine."""
     records, ended = [], []

@@ -60,20 +60,13 @@ def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configurati
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(
-    tmp_path, config, ray_here, monkeypatch, executor
+    tmp_path, config, ray_here, monkeypatch, between, executor
 ) -> None:
     for name in "abc":
         write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
     run = config(str(tmp_path / "in"), executor=executor)
     monkeypatch.setattr("raypd.cluster.ray_data_executor._SLICE", 2)  # two passes
-    plan = driver.planner.plan
-
-    def plan_then_lose(config, output):
-        units = plan(config, output)
-        (tmp_path / "in/b.jsonl").unlink()
-        return units
-
-    monkeypatch.setattr(driver.planner, "plan", plan_then_lose)
+    between((tmp_path / "in/b.jsonl").unlink)
     with pytest.raises(RunError, match=r"(?s)1 units of the input cannot be read.*b.jsonl: is gone since"):
         driver.run_extract(run, build=fakes.build)
     assert pq.read_table(tmp_path / "out/units").num_rows == 6

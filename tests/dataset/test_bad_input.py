@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from raypd.cluster import driver
-from raypd.dataset import planner, writer
+from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError, RunError
@@ -41,13 +41,6 @@ DAMAGED = {"m.jsonl.gz": (gzip.compress(LINES)[:-500], "cannot be read as gz aft
            "footer.parquet": (WHOLE[:-60] + b"\xff" * 52 + WHOLE[-8:], "cannot be read as Parquet: "),
            "schema.parquet": (parquet({"id": ["q"], "name": ["x"]}), NO_TITLE),
            "keys.jsonl": (b'{"id": 1, "headline": "x"}\n' * 3, NO_TITLE)}  # fmt: skip
-
-
-@pytest.fixture
-def between(monkeypatch: pytest.MonkeyPatch):
-    """Does something behind a run's planning and before it reads."""
-    real = planner.plan
-    return lambda then: monkeypatch.setattr(driver.planner, "plan", lambda *given: (real(*given), then())[0])
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
 from raypd.run.load import load_run
-from raypd.verify import findings, verification
+from raypd.verify import findings
 from raypd.verify.verification import Verification, verify
 from tests.runs import run_here, with_values, write_jsonl
 
@@ -171,15 +171,8 @@ def test_an_input_that_changed_after_the_run(run, tmp_path) -> None:
     assert "new output.path" in findings.describe(result)
 
 
-def test_an_object_that_cannot_be_read_while_it_is_compared(run, tmp_path, monkeypatch) -> None:
-    real = verification.units.plan
-
-    def plan_then_lose(config, output):
-        units = real(config, output)
-        (tmp_path / "in/b.jsonl").unlink()
-        return units
-
-    monkeypatch.setattr(verification.units, "plan", plan_then_lose)
+def test_an_object_that_cannot_be_read_while_it_is_compared(run, tmp_path, between) -> None:
+    between((tmp_path / "in/b.jsonl").unlink)
     result = look(run)
     assert not result.passed
     assert result.unreadable.units == 1
