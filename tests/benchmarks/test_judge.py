@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.judge import apply, export, judge
 from benchmarks.judge_agreement import agreement
-from raypd.answering.components import WorkerComponents, build
+from raypd.answering.components import build
 from raypd.cluster import driver
 from raypd.errors import ConfigError
 from tests.models.test_endpoint import completion, server
 from tests.runs import TITLES, run_config
-from tests.tasks.test_cascade import SHOES, LastInFirstOut, ScriptedTask, rows
+from tests.tasks.test_cascade import SHOES, rows, scripted
 
 SAID = {"a": "correct, incorrect", "b": "hallucination, missing", "c": "correct null, correct"}  # of (Brand, Size)
 TEXTS = {"a": ("good", "bad"), "b": ("bad", "good"), "c": ("alike", "alike"), "d": ("good", "bad"), "e": ("good", None)}
@@ -30,8 +30,7 @@ def finished(tmp_path, in_process, monkeypatch):
         lines = [{"id": i, "title": f"title {i}", "prompt": f"ask {i}", "category": f"c{i < 'c'}"} for i in answers]
         (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         config = run_config(task, tmp_path / "in.jsonl", tmp_path / name, model={"name": "fake"}, **keys)
-        parts = WorkerComponents(LastInFirstOut(), ScriptedTask(answers), None, max_num_seqs=8)
-        run_extract(config, build=lambda *_: parts)
+        run_extract(config, build=scripted(answers))
         return config.output.path
 
     return finish

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from raypd.answering.components import WorkerComponents
 from raypd.cluster import driver
 from raypd.evaluation import page
 from raypd.evaluation.score import evaluate
 from tests.report.browser import PHONE, browser, open_page  # noqa: F401
 from tests.runs import TITLES, extraction, run_config
-from tests.tasks.test_cascade import LastInFirstOut, ScriptedTask, rows
+from tests.tasks.test_cascade import rows, scripted
 
 GOLD = {  # id -> (brand, size, label)
     "right": ("acme", 42.0, {"Brand": "Acme", "Size": 42}),
@@ -32,17 +31,13 @@ def run(tmp_path, in_process):
     """(the folder of a run, its labels)."""
     documents = [{"id": name, "title": f"<img src=x onerror=alert(1)> {name} Zeta"} for name in GOLD]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
-    labels = [
-        {"id": name, "target": target, "accepted": {"Brand": ["Acme", "A.C.M.E."]}}
-        for name, (*_, target) in GOLD.items()
-    ]
+    accepted = {"Brand": ["Acme", "A.C.M.E."]}
+    labels = [{"id": name, "target": gold[-1], "accepted": accepted} for name, gold in GOLD.items()]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labels))
     answers = {name: rows(brand, 0.9, size, 0.25) for name, (brand, size, _) in GOLD.items()} | {"failed": "too long"}
     task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
     config = run_config(task, tmp_path / "in.jsonl", tmp_path / "run", input=TITLES, model={"name": "fake"})
-    driver.run_extract(
-        config, build=lambda *_: WorkerComponents(LastInFirstOut(), ScriptedTask(answers), None, max_num_seqs=8)
-    )
+    driver.run_extract(config, build=scripted(answers))
     return config.output.path, str(tmp_path / "labels.jsonl")
 
 
@@ -67,12 +62,5 @@ def test_the_page_in_a_browser(run, browser):  # noqa: F811
     assert tab.locator("article").count() == 6
     another = tab.locator("article", has_text="another")
     assert another.locator("mark").all_inner_texts() == ["Zeta"]
-    assert another.locator("tbody tr").first.inner_text().split() == [
-        "Brand",
-        "Acme",
-        "Zeta",
-        "another",
-        "value",
-        "0.90",
-    ]
+    assert " ".join(another.locator("tbody tr").first.inner_text().split()) == "Brand Acme Zeta another value 0.90"
     assert tab.evaluate("document.documentElement.scrollWidth") == PHONE["width"]

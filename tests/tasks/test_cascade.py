@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 import pytest
 from pydantic import ValidationError
 
-from raypd.answering.components import build
+from raypd.answering.components import WorkerComponents, build
 from raypd.answering.request_queue import answer
 from raypd.billing.meter import Meter
 from raypd.cluster.driver import run_extract
@@ -67,6 +67,11 @@ class LastInFirstOut:
 
     def step(self):
         return [self.sequences.pop()]
+
+
+def scripted(answers):
+    """What a worker is built from that gives these answers."""
+    return lambda *_: WorkerComponents(LastInFirstOut(), ScriptedTask(answers), None, max_num_seqs=8)
 
 
 def cascaded(first, second, **settings):
