@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
 from raypd.cluster.metrics import COUNTERS, GAUGES
+from raypd.run.records import Bill, NodeTime, WorkerTime
 from tests.processes import LONG
 from tests.s3 import free_ports
 
@@ -39,23 +41,12 @@ TAGS = {tag for _, tag in (COUNTERS | GAUGES).values() if tag}
 
 
 def bill(ok, usd, spans, budget=None):
-    return {
-        "session": "s",
-        "began": 0,
-        "usd": usd,
-        "totals": {"ok": ok, "failed": 1, "prefill_tokens": 100 * ok, "shared_tokens": 0, "decode_tokens": 7},
-        "categories": {"shoes": {"documents": ok}},
-        "parts": {"decode": usd, "idle": 0.5},
-        "budget_usd": budget,
-        "nodes": [
-            {"node": "a", "began": 0, "market": "spot"},
-            {"node": "b", "began": 0, "market": "spot", "ended": 3.0},
-        ],
-        "workers": [
-            {"worker": "v", "node": "a", "began": 0, "spans": spans},
-            {"worker": "w", "node": "b", "began": 0, "ended": 1.0},
-        ],
-    }
+    totals = {"ok": ok, "failed": 1, "prefill_tokens": 100 * ok, "shared_tokens": 0, "decode_tokens": 7}
+    nodes = [NodeTime("a", 0.0, market="spot"), NodeTime("b", 0.0, market="spot", ended=3.0)]
+    workers = [WorkerTime("v", "a", 0.0, spans=spans), WorkerTime("w", "b", 0.0, ended=1.0)]
+    parts, categories = {"decode": usd, "idle": 0.5}, {"shoes": {"documents": ok}}
+    return Bill("s", 0.0, usd, totals=totals, categories=categories, parts=parts, budget_usd=budget, nodes=nodes,
+                workers=workers)  # fmt: skip
 
 
 def test_what_prometheus_scrapes_after_two_bills():
@@ -63,7 +54,7 @@ def test_what_prometheus_scrapes_after_two_bills():
     from prometheus_client.parser import text_string_to_metric_families
 
     bills = [bill(3, 1.0, [[0, 1, "startup", None]]), bill(5, 2.5, [[0, 1, "startup", None], [1, 2, "busy", "u"]], 9.0)]
-    lines = "".join(json.dumps(b) + "\n" for b in bills)
+    lines = "".join(json.dumps(asdict(b)) + "\n" for b in bills)
     (port,) = free_ports(1)
     command = [sys.executable, "-c", SCRIPT, "ray_raypd_budget_usd", str(port)]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=LONG)
