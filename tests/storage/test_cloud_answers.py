@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -32,11 +33,7 @@ def test_refusals_name_the_path_and_what_to_do(google, gs, status, code, kind, w
 
 def test_what_passes_is_tried_again_and_what_was_sent_twice_is_written_once(google, gs) -> None:
     calls = itertools.count()
-
-    def every_third(call):
-        return None if next(calls) % 3 else Reply(503)
-
-    google.fail = every_third
+    google.fail = lambda call: None if next(calls) % 3 else Reply(503)  # every third
     wanted = {f"{number:02d}": b"%d" % number * 1000 for number in range(9)}
     assert all(storage.put_new(f"{gs}/units/{name}", text) for name, text in wanted.items())
     assert {item.name: storage.read(item.path) for item in storage.find(f"{gs}/units")} == wanted
@@ -55,20 +52,8 @@ def test_what_passes_is_tried_again_and_what_was_sent_twice_is_written_once(goog
 
 
 def test_a_body_that_breaks_off_is_taken_up_or_an_outage(google, gs) -> None:
-    data = bytes(range(256)) * 4000
-    storage.put(f"{gs}/x", data)
-
-    def cut(call):
-        if call.method == "GET":
-            whole = google.answer(call)
-            return Reply(
-                whole.status,
-                whole.body[:100_000],
-                {**whole.headers, "Connection": "close", "Content-Length": str(len(whole.body))},
-            )
-        return None
-
-    google.fail = cut
+    storage.put(f"{gs}/x", bytes(range(256)) * 4000)
+    google.fail = lambda call: replace(google.answer(call), broken="cut") if call.method == "GET" else None
     with pytest.raises(storage.Unavailable, match=f"{gs}/x: "):
         storage.read(f"{gs}/x")
 
