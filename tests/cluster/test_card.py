@@ -15,7 +15,7 @@ from raypd.cluster import card, driver, pool_executor, ray_session
 from raypd.cluster.in_flight import WorkerHandle
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
-from raypd.config import ClusterConfig
+from raypd.config import ClusterConfig, RunConfig
 from raypd.dataset.planner import plan
 from raypd.errors import ModelError, RunError
 from raypd.run import manifest
@@ -51,14 +51,20 @@ def failing(text: str, loading: bool):
     return build
 
 
+@pytest.fixture
+def run(tmp_path: Path, config) -> RunConfig:
+    """Of one document, begun."""
+    made = with_keys(config(str(write_jsonl(tmp_path / "a.jsonl", ["a"]))), model={"device": "cpu"})
+    manifest.claim(made, made.output.path)
+    return made
+
+
 @pytest.mark.parametrize(("text", "loading", "lost", "blamed"), [
     (ECC, False, False, True), (ECC, True, False, True), (ILLEGAL, True, False, True), (ILLEGAL, False, True, True),
     (ILLEGAL, False, False, False)])  # fmt: skip
 def test_two_deaths_of_a_card_leave_it_out_and_blame_no_document(
-    tmp_path: Path, config, monkeypatch, text: str, loading: bool, lost: bool, blamed: bool
+    run, monkeypatch, text: str, loading: bool, lost: bool, blamed: bool
 ) -> None:
-    run = with_keys(config(str(write_jsonl(tmp_path / "a.jsonl", ["a"]))), model={"device": "cpu"})
-    manifest.claim(run, run.output.path)
     (unit,) = plan(run)
     dead, deaths, ends, end = [], [], [], UnitLog.end
     monkeypatch.setattr("os._exit", lambda code: dead.append(code) or sys.exit(code))
@@ -81,9 +87,7 @@ def test_two_deaths_of_a_card_leave_it_out_and_blame_no_document(
     assert [why.partition("of it: ")[0] for why in ends] == ["died", "died", left_out if blamed else "died", "died"]
 
 
-def test_too_little_memory_is_no_fault_of_a_card(tmp_path: Path, config) -> None:
-    run = with_keys(config(str(write_jsonl(tmp_path / "a.jsonl", ["a"]))), model={"device": "cpu"})
-    manifest.claim(run, run.output.path)
+def test_too_little_memory_is_no_fault_of_a_card(run) -> None:
     build = failing("CUDA out of memory. Tried to allocate 2 GiB", True)
     worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=build, gpus=1.0))
     assert worker.run(next(iter(plan(run)))).error == "its weights cannot be loaded"

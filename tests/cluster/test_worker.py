@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -138,11 +138,8 @@ def test_a_broken_engine_breaks_the_units_that_it_holds(begin) -> None:
 
 def test_what_a_dying_worker_leaves_holds_no_secret(begin, monkeypatch, capsys) -> None:
     run, made, (unit,) = begin(["a"])
-
-    def broken(*_: Any) -> None:
-        raise EngineBroken("GET https://me:Pa55word@hub.example/m?token=t0ken failed")
-
-    monkeypatch.setattr(made, "run_unit", broken)
+    broken = EngineBroken("GET https://me:Pa55word@hub.example/m?token=t0ken failed")
+    monkeypatch.setattr(made, "run_unit", mock.Mock(side_effect=broken))
     monkeypatch.setattr("os._exit", sys.exit)
     with pytest.raises(SystemExit):
         made.run(unit)

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -83,27 +84,17 @@ def test_a_device_without_any_memory_ends_the_engine() -> None:
 def test_another_error_is_not_taken_for_it() -> None:
     engine = Engine(tiny_model("llama"))
     engine.submit(autoregressive(Prompt([5, 6]), 4, never))
-
-    def broken(*_):
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-    engine._forward = broken
+    engine._forward = mock.Mock(side_effect=RuntimeError("CUDA error: device-side assert triggered"))
     with pytest.raises(RuntimeError, match="device-side assert"):
         engine.step()
     assert not is_out_of_memory(ValueError("out of memory"))
 
 
-@pytest.mark.parametrize(
-    ("total", "how", "tokens", "slots"),
-    [
-        (60_000_000, {}, 2048, 32_265),  # a third is weights, a pass takes 10,000 bytes a token, a slot 512
-        (60_000_000, {"most": 3000, "graph_tokens": 1024}, 2048, 3000),
-        (60_000_000, {"graph_tokens": 1024}, 2048, 12_265),
-        (60_000_000, {"share": 0.5}, 1024, 13_203),
-        (8_000_000, {}, 256, 4635),
-        (2_000_000, {}, None, None),
-    ],
-)
+# A third is weights, a pass takes 10,000 bytes a token, a slot 512.
+@pytest.mark.parametrize(("total", "how", "tokens", "slots"), [
+    (60_000_000, {}, 2048, 32_265), (60_000_000, {"most": 3000, "graph_tokens": 1024}, 2048, 3000),
+    (60_000_000, {"graph_tokens": 1024}, 2048, 12_265), (60_000_000, {"share": 0.5}, 1024, 13_203),
+    (8_000_000, {}, 256, 4635), (2_000_000, {}, None, None)])  # fmt: skip
 def test_on_a_gpu_the_cache_is_sized_once(total, how, tokens, slots, monkeypatch) -> None:
     engine, gpu = Engine(tiny_model("llama"), max_num_seqs=8), {"peak": 0}
 
@@ -116,14 +107,11 @@ def test_on_a_gpu_the_cache_is_sized_once(total, how, tokens, slots, monkeypatch
             raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
 
     engine.model.register_forward_pre_hook(takes)
-    for name, value in {
-        "empty_cache": lambda: None,
-        "reset_peak_memory_stats": lambda device: gpu.update(peak=0),
-        "memory_allocated": lambda device: held(),
-        "max_memory_allocated": lambda device: gpu["peak"],
-        "mem_get_info": lambda device: (total - held(), total),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
+    stubs = {"empty_cache": lambda: None, "reset_peak_memory_stats": lambda device: gpu.update(peak=0),
+             "memory_allocated": lambda device: held(), "max_memory_allocated": lambda device: gpu["peak"],
+             "mem_get_info": lambda device: (total - held(), total)}  # fmt: skip
+    for name, stub in stubs.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
     if slots is None:
         with pytest.raises(ValueError, match="no memory for the model's cache"):
             engine.size_cache(**how)
