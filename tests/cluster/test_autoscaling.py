@@ -27,26 +27,13 @@ class Growing(AutoscalingCluster):
         self, head_resources: dict, worker_node_types: dict, autoscaler_v2: bool = False, **keys: Any
     ) -> dict:
         head = {"resources": head_resources, "node_config": {}, "max_workers": 0}
-        return {
-            "cluster_name": "growing",
-            "max_workers": 8,
-            "idle_timeout_minutes": _IDLE_MINUTES,
-            "upscaling_speed": 1.0,
-            "provider": {
-                "type": "external",
-                "module": _PROVIDER,
-                "gcs_address": "127.0.0.1:6379",
-                "launch_multiple": True,
-                "head_node_id": FAKE_HEAD_NODE_ID,
-            },
-            "available_node_types": {**worker_node_types, "ray.head.default": head},
-            "head_node_type": "ray.head.default",
-            "auth": {"ssh_user": "nobody"},
-            "docker": {},
-            "file_mounts": {},
-            **{key: [] for key in _COMMANDS},
-            **keys,
-        }
+        provider = {"type": "external", "module": _PROVIDER, "gcs_address": "127.0.0.1:6379", "launch_multiple": True,
+                    "head_node_id": FAKE_HEAD_NODE_ID}  # fmt: skip
+        return {"cluster_name": "growing", "max_workers": 8, "idle_timeout_minutes": _IDLE_MINUTES,
+                "upscaling_speed": 1.0, "provider": provider, "head_node_type": "ray.head.default",
+                "available_node_types": {**worker_node_types, "ray.head.default": head},
+                "auth": {"ssh_user": "nobody"}, "docker": {}, "file_mounts": {},
+                **{key: [] for key in _COMMANDS}, **keys}  # fmt: skip
 
 
 def watch(lines: list[tuple[float, int]], stop: threading.Event, began: float) -> None:

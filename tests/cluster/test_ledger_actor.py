@@ -65,14 +65,10 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
     """What infra/docker/node-environment.sh sets reaches the bill, and a time with two ledgers is paid by halves."""
     import ray
 
-    for name, value in {
-        "RAY_CLOUD_INSTANCE_TYPE_NAME": "g6e.48xlarge",
-        "RAY_NODE_MARKET_TYPE": "spot",
-        "RAY_NODE_REGION": "us-west-2",
-        "RAY_NODE_ZONE": "us-west-2b",
-        "RAYPD_PRICES": str(tmp_path / "prices.json"),
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RAYPD_PRICES", str(tmp_path / "prices.json"))
+    node = {"CLOUD_INSTANCE_TYPE_NAME": "g6e.48xlarge", "NODE_MARKET_TYPE": "spot", "NODE_REGION": "us-west-2"}
+    for name, value in {**node, "NODE_ZONE": "us-west-2b"}.items():
+        monkeypatch.setenv(f"RAY_{name}", value)
     config = trial(tmp_path, prices={}).config
     ray.shutdown()  # that of other tests, whose environment is another
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)

@@ -43,23 +43,14 @@ def test_reasons_are_grouped_without_their_numbers_and_places(run) -> None:
     assert "3 (a.jsonl, at 72, attempts 1): a.jsonl, byte 72: no text in title" in text
 
 
-@pytest.mark.parametrize(
-    ("reason", "expected"),
-    [
-        ("a.jsonl:13: not JSON: line 1 column 30 (char 29)", "not JSON: line N column N (char N)"),
-        ("a.jsonl, byte 13: not JSON", "not JSON"),
-        ("ValueError: b.jsonl:13: no", "ValueError: b.jsonl:N: no"),
-        ("b.jsonl:13: not JSON", "b.jsonl:N: not JSON"),
-        ("the document has 1,234.5 bytes", "the document has N bytes"),
-        ("object at 0x7f3a21 is gone", "object at X is gone"),
-        ("Traceback (most recent call last):\n  File\nKeyError: 'x'", "KeyError: 'x'"),
-        (
-            "a.jsonl, byte 13: not UTF-8: invalid start byte at byte 21 of UTF-16",
-            "not UTF-8: invalid start byte at byte N of UTF-16",
-        ),
-        (None, "no reason"),
-    ],
-)
+@pytest.mark.parametrize(("reason", "expected"), [
+    ("a.jsonl:13: not JSON: line 1 column 30 (char 29)", "not JSON: line N column N (char N)"),
+    ("a.jsonl, byte 13: not JSON", "not JSON"), ("ValueError: b.jsonl:13: no", "ValueError: b.jsonl:N: no"),
+    ("b.jsonl:13: not JSON", "b.jsonl:N: not JSON"), ("the document has 1,234.5 bytes", "the document has N bytes"),
+    ("object at 0x7f3a21 is gone", "object at X is gone"), (None, "no reason"),
+    ("Traceback (most recent call last):\n  File\nKeyError: 'x'", "KeyError: 'x'"),
+    ("a.jsonl, byte 13: not UTF-8: invalid start byte at byte 21 of UTF-16",
+     "not UTF-8: invalid start byte at byte N of UTF-16")])  # fmt: skip
 def test_reasons_without_places_and_which_are_of_the_input(reason, expected) -> None:
     assert normalize("a.jsonl", reason) == expected
     assert of_input("a.jsonl", reason) == (reason or "").startswith("a.jsonl")
@@ -86,10 +77,7 @@ def test_all_of_them_into_a_file(run, tmp_path) -> None:
         assert {str(row["id"]) for row in rows} >= {"3", "12", "13", "17"}
         assert set(rows[0]) == {"id", "source", "row", "attempts", "reason", "unit"}
     assert [p.name for p in tmp_path.iterdir() if ".part" in p.name] == []
-    for path, message in {
-        "errors.txt": "ends in .csv, .jsonl, .parq",
-        "no/such/errors.csv": "cannot be written",
-    }.items():
+    for path, message in (("errors.txt", "ends in .csv, .jsonl, .parq"), ("no/such/errors.csv", "cannot be written")):
         with pytest.raises(ConfigError, match=message):
             findings.write_letters(run.output.path, str(tmp_path / path))
 
