@@ -11,7 +11,8 @@ from raypd.config.model import MOST_SEQS
 from raypd.errors import ModelError
 from raypd.tasks import build_task, task_alone
 from raypd.tasks.base import Task
-from raypd.tasks.cascade import Cascade, Distinct, SecondProgram, gives_the_same
+from raypd.tasks.cascade import Cascade, SecondProgram
+from raypd.tasks.distinct import Distinct, gives_the_same
 
 if TYPE_CHECKING:
     from raypd.decoding import engine as decoding

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from raypd.answering.components import WorkerComponents
 from raypd.billing.meter import Meter
-from raypd.config.section import redact
+from raypd.config.secrets import redact
 from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.tasks.base import Document, Record, Request

@@ -5,7 +5,7 @@ from raypd.config.cluster import ClusterConfig, CostConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
 from raypd.config.model import SAMPLING_KEYS, CascadeConfig, DecodingConfig, FakeConfig, Method, ModelConfig
 from raypd.config.run import RunConfig
-from raypd.config.section import without_credentials
+from raypd.config.secrets import without_credentials
 from raypd.config.tasks import (
     ANSWER_KEYS,
     FORMATS,

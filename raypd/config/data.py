@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from raypd.config.section import SECRETS, Section, Uri, check_secrets
+from raypd.config.secrets import SECRETS, Uri, check_secrets
+from raypd.config.section import Section
 
 # Files that are a document each, by the ends of their names.
 TEXT_FILES = {

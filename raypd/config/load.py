@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 from raypd.config import KINDS, Attribute, Category, RunConfig
 from raypd.config.card import TEMPLATES
 from raypd.config.schema import categories_of, is_file
-from raypd.config.section import redact
+from raypd.config.secrets import redact
 from raypd.config.yaml_file import YamlFile, parse
 from raypd.errors import ConfigError, did_you_mean
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from raypd.config.model import Keys
-from raypd.config.section import Section, Uri, check_secrets
+from raypd.config.secrets import Uri, check_secrets
+from raypd.config.section import Section
 
 _SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate of a fit may change
 

@@ -21,7 +21,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from urllib3.exceptions import HTTPError
 
 from raypd.config import RunConfig
-from raypd.config.section import HIDDEN, redact
+from raypd.config.secrets import HIDDEN, redact
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Program

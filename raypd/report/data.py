@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from raypd import storage
-from raypd.config.section import redact
+from raypd.config.secrets import redact
 from raypd.errors import RunError
 from raypd.report.ledger import read_bill
 from raypd.report.sample import read_sample

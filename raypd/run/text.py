@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from raypd.config.section import redact
+from raypd.config.secrets import redact
 
 NONE = "\N{EN DASH}"  # where there is no figure
 Show = Callable[[float], str]  # a figure as people read it

@@ -10,7 +10,7 @@ import pytest
 
 from raypd.config import ANSWER_KEYS, METHODS, SAMPLING_KEYS, DecodingConfig, RunConfig
 from raypd.config.load import make_config
-from raypd.config.section import Uri
+from raypd.config.secrets import Uri
 from raypd.errors import ConfigError
 from raypd.run import manifest
 from tests.config.test_render import keys

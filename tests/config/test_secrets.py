@@ -10,7 +10,7 @@ from raypd import storage
 from raypd.answering import progress
 from raypd.cli.main import report_errors
 from raypd.config.load import load_config, make_config
-from raypd.config.section import HIDDEN, redact
+from raypd.config.secrets import HIDDEN, redact
 from raypd.errors import ConfigError, RunError
 from raypd.run import console, lease, manifest
 from tests.processes import ended, start

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from raypd.config.section import HIDDEN, redact
+from raypd.config.secrets import HIDDEN, redact
 from raypd.report import data, units
 from raypd.report.charts import RunningTime, speeds
 from raypd.report.ledger import RunBill

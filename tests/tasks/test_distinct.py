@@ -9,7 +9,7 @@ from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
-from raypd.tasks.cascade import Distinct, gives_the_same
+from raypd.tasks.distinct import Distinct, gives_the_same
 from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
 
