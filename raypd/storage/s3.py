@@ -1,9 +1,7 @@
 """Objects on S3: listed, looked at, written under conditions, deleted. See `Storage` for each function."""
 
-import contextlib
 import logging
 import time
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,20 +63,13 @@ class S3(S3Client, ObjectStore):
             self._send(path, data, {})
 
     def put_new(self, path: str, data: bytes) -> bool:
-        conditional = self._knows_conditions(path)
         # Some stores know the condition for a single PUT alone.
-        unsure = not conditional or (len(data) > MULTIPART_BYTES and self.settings.endpoint_url)
-        if unsure and self.exists(path):
+        if len(data) > MULTIPART_BYTES and self.exists(path):
             return False
-        return self._put_if(path, data, {"IfNoneMatch": "*"} if conditional else {})
+        return self._put_if(path, data, {"IfNoneMatch": "*"})
 
     def put_if(self, path: str, data: bytes, version: str) -> bool:
-        if self._knows_conditions(path):
-            return self._put_if(path, data, {"IfMatch": f'"{version}"'})
-        try:
-            return self.head(path).stamp == version and self._put_if(path, data, {})
-        except FileNotFoundError:
-            return False
+        return self._put_if(path, data, {"IfMatch": f'"{version}"'})
 
     def _put_if(self, path: str, data: bytes, condition: dict[str, str]) -> bool:
         with self.translated(path, "s3:PutObject"):
@@ -120,40 +111,6 @@ class S3(S3Client, ObjectStore):
             except (BotoCoreError, ClientError):
                 _log.warning("a multipart upload could not be aborted: %s", path)
             raise
-
-    def _knows_conditions(self, path: str) -> bool:
-        """Whether the store refuses a conditional PUT on a key that exists. Found out by trying, once a bucket."""
-        endpoint, bucket = self.boto().meta.endpoint_url, split(path)[0]
-        if ".amazonaws." in endpoint:
-            return True
-        with self.lock:
-            if bucket not in self.probed:
-                self.probed[bucket] = self._probe(f"{path.rpartition('/')[0]}/.probe-{uuid.uuid4().hex}")
-                if not self.probed[bucket]:
-                    _log.warning(
-                        "raypd: the store at %s does not know conditional writes (If-None-Match): two runs at once "
-                        "into one folder can write a unit twice, though never tear one",
-                        endpoint,
-                    )
-            return self.probed[bucket]
-
-    def _probe(self, path: str) -> bool:
-        boto, place = self.boto(), target(path)
-        with self.translated(path, "s3:PutObject"):
-            try:
-                for body in (b"first", b"second"):
-                    boto.put_object(Body=body, IfNoneMatch="*", **place)
-                return False
-            except ClientError as error:
-                if code_of(error) in UNMET:
-                    return True
-                if code_of(error) in ("NotImplemented", "501", "InvalidArgument", "400", "InvalidRequest"):
-                    return False
-                raise
-            finally:
-                # A role that may not delete leaves an object of a few bytes.
-                with contextlib.suppress(BotoCoreError, ClientError):
-                    boto.delete_object(**place)
 
     def delete(self, path: str) -> None:
         with self.translated(path, "s3:DeleteObject"):

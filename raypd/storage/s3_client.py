@@ -70,7 +70,6 @@ class S3Client:
     def __init__(self, settings: StorageConfig) -> None:
         self.settings = settings
         self.lock = threading.RLock()
-        self.probed: dict[str, bool] = {}  # bucket -> whether it knows conditional writes
         self._boto: Any = None
         self._credentials: Any = None  # botocore's, which renews them
         self._source = ""  # of the credentials

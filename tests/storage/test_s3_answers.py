@@ -12,7 +12,8 @@ from urllib3.exceptions import ProtocolError
 
 from raypd import storage
 from raypd.config import StorageConfig
-from raypd.errors import InputError
+from raypd.errors import InputError, RunError
+from raypd.run import lease
 from raypd.storage import s3
 from tests.s3 import SECRET, environment
 
@@ -205,29 +206,12 @@ def test_a_conflict_with_a_write_in_progress_is_tried_again(store: Store) -> Non
         storage.put_new("s3://bkt/a", b"x")
 
 
-@pytest.mark.parametrize("kind", ["ignores", "refuses"])
-def test_a_store_without_conditional_writes_is_told_once(store: Store, kind: str, caplog, tmp_path) -> None:
-    objects: dict[str, bytes] = {}
-
-    def answer(request: AWSPreparedRequest) -> Answer:
-        path = request.url.split("?")[0]
-        if request.method == "PUT":
-            if kind == "refuses" and "If-None-Match" in request.headers:
-                return refusal("NotImplemented", "", 501)(request)
-            objects[path] = request.body if isinstance(request.body, bytes) else b"".join(request.body)
-            return 200, {"ETag": '"e"'}, b""
-        if request.method == "DELETE":
-            objects.pop(path, None)
-            return 204, {}, b""
-        return (200, {"ETag": '"e"'}, b"1") if path in objects else (404, {}, b"")
-
-    store.answer = answer
-    store.use(endpoint_url="http://store.example:9000")
-    for name, text, new in (("a", b"1", True), ("a", b"2", False), ("b", b"3", True)):
-        assert storage.put_new(f"s3://bkt/run/{name}", text) == new
-    assert list(objects.values()) == [b"1", b"3"]
-    (line,) = [r.getMessage() for r in caplog.records if r.name == "raypd.storage"]
-    assert "the store at http://store.example:9000 does not know conditional writes (If-None-Match): two runs" in line
+def test_a_store_without_conditional_writes_is_refused_at_the_start_of_a_run(store: Store) -> None:
+    with pytest.raises(RunError, match=r"output\.path s3://bkt/run: the store there ignores conditional writes"):
+        lease.RunLease("s3://bkt/run")
+    store.answer = refusal("NotImplemented", "If-None-Match is not known", 501)
+    with pytest.raises(storage.StorageError, match=r"answered NotImplemented .* If-None-Match is not known"):
+        lease.RunLease("s3://bkt/run")
 
 
 def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
