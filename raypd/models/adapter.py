@@ -15,7 +15,7 @@ from raypd.errors import ModelError
 from raypd.models.source import HUB_ID, Source, explained, looks_local
 
 _SETTINGS = "adapter_config.json"
-_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_WEIGHTS = "adapter_model.safetensors"
 # Warnings of bitsandbytes and torch that peft's import causes and that a user can do nothing about.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
@@ -41,10 +41,9 @@ def find_adapter(config: ModelConfig) -> Adapter | None:
             raise ModelError(f"model.adapter {name!r}: there is no folder {folder}")
         if not (folder / _SETTINGS).is_file():
             raise ModelError(f"model.adapter {name!r}: {folder} has no {_SETTINGS}, so it is not a peft adapter")
-        for file in _WEIGHTS:
-            if (folder / file).is_file():
-                return Adapter(name, folder / _SETTINGS, folder / file)
-        raise ModelError(f"model.adapter {name!r}: {folder} has no {_WEIGHTS[0]}")
+        if not (folder / _WEIGHTS).is_file():
+            raise ModelError(f"model.adapter {name!r}: {folder} has no {_WEIGHTS}")
+        return Adapter(name, folder / _SETTINGS, folder / _WEIGHTS)
     if not HUB_ID.fullmatch(name):
         raise ModelError(f"model.adapter {name!r} is neither a local folder nor a Hub id (owner/name)")
     return _from_hub(name)
@@ -56,15 +55,11 @@ def _from_hub(name: str) -> Adapter:
 
     with explained(Source(name, name, False, None, False), "the adapter cannot be fetched"):
         try:
-            settings = Path(hf_hub_download(name, _SETTINGS))
+            return Adapter(name, *(Path(hf_hub_download(name, file)) for file in (_SETTINGS, _WEIGHTS)))
         except LocalEntryNotFoundError:
             raise
         except EntryNotFoundError as error:
-            raise ModelError(f"model.adapter {name!r} has no {_SETTINGS}, so it is not a peft adapter") from error
-        try:
-            return Adapter(name, settings, Path(hf_hub_download(name, _WEIGHTS[0])))
-        except EntryNotFoundError:
-            return Adapter(name, settings, Path(hf_hub_download(name, _WEIGHTS[1])))
+            raise ModelError(f"model.adapter {name!r} has no {_SETTINGS} or no {_WEIGHTS}") from error
 
 
 def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> None:
@@ -130,9 +125,6 @@ def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | N
 
 
 def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
-    if weights.suffix == ".bin":
-        tensors = torch.load(weights, map_location="cpu", weights_only=True)
-        return {key: tuple(value.shape) for key, value in tensors.items()}
     from safetensors import safe_open
 
     with safe_open(weights, framework="pt") as file:
