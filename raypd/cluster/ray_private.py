@@ -3,7 +3,6 @@
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,35 +63,20 @@ def draining_nodes() -> dict[str, int]:
 
 def node_infos() -> list[dict[str, Any]]:
     """Every node, the dead ones too: node, labels, type, head, resources, and in unix seconds began and ended."""
-    import ray
     from ray._private.worker import global_worker
 
-    try:
-        return [
-            {
-                "node": info.node_id.hex(),
-                "labels": dict(info.labels),
-                "type": info.instance_type_name or None,
-                "head": info.is_head_node,
-                "resources": dict(info.resources_total),
-                "began": info.start_time_ms / 1000,
-                "ended": info.end_time_ms / 1000 if info.end_time_ms else None,
-            }
-            for info in global_worker.gcs_client.get_all_node_info().values()
-        ]
-    except (AttributeError, TypeError, ValueError):  # another Ray: its public list says less
-        return [
-            {
-                "node": node["NodeID"],
-                "labels": node.get("Labels") or {},
-                "type": None,
-                "head": "node:__internal_head__" in node["Resources"],
-                "resources": node["Resources"],
-                "began": time.time(),
-                "ended": None if node["Alive"] else time.time(),
-            }
-            for node in ray.nodes()
-        ]
+    return [
+        {
+            "node": info.node_id.hex(),
+            "labels": dict(info.labels),
+            "type": info.instance_type_name or None,
+            "head": info.is_head_node,
+            "resources": dict(info.resources_total),
+            "began": info.start_time_ms / 1000,
+            "ended": info.end_time_ms / 1000 if info.end_time_ms else None,
+        }
+        for info in global_worker.gcs_client.get_all_node_info().values()
+    ]
 
 
 def redirect_messages(to: Callable[[dict[str, Any]], None]) -> None:
