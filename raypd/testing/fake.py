@@ -146,7 +146,7 @@ class FakeTask:
         prompt = self._tokens(text_of(document, self.config.text_columns()))
         lanes = self._lengths(document.id, 1, self.costs.answer_tokens, self.config.decoding.max_new_tokens)
         row = {f.name: "fake" for f in columns.SHAPES[self.task.kind].schema if f.type == "string"}
-        yield Request([document.index], Program("", 0, prompt, lanes), lambda _: [Record(document.index, row)])  # type: ignore[arg-type]
+        yield self._request(document.index, prompt, lanes, [row])
 
     def _tokens(self, text: str) -> int:
         return max(1, math.ceil(len(text) / self.costs.characters_per_token))
@@ -184,54 +184,39 @@ class FakeTask:
         return Request(documents, program, lambda _: [Record(i, _record(name, category)) for i in documents])  # type: ignore[arg-type]
 
     def _question(self, document: Document) -> Iterator[Request]:
+        """All questions of a context at once, whatever the method."""
         assert isinstance(self.task, QuestionAnsweringConfig)
-        context = self._tokens(text_of(document, [self.task.context_column]))
         column = unpacked(document.fields.get(self.task.questions_column))
         if not isinstance(column, list) or not column:
             raise ValueError(f"column {self.task.questions_column!r} holds no list of questions")
-        questions = [q if isinstance(q, dict) else {"question": q} for q in column]
-        texts = [str(q.get("question")) + "".join(f"\nA. {c}" for c in q.get("choices") or []) for q in questions]
-        lanes = self._lengths(document.id, len(questions), self.costs.value_tokens, self.task.max_answer_tokens)
-        lanes = [1 if q.get("choices") else length for q, length in zip(questions, lanes, strict=True)]
-        lengths = [self._tokens(text) for text in texts]
-
-        def record(n: int) -> Record:
-            question = questions[n]
-            name = str(n if question.get("id") is None else question["id"])
+        rows = []
+        for number, question in enumerate(column):
+            fields = question if isinstance(question, dict) else {"question": question}
+            name = str(number if fields.get("id") is None else fields["id"])
             answer = {"answer": "fake", "answer_status": "ok", "truncated": False}
-            return Record(document.index, {"question_id": name, "question": str(question.get("question")), **answer})
-
-        instruction = self._tokens(self.task.instruction or "x" * 200)
-        if self._method == "intra_prompt":
-            program = Program("", instruction, context + sum(lengths), lanes)
-            yield Request([document.index], program, lambda _: [*map(record, range(len(questions)))])  # type: ignore[arg-type]
-            return
-        for n in range(len(questions)):
-            program = Program(document.id, instruction + context, lengths[n], [lanes[n]])
-            yield Request([document.index], program, lambda _, n=n: [record(n)])  # type: ignore[arg-type, misc]
+            rows.append({"question_id": name, "question": str(fields.get("question")), **answer})
+        texts = [self.task.instruction or "x" * 200, text_of(document, [self.task.context_column]), *map(str, column)]
+        lanes = self._lengths(document.id, len(rows), self.costs.value_tokens, self.task.max_answer_tokens)
+        yield self._request(document.index, sum(map(self._tokens, texts)), lanes, rows)
 
     def _generate(self, document: Document) -> Iterator[Request]:
+        """All turns at once."""
         assert isinstance(self.task, GenerationConfig)
         request = read_request(document, self.config)
-        turns, longest = request.unanswered, request.parameters.max_new_tokens
-        before = sum(self._tokens(turn["content"]) for turn in request.turns)
+        turns, longest = [turn["content"] for turn in request.turns], request.parameters.max_new_tokens
         for sample in range(request.parameters.samples):
-            lengths = self._lengths(f"{document.id}/{sample}", len(turns), self.costs.answer_tokens, longest)
-            yield self._turn(document.index, sample, 0, before, turns, lengths)
+            id = f"{document.id}/{sample}"
+            lengths = self._lengths(id, len(request.unanswered), self.costs.answer_tokens, longest)
+            prompt = sum(map(self._tokens, turns))
+            for turn, (text, length) in enumerate(zip(request.unanswered, lengths, strict=True)):
+                prompt += self._tokens(text)
+                row = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
+                row |= {"counters": json.dumps({"prompt_tokens": prompt}), "warnings": []}
+                yield self._request(document.index, prompt, [length], [row])
+                prompt += length
 
-    def _turn(self, index: int, sample: int, turn: int, before: int, turns: list[str], lengths: list[int]) -> Request:
-        prompt = before + self._tokens(turns[turn])
-        length = lengths[turn]
-
-        def finish(_: Any) -> list[Record | Request]:
-            columns = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
-            counters = json.dumps({"prompt_tokens": prompt})
-            done: list[Record | Request] = [Record(index, {**columns, "counters": counters, "warnings": []})]
-            if turn + 1 < len(turns):
-                done.append(self._turn(index, sample, turn + 1, prompt + length, turns, lengths))
-            return done
-
-        return Request([index], Program("", 0, prompt, [length]), finish)  # type: ignore[arg-type]
+    def _request(self, index: int, prompt: int, lanes: list[int], rows: list[dict[str, Any]]) -> Request:
+        return Request([index], Program("", 0, prompt, lanes), lambda _: [Record(index, row) for row in rows])  # type: ignore[arg-type]
 
 
 def _record(name: str, category: Category) -> dict[str, Any]:

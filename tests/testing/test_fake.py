@@ -90,13 +90,11 @@ def test_a_long_prompt_goes_in_chunks_and_the_budget_holds() -> None:
 
 def test_questions_and_conversations() -> None:
     row = {"context": "c" * 400, "questions": ["Who?", {"id": "k", "question": "Why?", "choices": ["a", "b"]}]}
-    for method in ("intra_prompt", "autoregressive"):
-        config = make_config(config_tree("question_answering"), [*FAST, f"decoding.method={method}"])
-        records, counts = answer(config, [Document(0, "1", row), Document(1, "2", {"context": "c", "questions": 3})])
-        assert sorted(r.columns.get("question_id", "-") for r in records) == ["-", "0", "k"]
-        assert all(set(r.columns) <= set(columns.QUESTION_ANSWERING.names) for r in records)
-        assert [r.error for r in records if r.index == 1] == ["column 'questions' holds no list of questions"]
-        assert len(counts) == (1 if method == "intra_prompt" else 2)
+    config = make_config(config_tree("question_answering"), FAST)
+    records, _ = answer(config, [Document(0, "1", row), Document(1, "2", {"context": "c", "questions": 3})])
+    assert sorted(r.columns.get("question_id", "-") for r in records) == ["-", "0", "k"]
+    assert all(set(r.columns) <= set(columns.QUESTION_ANSWERING.names) for r in records)
+    assert [r.error for r in records if r.index == 1] == ["column 'questions' holds no list of questions"]
     tree = config_tree({"kind": "generation", "samples": 2})
     config = make_config(tree, [*FAST, "decoding.sampling.temperature=1"])
     records, _ = answer(config, [Document(0, "1", {"prompt": ["Hello", "And then?"]})])
