@@ -72,7 +72,6 @@ class Profile:
     warmup_seconds: float  # of the first documents: instructions are computed, the engine fills up
     worker: WorkerFacts
     complete: bool  # the limit did not cut the window short
-    share: float = 1.0  # of the documents that were to be answered, those that were
 
     @property
     def documents_per_second(self) -> float:
@@ -177,8 +176,7 @@ class Profiler:
         samples = [(float(part[2:] @ rates), float(part[:2].sum())) for part in window]
         later = sum(cost.seconds for place in first.values() if (cost := costs[place]) is not None)
         times = (float(spent[:2].sum()), samples, loaded - began, max(0.0, warmed - loaded - later))
-        share = min(1.0, len(unit.answered) / (lead + count))
-        return Profile(config.decoding.method, costs, *times, facts, complete, share)
+        return Profile(config.decoding.method, costs, *times, facts, complete)
 
     def _answer(
         self, config: RunConfig, parts: WorkerComponents, documents: Sequence[Document], in_flight: int, limit: float

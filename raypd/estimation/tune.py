@@ -28,11 +28,10 @@ from raypd.estimation.machines import NodeKind, here, known_type
 from raypd.estimation.profile import RemoteProfiler, WorkerFacts, most_in_flight
 from raypd.estimation.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
-from raypd.run.text import Say, counted, duration
+from raypd.run.text import Say, counted
 from raypd.tasks.base import Document
 
 _IN_FLIGHT = 128  # documents, at a guess: how many there are is only seen when they are measured
-_LEAST_TRIALS = 3  # the reference, a second one where that is poor, and the configuration
 
 
 @dataclass
@@ -92,14 +91,14 @@ def tune(
         search = Search(config, trials.measure, floor, facts.types, facts.vllm, gpu, options.reference, trials.show)
         best = search.run()
     if best is None:
-        suffices = _suffices(trials, options, kind)
         errors = [trial.error for trial in search.trials if trial.error is not None]
         if any(trial.usable for trial in search.trials):
             raise RunError(
-                f"{search.ended} before the configuration itself was measured: {suffices}; what was measured stands in "
-                f"{measurements}, and the same command goes on from there"
+                f"{search.ended} before the configuration itself was measured: raise --minutes or --budget-usd; what "
+                f"was measured stands in {measurements}, and the same command goes on from there"
             )
-        raise RunError(f"nothing could be measured ({search.ended}): {errors[0] if errors else suffices}")
+        advice = errors[0] if errors else "raise --minutes or --budget-usd, or lower --sample"
+        raise RunError(f"nothing could be measured ({search.ended}): {advice}")
     return TuneResult(search, best, kind, len(documents), trials.reused, facts.machine)
 
 
@@ -112,20 +111,6 @@ def _kind(config: RunConfig, facts: WorkerFacts, instance: str | None) -> NodeKi
         raise ConfigError(f"--instance {instance}: this machine ({facts.machine}) has not the GPU of that type")
     price = prices.price(instance, None, None, config.cost)
     return NodeKind(instance, kind.gpus, price.usd_per_hour, price.source)
-
-
-def _suffices(trials: _Trials, options: TuneOptions, kind: NodeKind) -> str:
-    """What time or money does for the least that a search measures."""
-    if not trials.needed:
-        return "raise --minutes or --budget-usd"
-    seconds = trials.needed * max(1, _LEAST_TRIALS - trials.measured)
-    options_needed = [] if options.minutes is None else [f"--minutes {math.ceil(seconds / 60)}"]
-    if options.budget_usd is not None:
-        options_needed.append(f"--budget-usd {math.ceil(100 * kind.usd_per_hour * seconds / 3600) / 100:g}")
-    return (
-        f"one measurement takes about {duration(trials.needed)} here, and {' with '.join(options_needed)} suffices for "
-        "the reference and the configuration as it is (a smaller --sample takes less)"
-    )
 
 
 @dataclass
@@ -142,7 +127,6 @@ class _Trials:
     count: int = 0  # settings to measure
     measured: int = 0  # those that could be
     reused: int = 0  # from the file
-    needed: float = 0.0  # seconds of the measurement that took longest, or would have
 
     def __post_init__(self) -> None:
         self._known: dict[str, list[Trial]] = defaultdict(list)
@@ -175,14 +159,9 @@ class _Trials:
         """limit: seconds a document."""
         together = min(_IN_FLIGHT, most_in_flight(config))
         limit = min(self._left(), limit * (len(self.documents) + 3 * together))
-        began = time.monotonic()
         try:
             label = f"{self.count}. {describe(trial.changes)}"
             profiled = self.profiler.profile(config, self.documents, limit, label)
-            # While none is answered, all that is known is that those in flight take longer.
-            share = profiled.share or together / (len(self.documents) + 2 * together)
-            answering = 0.0 if profiled.complete else limit
-            self.needed = max(self.needed, time.monotonic() - began + answering * (1 / share - 1))
             if not profiled.complete:
                 self._left()  # cut short by the end of the time, not for being slow
                 trial.cut = True
