@@ -43,9 +43,6 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     validation: Uri | None = None
     """File, folder or glob of documents that are not trained on; null: validation_share of the input"""
     validation_share: float = Field(0.1, gt=0, lt=1, description="Of the input's documents, drawn by their ids")
-    swap_copies: int = Field(0, ge=0)
-    """Copies of each document in which values of text are replaced by those of other documents, beside it: for few
-    labels (extraction); an epoch is then as many times longer"""
     weights: Literal["lora", "full"] = Field("lora", description="What is trained; with model.quantization nf4: QLoRA")
     lora_rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)

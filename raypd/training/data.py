@@ -1,32 +1,23 @@
 """Documents with labels become packed passes, the same in every worker."""
 
-import copy
 import hashlib
 import json
-import random
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import Attribute, ExtractionConfig, RunConfig
+from raypd.config import RunConfig
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError
 from raypd.run.training import TrainingData
 from raypd.tasks.base import Document
-from raypd.tasks.columns import value_in
-from raypd.tasks.documents import category_of
 from raypd.training import annotate, preference, teacher
 from raypd.training.example import Example, Examples, listed
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.generation import GenerationExamples
 from raypd.training.packing import batches, count_tokens
 
-_SWAPPED = 0.5  # share of the values of a copy that are replaced (training.swap_copies)
-_SHORTEST = 2  # characters of such a value: a shorter one stands in the middle of words
 METHODS = {  # that can be trained
     "extraction": ("hyper_parallel", "autoregressive"),
     "generation": ("autoregressive", "apar", "pasta", "space", "medusa", "apar_medusa"),
@@ -42,8 +33,6 @@ def check(config: RunConfig) -> None:
     for key in ("annotations", "preference"):
         if getattr(config.training, key) is not None and method != "pasta":
             raise ConfigError(f"training.{key} is for decoding.method pasta, and this is {method}")
-    if config.training.swap_copies and kind != "extraction":
-        raise ConfigError(f"training.swap_copies is for extraction, and this is {kind}")
     if config.training.preference is not None:
         preference.check(config)
 
@@ -78,8 +67,6 @@ def prepare(
     examples, validation = list(make(documents)), [example.drawn(generator) for example in make(held_out)]
     _check_skipped(config, make, len(documents) + len(held_out))
     skipped = dict(make.skipped.most_common())
-    if training.swap_copies:
-        examples += make(swapped(documents, config))
     for usable, key in ((examples, "input.path"), (validation, "training.validation")):
         if not usable:
             raise InputError(f"{key}: no document that can be used{listed(make.skipped, 5)}")
@@ -142,47 +129,3 @@ def _check_skipped(config: RunConfig, make: Examples, documents: int) -> None:
                 f"{lost} of {total} {kind} cannot be trained on ({share:.0%}; "
                 f"training.max_skipped_share is {limit:.0%}){listed(make.skipped, 5)}"
             )
-
-
-def swapped(documents: Sequence[Document], config: RunConfig) -> list[Document]:
-    """`training.swap_copies` copies of each document with labels that stand in its text, with other values there."""
-    task, column = config.task, config.training.labels_column
-    assert isinstance(task, ExtractionConfig)
-    draw = random.Random(config.training.seed)
-    values: dict[tuple[str, str], list[str]] = defaultdict(list)  # by category and attribute, as often as they occur
-    labelled: list[tuple[Document, str, list[tuple[Attribute, str]]]] = []
-    for document in documents:
-        labels = document.fields.get(column)
-        try:
-            category = category_of(document, config.input, task.categories)
-        except ValueError:
-            continue
-        if not isinstance(labels, dict):
-            continue
-        texts = [str(document.fields.get(name) or "") for name in config.text_columns()]
-        standing = []
-        for attribute in task.categories[category].attributes:
-            value = value_in(labels, attribute)
-            plain = attribute.type == "text" and not attribute.many and isinstance(value, str)
-            if plain and len(value) >= _SHORTEST and any(value in text for text in texts):
-                values[category, attribute.name].append(value)
-                standing.append((attribute, value))
-        labelled.append((document, category, standing))
-    copies: list[Document] = []
-    for _ in range(config.training.swap_copies):
-        for document, category, standing in labelled:
-            made = Document(len(copies), document.id, copy.deepcopy(document.fields))
-            for attribute, value in standing:
-                if draw.random() < _SWAPPED:
-                    other = draw.choice(values[category, attribute.name])
-                    for name in (*config.text_columns(), column):
-                        made.fields[name] = _replaced(made.fields.get(name), value, other)
-            copies.append(made)
-    return copies
-
-
-def _replaced(tree: Any, value: str, other: str) -> Any:
-    """A text, or the texts of labels, with one value in place of another: a longer value that holds it changes, too."""
-    if isinstance(tree, dict):
-        return {name: _replaced(inner, value, other) for name, inner in tree.items()}
-    return tree.replace(value, other) if isinstance(tree, str) else tree
