@@ -32,15 +32,6 @@ _ADVICE = {
 _BEFORE = (
     "NoCredentialsError", "PartialCredentialsError", "NoRegionError", "InvalidRegionError", "ParamValidationError",
 )  # fmt: skip
-_SOURCES = {
-    "env": "of the environment variables",
-    "shared-credentials-file": "of the shared credentials file",
-    "iam-role": "of the instance's role",
-    "container-role": "of the container's role",
-    "assume-role": "of an assumed role",
-    "assume-role-with-web-identity": "of a web identity",
-    "sso": "of a single sign-on",
-}
 
 
 def split(path: str) -> tuple[str, str]:
@@ -217,8 +208,8 @@ class S3Client:
         """Where the credentials came from: most often it is not where one thought."""
         if self.settings.anonymous:
             return "(none: storage.anonymous is set)"
-        source = _SOURCES.get(self._source, "in use")
-        return f"{source} (profile {self.settings.profile})" if self.settings.profile else source
+        profile = f", profile {self.settings.profile}" if self.settings.profile else ""
+        return f"({self._source or 'in use'}{profile})"
 
     def _text(self, error: Exception) -> str:
         """An error that the SDK raised by itself, with what to do about it."""

@@ -120,9 +120,9 @@ def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
 
 @pytest.mark.parametrize(("code", "status", "of_the_store", "words"), [
     ("NoSuchBucket", 404, False, "there is no bucket 'bkt'; check the name"),
-    ("AccessDenied", 403, False, "forbidden: the credentials of the environment variables need s3:"),
+    ("AccessDenied", 403, False, "forbidden: the credentials (env) need s3:"),
     ("ExpiredToken", 400, True, "the credentials have expired: renew them; the same command resumes"),
-    ("InvalidAccessKeyId", 403, True, "does not accept the credentials of the environment variables"),
+    ("InvalidAccessKeyId", 403, True, "does not accept the credentials (env)"),
     ("SignatureDoesNotMatch", 403, True, "does not accept the credentials"),
     ("RequestTimeTooSkewed", 403, True, "the clock of this machine is wrong"),
     ("IllegalLocationConstraintException", 400, False, "is in region eu-west-1: set storage.region=eu-west-1"),
