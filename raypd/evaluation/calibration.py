@@ -9,7 +9,6 @@ import numpy as np
 from raypd.errors import InputError
 from raypd.tasks.calibration import Calibration, features
 
-_ISOTONIC = 1000  # values from which on steps are fitted behind the regression
 _STRENGTH = 0.5  # of an attribute's own intercept beside the other features: few labels move it little
 _BINS = 10
 LEAST = 50  # values, for a calibration
@@ -28,10 +27,7 @@ class LabelledValue:
 
 
 def calibrate(values: Sequence[LabelledValue]) -> Calibration:
-    """Fits a calibration (Platt's, with isotonic steps behind it where there are many values).
-
-    Raises InputError: too few values, or all are right or wrong."""
-    from sklearn.isotonic import IsotonicRegression
+    """Fits a calibration (Platt's). Raises InputError: too few values, or all are right or wrong."""
     from sklearn.linear_model import LogisticRegression
 
     right = np.array([value.right for value in values])
@@ -43,16 +39,12 @@ def calibrate(values: Sequence[LabelledValue]) -> Calibration:
     shared = np.array([features(value.confidence, value.null, value.stands) for value in values])
     model: Any = LogisticRegression(C=1.0, max_iter=1000).fit(np.hstack([shared, own]), right)
     weights = model.coef_[0]
-    made = Calibration(
+    return Calibration(
         weights[: shared.shape[1]].tolist(),
         float(model.intercept_[0]),
         dict(zip(names.tolist(), (_STRENGTH * weights[shared.shape[1] :]).tolist(), strict=True)),
         values=len(values),
     )
-    if len(values) >= _ISOTONIC:
-        steps = IsotonicRegression(y_min=0.0, y_max=1.0).fit(confidences(made, values), right)
-        made.scores, made.shares = steps.X_thresholds_.tolist(), steps.y_thresholds_.tolist()
-    return made
 
 
 def confidences(calibration: Calibration, values: Sequence[LabelledValue]) -> np.ndarray:

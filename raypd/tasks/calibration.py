@@ -4,7 +4,7 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,21 +26,18 @@ def features(probability: float, null: bool, stands: bool) -> list[float]:
 
 @dataclass
 class Calibration:
-    """p(right) = sigmoid(weights . features + intercept + that of the attribute), then along the steps."""
+    """p(right) = sigmoid(weights . features + intercept + that of the attribute)."""
 
     weights: list[float]  # of FEATURES
     intercept: float
     attributes: dict[str, float]  # "category/attribute" -> its own intercept, drawn to 0 where it has few labels
-    scores: list[float] = field(default_factory=list)  # isotonic steps: at these scores
-    shares: list[float] = field(default_factory=list)  # these; []: the score itself
     values: int = 0  # that it was fitted on
 
     def confidence(self, category: str, attribute: str, probability: float, null: bool, stands: bool) -> float:
         """The calibrated confidence of a value, 0 to 1."""
         score = float(np.dot(self.weights, features(probability, null, stands))) + self.intercept
         score += self.attributes.get(f"{category}/{attribute}", 0.0)
-        share = 0.5 + 0.5 * math.tanh(score / 2)  # the sigmoid, which no score makes overflow
-        return float(np.interp(share, self.scores, self.shares)) if self.scores else share
+        return 0.5 + 0.5 * math.tanh(score / 2)  # the sigmoid, which no score makes overflow
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
