@@ -133,7 +133,7 @@ def assemble(
     if config is not None:
         cluster = config.cluster
         on_top = replace(on_top, unit_documents=cluster.unit_documents, units_in_flight=cluster.units_in_flight)
-    of_gpu, measured = {speed.gpu: speed for speed in baseline}, {speed.gpu for speed in main}
+    of_gpu = {speed.gpu: speed for speed in baseline}
     machines: list[MachineEstimate] = []
     for speed in main:
         kinds = _with_gpu(speed.gpu, options, cost, notes) if speed.gpu is not None else []
@@ -150,16 +150,11 @@ def assemble(
         notes.append("start-up is not in the bill: it was not measured")
     elif any(machine.gpu for machine in machines):
         notes.append(f"start-up is as measured here, {overhead.startup:.0f} s; the time to boot a node comes on top")
-    not_measured: dict[str, list[str]] = {}
-    for name, instance in prices.INSTANCES.items():
-        if instance.gpu and instance.gpu not in measured and (not options.instances or name in options.instances):
-            not_measured.setdefault(instance.gpu, []).append(name)
     return Estimate(
         documents=figure(documents),
         speeds=[speed.estimate(of_gpu.get(speed.gpu)) for speed in main],
         baseline=[speed.estimate(None) for speed in baseline],
         machines=machines,
-        not_measured=not_measured,
         startup_seconds=overhead.startup if overhead is not None else None,
         notes=list(dict.fromkeys(notes)),
     )

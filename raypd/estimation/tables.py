@@ -89,12 +89,3 @@ def hosted(estimate: Estimate) -> str | None:
         f"the same as a hosted batch: {'; '.join(parts)}. Check list prices before you rely on them. Taken: {sent} "
         f"tokens in and {written} out (the whole answer) by this model's tokenizer, one request a document, no caching"
     )
-
-
-def not_measured(estimate: Estimate) -> str | None:
-    """The GPUs that get no figure, in words; None without any."""
-    gpus = []
-    for gpu, types in estimate.not_measured.items():
-        families = dict.fromkeys(name.partition(".")[0] for name in types)
-        gpus.append(f"{gpu} ({', '.join(f'{family}.*' for family in families)})")
-    return f"not measured on these GPUs, so no figure: {', '.join(gpus)}" if gpus else None

@@ -29,8 +29,6 @@ def show_estimate(result: Estimate) -> None:
     if compared := tables.hosted(result):
         console.print(f"\n{text.clean(compared)}", soft_wrap=True)
     console.print()
-    if missing := tables.not_measured(result):
-        console.print(missing, soft_wrap=True)
     for note in result.notes:
         console.print(f"note: {text.clean(note)}", soft_wrap=True)
 

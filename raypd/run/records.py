@@ -476,7 +476,6 @@ class Estimate:
     speeds: list[SpeedEstimate]
     baseline: list[SpeedEstimate]
     machines: list[MachineEstimate]
-    not_measured: dict[str, list[str]]  # GPU -> instance types
     notes: list[str]
     startup_seconds: float | None = None
     created: str = field(default_factory=iso)

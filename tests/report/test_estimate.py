@@ -156,7 +156,6 @@ def test_hostile_words_run_nothing_and_it_fits(browser, tmp_path, only):
     tree = put(root, model=texts[1], task=texts[2], method=texts[3], notes=texts[:8])
     tree["speeds"][0] |= {"source": texts[2], "gpu": texts[4]}
     tree["machines"][1]["name"] = texts[5]
-    tree["not_measured"] = {texts[6]: [texts[7], texts[18]]}
     (root / ESTIMATE).write_text(json.dumps(tree))
     file = tmp_path / "report.html"
     file.write_text(page.render(data.load(str(root))))
