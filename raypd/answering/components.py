@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from raypd.config import CascadeConfig, ModelConfig, RunConfig
-from raypd.config.model import MOST_SEQS
+from raypd.config.model import MOST_REQUESTS, MOST_SEQS
 from raypd.errors import ModelError
 from raypd.tasks import build_task, task_alone
 from raypd.tasks.base import Task
@@ -100,10 +100,11 @@ def build(
 
         return WorkerComponents(*fake.make(config), None, config.engine.max_num_seqs)
     if config.model.endpoint is not None:
-        from raypd.models import endpoint
+        from raypd.models import endpoint, endpoint_batch
 
         tokenizer = endpoint.byte_tokenizer()
-        engine: Engine = endpoint.EndpointEngine(config, tokenizer)
+        kind = endpoint_batch.BatchEngine if config.model.endpoint.batch else endpoint.EndpointEngine
+        engine: Engine = kind(config, tokenizer)
         task, sampling = build_task(config, tokenizer, endpoint.CONTEXT), None
     else:
         from raypd.decoding.sampling import Sampling
@@ -118,7 +119,14 @@ def build(
         sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p)
     if not each and gives_the_same(config):
         task = Distinct(task, config)
-    return WorkerComponents(engine, task, sampling, config.engine.max_num_seqs)
+    return WorkerComponents(engine, task, sampling, _most_seqs(config))
+
+
+def _most_seqs(config: RunConfig, second: RunConfig | None = None) -> int | Literal["auto"]:
+    """engine.max_num_seqs; of a batch API all that there is, since nothing comes back before a batch is sent."""
+    if any(run is not None and run.model.endpoint is not None and run.model.endpoint.batch for run in (config, second)):
+        return MOST_REQUESTS
+    return config.engine.max_num_seqs
 
 
 def _of_cascade(
@@ -131,7 +139,7 @@ def _of_cascade(
     if not each and gives_the_same(config) and gives_the_same(second):
         task = Distinct(task, config)
     engine = CascadeEngine(parts[0].engine, parts[1].engine)
-    return WorkerComponents(engine, task, parts[0].sampling, config.engine.max_num_seqs)
+    return WorkerComponents(engine, task, parts[0].sampling, _most_seqs(config, second))
 
 
 def warm_up(engine: decoding.Engine, tokens: int) -> None:

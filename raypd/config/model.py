@@ -48,12 +48,16 @@ class EndpointConfig(Section, use_attribute_docstrings=True):
     parameters: Keys = Field({})
     """Sent with each request over model, temperature, top_p, seed and max_completion_tokens, such as {reasoning_effort:
     low}; null leaves one out"""
+    batch: bool = False
+    """Answered by the server's batch API, within a day, by many vendors at half the price (which the two keys below
+    then hold); a run that was ended finds its batches again"""
     retries: int = Field(6, ge=0, description="Of a request that failed, or was refused for now")
     timeout_seconds: float = Field(120.0, gt=0)
     usd_per_million_prompt_tokens: float = Field(0.0, ge=0, description="For the bill")
     usd_per_million_answer_tokens: float = Field(0.0, ge=0, description="For the bill")
 
 
+MOST_REQUESTS = 50_000  # of a batch, by OpenAI's API, whose file may have 200 MB
 _ANSWERING = {"url", "response_format", "parameters"}  # keys of an endpoint that can change an answer
 # Keys of a model that cannot.
 IDLE_KEYS = {"device", "fake", *(f"endpoint.{key}" for key in EndpointConfig.model_fields.keys() - _ANSWERING)}

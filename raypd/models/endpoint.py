@@ -62,6 +62,8 @@ def check_endpoint(config: RunConfig) -> None:
                 f"model.endpoint.url: {endpoint.url} redirects to {redact(target)[:200]}; documents are not sent "
                 "there: set the URL that is meant"
             )
+        if endpoint.batch and requests.get(f"{endpoint.url.rstrip('/')}/batches", timeout=5).status_code == 404:
+            raise ConfigError(f"model.endpoint.batch: {endpoint.url} has no batch API (/batches); set it to false")
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -102,7 +104,9 @@ class EndpointEngine:
         self._session.mount("http://", HTTPAdapter(pool_maxsize=at_once))
         self._session.mount("https://", HTTPAdapter(pool_maxsize=at_once))
         check_endpoint(config)  # on this machine, too
-        self._url = f"{self.endpoint.url.rstrip('/')}/chat/completions"
+        self._base = self.endpoint.url.rstrip("/")
+        self._url = f"{self._base}/chat/completions"
+        self._most_bytes = _BYTES + _BYTES_A_TOKEN * config.decoding.max_new_tokens  # of an answer
         self._key = os.environ[self.endpoint.key_variable] if self.endpoint.key_variable is not None else ""
         if self._key:
             self._session.headers["Authorization"] = f"Bearer {self._key}"
@@ -132,7 +136,11 @@ class EndpointEngine:
 
     def _ask(self, prompt: list[int], schema: Any, seed: int) -> tuple[Continuation, TokenCounts]:
         messages, begun = self._messages(prompt)
-        tree = self._reply(self._body(messages, schema, seed))
+        tree = self._reply(self._url, self._most_bytes, json=self._body(messages, schema, seed))
+        return self._answer(tree, len(prompt), begun)
+
+    def _answer(self, tree: Any, prompt_bytes: int, begun: str) -> tuple[Continuation, TokenCounts]:
+        """What a chat completion says. Raises RuntimeError where it is none."""
         try:
             choice = tree["choices"][0]
             content = choice["message"]["content"] or ""
@@ -145,7 +153,7 @@ class EndpointEngine:
             text = text.partition(begun.strip())[2].lstrip("\n")
         stopped = choice.get("finish_reason") == "stop"
         ids = [*self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
-        counts = self._counts(tree.get("usage") or {}, len(prompt))
+        counts = self._counts(tree.get("usage") or {}, prompt_bytes)
         logprobs = _byte_logprobs(choice.get("logprobs"), written)[-len(ids) :] if ids else []
         if stopped:
             return Continuation([*ids, self._end], [*logprobs, *logprobs[-1:]], stopped), counts
@@ -185,30 +193,34 @@ class EndpointEngine:
             self._answers, self._tokens = self._answers + 1, self._tokens + prompt + answer
         return TokenCounts(prompt - shared, shared, answer, 1)
 
-    def _reply(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer; what is refused for now is tried again. Raises RuntimeError."""
+    def _reply(self, url: str, most: int, **request: Any) -> dict[str, Any]:
+        """The object that the server answers; what is refused for now is tried again. Raises RuntimeError."""
+        data = self._data(url, most, **request)
+        try:
+            tree = json.loads(data)
+        except (ValueError, RecursionError):
+            tree = None
+        if not isinstance(tree, dict):
+            raise RuntimeError(self._unexpected(data.decode(errors="replace")))
+        return tree
+
+    def _data(self, url: str, most: int, **request: Any) -> bytes:
         for attempt in range(self.endpoint.retries + 1):
             self._wait_for_turn()
             wait = min(2.0**attempt, _LONGEST_WAIT)
             try:
-                status, headers, data = self._post(body)
+                status, headers, data = self._request(url, most, **request)
             except (RequestException, HTTPError, TimeoutError) as error:
-                reason = self._shown(f"{self._url}: {error}")
+                reason = self._shown(f"{url}: {error}")
             else:
                 if status == 200:
                     self._failed_in_a_row = 0
-                    try:
-                        tree = json.loads(data)
-                    except (ValueError, RecursionError):
-                        tree = None
-                    if not isinstance(tree, dict):
-                        raise RuntimeError(self._unexpected(data.decode(errors="replace")))
-                    return tree
+                    return data
                 words = " ".join(redact(self._shown(data[:2000].decode(errors="replace"))).split())
-                reason = f"{self._url}: {status}: {words[:300]}"
+                reason = f"{url}: {status}: {words[:300]}"
                 if 300 <= status < 400:
                     where = self._shown(headers.get("location", ""))[:200]
-                    reason = f"{self._url}: {status}: redirects to {where}; documents are not sent there"
+                    reason = f"{url}: {status}: redirects to {where}; documents are not sent there"
                 if status not in _AGAIN:
                     raise RuntimeError(reason)
                 with contextlib.suppress(ValueError):
@@ -222,17 +234,21 @@ class EndpointEngine:
                 time.sleep(wait)
         raise RuntimeError(reason)
 
-    def _post(self, body: dict[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-        """(status, headers, body) of one request. Raises TimeoutError, RuntimeError where the body has no end."""
-        most = _BYTES + _BYTES_A_TOKEN * self.config.decoding.max_new_tokens
+    def _request(self, url: str, most: int, **request: Any) -> tuple[int, Mapping[str, str], bytes]:
+        """(status, headers, body) of one request; without a body of its own it is a GET.
+
+        Raises TimeoutError, RuntimeError where the answer has no end."""
         seconds = self.endpoint.timeout_seconds
         end = time.monotonic() + seconds
-        with self._session.post(self._url, json=body, timeout=seconds, stream=True, allow_redirects=False) as reply:
+        method = "POST" if request else "GET"
+        with self._session.request(
+            method, url, timeout=seconds, stream=True, allow_redirects=False, **request
+        ) as reply:
             data = b""
             while chunk := reply.raw.read1(_CHUNK, decode_content=True):
                 data += chunk
                 if len(data) > most:
-                    raise RuntimeError(f"{self._url}: the answer has more than {most:,} bytes")
+                    raise RuntimeError(f"{url}: the answer has more than {most:,} bytes")
                 if time.monotonic() > end:
                     raise TimeoutError(f"no whole answer after {seconds:g} s (model.endpoint.timeout_seconds)")
             return reply.status_code, reply.headers, data

@@ -291,7 +291,7 @@ def test_many_failures_in_a_row_make_all_wait(tmp_path, slept):
     with server(lambda body, before: (503, {"error": "down"})) as (url, received):
         engine = EndpointEngine(configuration(tmp_path, url, retries=24), byte_tokenizer())
         with pytest.raises(RuntimeError, match="503"):
-            engine._reply({})
+            engine._reply(f"{url}/chat/completions", 1000, json={})
     assert (len(received), max(slept)) == (25, 600.0)  # its own waits are at most ten minutes
     assert engine._next > time.monotonic() + 20  # and after 20 in a row no request is sent for half a minute
 

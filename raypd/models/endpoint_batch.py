@@ -1,0 +1,166 @@
+"""`model.endpoint.batch`: requests go to the server's batch API, which answers within a day, many vendors at half the
+price. A batch of this run that is found there, after a kill or on another worker, answers its requests: none is paid
+twice."""
+
+import hashlib
+import json
+import logging
+import time
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerFast
+
+from raypd.config import RunConfig
+from raypd.config.model import MOST_REQUESTS
+from raypd.decoding.counts import Finished, TokenCounts
+from raypd.decoding.program import Program
+from raypd.models.endpoint import EndpointEngine
+
+_log = logging.getLogger(__name__)
+_MOST_BYTES = 100 << 20
+_MOST_ANSWERED = 1 << 30
+_DAY = 24 * 3600  # in which a batch is answered, or expires
+_LONGEST_LOOK = 60.0  # seconds between two looks
+_OVER = ("completed", "failed", "expired", "cancelled")
+
+
+class _Line(NamedTuple):
+    """A request and who waits for it."""
+
+    tag: Any
+    body: dict[str, Any]
+    prompt_bytes: int
+    begun: str  # the beginning of the answer, which the prompt gives
+
+
+class BatchEngine(EndpointEngine):
+    """Collects requests, and sends them as a batch once a second brought no new ones."""
+
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__(config, tokenizer)
+        self._run = config.fingerprint()
+        self._collected: dict[str, list[_Line]] = {}  # by custom_id, a digest of the body
+        self._sent: dict[str, dict[str, list[_Line]]] = {}  # the same by id of their batch
+        self._contents: dict[str, set[str]] = {}  # custom_ids of every batch that was looked into
+        self._collects = False
+        self._look, self._pause = 0.0, 1.0
+
+    @property
+    def pending(self) -> int:
+        return sum(len(lines) for batch in (self._collected, *self._sent.values()) for lines in batch.values())
+
+    def submit(self, program: Program[Any], *, tag: Any, sampling: Any, seed: int) -> None:
+        feed = next(program)
+        program.close()
+        tokens = list(feed.tokens)
+        messages, begun = self._messages(tokens)
+        body = self._body(messages, feed.pattern, seed)
+        draw = seed if self.config.decoding.sampling.temperature > 0 else 0
+        digest = hashlib.sha256(json.dumps([body, draw], sort_keys=True).encode()).hexdigest()
+        self._collected.setdefault(digest, []).append(_Line(tag, body, len(tokens), begun))
+        self._collects = True
+
+    def step(self) -> list[Finished]:
+        time.sleep(self.patience)
+        finished = []
+        if self._collected and not self._collects:
+            finished += self._send()
+        self._collects = False
+        if time.monotonic() >= self._look:
+            finished += [ended for name in list(self._sent) for ended in self._read(name)]
+            self._look = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_LOOK)
+        return finished
+
+    def _send(self) -> list[Finished]:
+        """Gives what was collected to batches: those that have it already, and new ones."""
+        try:
+            for name, contents in self._earlier():
+                for digest in contents & self._collected.keys():
+                    self._sent.setdefault(name, {})[digest] = self._collected.pop(digest)
+            while self._collected:
+                self._send_some()
+        except RuntimeError as error:
+            lines = [line for lines in self._collected.values() for line in lines]
+            self._collected = {}
+            return [Finished(line.tag, None, error, TokenCounts()) for line in lines]
+        self._look, self._pause = 0.0, 1.0
+        return []
+
+    def _send_some(self) -> None:
+        some: dict[str, list[_Line]] = {}
+        data = b""
+        for digest, lines in self._collected.items():
+            request = {"custom_id": digest, "method": "POST", "url": "/v1/chat/completions", "body": lines[0].body}
+            line = json.dumps(request).encode() + b"\n"
+            if some and (len(some) == MOST_REQUESTS or len(data) + len(line) > _MOST_BYTES):
+                break
+            some[digest], data = lines, data + line
+        file = {"file": ("raypd.jsonl", data)}
+        source = self._reply(f"{self._base}/files", self._most_bytes, data={"purpose": "batch"}, files=file)
+        batch = {"input_file_id": source.get("id"), "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch["metadata"] = {"raypd": self._run}
+        name = str(self._reply(f"{self._base}/batches", self._most_bytes, json=batch).get("id"))
+        _log.info("batch %s: %d requests", name, len(some))
+        self._sent[name], self._contents[name] = some, set(some)
+        self._collected = {digest: lines for digest, lines in self._collected.items() if digest not in some}
+
+    def _earlier(self) -> list[tuple[str, set[str]]]:
+        """Batches of this run of the last day that may still answer, each with its custom_ids."""
+        batches, after, oldest = [], "", time.time() - _DAY
+        while True:
+            page = self._reply(f"{self._base}/batches?limit=100{after}", 100 * self._most_bytes)
+            recent = [batch for batch in page.get("data", []) if batch.get("created_at", 0) > oldest]
+            batches += [batch for batch in recent if (batch.get("metadata") or {}).get("raypd") == self._run]
+            if not page.get("has_more") or len(recent) < len(page["data"]):
+                break
+            after = f"&after={recent[-1]['id']}"
+        for batch in batches:
+            if batch["id"] not in self._contents and batch["status"] != "cancelling":
+                over = batch["status"] in _OVER  # what it failed to answer may be asked again
+                lines = self._lines(batch.get("output_file_id" if over else "input_file_id"))
+                good = {line["custom_id"] for line in lines if not over or _status(line) == 200}
+                self._contents[batch["id"]] = good
+        return [(batch["id"], self._contents[batch["id"]]) for batch in batches if batch["id"] in self._contents]
+
+    def _read(self, name: str) -> list[Finished]:
+        """The answers of a batch, once it is over."""
+        try:
+            batch = self._reply(f"{self._base}/batches/{name}", self._most_bytes)
+            if (status := batch.get("status")) not in _OVER:
+                return []
+            files = batch.get("output_file_id"), batch.get("error_file_id")
+            answers = {line.get("custom_id"): line for file in files for line in self._lines(file)}
+        except RuntimeError as error:
+            answers, status = {}, str(error)
+        finished = []
+        for digest, lines in self._sent.pop(name).items():
+            self._contents.get(name, set()).discard(digest)
+            answer = answers.get(digest, {"error": f"batch {name} is {status}, without an answer to this request"})
+            finished += [self._finished(line, answer) for line in lines]
+        return finished
+
+    def _finished(self, line: _Line, answer: dict[str, Any]) -> Finished:
+        reply = answer.get("response") or {}
+        try:
+            if _status(answer) != 200:
+                words = json.dumps(answer.get("error") or reply.get("body"))
+                raise RuntimeError(f"{self._base}/batches: {self._shown(words)[:300]}")
+            continuation, counts = self._answer(reply.get("body") or {}, line.prompt_bytes, line.begun)
+        except RuntimeError as error:
+            return Finished(line.tag, None, error, TokenCounts())
+        return Finished(line.tag, continuation, None, counts)
+
+    def _lines(self, file: str | None) -> list[dict[str, Any]]:
+        """A file of the server, a JSON object a line; None: it has none. Raises RuntimeError."""
+        if file is None:
+            return []
+        data = self._data(f"{self._base}/files/{file}/content", _MOST_ANSWERED)
+        try:
+            return [json.loads(line) for line in data.splitlines() if line.strip()]
+        except ValueError:
+            raise RuntimeError(self._unexpected(data[:2000].decode(errors="replace"))) from None
+
+
+def _status(line: dict[str, Any]) -> Any:
+    return (line.get("response") or {}).get("status_code")
