@@ -24,7 +24,7 @@ _LONGEST_LOOK = 60.0  # seconds between two looks
 _OVER = ("completed", "failed", "expired", "cancelled")
 
 
-class _Line(NamedTuple):
+class _BatchRequest(NamedTuple):
     """A request and who waits for it."""
 
     tag: Any
@@ -39,8 +39,8 @@ class BatchEngine(EndpointEngine):
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(config, tokenizer)
         self._run = config.fingerprint()
-        self._collected: dict[str, list[_Line]] = {}  # by custom_id, a digest of the body
-        self._sent: dict[str, dict[str, list[_Line]]] = {}  # the same by id of their batch
+        self._collected: dict[str, list[_BatchRequest]] = {}  # by custom_id, a digest of the body
+        self._sent: dict[str, dict[str, list[_BatchRequest]]] = {}  # the same by id of their batch
         self._contents: dict[str, set[str]] = {}  # custom_ids of every batch that was looked into
         self._collects = False
         self._look, self._pause = 0.0, 1.0
@@ -57,7 +57,7 @@ class BatchEngine(EndpointEngine):
         body = self._body(messages, feed.pattern, seed)
         draw = seed if self.config.decoding.sampling.temperature > 0 else 0
         digest = hashlib.sha256(json.dumps([body, draw], sort_keys=True).encode()).hexdigest()
-        self._collected.setdefault(digest, []).append(_Line(tag, body, len(tokens), begun))
+        self._collected.setdefault(digest, []).append(_BatchRequest(tag, body, len(tokens), begun))
         self._collects = True
 
     def step(self) -> list[Finished]:
@@ -88,7 +88,7 @@ class BatchEngine(EndpointEngine):
         return []
 
     def _send_some(self) -> None:
-        some: dict[str, list[_Line]] = {}
+        some: dict[str, list[_BatchRequest]] = {}
         data = b""
         for digest, lines in self._collected.items():
             request = {"custom_id": digest, "method": "POST", "url": "/v1/chat/completions", "body": lines[0].body}
@@ -140,7 +140,7 @@ class BatchEngine(EndpointEngine):
             finished += [self._finished(line, answer) for line in lines]
         return finished
 
-    def _finished(self, line: _Line, answer: dict[str, Any]) -> Finished:
+    def _finished(self, line: _BatchRequest, answer: dict[str, Any]) -> Finished:
         reply = answer.get("response") or {}
         try:
             if _status(answer) != 200:
