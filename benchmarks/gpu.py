@@ -176,7 +176,7 @@ class Model:
 def passes(model: Model, args: argparse.Namespace, work: Work, attention: str) -> tuple[dict[str, float], str]:
     """(share of the ceiling that the best prefill and the best decode pass reach, a profiler's table of one each)"""
     sizes = {"max_num_seqs": args.max_num_seqs, "max_num_batched_tokens": args.max_num_batched_tokens}
-    engine, tables = Engine(model.packed, **sizes, attention=attention), dict[str, str]()
+    engine, tables = Engine(model.packed, **sizes, attention=attention, passes=1), dict[str, str]()
     shares = {"prefill": 0.0, "decode": 0.0}
     vocabulary = model.stock.config.vocab_size
     for turn in range(3):  # the last one under the profiler

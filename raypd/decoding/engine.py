@@ -6,6 +6,7 @@ end; long feeds go in chunks of the token budget, behind the short feeds of prog
 """
 
 import gc
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from raypd.decoding.sampling import GREEDY, SampleRequest, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Scheduler
 from raypd.decoding.sequence import POSITION, TOKEN, ProgramError, Sequence
 from raypd.decoding.stock import Stock
-from raypd.decoding.transfer import to_device
+from raypd.decoding.transfer import ToHost, to_device
 from raypd.decoding.visibility import NO_TOKEN
 
 _FIRST_SLOTS = 4096  # of a cache that grows
@@ -41,6 +42,17 @@ class _Sample(SampleRequest):
     number: int  # in its sequence's feed
     place: int  # in the pass, of the token before it
     few: bool  # its logits are computed apart (few_tokens.py)
+    logits: torch.Tensor | None = None  # [vocabulary], where its feed wants them
+    hidden: torch.Tensor | None = None  # [hidden size], likewise
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A pass that the device was given."""
+
+    chunks: list[Chunk]
+    samples: list[_Sample]
+    picked: ToHost  # [2, samples] tokens and log-probabilities
 
 
 class Engine:
@@ -58,6 +70,7 @@ class Engine:
         memory_share: float = 1.0,  # of what is free on a GPU, that the cache may take: others may need the rest
         attention: str = "auto",  # sdpa (torch), avx512 (CPU, bfloat16), triton (GPU); auto: the fastest there
         cuda_graphs: bool = False,  # small passes run as CUDA graphs (graphs.py), with attention "triton"
+        passes: int | None = None,  # in flight at the same time, of different programs; None: on CUDA 2, else 1
     ) -> None:
         if cuda_graphs and attention != "triton":
             raise ValueError("cuda_graphs needs attention 'triton'")
@@ -76,9 +89,11 @@ class Engine:
         self.graphs: Graphs | None = None
         self.budget = TokenBudget(max_num_batched_tokens)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
+        self.flights: deque[_Flight] = deque()
         self.steps = 0
         if self.device.type == "cuda" and (cache_tokens is None or cache_tokens > _FIRST_SLOTS):
             self.size_cache(cache_tokens, memory_share, MOST_TOKENS if cuda_graphs else 0)
+        self.scheduler.passes = passes or (2 if self.device.type == "cuda" else 1)
         if cuda_graphs:
             self.graphs = Graphs(self._logits, self.cache, text)
 
@@ -140,26 +155,31 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """One forward pass over what the scheduler chose; the programs that ended with it. A pass without memory is
-        taken back, and the next are smaller. Raises RuntimeError of the model, or where not even these fit."""
+        """Gives the device a forward pass over what the scheduler chose; then, unless it may have one more, programs of
+        the earliest go on, while the device has the other. The programs that ended. A pass without memory is taken
+        back, and the next are smaller. Raises RuntimeError of the model, or where not even these fit."""
         chunks, finished = self.scheduler.schedule()
-        if not chunks:
-            return finished
-        out_of_memory = self._run(chunks)
+        out_of_memory = self._start(chunks) if chunks else None
         if out_of_memory is not None:
-            return finished + self.scheduler.rollback(chunks, out_of_memory)
-        return finished + list(self._advance(chunks))
+            finished += self.scheduler.rollback(chunks, out_of_memory, alone=not self.flights)
+        started = bool(chunks) and out_of_memory is None
+        if self.flights and (not started or len(self.flights) == self.scheduler.passes):
+            finished += self._advance(self.flights.popleft())
+        return finished
 
-    def _run(self, chunks: list[Chunk]) -> str | None:
+    def _start(self, chunks: list[Chunk]) -> str | None:
         """The forward pass and its sampling; the message of the device where it has no memory for them."""
         try:
             samples = self._samples(chunks)
-            self._sample(samples, *self._forward(chunks, samples))
+            flight = _Flight(chunks, samples, ToHost(self._sample(samples, *self._forward(chunks, samples))))
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not is_out_of_memory(error):
                 raise
             reason = str(error)
         else:
+            self.flights.append(flight)
+            for chunk in chunks:
+                chunk.seq.in_flight = True
             self.budget.fitted()
             self.steps += 1
             return None
@@ -205,20 +225,26 @@ class Engine:
         logits: torch.Tensor = self.model(ids, positions, step)[0]
         return logits
 
-    def _sample(self, samples: list[_Sample], logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
-        tokens, logprobs = sample(logits, samples[: len(logits)])
+    def _sample(self, samples: list[_Sample], logits: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
+        """[2, samples] tokens and log-probabilities, as `sample`."""
+        picked = sample(logits, samples[: len(logits)])
         if len(logits) < len(samples):
             assert self.few is not None
             assert hidden is not None
-            few_tokens, few_logprobs = self.few.sample(hidden[len(logits) :], samples[len(logits) :])
-            tokens, logprobs = tokens + few_tokens, logprobs + few_logprobs
+            few = self.few.sample(hidden[len(logits) :], samples[len(logits) :])
+            picked = torch.cat([picked, few], 1)
         for i, drawn in enumerate(samples):
-            row = logits[i] if drawn.seq.feed.want_logits else None
-            state = hidden[i] if hidden is not None and drawn.seq.feed.want_hidden else None
-            drawn.seq.sampled[drawn.number] = tokens[i], logprobs[i], row, state
+            if drawn.seq.feed.want_logits:
+                drawn.logits = logits[i]
+            if hidden is not None and drawn.seq.feed.want_hidden:
+                drawn.hidden = hidden[i]
+        return picked
 
-    def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
-        answered = [(chunk.seq, chunk.seq.predictions()) for chunk in chunks if self.scheduler.advance(chunk)]
+    def _advance(self, flight: _Flight) -> Iterator[Finished]:
+        """Waits for a pass, and lets each program go on whose feed is complete."""
+        for drawn, token, logprob in zip(flight.samples, *flight.picked.read(), strict=True):
+            drawn.seq.sampled[drawn.number] = int(token), logprob, drawn.logits, drawn.hidden
+        answered = [(chunk.seq, chunk.seq.predictions()) for chunk in flight.chunks if self.scheduler.advance(chunk)]
         while answered:
             drafting: list[tuple[Sequence, DraftRequest]] = []
             for seq, predictions in answered:

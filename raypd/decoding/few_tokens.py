@@ -27,17 +27,18 @@ class FewTokens:
         """Whether a next token of these is sampled here."""
         return allowed is not None and len(allowed.ids) <= self._limit and self._possible
 
-    def sample(self, hidden: torch.Tensor, requests: Sequence[SampleRequest]) -> tuple[list[int], list[float]]:
-        """Samples behind hidden states [requests, hidden size]. Raises ValueError where a request allows no token."""
+    def sample(self, hidden: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
+        """`sample`, behind hidden states [requests, hidden size]."""
         distinct = {id(allowed): allowed for r in requests if (allowed := r.allowed_token_ids) is not None}
         if not distinct:
-            return [], []
+            return sample(hidden, [])
         self._widen(np.unique(np.concatenate([allowed.ids for allowed in distinct.values()])))
         assert self._rows is not None
         columns = {key: AllowedTokens(np.searchsorted(self._ids, a.ids), a.outcomes) for key, a in distinct.items()}
         inside = [SampleRequest(r.sampling, r.draw, columns[id(r.allowed_token_ids)]) for r in requests]
-        tokens, logprobs = sample(self._rows(hidden), inside)
-        return self._ids[tokens].tolist(), logprobs
+        picked = sample(self._rows(hidden), inside)
+        picked[0] = torch.from_numpy(self._ids)[picked[0].long()]
+        return picked
 
     def _widen(self, ids: np.ndarray) -> None:
         """Takes up the rows of some tokens, in place of the others where they would become too many."""

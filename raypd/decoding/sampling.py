@@ -98,21 +98,18 @@ def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     return torch.minimum(index, last)
 
 
-def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> tuple[list[int], list[float]]:
+def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
     """Picks next tokens, row after row of logits [requests, vocabulary], some at a time: they stay in the caches then.
-    Log-probabilities are the model's at temperature 1, among the allowed tokens; a token stands there for all that lead
-    to the same outcome, however they write it. Raises ValueError where a request allows no token."""
-    if not requests:
-        return [], []
+    [2, requests] tokens and log-probabilities, in float64, which holds both as they are. Those are the model's at
+    temperature 1, among the allowed tokens; a token stands there for all that lead to the same outcome, however they
+    write it. Raises ValueError where a request allows no token."""
     rows = _CPU_ROWS if logits.device.type == "cpu" else _DEVICE_ROWS
     some = [slice(begin, begin + rows) for begin in range(0, len(requests), rows)]
     parts = [_sample(logits[part], requests[part]) for part in some]
-    tokens, logprobs = torch.cat(parts, dim=1).tolist()  # the one time that the host waits for the device
-    return [int(token) for token in tokens], logprobs
+    return torch.cat(parts, dim=1) if parts else logits.new_empty(2, 0, dtype=torch.float64)
 
 
 def _sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
-    """[2, requests] tokens and log-probabilities, in float64, which holds both as they are."""
     groups: dict[tuple[Sampling, bool | None], list[int]] = {}
     parts: dict[tuple[int, bool | None], list[int]] = {}  # of the groups: to hash every sampling takes longer
     for i, request in enumerate(requests):

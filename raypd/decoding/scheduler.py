@@ -14,6 +14,7 @@ from raypd.decoding.program import Feed, Program
 from raypd.decoding.sequence import Prefix, ProgramError, Sequence
 
 _PREFIXES_KEPT = 64  # shared prefixes that stay in the cache while no sequence uses them
+_LEAST_HALF = 256  # tokens: of fewer, a pass takes a GPU about as long as one of so many
 _PREFIX = object()  # the tag of the sequences that compute shared prefixes
 
 
@@ -34,7 +35,10 @@ class Chunk:
 
 
 class Scheduler:
-    """Continuous batching: admission of programs that fill a pass, packing within the budget, preemption."""
+    """Continuous batching: admission of programs that fill a pass, packing within the budget, preemption. It leaves
+    alone what is in flight."""
+
+    passes = 1  # that may be in flight at the same time, each of other sequences
 
     def __init__(self, cache: KVCache, budget: TokenBudget, max_num_seqs: int) -> None:
         self.cache, self.budget, self.max_num_seqs = cache, budget, max_num_seqs
@@ -55,7 +59,8 @@ class Scheduler:
 
     def _admit(self) -> Iterator[Finished]:
         """Starts waiting programs while there is a place in the batch, and room in the next pass for what they feed."""
-        running, tokens = len(self.running), sum(seq.size - seq.cached for seq in self.sequences)
+        running = len(self.running)
+        tokens = sum(seq.size - seq.cached for seq in self.sequences if not seq.in_flight)
         while self.waiting and not self.full and running < self.max_num_seqs and tokens < self.budget.tokens:
             seq = self.waiting.popleft()
             try:
@@ -93,14 +98,16 @@ class Scheduler:
 
     def _pack(self, finished: list[Finished]) -> list[Chunk]:
         """Decoding sequences first, then prefills in chunks, up to the token budget."""
-        ready = [seq for seq in self.sequences if seq.tag is _PREFIX or seq.prefix is None or seq.prefix.ready]
+        landed = [seq for seq in self.sequences if not seq.in_flight]
+        ready = [seq for seq in landed if seq.tag is _PREFIX or seq.prefix is None or seq.prefix.ready]
         waiting = {id(seq): seq.waiting() for seq in ready}
         ready.sort(key=lambda seq: (seq.steps == 0 and seq.tag is not _PREFIX, len(waiting[id(seq)])))
         chunks: list[Chunk] = []
-        room = self.budget.tokens
+        alone = len(landed) == len(self.sequences)  # no other pass is in flight
+        room, most = self.budget.tokens, self._most(alone)
         for seq in ready:
             tokens = waiting[id(seq)][:room]
-            if not len(tokens):
+            if not len(tokens) or self.budget.tokens - room >= most:
                 break
             try:
                 slots = seq.place_tokens(tokens, self.cache)
@@ -110,10 +117,10 @@ class Scheduler:
                 self.full = True
                 if self._evict_prefix():
                     continue  # tried again in the next step
-                if not chunks:
+                if not chunks and alone:
                     self._preempt(seq, full, finished)
                 break
-        if not chunks and ready and self.sequences:
+        if not chunks and alone and ready and self.sequences:
             return self._pack(finished)
         # Sequences with a prefix in common stand side by side.
         chunks.sort(key=lambda chunk: 0 if chunk.seq.prefix is None else id(chunk.seq.prefix))
@@ -121,6 +128,15 @@ class Scheduler:
         for chunk in chunks:
             chunk.start, begin = begin, begin + len(chunk.tokens)
         return chunks
+
+    def _most(self, alone: bool) -> int:
+        """Tokens from which on a pass takes no further sequence: its share of all, so that the others have theirs."""
+        if self.passes == 1:
+            return self.budget.tokens
+        tokens = sum(seq.size - seq.cached for seq in self.sequences)
+        if not alone and tokens < self.passes * _LEAST_HALF:
+            return 0  # they go in one pass
+        return max(_LEAST_HALF, -(-tokens // self.passes))
 
     def _evict_prefix(self) -> bool:
         for key, prefix in self.prefixes.items():
@@ -138,12 +154,13 @@ class Scheduler:
             return
         finished.append(self.end(seq, error=ProgramError(f"does not fit the cache: {full}")))
 
-    def rollback(self, chunks: list[Chunk], reason: str) -> list[Finished]:
-        """Takes back a pass that ran out of memory, and halves the budget; at the least one the program that holds most
-        of the cache fails. Raises RuntimeError where even the smallest passes fail, one after the other."""
+    def rollback(self, chunks: list[Chunk], reason: str, alone: bool = True) -> list[Finished]:
+        """Takes back a pass that ran out of memory, and halves the budget; at the least one, where it was `alone`
+        in flight, the program that holds most of the cache fails. Raises RuntimeError where even the smallest passes
+        fail, one after the other."""
         for chunk in chunks:
             chunk.seq.unplace(chunk.tokens.tolist())
-        if self.budget.too_much(sum(len(chunk.tokens) for chunk in chunks)):
+        if self.budget.too_much(sum(len(chunk.tokens) for chunk in chunks)) or not alone:
             return []
         if self.budget.hopeless:
             raise RuntimeError(f"not even the smallest steps fit the memory any more: {reason}")
@@ -160,6 +177,7 @@ class Scheduler:
     def advance(self, chunk: Chunk) -> bool:
         """Counts a chunk that went through the model; whether the feed of its program is complete."""
         seq = chunk.seq
+        seq.in_flight = False
         if seq.steps == 0:
             seq.counts.prefill_tokens += len(chunk.tokens)
             seq.counts.decode_tokens += len(chunk.samples)

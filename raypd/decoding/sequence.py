@@ -54,9 +54,10 @@ class Sequence:
     holes: list[int] = field(default_factory=list)  # free slots below `high`
     reach: np.ndarray = field(default_factory=one_segment)  # [segments, segments] of Reach
     steps: int = 0  # feeds that were answered
+    in_flight: bool = False  # the device has a pass with tokens of it
     feed: Feed = field(default_factory=lambda: Feed((), ()))  # the program's latest
     sampled: dict[int, tuple[int, float, Any, Any]] = field(default_factory=dict)
-    draws: dict[int, float] = field(default_factory=dict)  # random numbers, by index as `sampled`
+    draws: list[float] = field(default_factory=list)  # random numbers, by index as `sampled`
     counts: TokenCounts = field(default_factory=TokenCounts)
 
     def __post_init__(self) -> None:
@@ -84,7 +85,7 @@ class Sequence:
             raise ProgramError(f"segments {segments} of a feed must at least reach themselves")
         if self.base and not self.reach[segments, 0].all():
             raise ProgramError("a segment that does not reach segment 0 cannot be in a program with a shared prefix")
-        self.feed, self.sampled, self.draws = feed, {}, {}
+        self.feed, self.sampled, self.draws = feed, {}, []
         self.size += new
 
     def _check(self, feed: Feed) -> None:
@@ -133,9 +134,8 @@ class Sequence:
         return Predictions(tokens, logprobs, logits if feed.want_logits else None, hidden if feed.want_hidden else None)
 
     def draw(self, number: int) -> float:
-        """The random number of a sample of the current feed: the same when a pass is done again."""
-        if number not in self.draws:
-            self.draws[number] = self.random.random()
+        """The random number of a sample of the current feed: the same in whichever pass, and when one is done again."""
+        self.draws = self.draws or self.random.random(len(self.feed.sample_at)).tolist()
         return self.draws[number]
 
     def waiting(self) -> np.ndarray:
