@@ -3,7 +3,8 @@
     norm | q/k/v in one product | norms of queries and keys, rotation, keys and values into the cache | attention
     output, added to the hidden states by the product | norm | gate and up in one | silu(gate) * up | down, the same
 
-The file needs triton; in triton's interpreter its kernels run on a CPU.
+In FP8 twelve: the kernels before a product write its inputs in FP8; behind attention one of its own does. What `_place`
+writes stays as it is: attention reads it in 16 bits. The file needs triton; in its interpreter kernels run on a CPU.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ import triton.language as tl
 from raypd.decoding.attention.plan import power_of_two
 from raypd.decoding.attention.step import Step
 from raypd.decoding.llama import Layer, Projected
-from raypd.decoding.quantized import Fp8Linear
+from raypd.decoding.quantized import E4M3, Fp8Linear
 
 _HEADS = 16  # heads of a token that a program of `_place` has
 _BLOCK = 1024  # numbers that a program of `_swiglu` has
@@ -42,24 +43,28 @@ class CudaLayer(Layer):
         self.heads, self.kv_heads = (linear.weight.shape[0] // self.head_dim for linear in projections[:2])
         self.projection, self.gated = _joined(projections), _joined([mlp.gate_proj, mlp.up_proj])
         self.output, self.down = attention.o_proj, mlp.down_proj
+        self.fp8 = isinstance(self.output, Fp8Linear)
         del attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj
 
     @staticmethod
-    def norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
-        out = torch.empty_like(x)
-        dim = x.shape[-1]
+    def norm(x: torch.Tensor, norm: Any, fp8: bool = False) -> Any:
+        out, scale, dim = *_room(x, x.shape[-1], fp8), x.shape[-1]
         if len(x):
             with torch.cuda.device_of(x):
-                _norm[(len(x),)](x, norm.weight, out, norm.variance_epsilon, dim, power_of_two(dim))
-        return out
+                _norm[(len(x),)](x, norm.weight, out, scale, norm.variance_epsilon, dim, power_of_two(dim), fp8)
+        return (out, scale, x.dtype) if fp8 else out
 
-    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> Projected:
-        joined = self.projection(x).unflatten(-1, (-1, self.head_dim))  # [tokens, heads + 2 * kv_heads, head_dim]
+    def normed(self, x: torch.Tensor, norm: Any) -> Any:
+        return self.norm(x, norm, self.fp8) if self.fp8 else self.norm(x, norm)
+
+    def project(self, x: Any, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> Projected:
+        joined = _product(self.projection, x)  # [tokens, heads + 2 * kv_heads, head_dim], of the flat
+        joined = joined.unflatten(-1, (-1, self.head_dim))
         query, new = joined[:, : self.heads], joined[:, self.heads : self.heads + self.kv_heads]
         keys, values = step.cache.layer(self.attention.number, new, new)
         norms = [cos if norm is None else norm.weight for norm in (self.query_norm, self.key_norm)]
-        with torch.cuda.device_of(x):
-            _place[len(x), triton.cdiv(joined.shape[1], _HEADS)](
+        with torch.cuda.device_of(joined):
+            _place[len(joined), triton.cdiv(joined.shape[1], _HEADS)](
                 joined, keys, values, step.slots, cos, sin, *norms,
                 0.0 if self.query_norm is None else self.query_norm.variance_epsilon,
                 *keys.stride()[:2], *values.stride()[:2], cos.stride(0), sin.stride(0),
@@ -68,19 +73,47 @@ class CudaLayer(Layer):
         return query, None, None  # keys and values are stored
 
     @staticmethod
-    def add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def add(linear: Any, x: Any, residual: torch.Tensor) -> torch.Tensor:
         """In place: a pass has no further use for what is added to."""
-        if not isinstance(linear, torch.nn.Linear):
-            return residual.add_(linear(x))
+        if isinstance(linear, Fp8Linear):
+            return residual.add_(_product(linear, x if isinstance(x, tuple) else rows_in_fp8(x)))
         residual.addmm_(x, linear.weight.t())
         return residual if linear.bias is None else residual.add_(linear.bias)
 
-    def mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        joined = self.gated(x)  # [tokens, 2 * intermediate size]
-        out = joined.new_empty(len(joined), joined.shape[1] // 2)
-        with torch.cuda.device_of(x):
-            _swiglu[len(out), triton.cdiv(out.shape[1], _BLOCK)](joined, out, out.shape[1], _BLOCK)
-        return self.add(self.down, out, residual)
+    def mlp(self, x: Any, residual: torch.Tensor) -> torch.Tensor:
+        return self.add(self.down, swiglu(_product(self.gated, x), self.fp8), residual)
+
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.dtype]  # of `Fp8Linear.product`
+
+
+def swiglu(joined: torch.Tensor, fp8: bool) -> torch.Tensor | Inputs:
+    """[rows, 2 * dim] -> silu of the first half * the second."""
+    dim = joined.shape[1] // 2
+    out, scale = _room(joined, dim, fp8)
+    block, warps = (power_of_two(dim), 16) if fp8 else (_BLOCK, 4)  # a row's scale is of all of it
+    with torch.cuda.device_of(joined):
+        _swiglu[len(out), triton.cdiv(dim, block)](joined, out, scale, dim, block, fp8, num_warps=warps)
+    return (out, scale, joined.dtype) if fp8 else out
+
+
+def rows_in_fp8(x: torch.Tensor) -> Inputs:
+    """[rows, dim] as `quantized.in_fp8` makes it, in one launch."""
+    out, scale = _room(x, x.shape[1], True)
+    with torch.cuda.device_of(x):
+        _quantize[(len(x),)](x, out, scale, x.shape[1], power_of_two(x.shape[1]))
+    return out, scale, x.dtype
+
+
+def _room(x: torch.Tensor, dim: int, fp8: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """For [rows, dim] made of x [rows, ...], and for their scales [rows, 1] in FP8."""
+    out = x.new_empty(len(x), dim, dtype=E4M3 if fp8 else x.dtype)
+    return out, x.new_empty(len(x), 1, dtype=torch.float32) if fp8 else out
+
+
+def _product(linear: Any, x: Any) -> torch.Tensor:
+    out: torch.Tensor = linear.product(*x) if isinstance(x, tuple) else linear(x)
+    return out
 
 
 def _joined(linears: list[Any]) -> torch.nn.Linear | Fp8Linear:
@@ -97,16 +130,38 @@ def _joined(linears: list[Any]) -> torch.nn.Linear | Fp8Linear:
 
 
 @triton.jit
-def _norm(x, weight, out, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _store(row, place, scale, is_inside, FP8: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Stores a row, or, in FP8, what `in_fp8` makes of it."""
+    if FP8:
+        row = row.to(tl.float32)
+        factor = tl.maximum(tl.div_rn(tl.max(tl.abs(row), 0), 448.0), 1e-30)
+        tl.store(scale, factor)
+        row = tl.div_rn(row, factor)
+    tl.store(place, row.to(place.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def _quantize(x, out, scale, DIM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A row of x [rows, DIM] in FP8."""
+    number, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    row = tl.load(x + number * DIM + column, mask=column < DIM, other=0.0)
+    _store(row, out + number * DIM + column, scale + number, column < DIM, True)
+
+
+@triton.jit
+def _norm(  # type: ignore[no-untyped-def]
+    x, weight, out, scale, eps, DIM: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr
+):
     """RMS norm of a row of x [rows, DIM]."""
-    WIDE: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    TYPE: tl.constexpr = x.dtype.element_ty
+    WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
     column = tl.arange(0, BLOCK)
     place = tl.program_id(0).to(tl.int64) * DIM + column
     row = tl.load(x + place, mask=column < DIM, other=0.0).to(WIDE)
     factor = 1 / tl.sqrt(tl.sum(row * row, 0) / DIM + eps)
-    row = (row * factor).to(out.dtype.element_ty).to(WIDE)
+    row = (row * factor).to(TYPE).to(WIDE)
     row *= tl.load(weight + column, mask=column < DIM, other=0.0).to(WIDE)
-    tl.store(out + place, row.to(out.dtype.element_ty), mask=column < DIM)
+    _store(row.to(TYPE), out + place, scale + tl.program_id(0), column < DIM, FP8)
 
 
 @triton.jit
@@ -151,11 +206,15 @@ def _place(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _swiglu(joined, out, DIM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _swiglu(  # type: ignore[no-untyped-def]
+    joined, out, scale, DIM: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr
+):
     """out [rows, DIM] = silu(gate) * up, of both joined [rows, 2 * DIM]."""
-    WIDE: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
+    TYPE: tl.constexpr = joined.dtype.element_ty
+    WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(joined + row * 2 * DIM + column, mask=column < DIM, other=0.0).to(WIDE)
     up = tl.load(joined + row * 2 * DIM + DIM + column, mask=column < DIM, other=0.0).to(WIDE)
-    tl.store(out + row * DIM + column, (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=column < DIM)
+    gated = (gate / (1 + tl.exp(-gate)) * up).to(TYPE)
+    _store(gated, out + row * DIM + column, scale + row, column < DIM, FP8)

@@ -14,6 +14,7 @@ from raypd.decoding.attention.step import Attend, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.linear import is_possible, pack_linears
 from raypd.decoding.llama import Layer, Llama, NativeLayer, is_llama
+from raypd.decoding.quantized import Fp8Linear, quantize
 from raypd.decoding.visibility import one_segment
 
 _TOKENS = 40  # of the text that layers for GPUs are tried on
@@ -61,12 +62,15 @@ def _on_gpu(model: Any) -> PreTrainedModel | Llama:
 @torch.inference_mode()
 def layers_error(model: Any, layer: type[Layer], attend: Attend) -> float:
     """How far the logits of a small model with such layers, of `model`'s kind with random weights, are from those in
-    float64, relative to their norm."""
+    float64, or of layers of FP8 in torch, relative to their norm."""
     config = copy.deepcopy(model.config)
     config.update({"num_hidden_layers": 1, "vocab_size": 64, "hidden_size": 256, "intermediate_size": 256})
     config.pad_token_id = None
     with torch.device(model.device):
         small = type(model)._from_config(config, dtype=model.dtype).eval()
+    fp8 = isinstance(model.model.layers[0].self_attn.o_proj, Fp8Linear)
+    if fp8:
+        quantize(small, "fp8")
     tokens = torch.arange(_TOKENS, device=model.device)
     texts = np.zeros((3, _TOKENS), dtype=np.int64)
     texts[0] = np.arange(_TOKENS)
@@ -76,5 +80,5 @@ def layers_error(model: Any, layer: type[Layer], attend: Attend) -> float:
         step = Step(KVCache(_TOKENS, None, tokens.device), [group], tokens, tokens, attend)
         return model(tokens, tokens, step)[0].double()
 
-    exact = logits(Llama(copy.deepcopy(small).double()), sdpa.attend)
+    exact = logits(Llama(copy.deepcopy(small) if fp8 else copy.deepcopy(small).double()), sdpa.attend)
     return float((logits(Llama(small, layer), attend) - exact).norm() / exact.norm())

@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 from raypd.decoding import native
 
-_EIGHT = torch.float8_e4m3fn
-_MOST = torch.finfo(_EIGHT).max
+E4M3 = torch.float8_e4m3fn
+_MOST = torch.finfo(E4M3).max
 
 
 class Int8Linear(torch.nn.Module):
@@ -47,22 +47,25 @@ class Fp8Linear(torch.nn.Module):
 
     @classmethod
     def of(cls, linear: torch.nn.Linear) -> Fp8Linear:
-        weight, scale = _in_fp8(linear.weight.detach())
+        weight, scale = in_fp8(linear.weight.detach())
         return cls(weight, scale.t(), linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]"""
-        rows, scale = _in_fp8(x.reshape(-1, self.in_features))
-        if not len(rows):
-            return x.new_empty(*x.shape[:-1], self.out_features)
-        out = torch._scaled_mm(rows, self.weight.t(), scale, self.scale, self.bias, out_dtype=x.dtype)
+        out = self.product(*in_fp8(x.reshape(-1, self.in_features)), x.dtype)
         return out.view(*x.shape[:-1], self.out_features)
 
+    def product(self, rows: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Inputs as `in_fp8` makes them -> [rows, out_features] in `dtype`."""
+        if not len(rows):
+            return scale.new_empty(0, self.out_features, dtype=dtype)
+        return torch._scaled_mm(rows, self.weight.t(), scale, self.scale, self.bias, out_dtype=dtype)
 
-def _in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+
+def in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[rows, dim] in FP8, and what each is to be multiplied by: float32 [rows, 1]."""
     scale = (rows.abs().amax(1, keepdim=True).float() / _MOST).clamp_min(1e-30)
-    return (rows / scale).to(_EIGHT), scale
+    return (rows / scale).to(E4M3), scale
 
 
 def quantize(model: PreTrainedModel, kind: str, device: torch.device | None = None) -> None:

@@ -44,14 +44,14 @@ def test_a_layer_multiplies_what_it_rounds_to(shape: tuple[int, ...], bias: bool
 
 
 def test_a_device_never_holds_the_whole_model_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, held, convert = tiny_model("qwen3", head_dim=32).bfloat16(), [], quantized._in_fp8
+    model, held, convert = tiny_model("qwen3", head_dim=32).bfloat16(), [], quantized.in_fp8
     layers = [m.weight.numel() for m in model.model.modules() if isinstance(m, torch.nn.Linear)]
 
     def seen(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         held.append(sum(p.numel() for p in model.parameters() if (p.device.type, p.dtype) == ("meta", torch.bfloat16)))
         return convert(weight)
 
-    monkeypatch.setattr(quantized, "_in_fp8", seen)
+    monkeypatch.setattr(quantized, "in_fp8", seen)
     quantize(model, "fp8", torch.device("meta"))
     assert held == layers
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}

@@ -96,17 +96,28 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
     from raypd.decoding.attention import triton_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    names = ["x", "weight", "out", "joined", "keys", "values", "cos", "sin", "query_weight", "key_weight"]
-    types = dict.fromkeys(names, "*bf16") | {"slots": "*i64", "eps": "fp32", "split": "*fp32", "split_lse": "*fp32"}
+    names = ["x", "weight", "joined", "keys", "values", "cos", "sin", "query_weight", "key_weight"]
+    types = (
+        dict.fromkeys(names, "*bf16")
+        | {"scale": "*fp32"}
+        | {"slots": "*i64", "eps": "fp32", "split": "*fp32", "split_lse": "*fp32"}
+    )
     types |= {"merged": "*i32", "rows": "*i32"}
     heads = {"HEADS": 32, "KV_HEADS": 8, "NORM": True, "HALF": 64, "BLOCK": cuda_layer._HEADS}
     for kernel, constants, warps in (
-        (cuda_layer._norm, {"DIM": 4096, "BLOCK": 4096}, 4),
+        (cuda_layer._norm, {"DIM": 4096, "BLOCK": 4096, "FP8": False}, 4),
         (cuda_layer._place, heads, 4),
-        (cuda_layer._swiglu, {"DIM": 12288, "BLOCK": cuda_layer._BLOCK}, 4),
+        (cuda_layer._swiglu, {"DIM": 12288, "BLOCK": cuda_layer._BLOCK, "FP8": False}, 4),
+        (cuda_layer._norm, {"DIM": 4096, "BLOCK": 4096, "FP8": True}, 4),
+        (cuda_layer._swiglu, {"DIM": 12288, "BLOCK": 16384, "FP8": True}, 16),
+        (cuda_layer._quantize, {"DIM": 4096, "BLOCK": 4096}, 4),
         (triton_kernel._merge, {"HEADS": 32, "VALUE_DIM": 128, "VALUE_BLOCK": 128}, 1),
     ):
-        result, stack = compiled(kernel, capability, types, constants, warps)
+        fp8 = constants.get("FP8", kernel is cuda_layer._quantize)
+        if fp8 and capability < 89:
+            continue
+        out = {"out": "*fp8e4nv" if fp8 else "*bf16"}
+        result, stack = compiled(kernel, capability, types | out, constants, warps)
         assert result.metadata.shared <= SHARED_MEMORY
         assert stack == 0
 

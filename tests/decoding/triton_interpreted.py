@@ -7,9 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import interpreter
 
-from raypd.decoding import graphs
+from raypd.decoding import cuda_layer, graphs
 from raypd.decoding.attention import plan, sdpa, triton_kernel
 from raypd.decoding.attention.check import error_of
 from raypd.decoding.attention.step import PrefixGroup
@@ -18,6 +20,7 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.llama import Llama
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.pack import layers_error
+from raypd.decoding.quantized import E4M3, in_fp8, quantize
 from raypd.decoding.visibility import Reach
 from tests.decoding.cases import CASES, pair
 from tests.decoding.drivers import logits_of, never, prompts_of
@@ -71,6 +74,50 @@ def test_layers_for_gpus_give_the_logits_of_transformers(kind, extra):
     assert (logits_of(Llama(half, CudaLayer), ids, "triton") - expected).norm() < 1.1 * plain
 
 
+@pytest.fixture
+def rounded_to_fp8(monkeypatch):
+    """As a GPU does it: of ties and carries the interpreter makes other numbers."""
+    convert = interpreter._convert_float
+
+    def right(numbers, source, target, mode):
+        if target != tl.float8e4nv:
+            return convert(numbers, source, target, mode)
+        return torch.from_numpy(numbers).to(E4M3).view(torch.uint8).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", right)
+
+
+@pytest.mark.usefixtures("rounded_to_fp8")
+@pytest.mark.parametrize("dim", [96, 1500])
+def test_inputs_in_fp8_are_what_a_layer_would_make_of_them(dim):
+    torch.manual_seed(0)
+    x, norm = (torch.randn(7, 2 * dim) * 10).half(), torch.nn.RMSNorm(2 * dim, dtype=torch.float16)
+    norm.variance_epsilon = 1e-6
+    torch.nn.init.normal_(norm.weight)
+    x[2], x[3] = 0, x[3] * 1e-4
+    for plain, made in (
+        (x, cuda_layer.rows_in_fp8(x)),
+        (CudaLayer.norm(x, norm), CudaLayer.norm(x, norm, True)),
+        (cuda_layer.swiglu(x, False), cuda_layer.swiglu(x, True)),
+    ):
+        rows, scale = in_fp8(plain)
+        assert torch.equal(made[0].view(torch.uint8), rows.view(torch.uint8))
+        assert torch.equal(made[1], scale)
+
+
+@pytest.mark.usefixtures("rounded_to_fp8")
+@torch.inference_mode()
+def test_layers_in_fp8_are_those_in_torch():
+    models = [tiny_model("qwen3", head_dim=32).half() for _ in range(2)]
+    for model in models:
+        quantize(model, "fp8")
+    assert all(CudaLayer.takes(layer) for layer in models[0].model.layers)
+    assert layers_error(models[0], CudaLayer, triton_kernel.attend) <= 0.05
+    ids = torch.arange(5, 33)
+    plain, made = logits_of(models[1], ids), logits_of(Llama(models[0], CudaLayer), ids, "triton")
+    assert (made - plain).norm() < 0.05 * plain.norm()
+
+
 def test_what_is_wrong_on_a_device_is_not_taken_there():
     def of_all_keys(step, layer, query, key, value):
         whole = dataclasses.replace(
@@ -86,7 +133,7 @@ def test_what_is_wrong_on_a_device_is_not_taken_there():
     model = tiny_model("qwen3").half()
 
     class Unnormed(CudaLayer):
-        norm = staticmethod(lambda x, norm: x)
+        norm = staticmethod(lambda x, norm, fp8=False: x)
 
     for layer, right in ((CudaLayer, True), (Unnormed, False)):
         assert (layers_error(model, layer, triton_kernel.attend) <= 0.05) == right
