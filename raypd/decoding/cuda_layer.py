@@ -7,6 +7,7 @@ In FP8 twelve: the kernels before a product write its inputs in FP8; behind atte
 writes stays as it is: attention reads it in 16 bits. The file needs triton; in its interpreter kernels run on a CPU.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class CudaLayer(Layer):
         self.projection, self.gated = _joined(projections), _joined([mlp.gate_proj, mlp.up_proj])
         self.output, self.down = attention.o_proj, mlp.down_proj
         self.fp8 = isinstance(self.output, Fp8Linear)
+        if self.fp8:
+            self.norm = partial(self.norm, fp8=True)  # type: ignore[method-assign]
         del attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj
 
     @staticmethod
@@ -54,12 +57,8 @@ class CudaLayer(Layer):
                 _norm[(len(x),)](x, norm.weight, out, scale, norm.variance_epsilon, dim, power_of_two(dim), fp8)
         return (out, scale, x.dtype) if fp8 else out
 
-    def normed(self, x: torch.Tensor, norm: Any) -> Any:
-        return self.norm(x, norm, self.fp8) if self.fp8 else self.norm(x, norm)
-
     def project(self, x: Any, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> Projected:
-        joined = _product(self.projection, x)  # [tokens, heads + 2 * kv_heads, head_dim], of the flat
-        joined = joined.unflatten(-1, (-1, self.head_dim))
+        joined = self.projection(x).unflatten(-1, (-1, self.head_dim))  # [tokens, heads + 2 * kv_heads, head_dim]
         query, new = joined[:, : self.heads], joined[:, self.heads : self.heads + self.kv_heads]
         keys, values = step.cache.layer(self.attention.number, new, new)
         norms = [cos if norm is None else norm.weight for norm in (self.query_norm, self.key_norm)]
@@ -76,15 +75,15 @@ class CudaLayer(Layer):
     def add(linear: Any, x: Any, residual: torch.Tensor) -> torch.Tensor:
         """In place: a pass has no further use for what is added to."""
         if isinstance(linear, Fp8Linear):
-            return residual.add_(_product(linear, x if isinstance(x, tuple) else rows_in_fp8(x)))
+            return residual.add_(linear(x if isinstance(x, tuple) else rows_in_fp8(x)))
         residual.addmm_(x, linear.weight.t())
         return residual if linear.bias is None else residual.add_(linear.bias)
 
     def mlp(self, x: Any, residual: torch.Tensor) -> torch.Tensor:
-        return self.add(self.down, swiglu(_product(self.gated, x), self.fp8), residual)
+        return self.add(self.down, swiglu(self.gated(x), self.fp8), residual)
 
 
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.dtype]  # of `Fp8Linear.product`
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.dtype]  # of `Fp8Linear`
 
 
 def swiglu(joined: torch.Tensor, fp8: bool) -> torch.Tensor | Inputs:
@@ -109,11 +108,6 @@ def _room(x: torch.Tensor, dim: int, fp8: bool) -> tuple[torch.Tensor, torch.Ten
     """For [rows, dim] made of x [rows, ...], and for their scales [rows, 1] in FP8."""
     out = x.new_empty(len(x), dim, dtype=E4M3 if fp8 else x.dtype)
     return out, x.new_empty(len(x), 1, dtype=torch.float32) if fp8 else out
-
-
-def _product(linear: Any, x: Any) -> torch.Tensor:
-    out: torch.Tensor = linear.product(*x) if isinstance(x, tuple) else linear(x)
-    return out
 
 
 def _joined(linears: list[Any]) -> torch.nn.Linear | Fp8Linear:

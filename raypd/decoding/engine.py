@@ -7,7 +7,7 @@ end; long feeds go in chunks of the token budget, behind the short feeds of prog
 
 import gc
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from raypd.decoding.sampling import GREEDY, SampleRequest, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Scheduler
 from raypd.decoding.sequence import POSITION, TOKEN, ProgramError, Sequence
 from raypd.decoding.stock import Stock
-from raypd.decoding.transfer import ToHost, to_device
+from raypd.decoding.transfer import to_device, to_host
 from raypd.decoding.visibility import NO_TOKEN
 
 _FIRST_SLOTS = 4096  # of a cache that grows
@@ -52,7 +52,7 @@ class _Flight:
 
     chunks: list[Chunk]
     samples: list[_Sample]
-    picked: ToHost  # [2, samples] tokens and log-probabilities
+    picked: Callable[[], list[Any]]  # tokens and log-probabilities, once they are there
 
 
 class Engine:
@@ -171,7 +171,7 @@ class Engine:
         """The forward pass and its sampling; the message of the device where it has no memory for them."""
         try:
             samples = self._samples(chunks)
-            flight = _Flight(chunks, samples, ToHost(self._sample(samples, *self._forward(chunks, samples))))
+            flight = _Flight(chunks, samples, to_host(self._sample(samples, *self._forward(chunks, samples))))
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not is_out_of_memory(error):
                 raise
@@ -231,8 +231,7 @@ class Engine:
         if len(logits) < len(samples):
             assert self.few is not None
             assert hidden is not None
-            few = self.few.sample(hidden[len(logits) :], samples[len(logits) :])
-            picked = torch.cat([picked, few], 1)
+            picked = torch.cat([picked, self.few.sample(hidden[len(logits) :], samples[len(logits) :])], 1)
         for i, drawn in enumerate(samples):
             if drawn.seq.feed.want_logits:
                 drawn.logits = logits[i]
@@ -242,7 +241,7 @@ class Engine:
 
     def _advance(self, flight: _Flight) -> Iterator[Finished]:
         """Waits for a pass, and lets each program go on whose feed is complete."""
-        for drawn, token, logprob in zip(flight.samples, *flight.picked.read(), strict=True):
+        for drawn, token, logprob in zip(flight.samples, *flight.picked(), strict=True):
             drawn.seq.sampled[drawn.number] = int(token), logprob, drawn.logits, drawn.hidden
         answered = [(chunk.seq, chunk.seq.predictions()) for chunk in flight.chunks if self.scheduler.advance(chunk)]
         while answered:

@@ -16,6 +16,7 @@ from raypd.decoding.kv_cache import KVCache
 
 MOST_TOKENS = 1024  # of a pass: one of more keeps the GPU busy for longer than the host needs to start its kernels
 _ROWS = (16,)  # of a block of queries, in every graph
+_LEAST_ROWS = 64  # of results that are merged: fewer graphs
 
 _log = logging.getLogger(__name__)
 
@@ -29,13 +30,16 @@ class Graphs:
         cache: KVCache,  # a slot of it is taken
         config: PreTrainedConfig,
     ) -> None:
+        from raypd.decoding.attention.triton_kernel import card
+
         heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
         self.forward, self.cache = forward, cache
-        self.repeat = heads // (getattr(config, "num_key_value_heads", None) or heads)
+        self.repeat, self.fill = heads // kv_heads, 2 * card(cache.device)[1] // kv_heads
         self.window = getattr(config, "sliding_window", None)
         self.spare = cache.alloc(1)
         self.generation = -1  # of the cache: where it has moved, graphs read what is no longer there
-        self.graphs: dict[tuple[int, int, int], _Graph] = {}
+        self.graphs: dict[tuple[int, ...], _Graph] = {}
         self.failed = False
         self.pool: Any = None  # of memory, and the stream, that all captures share
         self.stream: Any = None
@@ -51,8 +55,9 @@ class Graphs:
         if self.generation != self.cache.generation:
             self.graphs.clear()
             self.generation = self.cache.generation
-        plan = KernelPlan(step, self.repeat, _ROWS)
-        size = power_of_two(len(ids)), power_of_two(len(step.kept)), plan.words
+        plan = KernelPlan(step, self.repeat, _ROWS, self.fill)
+        split_rows = plan.split_rows and max(_LEAST_ROWS, power_of_two(plan.split_rows))
+        size = power_of_two(len(ids)), power_of_two(len(step.kept)), plan.words, split_rows
         graph = self.graphs.get(size) or _Graph(size, plan.blocks[0][0], step, self.repeat, self.spare)
         graph.fill(ids, positions, step, plan)
         if size not in self.graphs:
@@ -70,23 +75,25 @@ class Graphs:
 
 
 class _Graph:
-    """Passes of one size (tokens, predictions, words of a set of segments); for the kernel their `KernelPlan`, too.
-    `step`: the first one; `repeat` query heads share a key head; `spare`: the slot for keys of tokens that fill up."""
+    """Passes of one size (tokens, predictions, words of a set of segments, rows of results that are merged); for the
+    kernel their `KernelPlan`, too. `step`: the first one; `repeat` query heads share a key head; `spare`: the slot for
+    keys of tokens that fill up."""
 
     replay: Callable[[], None]  # these two are there once it is captured
     out: torch.Tensor  # logits [predictions, vocabulary]
-    split_rows = 0  # keys are not split
 
-    def __init__(self, size: tuple[int, int, int], rows: int, step: Step, repeat: int, spare: int) -> None:
-        tokens, kept, self.words = size
+    def __init__(self, size: tuple[int, ...], rows: int, step: Step, repeat: int, spare: int) -> None:
+        tokens, kept, self.words, self.split_rows = size
         device, slots, self.spare = step.cache.device, step.cache.allocator.slots, spare
         self.ids, self.positions, to = torch.zeros(3, tokens, dtype=torch.int64, device=device)
         places = torch.zeros(kept, dtype=torch.int64, device=device)
         self.step = Step(step.cache, [], to, places, step.attend, {repeat: self})
         self.queries = torch.zeros(tokens, 2 + 2 * self.words, dtype=torch.int32, device=device)
         self.keys = torch.zeros(slots, 3, dtype=torch.int32, device=device)
-        # Each item has a query at least.
-        self.items = torch.zeros(tokens, len(Item._fields), dtype=torch.int32, device=device)
+        # Each item has a query at least, or a row of results.
+        self.items = torch.zeros(tokens + self.split_rows, len(Item._fields), dtype=torch.int32, device=device)
+        self.merged = torch.zeros(tokens if self.split_rows else 0, 3, dtype=torch.int32, device=device)
+        self.merged_rows = torch.zeros(self.split_rows, dtype=torch.int32, device=device)
         self.blocks = [(rows, self.items)]
 
     def starts(self, window: int | None) -> None:
@@ -97,8 +104,11 @@ class _Graph:
         items = plan.blocks[0][1]
         self.step.slots[len(ids) :] = self.spare
         self.items[len(items) :] = 0  # blocks of no queries
-        mine = (self.ids, self.positions, self.step.slots, self.step.kept, self.items, self.queries, self.keys)
-        new = (ids, positions, step.slots, step.kept, items, plan.queries, plan.keys)
+        if self.split_rows:
+            self.merged[len(plan.merged) :] = plan.merged[-1]  # once more
+        mine = (self.ids, self.positions, self.step.slots, self.step.kept, self.items, self.queries, self.keys,
+                self.merged, self.merged_rows)  # fmt: skip
+        new = (ids, positions, step.slots, step.kept, items, plan.queries, plan.keys, plan.merged, plan.merged_rows)
         for target, source in zip(mine, new, strict=True):
             target[: len(source)] = source
 

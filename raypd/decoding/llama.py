@@ -54,18 +54,14 @@ class Layer(torch.nn.Module):
         self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step, kept: torch.Tensor | None = None
     ) -> torch.Tensor:
         """[tokens, hidden size] -> the same, or in the last layer [kept, hidden size]; cos, sin: [tokens, head_dim]."""
-        query, key, value = self.project(self.normed(hidden, self.input_norm), cos, sin, step)
+        query, key, value = self.project(self.norm(hidden, self.input_norm), cos, sin, step)
         attended = step.attend(step, self.attention, query, key, value)  # [tokens, heads, head_dim]
         if kept is not None:
             attended, hidden = attended[kept], hidden[kept]
             if not len(kept):
                 return hidden
         hidden = self.add(self.output, attended.flatten(1), hidden)
-        return self.mlp(self.normed(hidden, self.post_norm), hidden)
-
-    def normed(self, x: torch.Tensor, norm: Any) -> Any:
-        """`norm`, as the products of the layer take it."""
-        return self.norm(x, norm)
+        return self.mlp(self.norm(hidden, self.post_norm), hidden)
 
     @staticmethod
     def norm(x: torch.Tensor, norm: Any) -> torch.Tensor:

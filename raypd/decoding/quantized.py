@@ -50,16 +50,13 @@ class Fp8Linear(torch.nn.Module):
         weight, scale = in_fp8(linear.weight.detach())
         return cls(weight, scale.t(), linear.bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] -> [..., out_features]"""
-        out = self.product(*in_fp8(x.reshape(-1, self.in_features)), x.dtype)
-        return out.view(*x.shape[:-1], self.out_features)
-
-    def product(self, rows: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Inputs as `in_fp8` makes them -> [rows, out_features] in `dtype`."""
+    def forward(self, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.dtype]) -> torch.Tensor:
+        """[..., in_features], or rows and scales of `in_fp8` and the type of outputs -> [..., out_features]"""
+        rows, scale, dtype = x if isinstance(x, tuple) else (*in_fp8(x.reshape(-1, self.in_features)), x.dtype)
+        shape = *(rows if isinstance(x, tuple) else x).shape[:-1], self.out_features
         if not len(rows):
-            return scale.new_empty(0, self.out_features, dtype=dtype)
-        return torch._scaled_mm(rows, self.weight.t(), scale, self.scale, self.bias, out_dtype=dtype)
+            return scale.new_empty(shape, dtype=dtype)
+        return torch._scaled_mm(rows, self.weight.t(), scale, self.scale, self.bias, out_dtype=dtype).view(shape)
 
 
 def in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -131,8 +131,6 @@ class Scheduler:
 
     def _most(self, alone: bool) -> int:
         """Tokens from which on a pass takes no further sequence: its share of all, so that the others have theirs."""
-        if self.passes == 1:
-            return self.budget.tokens
         tokens = sum(seq.size - seq.cached for seq in self.sequences)
         if not alone and tokens < self.passes * _LEAST_HALF:
             return 0  # they go in one pass

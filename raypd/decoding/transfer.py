@@ -1,5 +1,6 @@
 """How arrays of a pass get to the device, and its results back: without the host waiting for the copy."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,16 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-class ToHost:
-    """A tensor on its way to the host, which waits for it when it reads it."""
+def to_host(tensor: torch.Tensor) -> Callable[[], list[Any]]:
+    """Its numbers, which are on their way: who reads them waits."""
+    if tensor.device.type != "cuda":
+        return tensor.tolist
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(tensor.device))
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self._copied: torch.cuda.Event | None = None
-        if tensor.device.type == "cuda":
-            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._tensor.copy_(tensor, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record(torch.cuda.current_stream(tensor.device))
+    def read() -> list[Any]:
+        copied.synchronize()
+        return copy.tolist()
 
-    def read(self) -> list[Any]:
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._tensor.tolist()
+    return read
