@@ -132,8 +132,7 @@ class LLM:
     """A model in this process, without Ray and files. Its first call raises ConfigError, ModelError.
 
     settings: other keys of the configuration, dotted: {"model.adapter": ..., "engine.max_num_seqs": 64}. A method
-    (decoding.method) counts where it does what is asked.
-    """
+    (decoding.method) counts where it does what is asked."""
 
     def __init__(self, model: str = "smollm2-135m-instruct", *, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = {"model.name": model, **(settings or {})}

@@ -6,8 +6,7 @@
 
 A row keeps its columns and gets the answer's, or becomes an error row. Ray Data does a batch again whose worker died,
 so rows are written at least once, unless the sink commits; a row that kills its worker each time ends the pipeline
-after three. What is never lost, never doubled and resumes is `raypd extract`.
-"""
+after three. What is never lost, never doubled and resumes is `raypd extract`."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ def build_processor(
     """Makes a processor: a function of a Dataset that returns one, and runs nothing itself.
 
     preprocess: makes the row that is asked about of a row; it goes on with the columns it returns. postprocess: makes
-    the row of the result of an answered one. Raises ConfigError, ModelError.
-    """
+    the row of the result of an answered one. Raises ConfigError, ModelError."""
     return Processor(config, preprocess, postprocess)
 
 
@@ -119,8 +117,7 @@ class Processor:
         """The dataset with the answers; nothing runs until it is consumed.
 
         Raises ConfigError where a column is missing or has the name of one that is added (as far as Ray knows them), or
-        no node of the cluster can hold a worker.
-        """
+        no node of the cluster can hold a worker."""
         share = self._share()
         if self._ledger is None:
             head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}

@@ -67,8 +67,7 @@ def quickstart(folder: o.QuickstartTo = "configs") -> None:
 def init(data: o.Sampled, schema: o.Schema = None, output: o.ConfigTo = None) -> None:
     """Write a configuration for data of your own.
 
-    Looks at the columns of its first rows. raypd init tickets.jsonl --schema ticket.json
-    """
+    Looks at the columns of its first rows. raypd init tickets.jsonl --schema ticket.json"""
     from raypd.cli import init as init_command
 
     print(clean(init_command.run(data, schema, output)))
@@ -88,8 +87,7 @@ def extract(
 ) -> None:
     """Extract attributes from every document.
 
-    raypd extract run.yaml, or data.jsonl --schema product.json. A second run with the same output.path resumes.
-    """
+    raypd extract run.yaml, or data.jsonl --schema product.json. A second run with the same output.path resumes."""
     config = config_over(source, "extraction", overrides or [], method, model, output, schema=schema)
     run_task(config, "extraction", retry_errors, all_errors, verbose)
 
@@ -138,8 +136,7 @@ def nightly(
     """Bring a table up to tonight's input.
 
     Extracts only what is new or changed since the last good night. The same command goes on where a night was cut
-    off; of two at once, one says that the other is at work.
-    """
+    off; of two at once, one says that the other is at work."""
     from raypd.nights.nightly import run_night
 
     made = load_config(config, overrides or [])
@@ -150,8 +147,7 @@ def nightly(
 def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = False) -> None:
     """Fine-tune a model for its decoding method.
 
-    Section `training` says how. The same command goes on from the latest checkpoint of a training that was cut off.
-    """
+    Section `training` says how. The same command goes on from the latest checkpoint of a training that was cut off."""
     from raypd.training.job import run_training
 
     print(clean(run_training(load_config(config, overrides or []), verbose=verbose).describe()))
@@ -162,8 +158,7 @@ def fit(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = Fa
     """Find the cheapest model that holds an F1 on your documents.
 
     Labels a sample, trains candidates, scores and prices each, and writes the configuration to run. Section `fit` says
-    how. The same command goes on where it was cut off.
-    """
+    how. The same command goes on where it was cut off."""
     from raypd.fitting.fit import missing, run_fit
     from raypd.fitting.page import describe
 
@@ -184,8 +179,7 @@ def evaluate(
 ) -> None:
     """Score a run's answers against labels: values, answers to questions, texts (ROUGE-L).
 
-    Of an extraction a page (evaluation.html in the run's folder) shows what was wrong, label beside value.
-    """
+    Of an extraction a page (evaluation.html in the run's folder) shows what was wrong, label beside value."""
     from raypd.evaluation import page
     from raypd.evaluation.score import describe
     from raypd.evaluation.score import evaluate as score
@@ -210,8 +204,7 @@ def calibrate(
     """Turn confidences into how often such values are right.
 
     From a run that was made with model.calibration=none and labels that its model has not seen. What is written
-    beside the weights counts in every run with them; any other is named by model.calibration.
-    """
+    beside the weights counts in every run with them; any other is named by model.calibration."""
     from raypd.evaluation.calibrate import calibrate_run
 
     print(clean(calibrate_run(run, labels, output, labels_column, tolerance)))
@@ -223,8 +216,7 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
 
     Reads its input again and compares. Exit code 1 when it has. RUN knows its configuration; input.path=... says
     where the input lies now, if it was moved. Of a nightly folder the
-    table of the last good night is compared.
-    """
+    table of the last good night is compared."""
     from raypd.nights import table_check
     from raypd.verify import findings, verification
 
@@ -303,8 +295,7 @@ def tune(
 ) -> None:
     """Find the cheapest settings. A sample is measured; the configuration written still answers alike.
 
-    With --cascade LABELS: when the second model (cascade.model) is asked, so that F1 still holds a floor.
-    """
+    With --cascade LABELS: when the second model (cascade.model) is asked, so that F1 still holds a floor."""
     from raypd.cli import tune as tune_command
 
     limits = tune_command.TuneOptions(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
@@ -335,8 +326,7 @@ def review(
     """Look at the least sure values, correct them, and make labels of that.
 
     Writes a page with a box for each value, and the same as CSV; --apply FILE makes labels of what was corrected,
-    for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd train` (input.path).
-    """
+    for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd train` (input.path)."""
     from raypd.report import review as reviews
 
     root = storage.absolute(run)

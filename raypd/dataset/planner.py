@@ -39,8 +39,7 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
     Of a plan stored in `output`, the run's folder, units of unchanged objects are kept and not read again; what is new
     becomes units of its own, the last of them smaller. Without `output` units have their full size, and are the same
     when objects are added. Raises InputError for a pointless run (single unreadable objects are in the plan), RunError
-    where storage failed: nothing is known of what was not looked into.
-    """
+    where storage failed: nothing is known of what was not looked into."""
     passed = PassedOver()
     try:
         result = _plan(config, output, passed)

@@ -36,8 +36,7 @@ def add_control_tokens(
 
     New rows are drawn (`seed`) from the normal distribution of the existing rows, by coordinate, because rows that are
     the mean alone are not learnt. The input row of SPACE's mask token is normal with the model's initializer_range (its
-    sec. 4.1). Raises ModelError: the method has no control tokens, or the weights are quantized.
-    """
+    sec. 4.1). Raises ModelError: the method has no control tokens, or the weights are quantized."""
     if method not in CONTROL_TOKENS:
         raise ModelError(f"method {method!r} has no control tokens; those of {', '.join(CONTROL_TOKENS)} can be added")
     if getattr(model, "is_quantized", False):

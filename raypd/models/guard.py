@@ -3,8 +3,7 @@
 The engine feeds rows packed side by side, with their own positions, through its own attention function: exact for a
 model whose layers all call the registered function, whose RoPE frequencies do not depend on the rest of the batch, and
 which has no other path between tokens. The configuration is checked for each; then two short rows, interleaved in one
-pass of an engine, must give the logits that they give apart under eager attention.
-"""
+pass of an engine, must give the logits that they give apart under eager attention."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

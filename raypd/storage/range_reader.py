@@ -17,8 +17,7 @@ class RangeReader(io.RawIOBase):
     """A file-like view of an object that never mixes two versions of it: every request names the one that it wants.
 
     Raises Changed, FileNotFoundError, StorageError. version: the ETag to insist on; None: the one that the first answer
-    brings. ahead: read ahead, for reading in sequence. client: with `head`.
-    """
+    brings. ahead: read ahead, for reading in sequence. client: with `head`."""
 
     def __init__(self, client: Any, path: str, version: str | None, size: int | None, ahead: bool) -> None:
         self._client, self.path = client, path

@@ -4,8 +4,7 @@ It knows nothing of engines, Ray or files, so that a worker, a test and a notebo
 
     for request in task.plan(documents):          # or a record, where nothing is to be decoded
         engine.submit(request.program, tag=request, seed=request.seed)   # ... and when it ends with `answer`:
-        for item in request.finish(answer): ...   # or request.fail(reason)
-"""
+        for item in request.finish(answer): ...   # or request.fail(reason)"""
 
 from __future__ import annotations
 

@@ -149,8 +149,7 @@ def masked(text: Example, generator: torch.Generator | None, *, mask: int, k: in
     One group: the text as it is with probability p_ar; else k tokens of the answer from a drawn place on are masked,
     and what is behind them is cut. The token in front of the masks and each mask predict what comes next.
     Several: the text as it is, and beside it the masks of as many draws of equation 3, each group a segment that sees
-    the text in front of it and itself, as when SPACE decodes. They share one pass over the text.
-    """
+    the text in front of it and itself, as when SPACE decodes. They share one pass over the text."""
     first = min(text.targets) + 1  # of the answer
     places = len(text) - first - k + 1
     if places < 1 or (groups == 1 and torch.rand((), generator=generator) < AR_SHARE):

@@ -32,8 +32,7 @@ class Layout:
         """The examples as rows of one length, for kernels that take all of them at once.
 
         Index of each own token in the pass, [examples, longest], 0 where padded; which places are own tokens, bool, the
-        same shape; the visibility, bool [examples, 1, longest, shared + longest].
-        """
+        same shape; the visibility, bool [examples, 1, longest, shared + longest]."""
         device, longest = self.visible[0].device, max(self.lengths)
         place, lengths = torch.arange(longest, device=device), torch.tensor(self.lengths, device=device)
         is_token = place < lengths[:, None]
@@ -64,8 +63,7 @@ def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
 
     input_ids, position_ids: [1, tokens]. label_index: [targets], where the model predicts, and shift_labels what; with
     Medusa heads [heads * targets], what each head predicts there. labels: the same, without which Trainer does not
-    count targets. visible: as in Layout. initial: [examples].
-    """
+    count targets. visible: as in Layout. initial: [examples]."""
     examples = [example.drawn() for example in examples]
     first, shared = examples[0], examples[0].shared
     tokens = np.concatenate([first.tokens[:shared], *(example.tokens[shared:] for example in examples)])

@@ -2,8 +2,7 @@
 
 Score: theoretical speedup (tokens of the baseline's answer / longest path, section 5.1) + quality_weight x quality
 (wins less losses against the baseline, in both orders; the paper's is their ratio, weighted). A run keeps texts, not
-tokens: a sample counts where the interpreter, fed with the tokens of its text, makes the same of it.
-"""
+tokens: a sample counts where the interpreter, fed with the tokens of its text, makes the same of it."""
 
 import hashlib
 import json
@@ -147,8 +146,7 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
 def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
     """Puts the samples, each with its `score`, into labels_column of the documents; documents without get an error.
 
-    Raises InputError: no sample is of any of them; ConfigError: the run that judged judges something else.
-    """
+    Raises InputError: no sample is of any of them; ConfigError: the run that judged judges something else."""
     preference, skipped = config.training.preference, Counter[str]()
     assert preference is not None
     verdicts = _verdicts(preference.judged, skipped)
