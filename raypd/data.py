@@ -4,9 +4,8 @@
     processor = build_processor(brands)
     processor(ray.data.read_parquet("s3://bucket/products")).write_parquet("s3://bucket/answers")
 
-A row keeps its columns and gets the answer's, or becomes an error row. Ray Data does a batch again whose worker died,
-so rows are written at least once, unless the sink commits; a row that kills its worker each time ends the pipeline
-after three. What is never lost, never doubled and resumes is `raypd extract`."""
+A row keeps its columns and gets the answer's, or becomes an error row. A batch whose worker died is done again: rows
+are written at least once, unless the sink commits. What is never lost, never doubled and resumes is `raypd extract`."""
 
 from __future__ import annotations
 

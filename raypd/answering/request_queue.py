@@ -1,8 +1,6 @@
-"""Feeds one engine with the requests of several units, so that it never drains, and collects their records.
-
-Every unit has a thread that plans requests as the engine has room; one more drives the engine and does nothing else. A
-younger unit plans only when the older ones have nothing more to plan: units end one after the other, and the engine's
-batch is full across their border."""
+"""Feeds one engine with the requests of several units, so that it never drains, and collects their records. Each unit
+has a thread that plans requests, one more drives the engine alone. A younger unit plans only when the older ones have
+nothing more to plan: units end one after the other, and the engine's batch is full across their border."""
 
 import contextlib
 import os

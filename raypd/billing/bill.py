@@ -1,10 +1,7 @@
-"""The arithmetic of a bill: nodes x prices x time, and what each worker did in it. No Ray, no clock, no files.
-
-Money is in whole micro-dollars, shared out by largest remainder, so that nodes and parts each add up to the total
-exactly. A node is billed from when it came up, or the session began, to when it went, or the session ended; of a time
-with several runs on the cluster each pays its share. A node's money is divided over its slots, one for each worker that
+"""The arithmetic of a bill, without Ray, clock or files. Money is whole micro-dollars, shared out by largest remainder,
+so that nodes and parts each add up to the total. A node's money is divided over its slots, one for each worker that
 fits: a worker's seconds go to what it did, a slot without one is startup before the node's first worker and idle after
-it. A node without slots is the head's part or `other`. Times are unix seconds."""
+it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

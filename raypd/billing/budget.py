@@ -1,8 +1,6 @@
-"""The arithmetic of a budget and a deadline: whether one more unit may be begun, and how many workers it takes.
-
-A unit is begun only where the bill, at the end of all in flight and of this unit too, stays below the budget less a
-reserve. Where that guess was wrong (unknown pace, long documents, late nodes), the run is stopped at the reserve; what
-is in flight is lost, and done again by the session that goes on."""
+"""The arithmetic of a budget and a deadline. A unit is begun only where the bill, at the end of all in flight and of it
+too, stays below the budget less a reserve. Where that guess was wrong (unknown pace, long documents, late nodes), the
+run is stopped at the reserve; what is in flight is lost, and done again by the session that goes on."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,6 @@
-"""What a machine costs an hour, and what is in it: AWS instance types with GPUs, in USD.
-
-`cost.prices` comes first, then the newer of two: the file of `raypd prices refresh`, and `price_lists/*.csv`
-(on-demand, Linux, shared tenancy; no spot prices, which change by the hour). A missing price is an error, no guess."""
+"""What a machine costs an hour, and what is in it: AWS instance types with GPUs, in USD. `cost.prices` comes first,
+then the newer of two: the file of `raypd prices refresh`, and `price_lists/*.csv` (on-demand, Linux, shared
+tenancy)."""
 
 import contextlib
 import csv

@@ -1,7 +1,5 @@
-"""The ledger: one actor that keeps a session's bill, and what the driver asks of it.
-
-On the head node, whose death ends the run anyway; restarted from its file. A killed driver's bill ends as last written.
-"""
+"""The ledger: one actor that keeps a session's bill, and what the driver asks of it. It is on the head node, whose
+death ends the run anyway; restarted from its file. A killed driver's bill ends as last written."""
 
 import contextlib
 import sys

@@ -1,7 +1,6 @@
-"""What Ray knows of a cluster's machines, as the bill needs it: when each came and went, its resources and labels.
-
-infra/docker/node-environment.sh sets the labels on EC2 (RAY_NODE_MARKET_TYPE, RAY_NODE_REGION, RAY_NODE_ZONE,
-RAY_CLOUD_INSTANCE_TYPE_NAME), Kubernetes in the pod. What is missing the section `cost` can have."""
+"""What Ray knows of a cluster's machines, as the bill needs it: when each came and went, its resources and labels,
+which infra/docker/node-environment.sh sets on EC2, Kubernetes in the pod. What is missing the section `cost` can
+have."""
 
 import math
 from typing import Any

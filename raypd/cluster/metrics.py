@@ -1,7 +1,5 @@
-"""Live metrics of a run for Prometheus, through Ray: a view of the ledger, never the truth.
-
-Ray exports each as `ray_` + its name (counters + `_total`) from the ledger's node; infra/grafana/raypd.json draws them.
-"""
+"""Live metrics of a run for Prometheus, through Ray: a view of the ledger, never the truth. Ray exports each as `ray_`
++ its name (counters + `_total`) from the ledger's node; infra/grafana/raypd.json draws them."""
 
 from collections import Counter
 from collections.abc import Mapping

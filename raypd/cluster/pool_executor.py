@@ -1,8 +1,6 @@
-"""`cluster.executor: pool`: decode workers, actors that come and go, and which of them gets which unit.
-
-Units are assigned one by one, a second one only when every worker has its first; when none is left, an idle worker gets
-one that another has not begun. The driver holds only what is in flight. A dead worker is replaced and its units go to
-others; a node that is given notice gets no more, and finishes what is in flight or hands it back."""
+"""`cluster.executor: pool`: decode workers, actors that come and go. Each gets units one by one, a second one only when
+every worker has its first; when none is left, an idle worker gets one that another has not begun. A dead worker's units
+go to others; a node that is given notice gets no more, and finishes what is in flight or hands it back."""
 
 import math
 import time

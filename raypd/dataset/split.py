@@ -1,7 +1,6 @@
 """Whether an object can be read, and the ranges that it is cut into. Parquet is cut by rows and bytes from its footer;
 JSONL by bytes, of which only the first megabyte is read; compressed JSONL by rows, all of it read once, since a stream
-cannot be entered in its middle. CSV is read whole too (a quoted field may hold line breaks), and cut by bytes. Columns
-of the configuration are looked for in Parquet schemas, CSV headers, first lines of JSONL, and paths."""
+cannot be entered in its middle. CSV is read whole too (a quoted field may hold line breaks), and cut by bytes."""
 
 import contextlib
 import io

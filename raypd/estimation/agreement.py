@@ -1,7 +1,5 @@
-"""How far two ways to decode give the same values: value by value, after normalisation.
-
-A value cut at its limit, ambiguous or not valid differs from anything: a setting must not look good because it cuts.
-Where the reference itself has no whole value, the value is left out and counted as such."""
+"""How far two ways to decode give the same values, normalised. A value cut at its limit, ambiguous or not valid differs
+from anything: a setting must not look good because it cuts. What the reference itself has not whole is left out."""
 
 import math
 import re

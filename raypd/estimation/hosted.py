@@ -1,7 +1,5 @@
-"""What a hosted batch service would ask for the tokens of a sample, to compare with.
-
-Such a service writes the answer whole: for extraction the JSON with its keys. Assumed: tokens as the model's own
-tokenizer counts them, one request a document, no caching."""
+"""What a hosted batch service would ask for the tokens of a sample, to compare with. It writes the answer whole: for
+extraction the JSON with its keys. Assumed: this model's tokens, one request a document, no caching."""
 
 import json
 import math

@@ -1,8 +1,6 @@
-"""Profiles a configuration on a sample: a decode worker's request queue, engine and meter, without storage.
-
-The sample comes round after round. The window begins when as many documents are answered as the engine decodes at a
-time, and ends with whole rounds: no start, no drain. The meter that bills a run gives the seconds of a prompt's and of
-an answer's token in it; a document takes its tokens at these rates."""
+"""Profiles a configuration on a sample: a decode worker's request queue, engine and meter, without storage. The sample
+comes round after round. The window begins when as many documents are answered as the engine decodes at a time, and ends
+with whole rounds: no start, no drain. A document takes its tokens at the seconds a token that the meter gives in it."""
 
 import contextlib
 import gc

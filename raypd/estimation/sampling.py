@@ -1,7 +1,5 @@
-"""A sample of the corpus that stands for it: documents at equal distances, by category and by length.
-
-Units at equal distances along the plan are scanned for each document's category and bytes. In the order of these the
-documents to decode are drawn, at equal distances again: of every category in proportion, short and long."""
+"""A sample of the corpus that stands for it. Units at equal distances along the plan are scanned for each document's
+category and bytes; in the order of these the documents to decode are drawn, at equal distances again."""
 
 import math
 import random

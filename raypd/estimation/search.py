@@ -1,8 +1,6 @@
-"""The search of `raypd tune`: one setting at a time, each from the best so far. It knows no worker and no time.
-
-The reference, the configuration as it is, settings of each method, of the engine on the best one, vLLM, types of
-weights, the best two again. Best is the fastest that agrees well enough with the reference, or else the one that agrees
-most. Where the reference has too few values to judge, only the engine's settings are tried: they change no answers."""
+"""The search of `raypd tune`: one setting at a time, each from the best so far. It knows no worker and no time. Best is
+the fastest that agrees well enough with the reference, or else the one that agrees most. Where the reference has too
+few values to judge, only the engine's settings are tried: they change no answers."""
 
 import math
 from collections.abc import Callable, Sequence

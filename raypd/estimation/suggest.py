@@ -1,7 +1,5 @@
-"""`raypd schema suggest`: attributes that documents have, found by asking a model about a sample of them.
-
-A line `attribute: value` counts only if its value stands in the document. Names alike but for case and punctuation are
-merged; what many documents have is proposed, with a type that its values show."""
+"""`raypd schema suggest`: attributes that documents have, found by asking a model about a sample of them. A line
+`attribute: value` counts only if its value stands in the document; what many documents have is proposed."""
 
 import contextlib
 import json

@@ -1,7 +1,6 @@
-"""`raypd tune --cascade`: the threshold under which a value goes to the second model, from labelled documents.
-
-Thresholds are tried from the safest down, and the first that fails ends the search, so that the chance that the one
-taken does not hold the floor is at most that of one test (fixed-sequence testing), however many are tried."""
+"""`raypd tune --cascade`: the threshold under which a value goes to the second model. Thresholds are tried from the
+safest down, and the first that fails ends the search, so that the chance that the one taken does not hold the floor is
+at most that of one test (fixed-sequence testing), however many are tried."""
 
 import math
 import time

@@ -1,7 +1,5 @@
-"""`raypd fit`: labels, candidates, figures, and the cheapest model whose F1 surely holds the floor.
-
-Every step is a run or a training of its own in a folder of the fit, so that the same command goes on where it was cut
-off, and does nothing that is done."""
+"""`raypd fit`: labels, candidates, figures, and the cheapest model whose F1 surely holds the floor. Every step is a run
+or a training of its own in a folder of the fit, so that the same command does nothing that is done."""
 
 import contextlib
 import hashlib

@@ -1,9 +1,7 @@
-"""Refuses a model that the engine cannot decode exactly, before any document is decoded.
-
-The engine feeds rows packed side by side, with their own positions, through its own attention function: exact for a
-model whose layers all call the registered function, whose RoPE frequencies do not depend on the rest of the batch, and
-which has no other path between tokens. The configuration is checked for each; then two short rows, interleaved in one
-pass of an engine, must give the logits that they give apart under eager attention."""
+"""Refuses a model that the engine cannot decode exactly, before any document is decoded. The engine feeds rows packed
+side by side: exact where all layers call the registered attention function, no RoPE frequency depends on the rest of
+the batch, and no other path is between tokens. The configuration is checked for each; then two rows in one pass of an
+engine must give the logits that they give apart under eager attention."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

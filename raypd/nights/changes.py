@@ -1,8 +1,6 @@
-"""What is new or changed in tonight's input, document by document, against the index of the last good night.
-
-The index has each document's id, hash of what is read of it, unit, place, and object of its answer. Units of last night
-are not read again; of all others, a document whose id and hash it knows keeps its answer. All is SQL on disk, so memory
-does not grow with the corpus."""
+"""What is new or changed in tonight's input, against the index of the last good night: each document's id, hash of what
+is read of it, unit, place, and object of its answer. Units of last night are not read again; of all others, a document
+whose id and hash it knows keeps its answer. All is SQL on disk, so memory does not grow with the corpus."""
 
 import hashlib
 import json

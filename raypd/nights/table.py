@@ -1,7 +1,5 @@
-"""The table of a night: objects that have every document of tonight exactly once, and the list of them.
-
-An object stays while all of its documents do; else its unit's is written again from the rows there are. Objects are
-never overwritten; what readers follow is the list."""
+"""The table of a night: objects that have every document of tonight exactly once, and the list of them, which readers
+follow. An object stays while all of its documents do; else another is written of the rows there are."""
 
 from collections import deque
 from collections.abc import Iterator

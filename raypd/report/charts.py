@@ -1,7 +1,5 @@
-"""The charts of the page, drawn by matplotlib as inline SVG, each in a wide and a narrow form.
-
-Static SVG needs no script, prints sharp, and weighs 5 to 30 KB where an interactive library puts megabytes into a page.
-Scaled text cannot be read on a phone, hence two forms: CSS shows the one that fits."""
+"""The charts of the page, drawn by matplotlib as inline SVG, which needs no script and prints sharp, each in a wide and
+a narrow form, as scaled text cannot be read on a phone: CSS shows the one that fits."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
-"""The report page: one HTML file that loads nothing, runs on a phone and on paper, and trusts no text of a document.
-
-Every text goes through Jinja's escaping; the Content-Security-Policy allows the page's own style sheet and script, by
-their hashes, and nothing else, so that what should slip through still could not run."""
+"""The report page: one HTML file that loads nothing, runs on a phone and on paper, and trusts no text of a document:
+Jinja escapes all, and the Content-Security-Policy allows the page's own style sheet and script alone, by their
+hashes."""
 
 import base64
 import hashlib

@@ -1,7 +1,6 @@
-"""`raypd review RUN`: its least sure documents and some at random, to be corrected; and the corrections as labels.
-
-It is written as a page (one file, no server), whose button saves what was looked at as CSV, and as that CSV for a
-spreadsheet, a line a value. `--apply` reads either back, and writes the documents whole, with their labels."""
+"""`raypd review RUN`: its least sure documents and some at random, to be corrected, as a page (one file, no server)
+whose button saves a CSV, and as that CSV for a spreadsheet. `--apply` reads either back, and writes documents with
+labels."""
 
 import csv
 import io

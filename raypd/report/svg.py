@@ -1,7 +1,6 @@
-"""A matplotlib figure as a small inline SVG that takes its colours and its font from the page.
-
-Colours become class names (`f-busy`, `s-grid`), so that the page's CSS paints them in the light, in the dark and on
-paper, and inline styles go, so that the Content-Security-Policy can forbid them."""
+"""A matplotlib figure as a small inline SVG. Colours become class names (`f-busy`, `s-grid`), so that the page's CSS
+paints them in the light, in the dark and on paper; without inline styles the Content-Security-Policy can forbid
+them."""
 
 import io
 import re

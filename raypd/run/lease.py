@@ -1,7 +1,5 @@
-"""Who works on a run: one session at a time, which shows that it is alive by a heartbeat.
-
-The holder replaces lease.json every few seconds by a conditional write. Others watch by their own monotonic clock
-whether it changes, and take over when it does not: no two clocks are compared, and one of several takers wins."""
+"""Who works on a run: one session at a time, which replaces lease.json every few seconds by a conditional write. Others
+watch by their own monotonic clock whether it changes, and take over when it does not: no two clocks are compared."""
 
 import contextlib
 import os

@@ -1,9 +1,8 @@
-"""What becomes of a unit whose worker process dies: it is bisected until the document that kills is found.
-
-The first attempt decodes a unit whole. After a death it is alone in its worker and goes in groups, with a checkpoint on
-storage (the group's rows) before each: those are the suspects of the next death, and are divided again. A document that
-was alone when its process died becomes an error row, so 256 documents cost three deaths a culprit. Deaths are counted
-on storage by the worker that goes on with a unit, so that they outlive worker and driver."""
+"""What becomes of a unit whose worker process dies: it is bisected until the document that kills is found. After a
+death it is alone in its worker and goes in groups, with a checkpoint on storage (the group's rows) before each: those
+are the suspects of the next death, and are divided again. A document that was alone when its process died becomes an
+error row, so 256 documents cost three deaths a culprit. Deaths are counted on storage, so that they outlive worker and
+driver."""
 
 from __future__ import annotations
 

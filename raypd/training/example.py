@@ -1,8 +1,6 @@
-"""A training example is what a decoding method would have fed, had the model answered with the gold tokens.
-
-The method's own program runs with a teacher in the model's place; the number of a feed is the step of its tokens, and
-what the teacher answers at `sample_at` are the targets. So the mask of training is `visible` over what decoding feeds
-(HPD section 4.4, figure 3: "the attention pattern ... is identical")."""
+"""A training example is what a decoding method would have fed, had the model answered with the gold tokens. The
+method's own program runs with a teacher in the model's place; the number of a feed is the step of its tokens, and what
+the teacher answers at `sample_at` are the targets. So the mask of training is `visible` over what decoding feeds."""
 
 from __future__ import annotations
 

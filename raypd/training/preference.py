@@ -1,8 +1,7 @@
-"""Preference rounds for PASTA (BoNBoN, section 4): a model learns from the best and the worst of its own answers.
-
-Score: theoretical speedup (tokens of the baseline's answer / longest path, section 5.1) + quality_weight x quality
-(wins less losses against the baseline, in both orders; the paper's is their ratio, weighted). A run keeps texts, not
-tokens: a sample counts where the interpreter, fed with the tokens of its text, makes the same of it."""
+"""Preference rounds for PASTA (BoNBoN, section 4): a model learns from the best and the worst of its own answers, by
+theoretical speedup (section 5.1) + quality_weight x (wins less losses against the baseline, in both orders). A run
+keeps texts, not tokens: a sample counts where the interpreter, fed with the tokens of its text, makes the same of
+it."""
 
 import hashlib
 import json

@@ -1,9 +1,6 @@
-"""--retry-errors: a second chance for the failed documents of a run, whose new rows take the place of the old ones.
-
-A retry is a small run in <run>/retries/<number>/ over the failed documents, and survives what a run survives. Then
-every object that had failures is replaced, whole and by a conditional write, with one that has the new rows: a reader
-sees every document exactly once at each instant. An object that was done says so in its summary, so that a retry that
-was cut off goes on where it was."""
+"""--retry-errors: a small run in <run>/retries/<number>/ over the failed documents, which survives what a run survives.
+Then every object that had failures is replaced, whole and by a conditional write, with one that has the new rows: a
+reader sees every document exactly once. Its summary says so, so that a retry that was cut off goes on where it was."""
 
 import time
 from dataclasses import dataclass, replace
