@@ -18,7 +18,7 @@ from raypd.storage.s3_client import split
 __all__ = [
     "Changed", "Object", "Storage", "StorageError", "Unavailable", "absolute", "clean_temporary", "configure", "delete",
     "exists", "find", "folders", "is_folder", "is_remote", "join", "names", "open_file", "open_read", "outage", "put",
-    "put_if", "put_new", "read", "temporary", "version", "walk",
+    "put_if", "put_new", "read", "version", "walk",
 ]  # fmt: skip
 
 
@@ -38,11 +38,6 @@ def absolute(path: str) -> str:
 def join(root: str, *parts: str) -> str:
     """A path below a folder."""
     return "/".join([root.rstrip("/"), *parts]) if is_remote(root) else os.path.join(root, *parts)
-
-
-def temporary(folder: str) -> list[str]:
-    """Paths of half-written files below a folder, of writers at work and of dead ones. None on an object store."""
-    return [] if is_remote(folder) else local.temporary(folder)
 
 
 def clean_temporary(folder: str) -> int:

@@ -226,20 +226,14 @@ def _written(path: str, data: bytes, mode: int = 0o666) -> Iterator[str]:
             os.unlink(temporary)
 
 
-def temporary(folder: str) -> list[str]:
-    paths = (os.path.join(parent, name) for parent, _, names in os.walk(local_path(folder)) for name in names)
-    return sorted(path for path in paths if os.path.basename(path).startswith(_TEMPORARY))
-
-
 def clean_temporary(folder: str) -> int:
     """Removes what dead writers left below a folder (their process is gone, or the file is a day old); how many."""
     removed = 0
-    for path in temporary(folder):
-        name = os.path.basename(path).removeprefix(_TEMPORARY)
-        host, _, process = name.rpartition("-")[0].rpartition("-")
+    for path in local_path(folder).rglob(f"{_TEMPORARY}*"):
+        host, _, process = path.name.removeprefix(_TEMPORARY).rpartition("-")[0].rpartition("-")
         dead = host == socket.gethostname() and process.isdigit() and not os.path.exists(f"/proc/{process}")
         with contextlib.suppress(FileNotFoundError):
-            if (dead and os.path.isdir("/proc")) or time.time() - os.stat(path).st_mtime > _STALE_SECONDS:
-                os.unlink(path)
+            if (dead and os.path.isdir("/proc")) or time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
                 removed += 1
     return removed

@@ -42,10 +42,9 @@ def describe(result: Verification) -> str:
     for name, predicate in _PREDICATES.items():
         finding: Finding = getattr(result, name)
         units = f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
-        concerned = finding.units or finding.documents  # an example is a unit where whole units are concerned
-        if concerned:
+        if finding.units or finding.documents:
             out.append(f"{name}: {counted(finding.documents, 'document')} {predicate}{units}")
-            out += _indented(finding.examples, unlisted=concerned > len(finding.examples))
+            out += _indented(finding.examples)
     if (damaged := result.damaged_input).units:
         how = "note" if result.damaged_allowed else "damaged input"
         objects = counted(damaged.units, "object")
@@ -61,16 +60,12 @@ def describe(result: Verification) -> str:
         out += _indented(repeated.examples)
     if result.passed_over:
         out.append(f"note: {result.passed_over}")
-    if result.temporary:
-        files = counted(len(result.temporary), "temporary file")
-        out.append(f"note: {files} of dead writers; no reader sees them, and the next run removes them")
     return "\n".join([*out, _verdict(result)])
 
 
-def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN, unlisted: bool | None = None) -> list[str]:
-    """The first lines; with `unlisted`, whether there are others, a line that says so."""
-    dots = ["    ..."] if unlisted is not None and (unlisted or len(lines) > limit) else []
-    return [f"    {one_line(line)}" for line in lines[:limit]] + dots
+def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN) -> list[str]:
+    """The first lines, and dots where there are more."""
+    return [f"    {one_line(line)}" for line in lines[:limit]] + ["    ..."] * (len(lines) > limit)
 
 
 def _verdict(result: Verification) -> str:
@@ -103,7 +98,7 @@ def describe_errors(summary: Summary) -> str:
         out.append(one_line(f"    {row['id']} {place}: {row['reason']}"))
     if summary.units:
         out.append(f"{counted(len(summary.units), 'unit')} not done, with the last line of the worker:")
-        out += _indented([f"{u['unit']}: {u['reason']}" for u in summary.units], _UNITS_SHOWN, unlisted=False)
+        out += _indented([f"{u['unit']}: {u['reason']}" for u in summary.units], _UNITS_SHOWN)
     if retry := sum(group.documents for group in summary.reasons if group.can_change):
         out.append(f"--retry-errors tries {counted(retry, 'document')} again")
     return "\n".join(out)

@@ -69,7 +69,6 @@ class Verification:
     repeated_ids: Finding = field(default_factory=Finding)  # shared by documents of the input; none is doubled
     damaged_input: Finding = field(default_factory=Finding)  # objects that the plan lists as unreadable
     damaged_allowed: bool = False  # by input.on_damaged: skip
-    temporary: list[str] = field(default_factory=list)  # files that dead writers left; the next run removes them
     passed_over: str = ""  # files that raypd does not read
     delta: str = ""  # how the Delta table differs from the list of objects
 
@@ -103,7 +102,6 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
             result.doubled.add(0, 1, [f"unit {unit_id}: {committed[unit_id]} and {path}"])
         committed[unit_id] = path
     folder = writer.units_folder(output)
-    result.temporary = storage.temporary(folder)
     for name in storage.names(folder):
         if not name.endswith(".parquet") and name[0] not in "._":
             result.foreign.add(0, 1, [f"file {name}: no unit of raypd's, and readers of the folder see it"])

@@ -182,9 +182,7 @@ def test_an_object_that_cannot_be_read_while_it_is_compared(run, tmp_path, betwe
 def test_files_in_the_units_folder_that_are_no_units(run) -> None:
     folder = objects(run)[0].parent
     (folder / ".tmp-host-1-x").write_bytes(b"PAR1")  # as a dead writer leaves it: no fault
-    result = look(run)
-    assert (result.passed, len(result.temporary)) == (True, 1)
-    assert "1 temporary file of dead writers" in findings.describe(result)
+    assert look(run).passed
     (folder / "notes.txt").write_text("x")
     result = look(run)
     assert not result.passed
