@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 
 from raypd.estimation import tables
-from raypd.estimation.agreement import compare
 from raypd.estimation.search import Search, Trial
 from raypd.estimation.tune import TuneResult, describe
 from raypd.run import text
@@ -121,23 +120,18 @@ def _notes(result: TuneResult) -> list[str]:
     if result.reused:
         notes.append(f"{result.reused} measurements are from the file; --fresh makes them again")
     agreement = search.reference.agreement
-    by_guided = search.reference_method == "guided"
-    if by_guided:
-        note = (
+    guided = search.reference_method == "guided"
+    if guided:
+        notes.append(
             "the reference is guided decoding: the keys are given, each value is decoded token by token behind all of "
             "the answer before it (decoding.method: guided)"
         )
-        free = search.trials[0]
-        if free is not search.reference and free.answers is not None:  # why it is not autoregressive decoding
-            agreed = compare(free.answers, free.answers)
-            note += f": autoregressive decoding gave {agreed.of} whole values and nothing whole for {agreed.left_out}"
-        notes.append(note)
-    elif agreement.left_out > agreement.of:
+    if not guided and agreement.left_out > agreement.of:
         notes.append(
             f"autoregressive decoding gave nothing whole for {agreement.left_out} values and a value for "
             f"{agreement.of} only: with this model it is a poor reference"
         )
-    if agreement.left_out and (by_guided or agreement.left_out <= agreement.of):
+    elif agreement.left_out:
         notes.append(f"{agreement.left_out} values are left out: the reference gave nothing whole there")
     if not result.kind.usd_per_hour:
         notes.append("this machine has no price: cost.prices.local (USD per hour) or --instance gives it one")
