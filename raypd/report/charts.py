@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from raypd.report.data import ReportSession, RunReport
 from raypd.report.ledger import RunBill
@@ -133,12 +133,6 @@ def write(axes: Axes, words: str, xy: tuple[float, float], offset: tuple[float, 
     axes.annotate(words, xy, offset, textcoords="offset points", color=ROLES[role], **how)
 
 
-def _dollars(ticks: np.ndarray) -> Callable[[float, Any], str]:
-    """Dollars with the digits that tell the ticks of an axis apart, the same for all."""
-    digits = next((d for d in (0, 2, 3, 4, 5) if all(abs(round(t, d) - t) < 1e-9 for t in ticks)), 6)
-    return lambda value, _: f"${value:,.{digits}f}"
-
-
 def _over_time(heads: list[str], times: np.ndarray, values: np.ndarray, show: text.Show) -> Table:
     chosen = range(0, len(values), max(1, len(values) // 12))
     return Table(heads, [[text.duration(times[i]), show(values[i])] for i in chosen])
@@ -165,7 +159,7 @@ def money(bill: RunBill | None, clock: RunningTime) -> Chart:
         axes.fill([*times / size, times[-1] / size, 0.0], under, color=ROLES["wash"], linewidth=0)
         axes.plot(times / size, dollars, color=ROLES["accent"], linewidth=2, clip_on=False)
         value_axis(axes, max(spent, shown or 0.0) * 1.12, "spent, USD")
-        axes.yaxis.set_major_formatter(FuncFormatter(_dollars(axes.get_yticks())))
+        axes.yaxis.set_major_formatter("${x:,.10g}")
         if shown is not None:
             dashed(axes.axhline, shown, "budget", 1.5)
             write(axes, f"budget {text.usd(shown)}", (0, shown), (4, -4), "budget", va="top")
@@ -273,7 +267,7 @@ def confidence(values: Sequence[float]) -> Chart:
         axes.set(xlim=(0, 1), xlabel="confidence, 0 to 1")
         axes.xaxis.set_major_locator(MaxNLocator(5))
         value_axis(axes, float(shares.max()) * 1.22, "answers")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
+        axes.yaxis.set_major_formatter("{x:g}%")
         dashed(axes.axvline, middle, "ink")
         offset, side = ((5, -2), "left") if middle < 0.5 else ((-5, -2), "right")
         write(axes, f"median {middle:.2f}", (middle, axes.get_ylim()[1]), offset, "ink", va="top", ha=side)

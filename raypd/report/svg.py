@@ -46,8 +46,6 @@ def _append(out: ElementTree.Element, shape: ElementTree.Element) -> None:
         size = re.search(r"([\d.]+)px", font)
         attributes = {"font-size": size and size[1], "text-anchor": style.get("text-anchor")}
         attributes |= {key: shape.get(key) for key in ("x", "y", "transform")}
-        if (attributes["transform"] or "").startswith("rotate(-0 "):
-            del attributes["transform"]
         classes = (classes or ["f-ink"]) + (["strong"] if re.search(r"\b(bold|600|700)\b", font) else [])
     elif classes:
         attributes = {"d": " ".join((shape.get("d") or "").split())}
