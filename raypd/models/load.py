@@ -116,8 +116,6 @@ def resolve_device(name: str) -> torch.device:
             torch.empty(1, device=device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise ModelError(f"model.device {name!r} cannot be used here: {error}") from error
-        if device.type == "meta":
-            raise ModelError("model.device 'meta' holds no weights: auto, cpu, cuda, cuda:1, ...")
     return device
 
 
@@ -240,14 +238,11 @@ def _quantization(kind: str, dtype: torch.dtype, device: torch.device) -> Any:
 
     if kind == "int8":
         # It warns in every layer of every pass that it computes in float16.
-        logging.getLogger("bitsandbytes.autograd._functions").addFilter(_no_cast_warning)
+        logger = logging.getLogger("bitsandbytes.autograd._functions")
+        logger.addFilter(lambda record: "inputs will be cast" not in record.getMessage())
         # On a GPU large inputs are quantized as all others: to look for them, every layer would wait for the GPU.
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0 if device.type == "cuda" else 6.0)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
-
-
-def _no_cast_warning(record: logging.LogRecord) -> bool:
-    return "inputs will be cast" not in record.getMessage()
 
 
 def _check_quantized(config: ModelConfig, model: PreTrainedModel) -> None:
