@@ -172,14 +172,8 @@ def _opened(path: str) -> Iterator[pq.ParquetFile]:
 
 def _locate(output: str, unit_id: str) -> str:
     """The path of a unit's object, in whichever partition; the plain one where there is none."""
-    folders = [units_folder(output)]
-    while folders:
-        folder = folders.pop()
-        path = storage.join(folder, f"{unit_id}.parquet")
-        if storage.exists(path):
-            return path
-        folders += [storage.join(folder, name) for name in storage.folders(folder)]
-    return unit_path(output, unit_id)
+    plain = unit_path(output, unit_id)
+    return plain if storage.exists(plain) else dict(objects(output)).get(unit_id, plain)
 
 
 def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
