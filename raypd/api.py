@@ -226,8 +226,7 @@ def extract(
         text: column or columns of the document; None: title and description, or the only column of text.
         settings: other keys of the configuration, dotted: {"cluster.max_workers": 8}.
 
-    Raises ConfigError, InputError, ModelError before anything runs, RunError as `raypd extract`; the same call goes on.
-    """
+    Raises ConfigError, InputError, ModelError before anything runs, RunError later; the same call goes on."""
     return _run(_config("extraction", source, schema, model, output, text, settings))
 
 

@@ -215,8 +215,7 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
     """Prove that a run lost and doubled nothing.
 
     Reads its input again and compares. Exit code 1 when it has. RUN knows its configuration; input.path=... says
-    where the input lies now, if it was moved. Of a nightly folder the
-    table of the last good night is compared."""
+    where the input lies now, if it was moved. Of a nightly folder the table of the last good night is compared."""
     from raypd.nights import table_check
     from raypd.verify import findings, verification
 

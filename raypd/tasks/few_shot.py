@@ -17,8 +17,7 @@ from raypd.tasks.documents import category_of, text_of
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
     """The rows of `task.few_shot` as the template shows them. Raises ConfigError with file and line.
 
-    An answer is the letters of `answer_idx` where there are choices, else `answer` or the first of `answers`, or null.
-    """
+    An answer: the letters of `answer_idx` where there are choices, else `answer`, the first of `answers`, or null."""
     if task.few_shot is None:
         return []
     examples = []
