@@ -92,13 +92,10 @@ def tune(
         best = search.run()
     if best is None:
         errors = [trial.error for trial in search.trials if trial.error is not None]
-        if any(trial.usable for trial in search.trials):
-            raise RunError(
-                f"{search.ended} before the configuration itself was measured: raise --minutes or --budget-usd; what "
-                f"was measured stands in {measurements}, and the same command goes on from there"
-            )
-        advice = errors[0] if errors else "raise --minutes or --budget-usd, or lower --sample"
-        raise RunError(f"nothing could be measured ({search.ended}): {advice}")
+        advice = "raise --minutes or --budget-usd, or lower --sample; the same command goes on with what was measured"
+        if errors and not any(trial.usable for trial in search.trials):
+            advice = errors[0]
+        raise RunError(f"no setting can be taken ({search.ended}): {advice}")
     return TuneResult(search, best, kind, len(documents), trials.reused, facts.machine)
 
 
