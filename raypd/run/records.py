@@ -210,9 +210,8 @@ class CardUse:
     def plus(self, other: CardUse) -> CardUse:
         """Both together."""
         count = max(self.samples + other.samples, 1)
-        means = ((getattr(self, name) * self.samples + getattr(other, name) * other.samples) / count
-                 for name in ("busy", "mhz", "most_mhz"))  # fmt: skip
-        busy, *clocks = means
+        busy, *clocks = ((getattr(self, name) * self.samples + getattr(other, name) * other.samples) / count
+                         for name in ("busy", "mhz", "most_mhz"))  # fmt: skip
         return CardUse(self.samples + other.samples, busy, max(self.memory_gib, other.memory_gib), *clocks)
 
 
