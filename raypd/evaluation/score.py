@@ -151,9 +151,6 @@ def _labelled(
     return values
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
 def read_labels(path: str, labels_column: str) -> Iterator[dict[str, Any]]:
     try:
         text = storage.read(storage.absolute(path)).decode()
@@ -207,9 +204,6 @@ def read_answers(run: str) -> dict[str, list[dict[str, Any]]]:
     if not answers:
         raise InputError(f"{run}: holds no answers; give the output folder of a run")
     return answers
-
-
-# ------------------------------------------------------------------------------------------------------------- scoring
 
 
 @dataclass
@@ -342,9 +336,6 @@ def _rouge() -> Any:
     from rouge_score.rouge_scorer import RougeScorer  # it takes a second to import
 
     return RougeScorer(["rougeL"], use_stemmer=True)
-
-
-# ------------------------------------------------------------------------------------------------------------ measures
 
 
 def _f1(sums: np.ndarray) -> np.ndarray:
