@@ -35,14 +35,6 @@ def test_the_kernel_in_the_interpreter(which):
     ended(start("-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which, tests, TRITON_INTERPRET="1"))
 
 
-@needs_triton
-def test_the_benchmark_of_gpus_makes_its_table():
-    said = ended(start("-m", "benchmarks.gpu", "--tiny", TRITON_INTERPRET="1"))
-    rows = [line.split(" | ")[1:3] for line in said.splitlines() if line.startswith("| tiny")]
-    assert [attention for method, attention in rows if method.startswith("hyper_parallel")] == ["sdpa", "triton"] * 2
-    assert len(rows) == 7
-
-
 def compiled(kernel, capability: int, types: dict[str, str], constants: dict, warps: int):
     """A kernel for a GPU that is not here, as the JIT would compile it; bytes that its threads spill."""
     from triton import compile
