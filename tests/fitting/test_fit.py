@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from raypd.answering.components import build
 from raypd.billing.budget import BudgetReached
+from raypd.cluster import driver, one_worker
 from raypd.cluster.driver import run_extract
+from raypd.config import RunConfig
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.fitting import candidate, labels, page
@@ -17,10 +20,10 @@ from raypd.fitting.fit import missing, recommend, run_fit
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.run import records
 from raypd.run.console import Interrupted
-from raypd.run.records import Figure
+from raypd.run.records import Figure, Manifest
 from raypd.training import teacher
 from raypd.training.job import run_training
-from tests.runs import run_config
+from tests.runs import run_config, run_here
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
 
@@ -51,8 +54,30 @@ def yaml_of(tmp_path: Path):
     return write
 
 
+@pytest.fixture
+def one_start(monkeypatch):
+    """Of a worker, beside the training's: other runs, and what measures a model, have theirs in this process.
+
+    Returns what is in place of `run_extract`."""
+
+    def start(self) -> None:
+        kind, arguments = self._make(self.share)
+        self._actor = kind(*arguments)
+
+    def run(config: RunConfig, **_) -> Manifest:
+        on_ray = config.output.path.endswith("/configured")
+        return run_extract(config) if on_ray else driver.finish(config, config.output.path, run_here(config, build))
+
+    call = lambda self, label, method, *arguments, progress: getattr(self._actor, method)(*arguments)  # noqa: E731
+    monkeypatch.setattr(one_worker.OneWorker, "_start", start)
+    monkeypatch.setattr(one_worker.OneWorker, "call", call)
+    monkeypatch.setattr(candidate, "run_extract", run)
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    return run
+
+
 @pytest.mark.timeout(900)
-def test_it_recommends_what_can_be_run(tmp_path, yaml_of, ray_here):
+def test_it_recommends_what_can_be_run(tmp_path, yaml_of, ray_here, one_start):
     result = run_fit(yaml_of(curve=[]), [], say=quiet)
     untrained, full = result.scores
     assert (untrained.name, full.name, result.recommended) == (AS_CONFIGURED, "full", "full")
@@ -61,7 +86,7 @@ def test_it_recommends_what_can_be_run(tmp_path, yaml_of, ray_here):
     assert result.usd == pytest.approx(sum(bills))
     assert 0 < full.training_usd < result.usd
     assert "<svg" in (tmp_path / "out-fit/report.html").read_text()
-    run = run_extract(load_config(str(result.configuration)))
+    run = one_start(load_config(str(result.configuration)))
     assert (run.ok, run.failed) == (64, 0)
     with pytest.raises(ConfigError, match="holds the fit of other documents"):
         run_fit(yaml_of(curve=[]), ["fit.documents=63"], say=quiet)
