@@ -11,7 +11,7 @@ import pytest
 from tests.processes import ROOT, ended, start
 
 LLM = """
-import sys
+import runpy, sys
 sys.modules["ray"] = None
 import raypd
 
@@ -33,26 +33,28 @@ assert choice.value in ("A", "Oslo"), choice
 first, second = llm.generate(["Say yes.", ["Hello", "Who are you?"]])
 assert first.value and second.value and second.status in ("stop", "length"), second
 print("done", len(llm._models))
+runpy.run_path("examples/questions.py", run_name="__main__")
 """
 
 
 def test_llm_answers_in_this_process_without_ray() -> None:
-    assert ended(start("-c", LLM)).strip().endswith("done 1")  # one model for all
+    assert "done 1\nWhen does the train leave? " in ended(start("-c", LLM)), (
+        "one model for all, and examples/questions.py"
+    )
 
 
-SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
-SLOW = ("fit", "own_method", "space", "ray_data_pipeline", "dataframe")  # the notebook does what the last one does
-LONG = {name: [pytest.mark.slow, pytest.mark.timeout(3600)] for name in SLOW}
+SCRIPTS = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.stem != "questions"]
 
 
-@pytest.mark.parametrize(
-    "script", [pytest.param(path, id=path.stem, marks=LONG.get(path.stem, ())) for path in SCRIPTS]
-)
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_examples_run(script: Path, tmp_path: Path) -> None:
     code = "import os, runpy, sys; os.chdir(sys.argv[2]); runpy.run_path(sys.argv[1], run_name='__main__')"
     assert ended(start("-c", code, str(script), str(tmp_path)), seconds=3000)
 
 
+@pytest.mark.slow  # its calls are those above, and of tests/test_api.py; `make demo` has the model on a Ray
 def test_the_notebook_runs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(ROOT / "examples/notebook.ipynb", 4)
