@@ -5,6 +5,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -427,3 +428,8 @@ CASES: dict[str, Callable[[PreTrainedModel], Case]] = {
     "medusa": _drafted(_medusa),
     "apar_medusa": _apar_medusa,
 }
+
+
+@cache
+def case_of(method: str, kind: str) -> Case:
+    return CASES[method](pair(kind)[1])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from functools import cache
 
 import pytest
 
@@ -10,35 +9,32 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.space import space
 from raypd.decoding.sampling import Sampling
-from tests.decoding.cases import CASES, FAMILIES, MASK, Case, pair, run_all
+from tests.decoding.cases import CASES, FAMILIES, MASK, case_of, pair, run_all
 from tests.decoding.distribution import check_logprobs
 from tests.decoding.drivers import never, prompts_of
 from tests.decoding.reference import Replay
 from tests.tiny import in_float64
 
 # Their feeds differ from those of the other methods in their trees alone, not in what a family computes.
-SLOW = {"apar", "pasta", "space", "medusa", "apar_medusa"}, {"qwen3", "phi3", "gemma2", "olmo2"}
-METHODS_AND_FAMILIES = [
-    pytest.param(method, kind, marks=[pytest.mark.slow] * (method in SLOW[0] and kind in SLOW[1]))
-    for method in CASES
-    for kind in FAMILIES
-]
+BY_TREES, SLOW = {"apar", "pasta", "space", "medusa", "apar_medusa"}, {"qwen3", "phi3", "gemma2", "olmo2"}
 
 
-@cache
-def case_of(method: str, kind: str) -> Case:
-    return CASES[method](pair(kind)[1])
+def methods_and(families: list[str], slow: set[str]) -> list:
+    return [
+        pytest.param(method, kind, marks=[pytest.mark.slow] * (method in BY_TREES and kind in slow))
+        for method in CASES
+        for kind in families
+    ]
 
 
-@pytest.mark.parametrize(("method", "kind"), METHODS_AND_FAMILIES)
+@pytest.mark.parametrize(("method", "kind"), methods_and(FAMILIES, SLOW))
 def test_exact_beside_other_programs(method, kind):
     """Ragged batches, in chunks, some behind a shared prefix, among autoregressive and HPD programs."""
     engine = Engine(pair(kind)[0], max_num_seqs=4, max_num_batched_tokens=24)
     run_all(engine, {name: case_of(name, kind) for name in ("autoregressive", method, "hyper_parallel")}, 1e-3)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
-@pytest.mark.parametrize("method", CASES)
+@pytest.mark.parametrize(("method", "kind"), methods_and(["qwen3", "gemma2"], {"gemma2"}))
 def test_float64_is_exact_in_the_engine_and_in_an_independent_interpreter_of_feeds(method, kind):
     model, stock = (in_float64(one) for one in pair(kind))
     case = CASES[method](stock)

@@ -14,7 +14,7 @@ from raypd.decoding.llama import Layer, Llama, NativeLayer
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.pack import pack
 from raypd.decoding.stock import Stock
-from tests.decoding.cases import CASES, FAMILIES, pair
+from tests.decoding.cases import CASES, FAMILIES, case_of, pair
 from tests.decoding.drivers import logits_of, never, prompts_of
 from tests.tiny import tiny_model
 
@@ -127,8 +127,7 @@ def test_a_token_has_the_same_bits_in_every_pass(threads: int) -> None:
 @pytest.mark.parametrize("method", sorted(set(CASES) - {"medusa", "apar_medusa"}))  # their heads know float32 alone
 def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind, monkeypatch) -> None:
     monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
-    model, stock = pair(kind, head_dim=32)
-    model, case, found = pack(model.bfloat16()), CASES[method](stock), set()
+    model, case, found = pack(pair(kind, head_dim=32)[0].bfloat16()), case_of(method, "llama"), set()
     for at_once, tokens in ((1, 2048), (64, 2048), (3, 60), (5, 200)):
         engine = Engine(model, max_num_seqs=at_once, max_num_batched_tokens=tokens)
         found.add(repr(engine.run(case.programs())))  # tokens and log-probabilities

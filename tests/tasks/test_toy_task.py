@@ -53,7 +53,8 @@ EDITS = {
                                          '\nSHAPES = {\n    "toy": RowShape(TOY, "shout", name="prompt"),'),
 }  # fmt: skip
 SCRIPT = """
-import json, sys
+import json, runpy, sys
+runpy.run_module("tests.decoding.toy_method", run_name="__main__")
 from raypd.answering.components import WorkerComponents, build
 from raypd.config.load import load_config
 from raypd.dataset import writer
@@ -75,7 +76,7 @@ for make in (build, real):
 """
 
 
-def test_a_toy_task_touches_tasks_and_its_section_alone(tmp_path: Path) -> None:
+def test_a_toy_task_touches_tasks_and_its_section_alone_and_a_toy_method_is_a_file_and_an_entry(tmp_path: Path) -> None:
     package = tmp_path / "raypd"
     shutil.copytree(ROOT, package)
     (package / "tasks" / "toy.py").write_text(TASK)
@@ -93,7 +94,11 @@ def test_a_toy_task_touches_tasks_and_its_section_alone(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-P", "toy.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
                           capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    faked, decoded = (list(map(json.loads, lines)) for lines in zip(*[iter(done.stdout.splitlines())] * 2, strict=True))
+    method, *lines = done.stdout.splitlines()
+    row, counters = json.loads(method), {"prompt_tokens": 19, "repeated": 3}
+    assert (row["tokens"], json.loads(row["counters"]), row["finish_reason"]) == (6, counters, "length")
+    assert row["text"][0] == row["text"][1]
+    faked, decoded = (list(map(json.loads, pair)) for pair in zip(*[iter(lines)] * 2, strict=True))
     assert faked == [["a", ["fake", "fake", "ok"]], ["b", ["fake", "fake", "ok"]]]
     assert [(id, value[0], value[2]) for id, value in decoded] == [("a", "tea?", "ok"), ("b", "oak?", "ok")]
     assert all(value[1] for _, value in decoded)
