@@ -19,6 +19,9 @@ from tests.faults.trial import EXECUTORS, Trial, kill
 from tests.processes import LONG, ended, start
 from tests.runs import with_keys, write_jsonl
 
+# The driver decides; what the executors do of their own has tests beside this file, and below.
+SELDOM = ["pool", pytest.param("ray_data", marks=pytest.mark.slow)]
+
 
 def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configuration(tmp_path, config, ray_here) -> None:
     write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 23 + ["finish", ""])
@@ -77,7 +80,7 @@ def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(
     assert (made.documents, made.units_unreadable) == (6, 0)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", SELDOM)
 def test_a_deadline_that_one_worker_holds_takes_one(tmp_path, config, ray_here, executor) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 60)), executor=executor, max_workers=4)
     run = with_keys(run, cost={"deadline": "1h"})
@@ -88,7 +91,12 @@ def test_a_deadline_that_one_worker_holds_takes_one(tmp_path, config, ray_here, 
 
 @pytest.mark.parametrize(
     ("executor", "bad", "most", "ends"),
-    [("pool", 4, 0.3, True), ("pool", 4, 0.4, False), ("pool", 10, 1.0, True), ("ray_data", 4, 0.3, True)],
+    [
+        ("pool", 4, 0.3, True),
+        ("pool", 4, 0.4, False),
+        ("pool", 10, 1.0, True),
+        pytest.param("ray_data", 4, 0.3, True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, executor, bad, most, ends) -> None:
     """So many documents of ten have no text, in the first half of the input."""
@@ -105,7 +113,7 @@ def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, exe
     assert 100 <= pq.read_table(tmp_path / "out/units").num_rows < 200
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", SELDOM)
 def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here, executor) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 30)), executor=executor)
 
