@@ -5,7 +5,6 @@ import re
 
 import lxml.etree
 import lxml.html
-import pypdf
 
 from raypd.config import InputConfig
 from raypd.run.text import counted
@@ -68,6 +67,8 @@ def _html(text: str) -> str:
 
 
 def _pdf(data: bytes) -> str:
+    import pypdf  # here, as most runs need none of it
+
     try:
         with time_limit(_PDF_SECONDS):
             pdf = pypdf.PdfReader(io.BytesIO(data))

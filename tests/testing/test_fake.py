@@ -115,7 +115,7 @@ def test_the_short_form_and_what_does_not_change_an_answer(tmp_path: Path) -> No
     assert config.fingerprint() != load_config(file, ["model.name=other"]).fingerprint()
 
 
-def test_a_worker_without_weights_does_without_torch() -> None:
+def test_a_worker_without_weights_does_without_torch_and_what_reads_other_files() -> None:
     """64 of them must fit one machine."""
     code = f"""
 import sys
@@ -123,7 +123,7 @@ from raypd.config.load import load_config
 from raypd.cluster import driver
 from raypd.cluster.worker import DecodeWorker, build
 build(load_config({str(QUICKSTART)!r}, {FAST!r}), None)
-assert not {{"torch", "transformers"}} & set(sys.modules)
+assert not {{"torch", "transformers", "pypdf"}} & set(sys.modules)
 """
     ended(start("-c", code))
 
