@@ -1,5 +1,5 @@
 # make demo: set everything up, run the main job on the quickstart corpus, trained and untrained, and compare the answers.
-# make test: set everything up and run the tests but the slow ones: ten to twenty minutes on two cores.
+# make test: set everything up and run the tests but the slow ones.
 # make test-slow: the slow ones, long scenarios on a real Ray: a quarter of an hour more.
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
 # make chaos MINUTES=60 SEED=n: break runs at random for so long, and verify each; ROUND=k runs one of them again.
