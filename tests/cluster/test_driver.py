@@ -91,13 +91,9 @@ def test_a_deadline_that_one_worker_holds_takes_one(tmp_path, config, ray_here, 
 
 @pytest.mark.parametrize(
     ("executor", "bad", "most", "ends"),
-    [
-        ("pool", 4, 0.3, True),
-        ("pool", 4, 0.4, False),
-        ("pool", 10, 1.0, True),
-        pytest.param("ray_data", 4, 0.3, True, marks=pytest.mark.slow),
-    ],
-)
+    [("pool", 4, 0.3, True), ("pool", 4, 0.4, False), ("pool", 10, 1.0, True),
+     pytest.param("ray_data", 4, 0.3, True, marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, executor, bad, most, ends) -> None:
     """So many documents of ten have no text, in the first half of the input."""
     titles = ([""] * bad + ["a"] * (10 - bad)) * 10 + ["a"] * 100

@@ -61,7 +61,7 @@ def shown(root) -> str:
     return words_of(data.load(str(root)))
 
 
-def test_what_was_estimated_stands_on_the_page(tmp_path):
+def test_what_was_estimated_stands_on_the_page(no_charts, tmp_path):
     root = build(tmp_path / "run", Plan(units=40))
     assert "No estimate stands in the folder of this run. raypd estimate with its configuration" in shown(root)
     tree = put(root, hosted=[HOSTED], hosted_tokens={"input": FIGURE, "output": FIGURE})
