@@ -56,7 +56,9 @@ class RunConfig(Section):
         if kind == "extraction" and tree["task"].get("template") is None and (name := template_of(card)):
             tree["task"]["template"] = name
         if decoding.get("method", "auto") == "auto":
-            tree["decoding"] = {**decoding, "method": _method(kind, tree, card)}
+            tree["decoding"] = decoding = {**decoding, "method": _method(kind, tree, card)}
+        if decoding["method"] == card.get("method") and isinstance(trained := card.get("decoding"), dict):
+            tree["decoding"] = {"skeleton": trained.get("skeleton", "keys"), **decoding}
         return tree
 
     @model_validator(mode="after")

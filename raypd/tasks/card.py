@@ -32,7 +32,8 @@ def write_card(folder: Path, config: RunConfig, data: str, documents: int, rate:
 
 
 def check_card(config: RunConfig) -> None:
-    """Raises ModelError for another template, or for `hyper_parallel` another position gap, than the card tells of."""
+    """Raises ModelError for another template, or for `hyper_parallel` another position gap or skeleton, than the card
+    tells of."""
     for key, name in (("model.adapter", config.model.adapter), ("model.name", config.model.name)):
         file = Path(name or "", CARD)
         if name is None or not file.is_file():
@@ -46,12 +47,13 @@ def check_card(config: RunConfig) -> None:
             raise ModelError(
                 f"{key} {name!r} was trained with another prompt template (task.template): use that one, or train again"
             )
-        gap = decoding.get("max_value_tokens")
-        if config.decoding.method == method and gap not in (None, config.decoding.max_value_tokens):
-            raise ModelError(
-                f"{key} {name!r} was trained with decoding.max_value_tokens {gap}, which is the gap between its "
-                f"positions, and the run has {config.decoding.max_value_tokens}: set it to {gap}, or train again"
-            )
+        for answer_key in ("max_value_tokens", "skeleton") if config.decoding.method == method else ():
+            trained, here = decoding.get(answer_key), getattr(config.decoding, answer_key)
+            if trained not in (None, here):
+                raise ModelError(
+                    f"{key} {name!r} was trained with decoding.{answer_key} {trained}, which says what stands where; "
+                    f"the run has {here}: set it to {trained}, or train again"
+                )
 
 
 def untrained(config: RunConfig) -> str | None:

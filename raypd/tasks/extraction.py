@@ -112,10 +112,12 @@ class ExtractionTask:
 
     def _ready(self, name: str, message: str) -> _CategoryPrompt:
         category = self.task.categories[name]
-        keys = [
-            self._encode(("{" if i == 0 else ",") + "\n" + json.dumps(attribute.name, ensure_ascii=False) + ":")
-            for i, attribute in enumerate(category.attributes)
-        ]
+        names = [attribute.name for attribute in category.attributes]
+        if self.decoding.method == "hyper_parallel" and self.decoding.skeleton == "slots":
+            keys = shortest_keys([self._encode(f" {name}") for name in names])
+        else:
+            quoted = [json.dumps(name, ensure_ascii=False) for name in names]
+            keys = [self._encode(f"{',' if i else '{'}\n{name}:") for i, name in enumerate(quoted)]
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
         before, behind = pieces(self.tokenizer, message, [DOCUMENTS])
         before += self._encode(self._examples.first(name))
@@ -303,6 +305,16 @@ class ExtractionTask:
         record = record_of(self.task.categories[category.name], named)
         columns: dict[str, Any] = {"category": category.name, "record": json.dumps(record, ensure_ascii=False)}
         return Record(first.document.index, {**columns, "values": values, "truncated": first.truncated})
+
+
+def shortest_keys(names: Sequence[list[int]]) -> list[list[int]]:
+    """Of each name the shortest beginning that no other has; of one that begins another the whole."""
+    keys: list[list[int]] = []
+    for name in names:
+        others = [other for other in names if other is not name]
+        lengths = range(1, len(name))
+        keys.append(next((name[:n] for n in lengths if all(name[:n] != other[:n] for other in others)), name))
+    return keys
 
 
 def _check_length(attribute: Attribute, grammar: Grammar, vocabulary: Vocabulary, limit: int, where: str) -> None:

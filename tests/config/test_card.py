@@ -9,9 +9,9 @@ import pytest
 
 from raypd.config.card import CARD
 from raypd.config.load import load_config, make_config
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, ModelError
 from raypd.run import manifest
-from raypd.tasks.card import untrained
+from raypd.tasks.card import check_card, untrained
 from raypd.tasks.prompting import messages, tag_of, template_text
 from tests.processes import ROOT
 
@@ -51,6 +51,19 @@ def test_a_card_says_method_and_template(adapter: Path) -> None:
     assert config(f"model.adapter={adapter}", kind="generation").decoding.method == "autoregressive"  # of another task
     (adapter / CARD).write_text("[")  # which the check of the card refuses
     assert config(f"model.adapter={adapter}").decoding.method == "guided"
+
+
+def test_a_card_says_the_skeleton_and_another_is_refused(adapter: Path) -> None:
+    card = json.loads((adapter / CARD).read_text()) | {"decoding": {"skeleton": "slots"}}
+    (adapter / CARD).write_text(json.dumps(card))
+    name = f"model.adapter={adapter}"
+    assert (config(name).decoding.skeleton, config(name, "decoding.method=guided").decoding.skeleton) == (
+        "slots",
+        "keys",
+    )
+    check_card(config(name))
+    with pytest.raises(ModelError, match=r"decoding\.skeleton slots.*the run has keys"):
+        check_card(config(name, "decoding.skeleton=keys"))
 
 
 def test_a_run_that_took_its_template_from_a_card_reads_back(adapter: Path) -> None:

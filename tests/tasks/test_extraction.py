@@ -16,6 +16,7 @@ from raypd.errors import ConfigError
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Request
 from raypd.tasks.columns import EXTRACTION
+from raypd.tasks.extraction import shortest_keys
 from raypd.tasks.values import check
 from tests.decoding.drivers import changed
 from tests.decoding.reference import plain_output
@@ -73,6 +74,19 @@ def test_the_prompt_shares_its_instruction_and_ends_in_the_skeleton_and_no_docum
     assert text.endswith('{\n"Brand":,\n"Größe":,\n"Waterproof":,\n"Color":')
 
 
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [([[1, 2], [3]], [[1], [3]]), ([[1, 2, 9], [1, 3]], [[1, 2], [1, 3]]), ([[4], [4, 5, 6]], [[4], [4, 5]])],
+)
+def test_a_slot_s_key_is_told_from_the_others_by_its_first_tokens(names, keys):
+    assert shortest_keys(names) == keys
+
+
+def test_the_skeleton_of_slots_is_the_beginnings_of_the_keys():
+    request = next(iter(make(decoding={"skeleton": "slots"}).plan([document(0)])))
+    assert prompt_text(request).endswith("assistant\n B G W C")
+
+
 def test_documents_of_a_category_are_stacked_in_one_prompt():
     task = make(decoding={"isolate": "none", "stacked_documents": 2})
     requests = list(task.plan([document(0, "one"), document(1, "x", "tea"), document(2, "two"), document(3, "three")]))
@@ -82,10 +96,12 @@ def test_documents_of_a_category_are_stacked_in_one_prompt():
     assert text.endswith('},\n"2": {\n"Brand":,\n"Größe":,\n"Waterproof":,\n"Color":')
 
 
+@pytest.mark.parametrize("skeleton", ["keys", "slots"])
 @pytest.mark.parametrize("isolate", ["none", "documents", "values"])
-def test_typed_slots_never_come_out_invalid(isolate):
+def test_typed_slots_never_come_out_invalid(isolate, skeleton):
     """A random model wants to say anything; number, boolean and enum slots cannot let it."""
-    task, statuses = make(decoding={"isolate": isolate, "stacked_documents": 3, "max_value_tokens": 9}), set()
+    decoding = {"isolate": isolate, "stacked_documents": 3, "max_value_tokens": 9, "skeleton": skeleton}
+    task, statuses = make(decoding=decoding), set()
     for record in answers(task, [document(i, f"title {i} " * (i + 1)) for i in range(8)], max_num_seqs=3).values():
         found = {value["name"]: value["status"] for value in record.columns["values"]}
         typed = json.loads(record.columns["record"])

@@ -58,10 +58,11 @@ def test_targets_are_the_values_up_to_what_ends_them(make):
 @given(
     st.lists(st.tuples(st.sampled_from(["Acme", "Zeta corp", None]), st.sampled_from(["red", None]),
                        st.sampled_from([7, 1200, None])), min_size=1, max_size=4),
-    st.sampled_from(["none", "documents", "values"]),
+    st.sampled_from(["none", "documents", "values"]), st.sampled_from(["keys", "slots"]),
 )  # fmt: skip
-def test_training_sees_what_decoding_sees(tmp_path_factory, targets, isolate):
-    tmp, decoding = tmp_path_factory.mktemp("seen"), {"isolate": isolate, "stacked_documents": 2}
+def test_training_sees_what_decoding_sees(tmp_path_factory, targets, isolate, skeleton):
+    tmp = tmp_path_factory.mktemp("seen")
+    decoding = {"isolate": isolate, "stacked_documents": 2, "skeleton": skeleton}
     config = RunConfig.model_validate(tree(tmp / "none", tmp / "out", "none", decoding=decoding))
     make = ExtractionExamples(config, tiny_tokenizer(), 4096)
     corpus = [document(i, "Acme", Brand=b, Color=c, Size=s) for i, (b, c, s) in enumerate(targets)]

@@ -33,7 +33,9 @@ class MethodSpec:
 
 # The first that does a kind of task is its default.
 REGISTRY = {
-    "hyper_parallel": MethodSpec({"extraction": ("max_value_tokens", "isolate", "stacked_documents")}, parallel=True),
+    "hyper_parallel": MethodSpec(
+        {"extraction": ("max_value_tokens", "isolate", "stacked_documents", "skeleton")}, parallel=True
+    ),
     "intra_prompt": MethodSpec({"question_answering": ("contexts_per_prompt",)}, parallel=True),
     "autoregressive": MethodSpec(
         {"extraction": ("max_new_tokens",), "question_answering": (), "generation": ("max_new_tokens",)},
