@@ -21,6 +21,8 @@ from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.tasks.base import Document, Record, Request
 
+_CLOSE_SECONDS = 10.0
+
 
 class EngineBroken(Exception):
     """The engine itself failed: nothing that is in it will end."""
@@ -84,13 +86,15 @@ class RequestQueue:
         self._closed = False
         self._task_lock = threading.Lock()  # tokenizers and tasks are not promised to be safe in threads
         self._load: Counter[str] = Counter()  # programs in the engine, by unit
-        threading.Thread(target=self._drive, name="engine", daemon=True).start()
+        self._thread = threading.Thread(target=self._drive, name="engine", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Ends the engine's thread, which else holds the model as long as the process lives."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._thread.join(_CLOSE_SECONDS)  # the end of Python in the midst of its pass would be a crash
 
     def progress(self) -> dict[str, Progress]:
         """How far every unit in flight is."""

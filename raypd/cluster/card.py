@@ -18,6 +18,14 @@ _FAULT = re.compile(
 )
 
 
+def workers_left(left_out: int, gpus: float, most: int) -> int:
+    """For how many workers, `most` at most, of so many GPUs there are cards beside those that are left out."""
+    import ray
+
+    cards = int(ray.cluster_resources().get("GPU", 0.0) / gpus) - left_out
+    return max(most - left_out, min(cards, most))
+
+
 def is_cuda_error(text: str) -> bool:
     """Whether a traceback is of CUDA, and not of too little memory, which every card of its kind has."""
     return bool(_CUDA.search(text)) and not _MEMORY.search(text)

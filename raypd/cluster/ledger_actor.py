@@ -67,6 +67,7 @@ class PoolState:
     failed: int  # of these
     starts: int  # of processes, since one was ready
     deaths: int  # of processes that had a unit
+    left_out: set[str]  # why cards are
 
 
 class Ledger:
@@ -84,6 +85,7 @@ class Ledger:
         self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
         self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
         self._ready: set[str] = set()  # workers
+        self._left_out: dict[str, str] = {}  # worker -> why its card is
         self._starts = self._deaths = 0
         self._metrics: Metrics | None = None
         self._writing, self._ended, self._kept = threading.Lock(), threading.Event(), False
@@ -127,15 +129,20 @@ class Ledger:
         """A worker goes on with a unit whose last process died."""
         self._deaths += 1
 
+    def leave_out(self, worker: str, why: str) -> None:
+        """A worker does nothing but hold its card."""
+        self._left_out[worker] = why
+
     def look(self, answers: dict[Ask, bool]) -> PoolState:
         """Takes the driver's answers to asks, and says how the workers are."""
         self._asks.update((ask, answer) for ask, answer in answers.items() if ask in self._asks)
         since = time.monotonic() - _GONE_SECONDS
-        working = {name for name, (heard, *_) in self._heard.items() if heard > since}
+        working = {name for name, (heard, *_) in self._heard.items() if heard > since and name not in self._left_out}
         asks = [ask for ask, answer in self._asks.items() if answer is None and ask.worker in working]
         answered, failed = (sum(self._heard[name][place] for name in working) for place in (1, 2))
         ready = working & self._ready
-        return PoolState(asks, working, ready, int(answered), int(failed), self._starts, self._deaths)
+        left_out = set(self._left_out.values())
+        return PoolState(asks, working, ready, int(answered), int(failed), self._starts, self._deaths, left_out)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the nodes as they were last seen do

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from raypd.cluster.card import workers_left
 from raypd.cluster.in_flight import Assignment, Deaths, Ended, Tick, WorkerHandle
 from raypd.cluster.nodes import NodeWatch, going_away, is_alive
 from raypd.cluster.ray_session import WorkerResources
@@ -79,9 +80,7 @@ class PoolExecutor:
         self.say(why)
         self.workers.remove(worker)
         self._left_out.append(worker)
-        cards = int(ray.cluster_resources().get("GPU", 0.0) / self.resources.gpus) - len(self._left_out)
-        most = self.cluster.max_workers
-        self._most = max(most - len(self._left_out), min(cards, most))
+        self._most = workers_left(len(self._left_out), self.resources.gpus, self.cluster.max_workers)
         if self._most < 1:
             raise RunError(f"no GPU is left: {why}")
 

@@ -19,6 +19,7 @@ import ray
 
 from raypd.cluster import ray_private
 from raypd.cluster.actor_pool import map_in_pool, unit_blocks
+from raypd.cluster.card import workers_left
 from raypd.cluster.in_flight import Deaths, Ended, Tick
 from raypd.cluster.ledger_actor import Ask, PoolState
 from raypd.cluster.nodes import NodeWatch, going_away
@@ -40,6 +41,10 @@ class UnitStage:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.worker, self._ledger = DecodeWorker(spec), spec.ledger
+        left_out = self.worker.hello()[1]
+        if left_out is not None:
+            ray.get(self._ledger.leave_out.remote(self.worker.meter.id, left_out))
+            threading.Event().wait()  # it holds the card, so that no other worker gets it, as long as the pass takes
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         unit = pickle.loads(batch["unit"][0].as_py())
@@ -69,6 +74,7 @@ class RayDataExecutor:
         self.wanted, self.closing = cluster.max_workers, False
         self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True
         self.nodes, self._deaths, self._deaths_noted = NodeWatch(), Deaths(), 0
+        self._left_out: set[str] = set()  # why cards are
         self._leaving: set[str] = set()  # nodes that the user was told of
         self._open: dict[str, Unit] = {}  # of the pass, that have not ended
         self._begun: dict[str, str] = {}  # unit -> the worker that may work on it
@@ -133,6 +139,9 @@ class RayDataExecutor:
     def _stream(self, units: Sequence[Unit], rows: queue.SimpleQueue[Any]) -> None:
         at_once = self.cluster.units_in_flight
         size = max(1, min(self.wanted, -(-len(units) // at_once)))
+        if self._left_out:  # each takes a worker, which holds it
+            cards = workers_left(len(self._left_out), self.resources.gpus, self.cluster.max_workers)
+            size = min(size, cards) + len(self._left_out)
         try:
             # Of one size: a pool that may shrink does where the cluster has yet to grow. No task waits at a worker: it
             # would die with it.
@@ -151,6 +160,11 @@ class RayDataExecutor:
             self._deaths.with_units += 1
             self.say("a worker process died; its units are tried again")
         self._deaths_noted = state.deaths
+        for why in state.left_out - self._left_out:
+            self._left_out.add(why)
+            self.say(why)
+            if workers_left(len(self._left_out), self.resources.gpus, self.cluster.max_workers) < 1:
+                raise RunError(f"no GPU is left: {why}")
         self._deaths.loading = max(0, state.starts - self.wanted)  # these may be loading yet
         self._deaths.check(self.wanted, len(state.working))
         self.nodes.look()
