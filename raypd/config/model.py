@@ -123,7 +123,7 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     """HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on other values"""
     skeleton: Literal["keys", "slots"] = "keys"
     """HPD: keys: the paper's, an object's keys; slots: of each key as few tokens as tell it from the others of its
-    category, for weights that were trained with it (their card says so, and then it is the default)"""
+    category, and a colon, for weights that were trained with it (their card says so, and then it is the default)"""
     max_new_tokens: int = Field(512, ge=1)
     """Most tokens of one answer, all threads together (generation, and autoregressive extraction)"""
     contexts_per_prompt: int = Field(1, ge=1, description="Contexts stacked in one prompt (intra_prompt)")

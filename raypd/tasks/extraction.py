@@ -114,7 +114,8 @@ class ExtractionTask:
         category = self.task.categories[name]
         names = [attribute.name for attribute in category.attributes]
         if self.decoding.method == "hyper_parallel" and self.decoding.skeleton == "slots":
-            keys = shortest_keys([self._encode(f" {name}") for name in names])
+            colon = self._encode(":")  # the token that asks for the value is one behind that which names it
+            keys = [key + colon for key in shortest_keys([self._encode(f" {name}") for name in names])]
         else:
             quoted = [json.dumps(name, ensure_ascii=False) for name in names]
             keys = [self._encode(f"{',' if i else '{'}\n{name}:") for i, name in enumerate(quoted)]

@@ -84,7 +84,7 @@ def test_a_slot_s_key_is_told_from_the_others_by_its_first_tokens(names, keys):
 
 def test_the_skeleton_of_slots_is_the_beginnings_of_the_keys():
     request = next(iter(make(decoding={"skeleton": "slots"}).plan([document(0)])))
-    assert prompt_text(request).endswith("assistant\n B G W C")
+    assert prompt_text(request).endswith("assistant\n B: G: W: C:")
 
 
 def test_documents_of_a_category_are_stacked_in_one_prompt():

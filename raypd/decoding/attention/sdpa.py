@@ -79,9 +79,11 @@ def _over(
     n, heads, _ = query.shape
     folded = query.unflatten(1, (key.shape[1], -1)).permute(1, 2, 0, 3)  # [kv_heads, repeat, n, d]
     keys, values = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
+    if mask is not None:  # what is not a number in one row would be in others, too: AMX takes rows by tiles
+        blind = mask[0].isinf().all(-1)  # [1, repeat * n]
+        mask = mask.masked_fill(blind[..., None], 0)
     out, lse = _attention(folded.flatten(1, 2)[None], keys, values, mask, scale, softcap)
     if mask is not None:
-        blind = mask[0].isinf().all(-1)  # [1, repeat * n]
         out, lse = out.masked_fill(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)
     return out.reshape(heads, n, -1).transpose(0, 1), lse.reshape(heads, n).t()
 
