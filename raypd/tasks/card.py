@@ -48,7 +48,8 @@ def check_card(config: RunConfig) -> None:
                 f"{key} {name!r} was trained with another prompt template (task.template): use that one, or train again"
             )
         for answer_key in ("max_value_tokens", "skeleton") if config.decoding.method == method else ():
-            trained, here = decoding.get(answer_key), getattr(config.decoding, answer_key)
+            # Cards of raypd 0.1 are of weights that were trained with keys.
+            trained, here = {"skeleton": "keys", **decoding}.get(answer_key), getattr(config.decoding, answer_key)
             if trained not in (None, here):
                 raise ModelError(
                     f"{key} {name!r} was trained with decoding.{answer_key} {trained}, which says what stands where; "

@@ -62,6 +62,8 @@ def test_a_card_says_the_skeleton_and_another_is_refused(adapter: Path) -> None:
         "keys",
     )
     check_card(config(name))
+    with pytest.raises(ModelError, match=r"decoding\.skeleton keys.*the run has slots"):
+        check_card(load_config(ROOT / "configs/quickstart/extract.yaml", ["decoding.skeleton=slots"]))
     with pytest.raises(ModelError, match=r"decoding\.skeleton slots.*the run has keys"):
         check_card(config(name, "decoding.skeleton=keys"))
 
