@@ -57,8 +57,9 @@ class RunConfig(Section):
             tree["task"]["template"] = name
         if decoding.get("method", "auto") == "auto":
             tree["decoding"] = decoding = {**decoding, "method": _method(kind, tree, card)}
-        if decoding["method"] == card.get("method") and isinstance(trained := card.get("decoding"), dict):
-            tree["decoding"] = {"skeleton": trained.get("skeleton", "keys"), **decoding}
+        trained = card.get("decoding")
+        if decoding["method"] == card.get("method") and isinstance(trained, dict) and "skeleton" in trained:
+            tree["decoding"] = {"skeleton": trained["skeleton"], **decoding}
         return tree
 
     @model_validator(mode="after")

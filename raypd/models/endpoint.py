@@ -40,6 +40,10 @@ _IN_A_ROW = 20  # requests that failed, after which all wait
 _PAUSE = 30.0  # seconds of that, doubled while requests fail, up to _LONGEST_WAIT
 
 
+class Unreachable(RuntimeError):
+    """The server does not answer, or refuses for now, for as long as is tried."""
+
+
 def check_endpoint(config: RunConfig) -> None:
     """Raises ConfigError for what can be known before a request is made."""
     endpoint = config.model.endpoint
@@ -62,7 +66,8 @@ def check_endpoint(config: RunConfig) -> None:
                 f"model.endpoint.url: {endpoint.url} redirects to {redact(target)[:200]}; documents are not sent "
                 "there: set the URL that is meant"
             )
-        if endpoint.batch and requests.get(f"{endpoint.url.rstrip('/')}/batches", timeout=5).status_code == 404:
+        batches = f"{endpoint.url.rstrip('/')}/batches"
+        if endpoint.batch and requests.get(batches, timeout=5, allow_redirects=False).status_code == 404:
             raise ConfigError(f"model.endpoint.batch: {endpoint.url} has no batch API (/batches); set it to false")
 
 
@@ -232,7 +237,7 @@ class EndpointEngine:
                 if wait >= _PAUSE:
                     _log.warning("%s: waiting %.0f s", reason, wait)
                 time.sleep(wait)
-        raise RuntimeError(reason)
+        raise Unreachable(reason)
 
     def _request(self, url: str, most: int, **request: Any) -> tuple[int, Mapping[str, str], bytes]:
         """(status, headers, body) of one request; without a body of its own it is a GET.

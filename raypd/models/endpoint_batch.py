@@ -14,13 +14,14 @@ from raypd.config import RunConfig
 from raypd.config.model import MOST_REQUESTS
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.program import Program
-from raypd.models.endpoint import EndpointEngine
+from raypd.models.endpoint import EndpointEngine, Unreachable
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 100 << 20
 _MOST_ANSWERED = 1 << 30
 _DAY = 24 * 3600  # in which a batch is answered, or expires
 _LONGEST_LOOK = 60.0  # seconds between two looks
+_FAULTS = (RuntimeError, LookupError, TypeError, AttributeError)  # all but the first of an answer of another shape
 _OVER = ("completed", "failed", "expired", "cancelled")
 
 
@@ -80,10 +81,10 @@ class BatchEngine(EndpointEngine):
                     self._sent.setdefault(name, {})[digest] = self._collected.pop(digest)
             while self._collected:
                 self._send_some()
-        except RuntimeError as error:
+        except _FAULTS as fault:
             lines = [line for lines in self._collected.values() for line in lines]
             self._collected = {}
-            return [Finished(line.tag, None, error, TokenCounts()) for line in lines]
+            return [Finished(line.tag, None, self._error(fault), TokenCounts()) for line in lines]
         self._look, self._pause = 0.0, 1.0
         return []
 
@@ -131,8 +132,11 @@ class BatchEngine(EndpointEngine):
                 return []
             files = batch.get("output_file_id"), batch.get("error_file_id")
             answers = {line.get("custom_id"): line for file in files for line in self._lines(file)}
-        except RuntimeError as error:
-            answers, status = {}, str(error)
+        except Unreachable as error:  # the batch goes on meanwhile
+            _log.warning("batch %s: %s", name, error)
+            return []
+        except _FAULTS as fault:
+            answers, status = {}, str(self._error(fault))
         finished = []
         for digest, lines in self._sent.pop(name).items():
             self._contents.get(name, set()).discard(digest)
@@ -141,15 +145,20 @@ class BatchEngine(EndpointEngine):
         return finished
 
     def _finished(self, line: _BatchRequest, answer: dict[str, Any]) -> Finished:
-        reply = answer.get("response") or {}
         try:
+            reply = answer.get("response") or {}
             if _status(answer) != 200:
                 words = json.dumps(answer.get("error") or reply.get("body"))
                 raise RuntimeError(f"{self._base}/batches: {self._shown(words)[:300]}")
             continuation, counts = self._answer(reply.get("body") or {}, line.prompt_bytes, line.begun)
-        except RuntimeError as error:
-            return Finished(line.tag, None, error, TokenCounts())
+        except _FAULTS as fault:
+            return Finished(line.tag, None, self._error(fault), TokenCounts())
         return Finished(line.tag, continuation, None, counts)
+
+    def _error(self, fault: Exception) -> RuntimeError:
+        if isinstance(fault, RuntimeError):
+            return fault
+        return RuntimeError(f"{self._base}/batches: not as OpenAI's API answers ({type(fault).__name__}: {fault})")
 
     def _lines(self, file: str | None) -> list[dict[str, Any]]:
         """A file of the server, a JSON object a line; None: it has none. Raises RuntimeError."""
