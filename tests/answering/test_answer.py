@@ -1,5 +1,7 @@
 """One call: every document comes out, or the call says so. That each is in its place: tests/tasks/test_cascade.py."""
 
+import threading
+
 import pytest
 
 from raypd.answering.components import build
@@ -22,3 +24,4 @@ def test_a_document_without_a_record_is_named():
     parts.task = LosingTask()
     with pytest.raises(RunError, match="1 documents got no answer, 'lost' among them"):
         answer(parts, [Document(i, name, {}) for i, name in enumerate(("a", "lost", "c"))], Meter("", "autoregressive"))
+    assert "engine" not in {thread.name for thread in threading.enumerate()}  # which at the end of Python would crash

@@ -20,11 +20,9 @@ from tests.servers import Reply, serving
 
 
 class Vendor:
-    """status: of batches made from now on; refused: words of prompts that get an error."""
-
     def __init__(self) -> None:
-        self.files, self.batches, self.status, self.refused, self.answered = {}, {}, "completed", set(), {}
-        self.down = False
+        self.files, self.batches, self.answered, self.down = {}, {}, {}, False
+        self.status, self.refused = "completed", set()  # of batches made from now on; words whose prompts get an error
 
     def __call__(self, call) -> Reply:
         if self.down:
