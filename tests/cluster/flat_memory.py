@@ -1,6 +1,7 @@
 """Memory and cost of a run of many documents with the fake engine: python -m tests.cluster.flat_memory DOCUMENTS [UNIT]
 
-Makes the corpus, runs it, and prints what driver and workers held while it went on (MB), and what the driver computed.
+RAYPD_TEST_EXECUTOR=ray_data: with that cluster.executor. Makes the corpus, runs it, and prints what driver and workers
+held while it went on (MB), and what the driver computed.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd.config import RunConfig
-from tests.faults.trial import WORKERS
+from tests.faults.trial import WORKERS, executor
 from tests.processes import children
 from tests.runs import TITLES, extraction, run_config
 
@@ -41,7 +42,7 @@ def make_corpus(folder: Path, documents: int) -> None:
 def configuration(folder: Path, unit_documents: int, workers: int) -> RunConfig:
     """A run at the speed of the machine: the fake engine takes no time."""
     fast = {"load_seconds": 0, "step_seconds": 0, "prefill_tokens_per_second": 1e12, "decode_tokens_per_second": 1e12}
-    cluster = {"address": "local", "unit_documents": unit_documents, "max_workers": workers}
+    cluster = {"executor": executor(), "address": "local", "unit_documents": unit_documents, "max_workers": workers}
     sections = {"input": TITLES, "model": {"name": "fake", "fake": fast}, "engine": {"max_num_seqs": 64}}
     return run_config(extraction(lamp=["power", "colour"]), folder / "in", folder / "out", cluster=cluster, **sections)
 
