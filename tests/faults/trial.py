@@ -50,7 +50,7 @@ class Trial:
         sections: dict[str, Any] = {"input": TITLES, "engine": {"max_num_seqs": 4}}
         sections["cluster"] = {**cluster, "executor": executor()}
         sections |= {name: {**sections.get(name, {}), **values} for name, values in keys.items()}
-        self.config = run_config(None, corpus, folder / "out", **sections)
+        self.config = run_config(sections.pop("task", None), corpus, folder / "out", **sections)
         self.output = self.config.output.path
         self.file = folder / "run.yaml"
         self.file.write_text(self.config.model_dump_json())  # JSON is YAML
