@@ -273,11 +273,11 @@ def model_of(name: str) -> Model:
 
 
 def predicted(name: str) -> float | None:
-    """Documents a second on paper (on_paper.py); None without its packages, or for another GPU."""
+    """Documents a second on paper (raypd.estimation.prediction); None without its packages, or for another GPU."""
     try:
-        from benchmarks.on_paper import SHAPES as PAPER
-        from benchmarks.on_paper import DocumentTokens, seconds_of
         from raypd.estimation.machines import instance_gpu
+        from raypd.estimation.prediction import SHAPES as PAPER
+        from raypd.estimation.prediction import DocumentTokens, seconds_of
     except ImportError:
         return None
     properties = torch.cuda.get_device_properties(0) if DEVICE.type == "cuda" else None

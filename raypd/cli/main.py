@@ -250,7 +250,7 @@ def errors(
 
 @app.command()
 def estimate(
-    config: Annotated[str | None, Argument(help="YAML of the run; not needed with --throughput")] = None,
+    config: Annotated[str | None, Argument(help="YAML of the run; not needed with --throughput, --model")] = None,
     overrides: o.Overrides = None,
     sample: o.Sample = 64,
     minutes: o.Minutes = None,
@@ -258,6 +258,8 @@ def estimate(
     run: Annotated[str | None, Option("--from", metavar="RUN", help="Take an earlier run's figures")] = None,
     throughput: o.Throughput = None,
     baseline_throughput: o.BaselineThroughput = None,
+    model: o.PredictedModel = None,
+    tokens: o.PredictedTokens = (400, 300, 80, 80, 5),
     documents: Annotated[float | None, Option(min=1, help="Size of the corpus, in place of counting")] = None,
     instance: Annotated[list[str] | None, Option("--instance", help="Only these instance types")] = None,
     nodes: Annotated[int, Option(min=1, help="Most nodes of the table")] = 8,
@@ -265,12 +267,14 @@ def estimate(
     as_json: o.AsJson = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Say what a run will take and cost. From a sample that is decoded, an earlier run, or given throughputs."""
+    """Say what a run will take and cost.
+
+    From a sample that is decoded, an earlier run, given throughputs, or, for a GPU that is not there, data sheets."""
     from raypd.estimation import estimate as estimates
     from raypd.estimation.machines import EstimateOptions
 
     made = load_config(config, overrides or []) if config is not None else None
-    counted = (sample, minutes, baseline, run, throughput, baseline_throughput, documents)
+    counted = (sample, minutes, baseline, run, throughput, baseline_throughput, model, tokens, documents)
     options = EstimateOptions(*counted, instance, nodes, head)
     estimates.run(made, options, as_json, verbose)
 

@@ -54,6 +54,11 @@ Throughput = Annotated[
 BaselineThroughput = Annotated[
     list[str] | None, Option(metavar="[GPU=]RATE", help="The same of autoregressive decoding")
 ]
+PredictedModel = Annotated[str | None, Option("--model", help="Predict the speed of a model that nobody has measured")]
+PredictedTokens = Annotated[
+    tuple[float, float, float, float, float],
+    Option("--tokens", metavar="SHARED OWN KEYS VALUES PASSES", help="Of a document that is predicted"),
+]
 TunedTo = Annotated[
     str | None, Option("--output", "-o", help="Where the new YAML goes; none: CONFIG.tuned.yaml beside it")
 ]

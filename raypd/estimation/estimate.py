@@ -13,7 +13,7 @@ from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
-from raypd.estimation import bootstrap, earlier, hosted, profile, sampling
+from raypd.estimation import bootstrap, earlier, hosted, prediction, profile, sampling
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
@@ -27,6 +27,11 @@ from raypd.run.records import Estimate, RecordError, RunRecord
 from raypd.run.text import counted
 
 _FEW = 30  # documents: the note says that more would be better
+_MILLION = 1e6  # documents of a prediction without a corpus
+_PREDICTED = (
+    "predicted from data sheets, measured by nobody (Qwen3-8B on an L40S: 31 documents/s by it, 6.28 of others in the "
+    "HPD paper: docs/estimate.md says why). Choose a card by it, then measure"
+)
 
 
 def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
@@ -51,10 +56,10 @@ def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool =
     """Raises ConfigError, InputError, ModelError, RunError. config: None where speed, documents and types are given."""
     if config is not None:
         storage.configure(config.storage)
-    if options.throughput:
+    if options.throughput or options.model:
         result = _given(config, options)
     elif config is None:
-        raise ConfigError("give a configuration, or --throughput with --documents and --instance")
+        raise ConfigError("give a configuration, --model, or --throughput with --documents and --instance")
     elif options.run is not None:
         result = earlier.estimate_from(config, options)
     else:
@@ -186,15 +191,23 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
 
 def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
     """The corpus is planned unless its size was given."""
-    main = _speeds(options, "--throughput", config.decoding.method if config is not None else "given")
-    baseline = _speeds(options, "--baseline-throughput", "autoregressive")
+    notes: list[str] = []
+    if options.model is not None:
+        main, baseline = prediction.speeds(options.model, options.tokens, options.instances or prices.INSTANCES)
+        notes.append(_PREDICTED)
+    else:
+        main = _speeds(options, "--throughput", config.decoding.method if config is not None else "given")
+        baseline = _speeds(options, "--baseline-throughput", "autoregressive")
     if options.documents is not None:
         total = bootstrap.exact(options.documents)
     elif config is not None:
         total = sampling.scan(config).documents
+    elif options.model is not None:
+        total = bootstrap.exact(_MILLION)
+        notes.append("of a million documents; --documents says how many there are")
     else:
         raise ConfigError("--throughput without a configuration: give --documents, too")
-    return assemble(config, options, total, main, baseline, None, [])
+    return assemble(config, options, total, main, baseline, None, notes)
 
 
 def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSpeed]:

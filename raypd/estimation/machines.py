@@ -32,6 +32,8 @@ class EstimateOptions:
     run: str | None = None
     throughput: list[str] | None = None  # `[GPU=]RATE`, documents a second of one GPU
     baseline_throughput: list[str] | None = None
+    model: str | None = None  # of which the speed is predicted
+    tokens: tuple[float, ...] = ()  # for that: see prediction.DocumentTokens
     documents: float | None = None
     instances: list[str] | None = None  # the only types of the table
     nodes: int = 8  # its last column
@@ -40,10 +42,13 @@ class EstimateOptions:
     def __post_init__(self) -> None:
         for name in [*(self.instances or []), *([self.head] if self.head != "none" else [])]:
             known_type(name)
-        speed_from = "--throughput" if self.throughput else "--from" if self.run is not None else None
-        if self.baseline and speed_from:
+        sources = {"--throughput": self.throughput, "--from": self.run, "--model": self.model}
+        given = [option for option, value in sources.items() if value]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)}: the speed is from one of them, leave the other out")
+        if self.baseline and given:
             instead = "; --baseline-throughput gives its speed" if self.throughput else ""
-            raise ConfigError(f"--baseline decodes a sample, and {speed_from} decodes nothing: leave it out{instead}")
+            raise ConfigError(f"--baseline decodes a sample, and {given[0]} decodes nothing: leave it out{instead}")
         if self.baseline_throughput and not self.throughput:
             raise ConfigError("--baseline-throughput goes with --throughput; --baseline measures it instead")
 

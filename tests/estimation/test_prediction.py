@@ -3,9 +3,11 @@
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from typer.testing import CliRunner
 
-from benchmarks.on_paper import SHAPES, DocumentTokens, main, seconds_of, shape_of
+from raypd.cli.main import app
 from raypd.errors import ConfigError
+from raypd.estimation.prediction import SHAPES, DocumentTokens, seconds_of, shape_of
 from tests.tiny import save_tiny, tiny_model
 
 QWEN = "Qwen/Qwen3-8B"
@@ -18,25 +20,23 @@ def test_weights_are_those_of_transformers(name: str) -> None:
     assert SHAPES[name].weights == sum(weight.numel() for weight in model.parameters() if weight.dim() > 1)
 
 
-def test_a_folder_needs_its_config_alone(tmp_path) -> None:
+def test_a_folder(tmp_path) -> None:
     folder, model = save_tiny(tmp_path / "tiny", "qwen3"), tiny_model("qwen3")
-    for file in folder.glob("*.safetensors"):
-        file.unlink()
     assert shape_of(str(folder)).weights == sum(w.numel() for w in model.parameters() if w.dim() > 1)
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    (folder / "config.json").write_text('{"model_type": "qwen3_moe"}')
     with pytest.raises(ConfigError, match="predicted are dense models"):
-        shape_of(str(tmp_path))
+        shape_of(str(folder))
 
 
-def test_the_products_are_counted(monkeypatch, capsys) -> None:
+def test_the_products_are_counted() -> None:
     parts = seconds_of(SHAPES[QWEN], "L40S", DocumentTokens(), True)
     assert parts is not None
     # 8.19 billion weights; neither embedding nor, of the tokens of prompts, the head takes products
     products = 2 * ((8.19e9 - 2 * 0.622e9) * (300 + 80 + 80) + 0.622e9 * 80) / (0.7 * 362e12)
     assert parts["products"] == pytest.approx(products, rel=2e-3)
-    monkeypatch.setattr("sys.argv", ["on_paper", QWEN])
-    main()
-    assert f"PREDICTED {1 / sum(parts.values()):.3g} documents/s on L40S" in capsys.readouterr().out
+    out = CliRunner().invoke(app, ["estimate", "--model", QWEN, "--instance", "g6e.48xlarge"]).stdout
+    assert f"hyper_parallel on L40S                {1 / sum(parts.values()):.3g}\n" in out
+    assert "PREDICTED for L40S, not measured: products 80%" in out
 
 
 @pytest.mark.parametrize(("changes", "part"), [

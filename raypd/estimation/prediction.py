@@ -1,20 +1,16 @@
-"""A model on paper: documents a second of a card from counts and the card's published rates, where there is no card.
+"""Documents a second of a GPU that nobody has measured: counts over the rates of its data sheet. Four parts are added
+up: products, memory that they do not hide, attention, host. An order of magnitude, and which part weighs."""
 
-Parts that are added up: matrix products, traffic of memory that they do not hide, attention, and the host. An order of
-magnitude, and which part weighs: kernels reach less than a data sheet says, by shares that are assumed here.
-
-    python -m benchmarks.on_paper Qwen/Qwen3-8B --gpu L40S"""
-
-from __future__ import annotations
-
-import argparse
 import math
-import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from raypd.billing.prices import INSTANCES
-from raypd.errors import ConfigError, UserError
+from raypd.config import ModelConfig
+from raypd.errors import ConfigError
+from raypd.estimation import bootstrap
+from raypd.estimation.machines import MethodSpeed
 
 # GPU of instance types -> (dense bfloat16 TFLOP/s, GB/s) by NVIDIA's data sheets (of the A10G: AWS's card)
 CARDS = {
@@ -71,25 +67,8 @@ SHAPES = {
 }
 
 
-def shape_of(name: str) -> Shape:
-    """Raises ModelError, ConfigError: config.json is not to be had, or is not of a dense model."""
-    if name in SHAPES:
-        return SHAPES[name]
-    from raypd.models.source import Source, looks_local, read_config
-
-    config = read_config(Source(name, name, looks_local(name), None, False)).get_text_config()
-    sizes: dict[str, Any] = {key: getattr(config, key, None) for key in Shape.__annotations__}
-    if sizes["hidden_size"] and sizes["num_attention_heads"]:
-        sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
-        sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
-    if None in sizes.values() or any(getattr(config, key, None) for key in _EXPERTS):
-        raise ConfigError(f"{name}: predicted are dense models with gated layers (Llama, Mistral, Qwen, Phi)")
-    return Shape(**sizes)
-
-
-@dataclass(frozen=True)
-class DocumentTokens:
-    """W1 of docs/benchmark.md unless given. passes: in which its values are decoded."""
+class DocumentTokens(NamedTuple):
+    """Tokens of a document, and the passes in which its values are decoded. Without values: W1 of docs/benchmark.md."""
 
     shared: float = 400
     own: float = 300
@@ -97,15 +76,21 @@ class DocumentTokens:
     values: float = 80
     passes: float = 5
 
-    @classmethod
-    def parse(cls, text: str) -> DocumentTokens:
-        try:
-            tokens = cls(*map(float, text.split(",")))
-        except (ValueError, TypeError):
-            tokens = cls(passes=0)
-        if text.count(",") != 4 or not min(tokens.own, tokens.passes) > 0 or not 0 <= sum(vars(tokens).values()) < 1e9:
-            raise ConfigError(f"--tokens {text}: give SHARED,OWN,KEYS,VALUES,PASSES of a document, as 400,300,80,80,5")
-        return tokens
+
+def shape_of(name: str) -> Shape:
+    """Raises ModelError, ConfigError: config.json is not to be had, or is not of a dense model."""
+    if name in SHAPES:
+        return SHAPES[name]
+    from raypd.models.source import find_source, read_config  # imports torch
+
+    config = read_config(find_source(ModelConfig(name=name))).get_text_config()
+    sizes: dict[str, Any] = {key: getattr(config, key, None) for key in Shape.__annotations__}
+    if sizes["hidden_size"] and sizes["num_attention_heads"]:
+        sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
+        sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
+    if None in sizes.values() or any(getattr(config, key, None) for key in _EXPERTS):
+        raise ConfigError(f"{name}: predicted are dense models with gated layers (Llama, Mistral, Qwen, Phi)")
+    return Shape(**sizes)
 
 
 def seconds_of(shape: Shape, gpu: str, tokens: DocumentTokens, together: bool) -> dict[str, float] | None:
@@ -131,24 +116,28 @@ def seconds_of(shape: Shape, gpu: str, tokens: DocumentTokens, together: bool) -
     return {"products": products, "memory": memory, "attention": scores + cached, "host": host}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.on_paper", description=__doc__.partition("\n")[0])
-    parser.add_argument("model", help="folder or Hub id of a dense model")
-    parser.add_argument("--gpu", choices=sorted(CARDS), default="L40S")
-    parser.add_argument("--tokens", help="SHARED,OWN,KEYS,VALUES,PASSES of a document", default="400,300,80,80,5")
-    given = parser.parse_args()
-    try:
-        shape, tokens = shape_of(given.model), DocumentTokens.parse(given.tokens)
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    for kind in ("hyper_parallel", "autoregressive"):
-        parts = seconds_of(shape, given.gpu, tokens, kind == "hyper_parallel")
-        if parts is None:
-            sys.exit(f"error: {given.model} in bfloat16 does not fit into the memory of {given.gpu}")
-        total = sum(parts.values())
-        shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in parts.items())
-        print(f"{kind}: PREDICTED {1 / total:.3g} documents/s on {given.gpu}, not measured: {shares}")
+def speeds(model: str, counts: Sequence[float], types: Iterable[str]) -> tuple[list[MethodSpeed], list[MethodSpeed]]:
+    """The speed of a model in bfloat16, of values decoded together and token by token, on each GPU that it fits.
+
+    counts: of `DocumentTokens`. types: instance types. Raises ConfigError: it fits none, or no such document; and as
+    `shape_of`."""
+    tokens = DocumentTokens(*counts)
+    if not (tokens.own > 0 and tokens.passes > 0 and min(tokens) >= 0 and sum(tokens) < 1e9):
+        raise ConfigError(f"--tokens {' '.join(f'{count:g}' for count in tokens)}: no document has such counts")
+    shape, gpus = shape_of(model), {INSTANCES[name].gpu for name in types} & CARDS.keys()
+    together, plain = (
+        [speed for gpu in sorted(gpus) if (speed := _speed(shape, gpu, tokens, method)) is not None]
+        for method in ("hyper_parallel", "autoregressive")
+    )
+    if not together:
+        raise ConfigError(f"{model}: fits in bfloat16 into the memory of no {', '.join(sorted(gpus)) or 'GPU there'}")
+    return together, plain
 
 
-if __name__ == "__main__":
-    main()
+def _speed(shape: Shape, gpu: str, tokens: DocumentTokens, method: str) -> MethodSpeed | None:
+    parts = seconds_of(shape, gpu, tokens, method == "hyper_parallel")
+    if parts is None:
+        return None
+    total = sum(parts.values())
+    shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in parts.items())
+    return MethodSpeed(method, bootstrap.exact(total), f"PREDICTED for {gpu}, not measured: {shares}", gpu)
