@@ -22,8 +22,10 @@ from benchmarks.peers import Loaded, serve
 from benchmarks.works import documents_of
 from raypd.config import ModelConfig
 from raypd.config.load import make_config
+from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.kv_cache import SlotAllocator
+from raypd.decoding.linear import is_possible, pack_linears
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.decoding.pack import pack
@@ -149,6 +151,7 @@ def load_ceiling(job: dict[str, Any]) -> Loaded:
     layers = total - head.numel() - (0 if looked_up is head else looked_up.numel())
     matrices = {weight.shape for weight in model.parameters() if weight.dim() == 2 and weight.shape != head.shape}
     device = torch.device("cuda" if torch.cuda.is_available() and job["device"] != "cpu" else "cpu")
+    in_c = avx512.is_best(device, torch.bfloat16)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
     @torch.inference_mode()
@@ -159,7 +162,8 @@ def load_ceiling(job: dict[str, Any]) -> Loaded:
                 kind = {"device": device, "dtype": getattr(torch, job["dtype"])}
                 x, plain = torch.randn(rows, into, **kind), torch.nn.Linear(into, out, bias=False, **kind)
                 packed = torch.nn.Sequential(plain)
-                pack(packed)
+                if device.type == "cpu" and (in_c or is_possible()):
+                    pack_linears(packed, in_c)
                 times = []
                 for product in [plain, packed] * 8:
                     wait()

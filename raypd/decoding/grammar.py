@@ -121,6 +121,7 @@ class Grammar:
         self.advance = cache(self._next)
         self._edges = cache(partial(vocabulary.accepted, automaton))
         self._reads, self._forced = cache(self._read), cache(self._write)
+        self._limited, self.done = cache(automaton.limited), cache(self._ended)
         self._allowed: dict[tuple[int, int | None], AllowedTokens] = {}
         self._distances: dict[int, int] = {}
 
@@ -133,7 +134,7 @@ class Grammar:
     def allowed(self, state: int, remaining: int | None) -> AllowedTokens | None:
         """What may come next, of which the last must leave a value that can stand; None: all tokens. `remaining`:
         tokens that may still come, this one counted; None: they may end before the value does."""
-        if not self.automaton.limited(state):
+        if not self._limited(state):
             return None
         level = None  # of the distances that tokens leave: those below it fit
         if remaining is not None:
@@ -312,7 +313,8 @@ class Grammar:
         spans = [(place[min(some)], place[max(some)]) if some else (i, i) for i, some in enumerate(values, len(place))]
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
-    def done(self, state: int) -> bool:
+    def _ended(self, state: int) -> bool:
+        """Whether nothing more is to be decoded."""
         return state == DEAD or self.automaton.ended(state) or self.automaton.completion(state) is not None
 
     def completion(self, state: int) -> str | None:

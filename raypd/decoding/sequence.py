@@ -43,7 +43,7 @@ class Sequence:
     seed: int = 0
     prefix: Prefix | None = None
     base: int = 0
-    table: np.ndarray = field(default_factory=lambda: np.zeros((4, LEAST_REGION), dtype=np.int64))
+    table: np.ndarray = field(default_factory=lambda: np.zeros((4, LEAST_REGION), dtype=np.int32))
     place: np.ndarray = field(default_factory=lambda: np.full(LEAST_REGION, _NO_SLOT, dtype=np.int64))
     dropped: np.ndarray = field(default_factory=lambda: np.zeros(LEAST_REGION, dtype=bool))  # left the cache for good
     size: int = 0  # own tokens ever fed

@@ -18,7 +18,7 @@ import yaml
 from benchmarks import answers, peers
 from benchmarks.compare import Result, Row, shape_of, varied
 from benchmarks.config import ENGINES, Extraction, Questions, RandomQuestions, RandomSlots, load_benchmark
-from benchmarks.engines import load_raypd
+from benchmarks.engines import load_ceiling, load_raypd
 from benchmarks.table import chart, markdown
 from benchmarks.works import Work, make_work
 from raypd.errors import ConfigError, InputError
@@ -92,6 +92,11 @@ def test_engines_do_the_same_tokens(folder: Path) -> None:
     ours, theirs = once("raypd", work, folder), once("generate", work, folder)
     assert ours["fed"] == 9 + 2 * (5 + 3 * 2) + 2 * 3 * 2
     assert ours["decoded"] == theirs["decoded"] == 18
+
+
+def test_the_ceiling_is_measured(folder: Path) -> None:
+    run, _ = load_ceiling({"model": str(folder / "model"), "dtype": "bfloat16", "device": "cpu", "threads": 1})
+    assert run([])["flops"] > 0
 
 
 def test_labels_are_decoded_as_they_stand(folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from raypd.decoding.attention.step import Step
+from raypd.decoding.attention.step import Span, Step
 from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import segment_sets, window_starts
 
@@ -51,15 +51,24 @@ class KernelPlan:
         self.device = step.slots.device
         grouped = [(span, group) for group in step.groups for span in group.spans]
         self.spans = spans = [span for span, _ in grouped]
-        sets = [segment_sets(span.reach, span.queries[1], span.keys[1]) for span in spans]
-        self.words = power_of_two(max(query_sets.shape[2] for query_sets, _ in sets))  # of a set of segments, 32 each
+        queries = np.concatenate([span.queries for span in spans], axis=1)
+        keys = np.concatenate([span.keys for span in spans], axis=1)
+        if all(span.reach is spans[0].reach for span in spans):
+            words, keys[1] = segment_sets(spans[0].reach, queries[1], keys[1])
+        else:
+            sets = [segment_sets(span.reach, span.queries[1], span.keys[1]) for span in spans]
+            words = np.zeros((queries.shape[1], 2, max(some.shape[2] for some, _ in sets)), dtype=np.int32)
+            for span, (some, _) in zip(spans, sets, strict=True):
+                words[span.a : span.b, :, : some.shape[2]] = some
+            keys[1] = np.concatenate([labels for _, labels in sets])
+        self.words = power_of_two(words.shape[2])  # of a set of segments, 32 each
+        words = np.pad(words, ((0, 0), (0, 0), (0, self.words - words.shape[2])))
         items: list[tuple[int, Item]] = []  # with the rows of its block
         first_key = 0
-        for span, group in grouped:
+        for (span, group), clear in zip(grouped, _clear(spans, queries, words, keys), strict=True):
             size = _size(span.size * repeat, rows, repeat)
             block = size // repeat
             causal = span.size > block and span.causal
-            clear = 0 if causal else span.clear
             for first in range(0, span.size, block):
                 count = min(block, span.size - first)
                 own_keys = span.length
@@ -75,14 +84,9 @@ class KernelPlan:
             items, merged, merged_rows = _split(_shared(items, step, repeat, rows), fill)
         self.split_rows = len(merged_rows)
         sizes = sorted({size for size, _ in items})
-        queries = np.concatenate([span.queries for span in spans], axis=1)
-        keys = np.concatenate([span.keys for span in spans], axis=1)
-        words = np.zeros((queries.shape[1], 2, self.words), dtype=np.int32)
-        for span, (query_sets, _) in zip(spans, sets, strict=True):
-            words[span.a : span.b, :, : query_sets.shape[2]] = query_sets
         parts = [
             np.column_stack([queries[0], queries[2], words.reshape(len(words), -1)]),
-            np.column_stack([keys[0], keys[2], np.concatenate([labels for _, labels in sets])]),
+            keys[[0, 2, 1]].T,
             merged,
             merged_rows,
             *(np.array([item for of, item in items if of == size]) for size in sizes),
@@ -102,6 +106,25 @@ class KernelPlan:
                 ]
                 (self._starts[window],) = _moved([np.maximum(np.concatenate(starts), _NO_START)], self.device)
         return self._starts[window]
+
+
+def _clear(spans: list[Span], queries: np.ndarray, words: np.ndarray, keys: np.ndarray) -> list[int]:
+    """Of each span, its own keys before the first one that not all of its queries see: [spans].
+
+    queries: [3, tokens] positions, segments, steps. words: [tokens, 2, words] their sets of segments. keys: [3, keys]
+    positions, numbers in these sets, steps."""
+    begins = np.cumsum([0, *(span.size for span in spans[:-1])])
+    lengths = [span.length for span in spans]
+    every = np.bitwise_and.reduceat(words[:, 0], begins)  # [spans, words]: what is ALL to each query of a span
+    upto = np.bitwise_and.reduceat(words[:, 0] | words[:, 1], begins)  # or CAUSAL
+    position, step = (np.repeat(np.minimum.reduceat(queries[row], begins), lengths) for row in (0, 2))
+    word = np.repeat(np.arange(0, every.size, every.shape[1]), lengths) + (keys[1] >> 5)
+    of_all, of_some = (sets.take(word) >> (keys[1] & 31) & 1 for sets in (every, upto))
+    seen = (of_all | (of_some & (keys[0] <= position))) & (keys[2] <= step)
+    hidden = np.flatnonzero(seen == 0)
+    firsts = np.cumsum([0, *lengths])  # the first key of each span, and the end
+    nearest = np.append(hidden, firsts[-1])[np.searchsorted(hidden, firsts[:-1])]
+    return (np.minimum(nearest, firsts[1:]) - firsts[:-1]).tolist()
 
 
 def _size(queries: int, rows: tuple[int, ...], repeat: int) -> int:

@@ -49,17 +49,6 @@ class Span:
             and np.array_equal(self.queries, self.keys[:, -self.size :])
         )
 
-    @cached_property
-    def clear(self) -> int:
-        """Own keys before the first one that not all of its queries see."""
-        (positions, segments, steps), (key_positions, key_segments, key_steps) = self.queries, self.keys
-        lowest = self.reach[np.unique(segments)]
-        sees = (lowest == Reach.ALL).all(0), (lowest != Reach.HIDDEN).all(0)  # of each segment: all; those up to it
-        upto = key_positions <= positions.min()
-        seen = sees[0][key_segments] | (sees[1][key_segments] & upto)
-        seen &= (key_segments != NO_TOKEN) & (key_steps <= steps.min())
-        return int(np.append(~seen, True).argmax())
-
     def felt(self, window: int | None) -> int | None:
         """A layer's window, or None where all keys there are do not fill it."""
         return None if window is None or self.prefix + self.length <= window else window
