@@ -36,8 +36,9 @@ _DONE = (layout.MANIFEST, layout.TRAINING, "config.json")  # one of them is in a
 _SECTION = re.compile(r"<!-- table (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
 _HEAD = """# The papers' tables
 
-Each beside the paper's row, with SmolLM2-135M, which is smaller than any model of the papers: the differences between
-rows are what to compare. `make table NAME=... DATA=...` makes one, trainings and all; written by it, not by hand.
+See the papers' tables as they come out here, each beside the paper's row, and make them: `make table NAME=...
+DATA=...`, trainings and all, writes this page. SmolLM2-135M is smaller than any model of the papers: compare
+differences of rows.
 """
 
 
@@ -147,9 +148,7 @@ def page(text: str, registry: dict[str, Any], made: dict[str, str]) -> str:
         _HEAD,
         *(f"<!-- table {key} -->\n{sections[key]}<!-- end -->\n" for key in registry["tables"] if key in sections),
     ]
-    left = [
-        f"* {of['title']}: `make table NAME={key}`" for key, of in registry["tables"].items() if key not in sections
-    ]
+    left = [f"* `{key}`: {of['title']}" for key, of in registry["tables"].items() if key not in sections]
     lines += ["## Not made yet", "", *left, ""] if left else []
     lines += ["## Cannot be made here", "", *(f"* {key}: {why}" for key, why in registry["missing"].items())]
     return "\n".join(lines) + "\n"

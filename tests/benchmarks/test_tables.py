@@ -37,5 +37,5 @@ def test_a_section_and_its_page(texts, tmp_path):  # noqa: F811
     assert "| a | 1 |  | 1.000 (1.000 to 1.000) |\n| b | 2 | 25.0% [4-74%] of 4 values | 0.500 (0.500" in text
     registry = {"tables": {"t": table, "u": {"title": "U"}}, "missing": {"V": "no GPU"}}
     page = tables.page("", registry, {"t": text})
-    assert "* U: `make table NAME=u`" in page
+    assert "* `u`: U" in page
     assert text in tables.page(page, registry, {"u": "## U\n"})
