@@ -73,7 +73,7 @@ def compare(run: str, other: str, labels: str | None = None) -> Comparison:
         raise InputError(f"{run}, {other}: no document is answered in both; ids are compared as text")
     rows, targets = _figures(*roots), {}
     if labels is not None:
-        targets = {gold["id"]: gold.get("target") or {} for gold in score.read_labels(labels, "target")}
+        targets = {id: gold.get("target") or {} for id, gold in score.read_labels(labels, "target").items()}
         for pair in score.evaluate(run, labels, other).differences:
             off = f"{pair.ours - pair.theirs:+.3f} [{pair.low:+.3f} to {pair.high:+.3f}]"
             rows.append([pair.name, f"{pair.ours:.3f}", f"{pair.theirs:.3f}", off])

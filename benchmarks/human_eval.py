@@ -84,9 +84,9 @@ def pass_at_1(run: str, labels: str) -> tuple[float, int]:
     from raypd.evaluation.score import read_answers, read_labels  # not in the programs' processes
 
     answers, shares = read_answers(run), []
-    for gold in [gold for gold in read_labels(labels, "target") if gold["id"] in answers]:
+    for id, gold in [(id, gold) for id, gold in read_labels(labels, "target").items() if id in answers]:
         prompt = gold.get("prompt") or gold["turns"][0]
-        texts = [program(prompt, row["text"], gold["test"], gold["entry_point"]) for row in answers[gold["id"]]]
+        texts = [program(prompt, row["text"], gold["test"], gold["entry_point"]) for row in answers[id]]
         shares.append(sum(map(passes, texts)) / max(1, len(texts)))
     return sum(shares) / max(1, len(shares)), len(shares)
 

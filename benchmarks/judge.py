@@ -309,8 +309,8 @@ def _of_values(said: Mapping[str, str | None], by_labels: Mapping[str, str]) -> 
 def _by_labels(run: str, documents: Mapping[str, AnsweredDocument], labels: str) -> dict[str, dict[str, str]]:
     """Document -> attribute -> the class of its value by the labels."""
     names, classes = score.asked_attributes(run), {}
-    for gold in [gold for gold in score.read_labels(labels, "target") if gold["id"] in documents]:
-        document, accepted = documents[gold["id"]], gold.get("accepted") or {}
+    for id, gold in [item for item in score.read_labels(labels, "target").items() if item[0] in documents]:
+        document, accepted = documents[id], gold.get("accepted") or {}
         target, record = map(score.flat_values, (gold.get("target") or {}, json.loads(document.rows[0]["record"])))
         classes[document.id] = {
             name: CLASSES[_BY_LABELS[score.outcome(record.get(path), accepted.get(path) or [target[path]])]]

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from raypd import storage
 from raypd.config import ModelConfig
 from raypd.errors import ConfigError
-from raypd.evaluation.calibration import calibrate, calibration_error, confidences, reliability
+from raypd.evaluation.calibration import calibrate, calibration_error, reliability
 from raypd.evaluation.score import labelled_values
 from raypd.run.load import load_record
 from raypd.tasks.calibration import FILE, calibration_of
@@ -35,10 +33,8 @@ def calibrate_run(
         made.write(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error}") from None
-    right = [value.right for value in values]
-    before = calibration_error(reliability(np.array([value.confidence for value in values]), right))
-    after = calibration_error(reliability(confidences(made, values), right))
+    before, after = (calibration_error(reliability(values, calibration)) for calibration in (None, made))
     return (
-        f"{path}: fitted on {len(values):,} values, {sum(right) / len(right):.0%} of them right\n"
+        f"{path}: fitted on {len(values):,} values, {sum(v.right for v in values) / len(values):.0%} of them right\n"
         f"calibration error on these: {before:.3f} before, {after:.3f} now; `raypd evaluate` measures it on others"
     )

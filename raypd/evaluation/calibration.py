@@ -47,15 +47,12 @@ def calibrate(values: Sequence[LabelledValue]) -> Calibration:
     )
 
 
-def confidences(calibration: Calibration, values: Sequence[LabelledValue]) -> np.ndarray:
-    """The calibrated confidences of values: [values]."""
-    return np.array([calibration.confidence(v.category, v.attribute, v.confidence, v.null, v.stands) for v in values])
-
-
-def reliability(confidence: np.ndarray, right: Sequence[bool]) -> list[tuple[float, float, int]]:
-    """(mean confidence, share that is right, values) in each tenth of 0 to 1 that holds any."""
+def reliability(values: Sequence[LabelledValue], made: Calibration | None = None) -> list[tuple[float, float, int]]:
+    """(mean confidence, share that is right, values) in each tenth of 0 to 1 that holds any. made: calibrates."""
+    sure = [made.confidence(v.category, v.attribute, v.confidence, v.null, v.stands) for v in values] if made else None
+    confidence = np.array(sure or [value.confidence for value in values])
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
-    hits = np.asarray(right, dtype=float)
+    hits = np.array([value.right for value in values], dtype=float)
     masks = [bins == n for n in np.unique(bins)]
     return [(float(confidence[mask].mean()), float(hits[mask].mean()), int(mask.sum())) for mask in masks]
 

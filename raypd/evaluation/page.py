@@ -91,12 +91,11 @@ def _rows(by_attribute: Counts) -> list[list[str]]:
 
 def find(run: str, labels: str, labels_column: str, tolerance: float) -> tuple[list[WrongDocument], Counts]:
     """The wrong values of an extraction, and how many there are. Raises InputError as `evaluate`."""
-    gold = {record["id"]: record for record in score.read_labels(labels, labels_column) if "target" in record}
-    names = score.asked_attributes(run)
+    gold, names = score.read_labels(labels, labels_column), score.asked_attributes(run)
     mistakes: list[WrongDocument] = []
     by_attribute: Counts = {}
     for id, rows in score.read_answers(run).items():
-        if id not in gold:
+        if "target" not in gold.get(id, {}):
             continue
         row = rows[0] if rows else {}
         target = flat_values(gold[id]["target"])

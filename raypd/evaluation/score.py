@@ -11,7 +11,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -29,6 +29,10 @@ from raypd.run.text import counted
 
 _SEED = 0
 VC, VW, NV, VN, NN = range(5)
+Row = dict[str, Any]
+Answers = dict[str, list[Row]]  # document id -> the rows that answer it; none where it failed
+Labels = dict[str, Row]  # by document id
+Asked = dict[str, dict[str, str]]  # category -> the attributes that a run asked for, as its labels call them
 
 
 @dataclass
@@ -76,9 +80,7 @@ def evaluate(
 
     Differences are run - `other`, over the same documents. tolerance: the share by which a number may differ from its
     label. labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both."""
-    gold = {record["id"]: record for record in read_labels(labels, labels_column)}
-    answers = read_answers(run)
-    attributes = asked_attributes(run)
+    gold, answers, attributes = read_labels(labels, labels_column), read_answers(run), asked_attributes(run)
     scores = _score(answers, gold, tolerance, attributes)
     if not scores:
         what = f"has {labels_column!r}, 'questions' or 'reference'" if answers.keys() & gold.keys() else "has labels"
@@ -90,10 +92,8 @@ def evaluate(
         failed=sum(not rows for key, rows in answers.items() if key in gold),
         not_asked=sum(score.not_asked for score in scores.values()),
     )
-    values = _labelled(answers, gold, tolerance, attributes)
-    if values:
-        confidence = np.array([value.confidence for value in values])
-        evaluation.reliability = reliability(confidence, [value.right for value in values])
+    if values := _labelled(answers, gold, tolerance, attributes):
+        evaluation.reliability = reliability(values)
         evaluation.calibration_error = calibration_error(evaluation.reliability)
     if other is not None:
         other_scores = _score(read_answers(other), gold, tolerance, attributes)
@@ -108,30 +108,22 @@ def labelled_values(
     run: str, labels: str, labels_column: str = "target", tolerance: float = 0.0
 ) -> list[LabelledValue]:
     """The values of an extraction that have a confidence and a label. Raises InputError as `evaluate`."""
-    gold = {record["id"]: record for record in read_labels(labels, labels_column)}
-    return _labelled(read_answers(run), gold, tolerance, asked_attributes(run))
+    return _labelled(read_answers(run), read_labels(labels, labels_column), tolerance, asked_attributes(run))
 
 
-def f1_of(
-    answers: dict[str, list[dict[str, Any]]], labels: str, config: RunConfig, labels_column: str = "target"
-) -> Measure:
-    """F1 of rows (`id` -> its rows, [] where it failed): scored where the labels say what is, else strict.
+def f1_of(answers: Answers, labels: str, config: RunConfig, labels_column: str) -> Measure:
+    """F1 of answers: scored where the labels say what is, else strict.
 
     Raises InputError as `evaluate`."""
-    gold = {record["id"]: record for record in read_labels(labels, labels_column)}
-    scores = list(_score(answers, gold, 0.0, _names(config.model_dump(include={"task"})["task"])).values())
+    asked = _names(config.model_dump(include={"task"})["task"])
+    scores = list(_score(answers, read_labels(labels, labels_column), 0.0, asked).values())
     measures = [_measure(name, _METRICS[name], scores) for name in ("scored F1", "strict F1")] if scores else []
     if (measure := next(filter(None, measures), None)) is None:
         raise InputError(f"{labels}: no document of the sample has a label with a value there")
     return measure
 
 
-def _labelled(
-    answers: dict[str, list[dict[str, Any]]],
-    gold: dict[str, dict[str, Any]],
-    tolerance: float,
-    attributes: dict[str, dict[str, str]],
-) -> list[LabelledValue]:
+def _labelled(answers: Answers, gold: Labels, tolerance: float, attributes: Asked) -> list[LabelledValue]:
     values = []
     for key in sorted(answers.keys() & gold.keys()):
         for row in answers[key]:
@@ -151,7 +143,8 @@ def _labelled(
     return values
 
 
-def read_labels(path: str, labels_column: str) -> Iterator[dict[str, Any]]:
+def read_labels(path: str, labels_column: str) -> Labels:
+    labels: Labels = {}
     try:
         text = storage.read(storage.absolute(path)).decode()
     except FileNotFoundError:
@@ -161,7 +154,7 @@ def read_labels(path: str, labels_column: str) -> Iterator[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-            record["id"] = str(record["id"])
+            labels[str(record["id"])] = record
             for question in record.get("questions", []):
                 key = "answer_idx" if question.get("choices") else "answers"
                 if not isinstance(question.get(key), list):
@@ -172,11 +165,10 @@ def read_labels(path: str, labels_column: str) -> Iterator[dict[str, Any]]:
             record["target"] = record[labels_column]
         elif labels_column != "target":
             record.pop("target", None)
-        yield record
+    return labels
 
 
-def asked_attributes(run: str) -> dict[str, dict[str, str]]:
-    """Category -> the attributes that a run asked for, as its labels call them."""
+def asked_attributes(run: str) -> Asked:
     try:
         task = load_record(storage.absolute(run)).config.get("task") or {}
     except NoRun:  # a folder of units alone: all that is labelled counts
@@ -184,17 +176,16 @@ def asked_attributes(run: str) -> dict[str, dict[str, str]]:
     return _names(task)
 
 
-def _names(task: dict[str, Any]) -> dict[str, dict[str, str]]:
+def _names(task: Row) -> Asked:
     return {
         category: {a["name"]: ".".join(a.get("path") or [a["name"]]) for a in schema["attributes"]}
         for category, schema in (task.get("categories") or {}).items()
     }
 
 
-def read_answers(run: str) -> dict[str, list[dict[str, Any]]]:
-    """Document id -> the rows that answer it; none where it failed."""
+def read_answers(run: str) -> Answers:
     folder = storage.absolute(run)
-    answers: dict[str, list[dict[str, Any]]] = {}
+    answers: Answers = {}
     for unit, path in writer.objects(folder):
         _, table = writer.read_table(folder, unit, None, path)
         for row in writer.as_records(table):
@@ -216,12 +207,7 @@ class Score:
     not_asked: int = 0
 
 
-def _score(
-    answers: dict[str, list[dict[str, Any]]],
-    gold: dict[str, dict[str, Any]],
-    tolerance: float,
-    attributes: dict[str, dict[str, str]],
-) -> dict[str, Score]:
+def _score(answers: Answers, gold: Labels, tolerance: float, attributes: Asked) -> dict[str, Score]:
     scores = {}
     for key in sorted(answers.keys() & gold.keys()):
         labels, rows = gold[key], answers[key]
@@ -240,9 +226,7 @@ def _score(
     return scores
 
 
-def _of_record(
-    record: dict[str, Any], target: dict[str, Any], labels: dict[str, Any], tolerance: float
-) -> dict[str, list[float]]:
+def _of_record(record: Row, target: Row, labels: Row, tolerance: float) -> dict[str, list[float]]:
     scored = labels.get("scored")
     accepted = labels.get("accepted") or {}
     strict, loose, exact = [0.0] * 5, [0.0] * 5, [0.0] * 5
@@ -255,9 +239,9 @@ def _of_record(
     return {"strict": strict, "scored": loose, "scored exact": exact}
 
 
-def flat_values(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+def flat_values(tree: Row, above: str = "") -> Row:
     """Values of nested objects under `a.b`."""
-    flat: dict[str, Any] = {}
+    flat: Row = {}
     for name, value in tree.items():
         flat |= flat_values(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
     return flat
@@ -284,7 +268,7 @@ def _plain(value: Any, fold: bool) -> str:
     return " ".join((text.casefold() if fold else text).split())
 
 
-def _of_questions(rows: list[dict[str, Any]], questions: list[dict[str, Any]]) -> dict[str, list[float]]:
+def _of_questions(rows: list[Row], questions: list[Row]) -> dict[str, list[float]]:
     by_question = {row["question_id"]: row for row in rows}
     exact, overlap, right = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]  # sum, count
     for number, question in enumerate(questions):
@@ -301,7 +285,7 @@ def _of_questions(rows: list[dict[str, Any]], questions: list[dict[str, Any]]) -
     return {"exact match": exact, "token F1": overlap, "accuracy": right}
 
 
-def _chosen(row: dict[str, Any], question: dict[str, Any]) -> bool:
+def _chosen(row: Row, question: Row) -> bool:
     """Whether a row names the right choice, or where several may be named, all right ones and no other."""
     if not question.get("multi_select"):
         return row["choice_index"] in question["answer_idx"]
@@ -323,7 +307,7 @@ def _token_f1(answer: str, gold: str) -> float:
     return 2 * common / (len(answer_words) + len(gold_words))
 
 
-def _of_texts(rows: list[dict[str, Any]], labels: dict[str, Any]) -> dict[str, list[float]]:
+def _of_texts(rows: list[Row], labels: Row) -> dict[str, list[float]]:
     """ROUGE-L against the reference of each turn that has one; the mean over samples."""
     references = [labels["reference"]] if isinstance(labels["reference"], str) else labels["reference"]
     pairs = [(references[row["turn"]], row["text"]) for row in rows if row["turn"] < len(references)]

@@ -4,8 +4,6 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from raypd import storage
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
@@ -14,7 +12,7 @@ from raypd.estimation import earlier
 from raypd.estimation.checks import with_changes
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
-from raypd.evaluation.calibration import calibrate, calibration_error, confidences, reliability
+from raypd.evaluation.calibration import calibrate, calibration_error, reliability
 from raypd.evaluation.score import evaluate, labelled_values
 from raypd.fitting.labels import FitContext, input_keys
 from raypd.fitting.result import CandidateScore
@@ -75,9 +73,8 @@ def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder
         return
     made.write(weights / FILE)
     values = labelled_values(storage.join(folder, "test"), context.part("test"), column)
-    right = [value.right for value in values]
-    for confidence in (np.array([value.confidence for value in values]), confidences(made, values)):
-        points = reliability(confidence, right)
+    for calibration in (None, made):
+        points = reliability(values, calibration)
         score.calibration_error.append(calibration_error(points))
         score.reliability.append([list(point) for point in points])
 
