@@ -20,7 +20,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.run import layout, manifest, records
 from raypd.run.console import Interrupted, say, signals
 from raypd.run.layout import output_folder
-from raypd.run.lease import RunLease
+from raypd.run.lease import RunLease, held
 from raypd.run.manifest import Manifest
 from raypd.run.records import UnitResult
 from raypd.run.text import counted, share
@@ -68,26 +68,17 @@ def run_extract(
         build = worker.build
         check_model(config, machine=ray_session.runs_here(config.cluster))
     manifest.claim(config, output)
-    held = RunLease(output, say)
-    if held.took_over:  # and that one may have gone on while this one looked
-        done = writer.committed(output)
-    storage.clean_temporary(writer.units_folder(output))
-    run = DriverSession(config, output, planned, done, held, verbose, build)
-    how = "failed"
-    try:
-        with signals():
-            planned.keep(output)
-            run.stream()
-        how = "complete"
-    except BudgetReached:
-        how = "budget"
-        raise
-    except KeyboardInterrupt:
-        how = "interrupted"
-        raise Interrupted(f"interrupted: {run.state()}; the same command resumes") from None
-    finally:
-        with contextlib.suppress(OSError):  # a full disk must not hide why the run ended
-            held.end(how)
+    with held(output, say) as lease:
+        if lease.took_over:  # and that one may have gone on while this one looked
+            done = writer.committed(output)
+        storage.clean_temporary(writer.units_folder(output))
+        run = DriverSession(config, output, planned, done, lease, verbose, build)
+        try:
+            with signals():
+                planned.keep(output)
+                run.stream()
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted: {run.state()}; the same command resumes") from None
     return finish(config, output, planned, run.unreadable)
 
 

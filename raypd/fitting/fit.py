@@ -1,7 +1,6 @@
 """`raypd fit`: labels, candidates, figures, and the cheapest model whose F1 surely holds the floor. Every step is a run
 or a training of its own in a folder of the fit, so that the same command does nothing that is done."""
 
-import contextlib
 import hashlib
 import json
 import time
@@ -24,7 +23,7 @@ from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResu
 from raypd.models.load import check_model_config
 from raypd.run import console, layout, records
 from raypd.run.console import Interrupted
-from raypd.run.lease import RunLease
+from raypd.run.lease import held
 from raypd.run.records import RecordError
 from raypd.run.text import Say, usd
 from raypd.training.data import check
@@ -52,23 +51,19 @@ def run_fit(path: str, overrides: list[str], *, verbose: bool = False, say: Say 
     folder = storage.absolute(folder)
     result = _begin(config, folder)
     _check(config, folder)
-    storage.make_folder(folder)
-    lease = RunLease(folder, say)
-    how, kept = "failed", storage.join(folder, layout.FIT)
-    if not _begun(folder):
-        records.write(kept, result)
+    kept = storage.join(folder, layout.FIT)
     try:
-        with console.signals(), ray_session.connected(config.cluster, verbose):  # once for all runs and trainings
-            deadline = config.cost.deadline
-            ends = None if deadline is None else deadline_at(deadline, time.time())
-            Fit(FitContext(config, folder, verbose, say, ends), result).run()
-        how = "complete" if result.stopped is None else "budget"
+        with held(folder, say):
+            if not _begun(folder):
+                records.write(kept, result)
+            with console.signals(), ray_session.connected(config.cluster, verbose):  # once for all runs and trainings
+                deadline = config.cost.deadline
+                ends = None if deadline is None else deadline_at(deadline, time.time())
+                Fit(FitContext(config, folder, verbose, say, ends), result).run()
+    except BudgetReached as reached:
+        result.stopped = str(reached)
     except (KeyboardInterrupt, Interrupted):
-        how = "interrupted"
         raise Interrupted("interrupted; the same command goes on from there") from None
-    finally:
-        with contextlib.suppress(OSError):
-            lease.end(how)
     result.recommended = recommend(result)
     target, choice = Path(result.path, "recommended.yaml"), result.choice
     target.unlink(missing_ok=True)  # of an earlier recommendation
@@ -88,14 +83,13 @@ class Fit:
         self.config, self.context, self.result, self.say = context.config, context, result, context.say
 
     def run(self) -> None:
-        """Does what is not done yet, until all is, or the budget or the time has ended."""
+        """Does what is not done yet. Raises BudgetReached at the end of the money or of the time."""
         try:
             parts = labels.parts_of(self.context)
             self.result.documents = {part: len(rows) for part, rows in parts.items()}
             self._score_all(self.result.documents["train"])
-        except BudgetReached as reached:
-            self.result.stopped = str(reached)
-        self.result.usd = self.context.spent()
+        finally:
+            self.result.usd = self.context.spent()
 
     def _score_all(self, documents: int) -> None:
         fit, result, context = self.config.fit, self.result, self.context

@@ -13,7 +13,7 @@ from raypd.run.text import said
 class Interrupted(RunError):
     """The user or the system asked the run to stop."""
 
-    exit_code = 130
+    exit_code, how = 130, "interrupted"
 
 
 def say(line: str) -> None:

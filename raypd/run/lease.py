@@ -136,12 +136,15 @@ class RunLease:
 
 @contextlib.contextmanager
 def held(output: str, say: Say) -> Iterator[RunLease]:
-    """Holds a folder for a block, which ends complete or failed. Raises RunError when a living session holds it."""
+    """Holds a folder for a block, which ends complete or as its error says. RunError: a living session holds it."""
     storage.make_folder(output)
     lease, how = RunLease(output, say), "failed"
     try:
         yield lease
         how = "complete"
+    except BaseException as error:
+        how = "interrupted" if isinstance(error, KeyboardInterrupt) else getattr(error, "how", how)
+        raise
     finally:
         with contextlib.suppress(OSError):  # a full disk must not hide why the block ended
             lease.end(how)
