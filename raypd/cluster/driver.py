@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for ru
     from raypd.cluster.pool_executor import PoolExecutor
     from raypd.cluster.ray_data_executor import RayDataExecutor
 
+    Executor = PoolExecutor | RayDataExecutor
+
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
 _JUDGED_AFTER = 100  # documents of a session, after which cluster.max_failed_share is looked at
@@ -143,7 +145,7 @@ class DriverSession:
         self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
         self._display = progress.RunDisplay(self.planned.documents, self.done_documents)
-        self._executor: PoolExecutor | RayDataExecutor | None = None
+        self._executor: Executor | None = None
         self._accounts: Accounts | None = None
 
     def state(self) -> str:
@@ -179,7 +181,7 @@ class DriverSession:
         accounts = Accounts(config, self.output, *session, worker, *documents, say, planned.exact)
         self._accounts = accounts
         spec = WorkerSpec(config, self.output, lease.id, worker.threads, self.build, accounts.ledger, worker.gpus)
-        executor: PoolExecutor | RayDataExecutor
+        executor: Executor
         if config.cluster.executor == "ray_data":
             from raypd.cluster.ray_data_executor import RayDataExecutor
 
@@ -201,21 +203,11 @@ class DriverSession:
         if accounts.held:
             raise accounts.reached()
 
-    def _run(
-        self, executor: PoolExecutor | RayDataExecutor, accounts: Accounts, remaining: Iterator[Unit], count: int
-    ) -> None:
+    def _run(self, executor: Executor, accounts: Accounts, units: Iterator[Unit], count: int) -> None:
         from raypd.cluster.in_flight import Tick
 
-        streamed = 0
-
-        def units() -> Iterator[Unit]:
-            nonlocal streamed
-            for unit in remaining:
-                streamed += 1
-                yield unit
-
-        ended, stream = 0, units()
-        with contextlib.closing(executor.run(stream, count)) as events:
+        ended = 0
+        with contextlib.closing(executor.run(units, count)) as events:
             for event in events:
                 if self.lease.lost is not None:
                     raise RunError(self.lease.lost)
@@ -229,7 +221,7 @@ class DriverSession:
                     ended += 1
                     accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
                     self._take(event.unit, event.result)
-        if not accounts.held and (ended < streamed or next(stream, None) is not None):
+        if ended < count and not accounts.held:
             raise self._error("not all units have ended, and none is at work; this is a fault of raypd")
 
     def _update(self, answered: int = 0, failed: int = 0) -> None:

@@ -20,6 +20,7 @@ from raypd.config import ClusterConfig
 from raypd.errors import RunError
 from raypd.run import retry_policy
 from raypd.run.records import UnitResult
+from raypd.run.text import Say
 from raypd.run.unit import Unit
 
 _WAIT_SECONDS = 0.25
@@ -33,9 +34,7 @@ class PoolExecutor:
 
     admit: whether a unit may be begun on a worker that has so many others in flight. say: shows the user a line."""
 
-    def __init__(
-        self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Say) -> None:
         self.spec, self.resources, self.cluster, self.say = spec, resources, cluster, say
         self.wanted, self.closing = cluster.max_workers, False
         self._most = cluster.max_workers  # that there are cards for

@@ -28,6 +28,7 @@ from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
 from raypd.run.records import UnitResult
+from raypd.run.text import Say
 from raypd.run.unit import Unit
 
 _SLICE = 16_384  # units of a pass: Ray Data's driver holds some kB for every block
@@ -67,9 +68,7 @@ class UnitStage:
 class RayDataExecutor:
     """As `PoolExecutor`; who works on what is left to Ray Data."""
 
-    def __init__(
-        self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Say) -> None:
         self.spec, self.resources, self.cluster, self.say = spec, resources, cluster, say
         self.wanted, self.closing = cluster.max_workers, False
         self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True
