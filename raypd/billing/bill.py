@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from raypd.run.records import Counts, NodeTime, Seconds, WorkerTime
+from raypd.run.records import Bill, Counts, NodeTime, Seconds, WorkerTime
 
 MICRO = 1_000_000
 PARTS = ("decode", "prefill", "startup", "idle", "lost", "head", "other", "endpoint")
@@ -95,24 +95,16 @@ def interval(node: NodeTime, began: float, until: float) -> tuple[float, float]:
     return start, max(start, min(until, node.ended if node.ended is not None else until))
 
 
-def make(
-    nodes: Sequence[NodeTime],
-    workers: Sequence[WorkerTime],
-    began: float,
-    until: float,
-    *,
-    shares: Sequence[tuple[float, int]] = (),
-    final: bool = False,
-) -> Charges:
-    """The bill of a session as it stands at `until`; final: no worker goes on after it."""
+def make(nodes: Sequence[NodeTime], workers: Sequence[WorkerTime], last: Bill, until: float) -> Charges:
+    """The bill of a session as it stands at `until`. last: its last form, of which began, shares and final count."""
     usd: dict[str, int] = {}
     parts = dict.fromkeys(PARTS, 0)
     seconds = dict.fromkeys(PARTS, 0.0)
     for node in nodes:
-        start, end = interval(node, began, until)
-        usd[node.node] = round(shared_seconds(start, end, shares) * node.usd_per_hour / 3600 * MICRO)
+        start, end = interval(node, last.began, until)
+        usd[node.node] = round(shared_seconds(start, end, last.shares) * node.usd_per_hour / 3600 * MICRO)
         node_workers = [worker for worker in workers if worker.node == node.node]
-        spent = _node_seconds(node, node_workers, start, end, until, final)
+        spent = _node_seconds(node, node_workers, start, end, until, last.final)
         for name, value in spent.items():
             seconds[name] += value
         # Time so short that nobody did anything in it is still money.

@@ -9,7 +9,7 @@ from raypd import storage
 from raypd.billing import bill as billing
 from raypd.billing import energy
 from raypd.billing.meter import COUNTS, added, coarser
-from raypd.config import ModelConfig
+from raypd.config import CostConfig, ModelConfig, RunConfig
 from raypd.run import layout, records
 from raypd.run import read as run_files
 from raypd.run.records import Bill, NodeTime, RunCost, UnitSummary, WorkerTime
@@ -22,17 +22,11 @@ _MOST_SPANS = 4000  # of all workers
 class Book:
     """What a session's bill is made of; goes on from `last`, its last form. Safe in threads.
 
-    models: the run's and a cascade's second, of which a server may take money for tokens."""
+    config: of the run; None: no server takes money for tokens, and no watts are given."""
 
-    def __init__(
-        self,
-        last: Bill,
-        watts_per_gpu: float | None = None,
-        co2e_grams_per_kwh: float | None = None,
-        models: tuple[ModelConfig | None, ModelConfig | None] = (None, None),
-    ) -> None:
-        self.last, self._models = last, models
-        self._watts_per_gpu, self._co2e_grams_per_kwh = watts_per_gpu, co2e_grams_per_kwh
+    def __init__(self, last: Bill, config: RunConfig | None = None) -> None:
+        self.last, self._cost = last, config.cost if config is not None else CostConfig()
+        self._models = (config.model, config.cascade.model) if config is not None else (None, None)
         self._lock = threading.RLock()
         self.nodes = {n.node: replace(n, began=n.began if n.came is None else n.came) for n in last.nodes}
         self.workers = {worker.worker: replace(worker, ended=None) for worker in last.workers}  # last reports
@@ -71,8 +65,8 @@ class Book:
     def charges(self, until: float) -> billing.Charges:
         """What is to be paid up to a time, in micro-dollars."""
         with self._lock:
-            nodes, workers, last = list(self.nodes.values()), list(self.workers.values()), self.last
-            charges = billing.make(nodes, workers, last.began, until, shares=last.shares, final=last.final)
+            workers = list(self.workers.values())
+            charges = billing.make(list(self.nodes.values()), workers, self.last, until)
         categories = [each for worker in workers for each in worker.categories.items()]
         tokens = round(sum(token_usd(counts, self._models[name.endswith(SECOND)]) for name, counts in categories))
         return replace(charges, parts={**charges.parts, "endpoint": tokens}, total=charges.total + tokens)
@@ -111,7 +105,7 @@ class Book:
                 methods=billing.shared_out(charges.total, added(by_method)),
                 workers=[self._worker(worker, until) for worker in workers],
                 series=series,
-                energy=energy.of(workers, self._watts_per_gpu, self._co2e_grams_per_kwh),
+                energy=energy.of(workers, self._cost.watts_per_gpu, self._cost.co2e_grams_per_kwh),
                 totals=totals,
             )
             return self.last

@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -15,7 +14,9 @@ from raypd.cluster.ledger_actor import Standing
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig
 from raypd.config.cluster import deadline_at
-from raypd.run.text import counted, duration, number
+from raypd.dataset.plan import Plan
+from raypd.run.lease import RunLease
+from raypd.run.text import Say, counted, duration, number
 from raypd.run.unit import Unit
 
 _ASK_SECONDS = 1.0
@@ -28,24 +29,13 @@ _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
 class Accounts:
     """One session's. Raises ConfigError at a bad deadline or a budget without prices, BudgetReached.
 
-    share: what one worker takes. documents: of the run (counted if `exact`), of which `done` were committed before.
-    say: shows the user a line."""
+    share: what one worker takes. done: documents of the plan that were committed before. say: shows the user a line."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        output: str,
-        session: str,
-        began: float,
-        share: WorkerResources,
-        documents: int,
-        done: int,
-        say: Callable[[str], None],
-        exact: bool = True,
+        self, config: RunConfig, output: str, lease: RunLease, share: WorkerResources, plan: Plan, done: int, say: Say
     ) -> None:
-        self.config = config
-        self.documents, self.done, self.exact, self._say = documents, done, exact, say
-        cost = config.cost
+        self.config, self.plan, self.done, self._say = config, plan, done, say
+        cost, began = config.cost, lease.began
         self.deadline = None if cost.deadline is None else deadline_at(cost.deadline, began)
         self.earlier = sum(bill.usd for bill in book.bills(output))
         self._standing = Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
@@ -54,7 +44,7 @@ class Accounts:
         if self.deadline is not None and self.deadline <= began:
             say(f"the deadline, {budget.clock(self.deadline)}, has passed: the run goes on without one")
             self.deadline = None
-        self.ledger = ledger_actor.start(config, output, session, began, share.cpus, share.gpus)
+        self.ledger = ledger_actor.start(config, output, lease.id, began, share.cpus, share.gpus)
         self.held = False
         self._in_flight: dict[str, tuple[float, int]] = {}  # unix second of a unit's begin, and its documents
         self._paces: deque[float] = deque(maxlen=_PACES)  # seconds a document, from a unit's begin to its commit
@@ -134,7 +124,7 @@ class Accounts:
         if self._thought and now - self._thought < _RETHINK_SECONDS:
             return None
         self._thought = now
-        remaining = max(0, self.documents - self.done)
+        remaining = max(0, self.plan.documents - self.done)
         seconds, per_worker = _SLACK * (self.deadline - now), standing.documents / standing.busy_seconds
         workers, seconds_needed = budget.need(
             remaining, seconds, per_worker, standing.startup_seconds, running, max_workers
@@ -152,7 +142,8 @@ class Accounts:
 
     def reached(self) -> BudgetReached:
         cap = self.config.cost.budget_usd or 0.0
-        return BudgetReached(budget.reached(cap, self.earlier + self._spent(), self.done, self.documents, self.exact))
+        spent = self.earlier + self._spent()
+        return BudgetReached(budget.reached(cap, spent, self.done, self.plan.documents, self.plan.exact))
 
     def close(self) -> None:
         ledger_actor.close(self.ledger)

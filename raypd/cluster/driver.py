@@ -177,8 +177,7 @@ class DriverSession:
         config, planned, lease, say = self.config, self.planned, self.lease, self._display.say
         ray_session.silence_ray_logs(say, self.verbose)
         worker = ray_session.worker_resources(config)
-        session, documents = (lease.id, lease.began), (planned.documents, self.done_documents)
-        accounts = Accounts(config, self.output, *session, worker, *documents, say, planned.exact)
+        accounts = Accounts(config, self.output, lease, worker, planned, self.done_documents, say)
         self._accounts = accounts
         spec = WorkerSpec(config, self.output, lease.id, worker.threads, self.build, accounts.ledger, worker.gpus)
         executor: Executor

@@ -81,7 +81,7 @@ class Ledger:
         cost = config.cost
         new = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
         kept = run_files.record(Bill, output, layout.LEDGER, f"{session}.json") or new
-        self.book = Book(kept, cost.watts_per_gpu, cost.co2e_grams_per_kwh, (config.model, config.cascade.model))
+        self.book = Book(kept, config)
         self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
         self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
         self._ready: set[str] = set()  # workers

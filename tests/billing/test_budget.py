@@ -78,7 +78,8 @@ def session(config, monkeypatch):
         monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
         monkeypatch.setattr(Accounts, "_ask", lambda self: None)
         run, share = with_keys(config("x.jsonl", max_workers=8), cost=cost), SimpleNamespace(cpus=1, gpus=0)
-        own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, lines.append)
+        lease, plan = SimpleNamespace(id="s", began=1000.0), SimpleNamespace(documents=1000, exact=True)
+        own = Accounts(run, run.output.path, lease, share, plan, 0, lines.append)
         own._standing = Standing(1000.0, *standing, None, kept=True)
         return own, clock, lines
 
