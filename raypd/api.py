@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".gz", ".zst")  # ends of names of data files
 _WHOLE = "_SUCCESS"  # beside the files of a table that was written whole
+Settings = Mapping[str, Any] | None  # other keys of the configuration, dotted
+Columns = str | Sequence[str] | None
 
 
 class Run:
@@ -134,7 +136,7 @@ class LLM:
     settings: other keys of the configuration, dotted: {"model.adapter": ..., "engine.max_num_seqs": 64}. A method
     (decoding.method) counts where it does what is asked."""
 
-    def __init__(self, model: str = "smollm2-135m-instruct", *, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, model: str = "smollm2-135m-instruct", *, settings: Settings = None) -> None:
         self.settings = {"model.name": model, **(settings or {})}
         self._models: dict[str, LoadedModel] = {}  # by their section of the configuration
         self._parts: dict[str, WorkerComponents] = {}  # the last one, by the whole configuration
@@ -212,8 +214,8 @@ def extract(
     *,
     model: str | None = None,
     output: str | None = None,
-    text: str | Sequence[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    text: Columns = None,
+    settings: Settings = None,
 ) -> Run:
     """Extracts the attributes of a schema from every document: `raypd extract` as a function.
 
@@ -230,16 +232,12 @@ def extract(
     return _run(_config("extraction", source, schema, model, output, text, settings))
 
 
-def answer(
-    source: Any, *, model: str | None = None, output: str | None = None, settings: Mapping[str, Any] | None = None
-) -> Run:
+def answer(source: Any, *, model: str | None = None, output: str | None = None, settings: Settings = None) -> Run:
     """Answers the questions of every context (columns `context` and `questions`): arguments as those of `extract`."""
     return _run(_config("question_answering", source, None, model, output, None, settings))
 
 
-def generate(
-    source: Any, *, model: str | None = None, output: str | None = None, settings: Mapping[str, Any] | None = None
-) -> Run:
+def generate(source: Any, *, model: str | None = None, output: str | None = None, settings: Settings = None) -> Run:
     """Writes an answer to every prompt (column `prompt`): arguments as those of `extract`."""
     return _run(_config("generation", source, None, model, output, None, settings))
 
@@ -250,8 +248,8 @@ def estimate(
     *,
     model: str | None = None,
     output: str | None = None,
-    text: str | Sequence[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    text: Columns = None,
+    settings: Settings = None,
     sample: int = 64,
 ) -> Estimate:
     """What `extract` over the same arguments would take and cost, from `sample` decoded documents."""
@@ -262,7 +260,7 @@ def estimate(
     return make(config, EstimateOptions(sample=sample))
 
 
-def tune(config: str | Path, *, settings: Mapping[str, Any] | None = None, **options: Any) -> TuneResult:
+def tune(config: str | Path, *, settings: Settings = None, **options: Any) -> TuneResult:
     """The cheapest settings for the corpus of a YAML, as `raypd tune`; options: the fields of TuneOptions."""
     from raypd.estimation.tune import TuneOptions
     from raypd.estimation.tune import tune as search
@@ -271,21 +269,21 @@ def tune(config: str | Path, *, settings: Mapping[str, Any] | None = None, **opt
     return search(load_config(config, _overrides(settings)), TuneOptions(**options), measurements)
 
 
-def nightly(config: str | Path, *, settings: Mapping[str, Any] | None = None, full: bool = False) -> Night:
+def nightly(config: str | Path, *, settings: Settings = None, full: bool = False) -> Night:
     """Brings the table of a YAML up to tonight's input, as `raypd nightly`."""
     from raypd.nights.nightly import run_night
 
     return run_night(load_config(config, _overrides(settings)), full=full)
 
 
-def train(config: str | Path, *, settings: Mapping[str, Any] | None = None) -> TrainingRecord:
+def train(config: str | Path, *, settings: Settings = None) -> TrainingRecord:
     """Fine-tunes a model as a YAML's section `training` says, as `raypd train`; the same call goes on."""
     from raypd.training.job import run_training
 
     return run_training(load_config(config, _overrides(settings)))
 
 
-def fit(config: str | Path, *, settings: Mapping[str, Any] | None = None) -> FitResult:
+def fit(config: str | Path, *, settings: Settings = None) -> FitResult:
     """The cheapest model that holds an F1 on the documents of a YAML, trained and measured, as `raypd fit`."""
     from raypd.fitting.fit import run_fit
 
@@ -298,18 +296,12 @@ def _run(config: RunConfig) -> Run:
     return Run(run_extract(config).output)
 
 
-def _overrides(settings: Mapping[str, Any] | None) -> list[str]:
+def _overrides(settings: Settings) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
 
 
 def _config(
-    kind: str,
-    source: Any,
-    schema: Any,
-    model: str | None,
-    output: str | None,
-    text: str | Sequence[str] | None,
-    settings: Mapping[str, Any] | None,
+    kind: str, source: Any, schema: Any, model: str | None, output: str | None, text: Columns, settings: Settings
 ) -> RunConfig:
     """The configuration of a call. A source that is no path is written into the run's folder."""
     settings = dict(settings or {})
@@ -356,7 +348,7 @@ def _in_memory(source: Any) -> tuple[str, pa.Schema, Callable[[], Iterable[pa.Ta
     return hashlib.sha256(_parquet(table)).hexdigest(), table.schema, lambda: [table]
 
 
-def _columns(schema: pa.Schema | None, kind: str, text: str | Sequence[str] | None) -> dict[str, Any]:
+def _columns(schema: pa.Schema | None, kind: str, text: Columns) -> dict[str, Any]:
     """Keys of section `input` that name columns: what is given, and what the source's own columns tell."""
     columns: dict[str, Any] = {} if text is None else {"text_columns": [text] if isinstance(text, str) else [*text]}
     if schema is None:

@@ -24,6 +24,9 @@ from raypd.run.training import TrainingProgress
 from raypd.training.example import IGNORED, Example
 from raypd.training.packing import Batch, Layout, pack
 
+Passes = Sequence[list[Example]]
+Tell = Callable[[TrainingProgress], None]
+
 
 class PackedTrainer(Trainer):
     """Trainer whose batches are passes that `pack` made; the loss is the mean over their targets."""
@@ -99,7 +102,7 @@ class PreferenceTrainer(PackedTrainer):
 
 
 class _Report(TrainerCallback):
-    def __init__(self, tell: Callable[[TrainingProgress], None]) -> None:
+    def __init__(self, tell: Tell) -> None:
         self.tell, self.began = tell, time.monotonic()
         self.loss: float | None = None
         self.validation_loss: float | None = None
@@ -117,13 +120,7 @@ class _Report(TrainerCallback):
 
 
 def make_trainer(
-    loaded: LoadedModel,
-    config: RunConfig,
-    train: Sequence[list[Example]],
-    validation: Sequence[list[Example]],
-    folder: Path,
-    learning_rate: float,
-    tell: Callable[[TrainingProgress], None],
+    loaded: LoadedModel, config: RunConfig, train: Passes, validation: Passes, folder: Path, rate: float, tell: Tell
 ) -> PackedTrainer:
     """A trainer over groups of examples, each a pass; its checkpoints are under `folder`."""
     training = config.training
@@ -134,7 +131,7 @@ def make_trainer(
         per_device_eval_batch_size=1,
         gradient_accumulation_steps=training.accumulate,
         num_train_epochs=training.epochs,
-        learning_rate=learning_rate,
+        learning_rate=rate,
         lr_scheduler_type=training.schedule,
         warmup_steps=training.warmup,
         weight_decay=training.weight_decay,
