@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from raypd.config.load import read_tree
+from raypd.config.load import anchor_paths, override
 from raypd.config.model import ModelConfig
 from raypd.config.section import Section
+from raypd.config.yaml_file import YamlFile
 from raypd.errors import ConfigError
 
 Engine = Literal[
@@ -158,6 +159,14 @@ class BenchmarkRun(Section):
 
     model: ModelConfig = ModelConfig()
     benchmark: BenchmarkConfig
+
+
+def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a YAML file says, unchecked, with paths relative to it and `key=value` over it. Raises ConfigError."""
+    tree = YamlFile.read(path).tree
+    anchor_paths(tree, path.parent)
+    override(tree, overrides)
+    return tree
 
 
 def load_benchmark(path: str | Path, overrides: Sequence[str] = ()) -> BenchmarkRun:

@@ -24,10 +24,11 @@ import numpy as np
 import typer
 
 from benchmarks import blind
+from benchmarks.config import read_tree
 from raypd import storage
 from raypd.cluster import driver
 from raypd.config import ExtractionConfig, GenerationConfig, RunConfig
-from raypd.config.load import make_config, read_tree
+from raypd.config.load import make_config
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.evaluation import score
 from raypd.evaluation.score import Evaluation, Measure, Metric, Score, mean, share

@@ -29,24 +29,9 @@ _PATHS = (
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Reads and checks a YAML file; later overrides win. Raises ConfigError: file, line and key of every mistake."""
-    source = _read_file(Path(path))
+    source = YamlFile.read(Path(path))
+    anchor_paths(source.tree, Path(path).parent)
     return _checked(source, overrides, Path(path).parent)
-
-
-def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a YAML file says, unchecked, with paths relative to it and `key=value` over it. Raises ConfigError."""
-    tree = _read_file(path).tree
-    _override(tree, overrides)
-    return tree
-
-
-def _read_file(path: Path) -> YamlFile:
-    source = YamlFile.read(path)
-    for tree in (source.tree, source.tree.get("cascade")):
-        if isinstance(tree, dict) and isinstance(tree.get("model"), str):
-            tree["model"] = {"name": tree["model"]}
-    anchor_paths(source.tree, path.parent)
-    return source
 
 
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
@@ -54,23 +39,23 @@ def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> Run
     return _checked(YamlFile(None, copy.deepcopy(tree)), overrides)
 
 
-def _override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
+def override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
     """Sets the keys of `key=value`. Raises ConfigError."""
-    for override in overrides or []:
-        key, equals, value = override.partition("=")
+    for given in overrides or []:
+        key, equals, value = given.partition("=")
         if not equals or not key:
             raise ConfigError(
-                f"{redact(override)!r}: an override is written key=value, for instance decoding.method=autoregressive"
+                f"{redact(given)!r}: an override is written key=value, for instance decoding.method=autoregressive"
             )
         try:
             set_key(tree, key, value_of(value))
         except TypeError as error:
-            raise ConfigError(f"{redact(override)!r}: {error}") from None
+            raise ConfigError(f"{redact(given)!r}: {error}") from None
 
 
 def _checked(source: YamlFile, overrides: list[str] | None, folder: Path | None = None) -> RunConfig:
     tree: dict[str, Any] = source.tree
-    _override(tree, overrides)
+    override(tree, overrides)
     task: Any = tree.get("task")
     sources = [k for k in ("schema", "categories", "categories_file") if isinstance(task, dict) and task.get(k)]
     if len(sources) > 1:
@@ -99,14 +84,21 @@ def set_key(tree: Any, key: str, value: Any) -> None:
     """Sets a dotted key in a mapping of mappings. Raises TypeError where a part of it holds something else."""
     *above, last = key.split(".")
     for part in above:
-        if part == "model" and isinstance(tree.get(part), str):
-            tree[part] = {"name": tree[part]}  # model: NAME is short for it
-        if tree.get(part) is None:
+        if _section(tree, part) is None:
             tree[part] = {}
         tree = tree[part]
         if not isinstance(tree, dict):
             raise TypeError(f"{part!r} holds no keys")
     tree[last] = value
+
+
+def _section(tree: Any, name: str) -> Any:
+    """A section of a mapping, None without it. `model: NAME` is short for {name: NAME}, which it becomes."""
+    if not isinstance(tree, dict):
+        return None
+    if name == "model" and isinstance(tree.get(name), str):
+        tree[name] = {"name": tree[name]}
+    return tree.get(name)
 
 
 def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -116,7 +108,7 @@ def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
         *sections, name = key.split(".")
         part: Any = tree
         for section in sections:
-            part = part.get(section) if isinstance(part, dict) else None
+            part = _section(part, section)
         value = part.get(name) if isinstance(part, dict) else None
         if (key == "task.schema" and not is_file(value)) or (key == "task.template" and value in TEMPLATES):
             continue
