@@ -139,6 +139,12 @@ class RunConfig(Section):
         if self.output.columns == "typed":
             _columns_differ(task)
 
+    @property
+    def extraction(self) -> ExtractionConfig:
+        """The task of a run that extracts."""
+        assert isinstance(self.task, ExtractionConfig)
+        return self.task
+
     def _openai(self) -> bool:
         return isinstance(self.task, GenerationConfig) and self.task.openai
 

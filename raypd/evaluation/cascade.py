@@ -7,16 +7,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from raypd import storage
 from raypd.answering.check import check_model
-from raypd.config import CascadeConfig, ExtractionConfig, RunConfig
+from raypd.config import CascadeConfig, RunConfig
 from raypd.errors import ConfigError
 from raypd.estimation import sampling
 from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.profile import DocumentCost, RemoteProfiler
-from raypd.evaluation.score import Measure, f1_of
+from raypd.evaluation.score import Answers, Measure, f1_of
 from raypd.tasks.base import Document, Record
 from raypd.tasks.cascade import doubt, merged
 
@@ -88,8 +87,7 @@ _Pairs = Sequence[tuple[Document, DocumentCost, DocumentCost]]  # what each mode
 
 
 def _trial(config: RunConfig, pairs: _Pairs, labels: str, column: str, under: float) -> CascadeTrial:
-    assert isinstance(config.task, ExtractionConfig)
-    answers: dict[str, list[dict[str, Any]]] = {}
+    answers: Answers = {}
     asked, seconds, usd = 0, 0.0, 0.0
     for document, *costs in pairs:
         first, second = (Record(document.index, (cost.rows or [{}])[0], cost.error) for cost in costs)
@@ -97,7 +95,7 @@ def _trial(config: RunConfig, pairs: _Pairs, labels: str, column: str, under: fl
         if under == math.inf:
             record, paid = second, costs[1:]
         elif first.error is None and doubt(first.columns["values"], under):
-            record, paid = merged(first, second, config.task.categories[first.columns["category"]], under), costs
+            record, paid = merged(first, second, config.extraction.categories[first.columns["category"]], under), costs
         answers[document.id] = [record.columns] if record.error is None else []
         asked += costs[1] in paid
         seconds += sum(cost.seconds for cost in paid)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from raypd import storage
 from raypd.answering.components import Build
 from raypd.cluster import driver
-from raypd.config import ExtractionConfig, OutputConfig, RunConfig
+from raypd.config import OutputConfig, RunConfig
 from raypd.dataset import planner
 from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
@@ -174,13 +174,12 @@ class NightRun:
             )
         if same:
             return None
-        assert isinstance(config.task, ExtractionConfig)
         if config.output.columns == "typed":
             raise ConfigError(
                 f"since the night {state.night} the attributes have changed, and with output.columns typed so have the "
                 "table's columns: --full extracts everything anew; output.columns record can do with what is new"
             )
-        return schema_change.compare(state.config["task"]["categories"], config.task.categories)
+        return schema_change.compare(state.config["task"]["categories"], config.extraction.categories)
 
     def _name(self, digest: str) -> str:
         """Tonight's name: of the night that began the same and was cut off, else the date, with a number if need be."""

@@ -55,9 +55,8 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Category]) -> Change:
 
 def only_added(config: RunConfig, change: Change) -> RunConfig:
     """The configuration that extracts the added attributes and nothing else."""
-    assert isinstance(config.task, ExtractionConfig)
     categories = {
-        name: config.task.categories[name].model_copy(update={"attributes": attributes})
+        name: config.extraction.categories[name].model_copy(update={"attributes": attributes})
         for name, attributes in change.added.items()
     }
     return _with_categories(config, categories)
@@ -67,8 +66,7 @@ def join(old: dict[str, Any], added: dict[str, Any] | None, config: RunConfig) -
     """A row of old and added values, in the schema's order and with nothing else; of unknown categories as it is.
 
     Where the added attributes failed, it keeps its old values and says so: it is an error row, and not empty."""
-    assert isinstance(config.task, ExtractionConfig)
-    category = config.task.categories.get(old["category"])
+    category = config.extraction.categories.get(old["category"])
     if category is None:
         return old
     names = [attribute.name for attribute in category.attributes]

@@ -73,8 +73,7 @@ def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = (
     Raises ConfigError: no run of extraction; InputError, with the line: a value that its attribute cannot have, a
     document or attribute that the run does not have."""
     config = _config(root, overrides)
-    assert isinstance(config.task, ExtractionConfig)
-    categories = config.task.categories
+    categories = config.extraction.categories
     named: dict[Place, dict[str, Any]] = {}
     of_category: dict[Place, str] = {}
     for line, row in _rows(file):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from raypd.config import Category, ExtractionConfig, RunConfig
+from raypd.config import Category, RunConfig
 from raypd.tasks.base import SECOND, Document, Record, Request, Task
 from raypd.tasks.columns import Row, record_of, value_in
 
@@ -26,10 +26,8 @@ class Cascade:
     """The task of a run with a second model."""
 
     def __init__(self, first: Task, second: Task, config: RunConfig, second_sampling: Any = None) -> None:
-        assert isinstance(config.task, ExtractionConfig)
-        assert config.cascade.model is not None
         self.first, self.second, self.second_sampling = first, second, second_sampling
-        self.settings, self.categories = config.cascade, config.task.categories
+        self.settings, self.categories = config.cascade, config.extraction.categories
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         answers = _Answers(self, documents)

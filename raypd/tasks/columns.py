@@ -229,8 +229,7 @@ def value_row(name: str, value: Any, status: str, confidence: float | None, raw:
 
 def typed_row(columns: Row, config: RunConfig) -> Row:
     """A row's own columns, `record` and `values`, as typed ones."""
-    assert isinstance(config.task, ExtractionConfig)
-    category = config.task.categories.get(columns.get("category") or "")
+    category = config.extraction.categories.get(columns.get("category") or "")
     if category is None:
         return columns
     row: Row = {"category": columns["category"], "truncated": columns["truncated"]}

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import Attribute, ExtractionConfig, RunConfig
+from raypd.config import Attribute, RunConfig
 from raypd.config.schema import record_schema
 from raypd.decoding.grammar import UNREACHABLE, Grammar, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
@@ -62,8 +62,7 @@ class ExtractionTask:
     def __init__(
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: object = None
     ) -> None:
-        assert isinstance(config.task, ExtractionConfig)
-        self.input, self.task, self.decoding = config.input, config.task, config.decoding
+        self.input, self.task, self.decoding = config.input, config.extraction, config.decoding
         self._calibration, self._min_confidence = calibration_of(config.model), config.output.min_confidence
         self._writes_keys = REGISTRY[self.decoding.method].whole_record  # the model does
         server = config.model.endpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from raypd.config import Category, ExtractionConfig, QuestionAnsweringConfig, RunConfig
+from raypd.config import Category, QuestionAnsweringConfig, RunConfig
 from raypd.errors import ConfigError, in_words
 from raypd.tasks.base import Document
 from raypd.tasks.columns import value_in
@@ -66,8 +66,7 @@ class LabelledExamples:
 
     def __init__(self, config: RunConfig, tag: str) -> None:
         """tag: of documents in the prompt. Raises ConfigError with file and line, or where there is no example."""
-        assert isinstance(config.task, ExtractionConfig)
-        self.settings, categories = config.task.examples, config.task.categories
+        self.settings, categories = config.extraction.examples, config.extraction.categories
         self._of: dict[str, list[tuple[str, str]]] = {name: [] for name in categories}  # (text, as a prompt shows it)
         self._similar = cache(self._similarity)
         if self.settings is None:

@@ -158,17 +158,16 @@ class FakeTask:
 
     def _extract(self, stacks: dict[str, list[tuple[Document, int]]], document: Document) -> Iterator[Request]:
         """The request of a stack that the document fills; `stacks`: by category, with the lengths of documents."""
-        assert isinstance(self.task, ExtractionConfig)
-        name = category_of(document, self.config.input, self.task.categories)
+        task = self.config.extraction
+        name = category_of(document, self.config.input, task.categories)
         length = self._tokens(text_of(document, list(self.config.input.text_columns)))
         stack = stacks.setdefault(name, [])
-        stack.append((document, min(length, self.task.max_document_tokens or length)))
+        stack.append((document, min(length, task.max_document_tokens or length)))
         if len(stack) == self.config.decoding.documents_per_prompt:
             yield self._extraction(name, stacks.pop(name))
 
     def _extraction(self, name: str, stack: list[tuple[Document, int]]) -> Request:
-        assert isinstance(self.task, ExtractionConfig)
-        category = self.task.categories[name]
+        category = self.config.extraction.categories[name]
         shared, keys = self._prompts[name]
         count, decoding = len(category.attributes), self.config.decoding
         tokens, lanes = sum(length for _, length in stack), []

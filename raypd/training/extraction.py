@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import NUMBERS, Attribute, ExtractionConfig, RunConfig
+from raypd.config import NUMBERS, Attribute, RunConfig
 from raypd.decoding.program import Feed, Program
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import value_in
@@ -24,8 +24,7 @@ class ExtractionExamples(Examples):
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
         super().__init__(config, tokenizer)
-        assert isinstance(config.task, ExtractionConfig)
-        self.categories = config.task.categories
+        self.categories = config.extraction.categories
         self.task = ExtractionTask(config, tokenizer, context_length)
 
     def __call__(self, documents: Sequence[Document]) -> Iterator[Example]:
