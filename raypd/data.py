@@ -32,8 +32,10 @@ from raypd.billing import prices
 from raypd.billing.bill import WorkersBill, of_workers
 from raypd.billing.book import Book
 from raypd.billing.meter import added
-from raypd.cluster import machines, ray_session
+from raypd.cluster import machines
 from raypd.cluster.actor_pool import map_in_pool
+from raypd.cluster.machines import Nodes
+from raypd.cluster.ray_session import WorkerResources, worker_resources
 from raypd.cluster.worker import EngineActor
 from raypd.config import ExtractionConfig, RunConfig
 from raypd.config.load import load_config, make_config
@@ -44,7 +46,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.estimation import bootstrap, sampling
 from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.profile import Profiler
-from raypd.run.records import Bill, Figure, NodeTime, WorkerTime
+from raypd.run.records import Bill, Figure, WorkerTime
 from raypd.tasks import columns
 from raypd.tasks.base import Document
 from raypd.tasks.documents import billed_as
@@ -193,28 +195,23 @@ class Processor:
     def _prepared(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
         return dataset if self._preprocess is None else dataset.map(self._preprocess)
 
-    def _share(self) -> ray_session.WorkerResources:
+    def _share(self) -> WorkerResources:
         """What a worker takes: one core unless the configuration says more, so that reads and writes have some too."""
         if not ray.is_initialized():
             ray.init()
         keys: dict[str, Any] = {"cluster.cpus_per_worker": self.run.cluster.cpus_per_worker or 1.0}
         if self.config.accelerator_type is not None and self.run.cluster.gpus_per_worker is None:
             keys["cluster.gpus_per_worker"] = 1.0  # though no node may have one yet
-        return ray_session.worker_resources(with_changes(self.run, keys))
+        return worker_resources(with_changes(self.run, keys))
 
-    def _nodes(self, share: ray_session.WorkerResources) -> Nodes:
+    def _nodes(self, share: WorkerResources) -> Nodes:
         return partial(machines.look, self.run.cost, prices.table(), share.cpus, share.gpus)
-
-
-Nodes = Callable[[set[str]], list[NodeTime]]  # of the cluster, with their prices, given those where a worker was
 
 
 class AnswerStage(EngineActor):
     """A worker of the pool: an engine, to which two batches at a time are given, each in a thread of its own."""
 
-    def __init__(
-        self, config: RunConfig, share: ray_session.WorkerResources, prefix: str, ledger: Any, nodes: Nodes
-    ) -> None:
+    def __init__(self, config: RunConfig, share: WorkerResources, prefix: str, ledger: Any, nodes: Nodes) -> None:
         super().__init__(config, share.gpus, ledger)
         self.prefix, self.usd_per_second = prefix, _usd_per_second(nodes, self.node)
         storage.configure(config.storage)

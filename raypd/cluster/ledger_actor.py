@@ -19,12 +19,13 @@ from raypd.billing import book
 from raypd.billing import prices as pricing
 from raypd.billing.book import Book
 from raypd.cluster import machines
+from raypd.cluster.machines import Nodes
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
 from raypd.run import layout
 from raypd.run import read as run_files
-from raypd.run.records import Bill, NodeTime, WorkerTime
+from raypd.run.records import Bill, WorkerTime
 
 _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
 _GONE_SECONDS = 30.0  # without a report: a worker that is gone
@@ -73,9 +74,7 @@ class PoolState:
 class Ledger:
     """The actor. Its methods are quick; a thread looks at nodes and writes the file. nodes: by ids of worker nodes."""
 
-    def __init__(
-        self, config: RunConfig, output: str, session: str, began: float, nodes: Callable[[set[str]], list[NodeTime]]
-    ) -> None:
+    def __init__(self, config: RunConfig, output: str, session: str, began: float, nodes: Nodes) -> None:
         storage.configure(config.storage)
         self._output, self._nodes = output, nodes
         cost = config.cost

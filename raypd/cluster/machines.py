@@ -3,6 +3,7 @@ which infra/docker/node-environment.sh sets on EC2, Kubernetes in the pod. What 
 have."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from raypd.billing import prices
@@ -10,6 +11,7 @@ from raypd.cluster import ray_private
 from raypd.config import CostConfig
 from raypd.run.records import NodeTime
 
+Nodes = Callable[[set[str]], list[NodeTime]]  # of the cluster, with their prices, given those where a worker was
 NAMESPACE = "raypd"
 LEDGER = "ledger-"  # the names of ledgers begin with this
 UNKNOWN = "unknown"  # how the source of a price that nobody knows begins

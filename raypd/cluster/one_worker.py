@@ -8,6 +8,7 @@ from typing import Any, Self
 import ray
 
 from raypd.cluster import ray_private, ray_session
+from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig
 from raypd.errors import RunError, UserError
 from raypd.tasks.prompting import check_template
@@ -18,9 +19,7 @@ _WAIT_SECONDS = 1800.0  # for a worker on a cluster that may have to start a nod
 class OneWorker:
     """An object in a process of its own, for a `with`. make: its class, which has `ready()`, and its arguments."""
 
-    def __init__(
-        self, config: RunConfig, verbose: bool, make: Callable[[ray_session.WorkerResources], tuple[type, Any]]
-    ) -> None:
+    def __init__(self, config: RunConfig, verbose: bool, make: Callable[[WorkerResources], tuple[type, Any]]) -> None:
         self.config, self.verbose, self._make = config, verbose, make
         # As a bill counts: from when the nodes are paid until the object is ready; before and after that.
         self.startup_seconds = self.unpaid_seconds = self.closing_seconds = 0.0

@@ -149,11 +149,9 @@ class _Flattened:
             raise _Refused(f"{at}: with what it refers to the schema has more than {_MOST_PROPERTIES:,} properties")
         required = schema.get("required", [])
         for name, inner in schema["properties"].items():
-            self._add(name, inner, f"{at}.properties.{name}", [*path, name], name in required, optional, within)
+            self._add(inner, f"{at}.properties.{name}", [*path, name], name in required, optional, within)
 
-    def _add(
-        self, name: str, given: Any, at: str, path: list[str], listed: bool, optional: bool, within: tuple[str, ...]
-    ) -> None:
+    def _add(self, given: Any, at: str, path: list[str], listed: bool, optional: bool, within: tuple[str, ...]) -> None:
         schema, nullable, inside = self._resolved(given, at, within)
         if _kind(schema) == "object":
             # What is required and may be null is always there: nothing in slots tells an object from null.

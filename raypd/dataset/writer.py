@@ -46,11 +46,9 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
     return schema
 
 
-def make_table(
-    documents: Sequence[Document], records: Sequence[Record], task_columns: pa.Schema, attempts: int
-) -> pa.Table:
+def make_table(documents: Sequence[Document], records: Sequence[Record], columns: pa.Schema, attempts: int) -> pa.Table:
     """The rows of a unit in the order of its documents, one a record; a document without any gets an error row."""
-    schema = output_schema(task_columns)
+    schema = output_schema(columns)
     by_row: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
         by_row[record.index].append(record)

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from raypd.config import ModelConfig
@@ -50,9 +53,6 @@ def find_adapter(config: ModelConfig) -> Adapter | None:
 
 
 def _from_hub(name: str) -> Adapter:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
     with explained(Source(name, name, False, None, False), "the adapter cannot be fetched"):
         try:
             return Adapter(name, *(Path(hf_hub_download(name, file)) for file in (_SETTINGS, _WEIGHTS)))
@@ -109,7 +109,8 @@ def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | N
     shapes = {key: tuple(value.shape) for key, value in expected.items()}
     parameters = {key: tuple(value.shape) for key, value in wrapped.named_parameters()}
     try:
-        tensors = _shapes(adapter.weights)
+        with safe_open(adapter.weights, framework="pt") as file:
+            tensors = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     except Exception as error:
         return f"{adapter.weights} cannot be read: {error}"
     for key, shape in tensors.items():
@@ -122,13 +123,6 @@ def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | N
     if missing:
         return f"{len(missing)} of the {len(shapes)} tensors that its settings ask for are not there ({missing[0]!r})"
     return None
-
-
-def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
-    from safetensors import safe_open
-
-    with safe_open(weights, framework="pt") as file:
-        return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
 
 
 def attach_adapter(model: PreTrainedModel, adapter: Adapter, merge: bool) -> PreTrainedModel:

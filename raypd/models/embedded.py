@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.utils import logging as switches
 
 from raypd.errors import ModelError
 from raypd.storage.local import sha256
@@ -92,8 +95,6 @@ def written_whole(folder: Path) -> Iterator[Path]:
 
 
 def _convert(source: Path, target: Path) -> None:
-    from transformers import AutoModelForCausalLM, GgufConfig
-
     # The GGUF reader's own progress bar has no switch: it is let through to a terminal only.
     bar = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
     with quiet(), bar:
@@ -108,9 +109,6 @@ def _convert(source: Path, target: Path) -> None:
 
 def _tokenizer(source: Path) -> Any:
     """The tokenizer of the GGUF file, with the parts that transformers' reader leaves out."""
-    from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     # GGUF calls the pre-tokenizer "smollm", which transformers does not know: it splits as GPT-2 does. SmolLM splits
     # off each digit first, so that the blanks before a number are separate tokens.
@@ -125,8 +123,6 @@ def _tokenizer(source: Path) -> Any:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Loading without transformers' progress bars, which fill a worker's log."""
-    from transformers.utils import logging as switches
-
     shown = switches.is_progress_bar_enabled()
     switches.disable_progress_bar()
     try:

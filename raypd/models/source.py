@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants, errors, try_to_load_from_cache
 from transformers import AutoConfig, PretrainedConfig
 
 from raypd import storage
@@ -72,8 +73,6 @@ def find_source(config: ModelConfig, weights: bool = False) -> Source:
 
 def _cached(name: str, revision: str | None) -> Path | None:
     """The folder of a Hub model in the Hub's cache; None where it, or a part of its weights, is not there."""
-    from huggingface_hub import try_to_load_from_cache
-
     file = try_to_load_from_cache(name, "config.json", revision=revision)
     if not isinstance(file, str):
         return None
@@ -139,8 +138,6 @@ def explained(source: Source, failure: str) -> Iterator[None]:
 
 
 def _explain(error: BaseException, source: Source) -> str | None:
-    from huggingface_hub import constants, errors
-
     chain = [error]
     while (link := chain[-1].__cause__ or chain[-1].__context__) is not None and link not in chain:
         chain.append(link)

@@ -31,6 +31,7 @@ from raypd.training.data import check, check_input
 
 _SHOWN_SECONDS = 1.0
 _LOOK_SECONDS = 3.0  # between two looks at the budget and the time
+Outcome = tuple[TrainingAttempt, TrainingData, Any]  # what came of a learning rate, the data, the best checkpoint
 _KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}
 
 
@@ -102,8 +103,8 @@ class _Limits:
 
 def _fit(
     config: RunConfig, output: str, rate: float, resources: ray_session.WorkerResources, say: Say, limits: _Limits
-) -> tuple[TrainingAttempt, TrainingData, Any]:
-    """One learning rate through Ray Train: (what came of it, the data, the best checkpoint)."""
+) -> Outcome:
+    """One learning rate through Ray Train."""
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
     from ray.train import RunConfig as TrainRun
@@ -245,9 +246,7 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
     return fs.S3FileSystem(region=section.region, endpoint_override=section.endpoint_url), path.removeprefix("s3://")
 
 
-def _finish(
-    config: RunConfig, output: str, outcomes: list[tuple[TrainingAttempt, TrainingData, Any]]
-) -> TrainingRecord:
+def _finish(config: RunConfig, output: str, outcomes: list[Outcome]) -> TrainingRecord:
     from raypd.training.weights import export, kind_of_weights
 
     best, data, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
