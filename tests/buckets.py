@@ -66,6 +66,6 @@ def az(azurite: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def proxy(s3_server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[fault_proxy.Proxy]:
     """A proxy that does nothing yet; waits between tries are short in this process."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.01)
-    monkeypatch.setattr("raypd.storage.s3_read._LONGEST_WAIT", 0.05)
+    monkeypatch.setattr("raypd.storage.s3._LONGEST_WAIT", 0.05)
     with fault_proxy.proxy(s3_server.url) as made:
         yield made

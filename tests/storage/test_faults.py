@@ -65,7 +65,7 @@ def test_an_object_replaced_while_its_body_broke_off_is_not_mixed(proxy, bucket,
     storage.put(f"{bucket}/x", b"a" * MIB)
     file = storage.open_read(f"{bucket}/x", 0, storage.version(f"{bucket}/x"))
     replace = lambda seconds: storage.put(f"{bucket}/x", b"b" * MIB)  # noqa: E731
-    monkeypatch.setattr("raypd.storage.s3_read.time", SimpleNamespace(**{**vars(time), "sleep": replace}))
+    monkeypatch.setattr("raypd.storage.s3.time", SimpleNamespace(**{**vars(time), "sleep": replace}))
     proxy.faults = Faults(share=1.0, kinds=("cut",), most=1, only=lambda method, path: method == "GET")
     with pytest.raises(storage.Changed):
         file.read()
