@@ -54,16 +54,13 @@ def write(config: RunConfig, output: str) -> tuple[int, int]:
             answers.append(_encoded(name, fields, response, None))
         else:
             errors.append(_error(config, name, line, fields, reason))
-    _put(storage.join(output, layout.BATCH_OUTPUT), answers)
-    _put(storage.join(output, layout.BATCH_ERRORS), errors)
+    for name, encoded in ((layout.BATCH_OUTPUT, answers), (layout.BATCH_ERRORS, errors)):
+        path = storage.join(output, name)
+        try:
+            storage.put(path, "".join(encoded).encode())
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written: {error}; the same command writes it") from None
     return len(answers), len(errors)
-
-
-def _put(path: str, encoded: list[str]) -> None:
-    try:
-        storage.put(path, "".join(encoded).encode())
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error}; the same command writes it") from None
 
 
 def _lines(config: RunConfig) -> Iterator[tuple[Line, dict[str, Any] | None]]:

@@ -25,6 +25,7 @@ from raypd.tasks.base import Document
 from raypd.tasks.documents import kind_of
 
 Fields = dict[str, Any]
+Needed = Container[str | None]  # columns
 # A row's place, that in words ("" of a file that is a document), and what gives its fields.
 Row = tuple[int, str, Callable[[], Fields]]
 
@@ -53,18 +54,9 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     needed = {*columns, *config.wanted_columns().values(), source.id_column, source.category_column}
     of_path = {key: value for key, value in partition_keys(part.name).items() if key in needed}
     try:
-        if part.format == "parquet":
-            rows = _parquet_rows(part, needed)
-        elif part.format == "arrow":
-            rows = _arrow_rows(part, needed)
-        elif part.format == "reader":
-            rows = _rows_of_reader(part, source)
-        elif part.format == "jsonl":
-            rows = _jsonl_lines(part, config)
-        elif part.format in delimited.DELIMITERS:
-            rows = _records(part, config)
-        else:
-            rows = _whole_file(part, config)
+        rows_of = {"parquet": _parquet_rows, "arrow": _arrow_rows, "reader": _rows_of_reader, "jsonl": _jsonl_lines}
+        rows_of |= dict.fromkeys(delimited.DELIMITERS, _records)
+        rows = rows_of.get(part.format, _whole_file)(part, source, needed)
         for number, (place, where, fields) in enumerate(rows, row):
             name, default_id = (f"{part.name}, {where}", f"{part.name}:{place}") if where else (part.name, part.name)
             document = Document(number, default_id, source=part.name, place=place)
@@ -85,30 +77,30 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     return documents
 
 
-def _jsonl_lines(part: Part, config: RunConfig) -> Iterator[Row]:
+def _jsonl_lines(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row]:
     """Every line of a part; its place is the byte at which it begins."""
-    limit = line_limit(config.input.max_document_bytes)
+    limit = line_limit(source.max_document_bytes)
     offset = max(0, part.start - 1) if part.compression is None else 0
     with open_lines(part.path, part.compression, offset, part.version) as file:
         if part.compression is None:
             selected = lines_of_range(file, limit, part.start, part.end)
         else:
             selected = itertools.islice(lines(file, limit), part.start, part.end)
-        yield from ((line.offset, f"byte {line.offset}", partial(_parsed, line, config)) for line in selected)
+        yield from ((line.offset, f"byte {line.offset}", partial(_parsed, line, source)) for line in selected)
 
 
-def _records(part: Part, config: RunConfig) -> Iterator[Row]:
+def _records(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row]:
     """Every record of a part of a CSV file; its place is the byte at which it begins."""
-    names, records = delimited.ranged(part, config.input)
+    names, records = delimited.ranged(part, source)
     for record in records:
         yield record.offset, f"line {record.line}", partial(_named, names, record)
 
 
-def _whole_file(part: Part, config: RunConfig) -> Iterator[Row]:
+def _whole_file(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row]:
     """A file that is a document; what is wrong with it is known when its fields are asked for."""
     with open_lines(part.path, part.compression, version=part.version) as file:
-        data = file.read(byte_limit(part.format, config.input) + 1)
-    yield 0, "", lambda: dict(zip(COLUMNS, (part.name, text_of_file(data, part.format, config.input)), strict=True))
+        data = file.read(byte_limit(part.format, source) + 1)
+    yield 0, "", lambda: dict(zip(COLUMNS, (part.name, text_of_file(data, part.format, source)), strict=True))
 
 
 def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str, str]:
@@ -120,11 +112,10 @@ def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str,
     return dict(zip(names, record.fields, strict=True))
 
 
-def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
+def _parsed(line: Line, source: InputConfig) -> Fields:
     """Raises ValueError."""
     if line.data is None:
-        limit = config.input.max_document_bytes
-        raise ValueError(f"the line has {line.length} bytes; input.max_document_bytes is {limit}")
+        raise ValueError(f"the line has {line.length} bytes; input.max_document_bytes is {source.max_document_bytes}")
     try:
         fields = json.loads(line.data.removeprefix(BOM if line.offset == 0 else b"").decode())
     except UnicodeDecodeError as error:
@@ -138,7 +129,7 @@ def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
     return fields
 
 
-def _parquet_rows(part: Part, needed: Container[str | None]) -> Iterator[Row]:
+def _parquet_rows(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row]:
     """A part's rows, and of their columns those that are wanted; a row's place is its number in the object."""
     with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
@@ -153,7 +144,7 @@ def _parquet_rows(part: Part, needed: Container[str | None]) -> Iterator[Row]:
             first += rows
 
 
-def _arrow_rows(part: Part, needed: Container[str | None]) -> Iterator[Row]:
+def _arrow_rows(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row]:
     with storage.open_file(part.path, part.version, part.size) as file, arrow_batches(file) as batches:
         present = [name for name in batches.schema.names if name in needed]
         yield from _batch_rows((batch.select(present) for batch in batches), 0, part)
@@ -171,7 +162,7 @@ def _batch_rows(batches: Iterable[pa.RecordBatch], first: int, part: Part) -> It
         first += len(batch)
 
 
-def _rows_of_reader(part: Part, source: InputConfig) -> Iterator[Row]:
+def _rows_of_reader(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row]:
     for number, row in itertools.islice(enumerate(custom_rows(part, source)), part.start, part.end):
         yield number, f"row {number}", partial(_mapping, row)
 
