@@ -110,11 +110,9 @@ class DataExecution:
     def before_execution_starts(self, executor: Any) -> None:
         DataExecution._latest = executor
 
-    def on_execution_step(self, executor: Any) -> None: ...
+    def on_execution_step(self, *_: Any) -> None: ...
 
-    def after_execution_succeeds(self, executor: Any) -> None: ...
-
-    def after_execution_fails(self, executor: Any, error: Exception) -> None: ...
+    after_execution_succeeds = after_execution_fails = on_execution_step
 
     @classmethod
     def end(cls) -> None:

@@ -122,7 +122,6 @@ class PlanWriter:
         totals = self._totals
         if unit.damaged is not None:
             totals.damaged += 1
-            totals.damaged_bytes += unit.bytes
         else:
             totals.units += 1
             totals.documents += unit.expected

@@ -74,7 +74,6 @@ class PlanTotals:
     exact: bool = True
     objects: int = 0
     damaged: int = 0  # units that cannot be read, one object each
-    damaged_bytes: int = 0
     chunks: int = 0
     listing: str = ""  # digest of the objects' names, sizes and versions
     alone: int = 0  # objects that share no unit, because one of their unit could not be read

@@ -35,8 +35,7 @@ class RangeReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
+    seekable = readable
 
     def size(self) -> int:
         if self._size is None:

@@ -88,11 +88,6 @@ class RowShape:
     repeats: bool = False  # rows of the same parts may be there: a question that is asked twice
     many: bool = False  # the answer is a list of VALUE
 
-    @property
-    def marks(self) -> set[str]:
-        """Columns by which its rows are known."""
-        return {self.answer, *self.parts, *filter(None, [self.status, self.name])}
-
     def values(self, row: Mapping[str, Any]) -> list[RowValue]:
         """The answers of a row; none of an error row."""
         if row.get("status", "ok") != "ok":
@@ -126,7 +121,8 @@ SHAPES = {
 
 def shape_of(names: Collection[str]) -> RowShape | None:
     """The shape of rows with these columns; None of typed ones (see `record_row`)."""
-    return next((shape for shape in SHAPES.values() if shape.marks <= set(names)), None)
+    present = {None, *names}
+    return next((s for s in SHAPES.values() if {s.answer, s.status, s.name, *s.parts} <= present), None)
 
 
 def row_values(row: Mapping[str, Any]) -> list[RowValue]:

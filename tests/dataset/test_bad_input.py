@@ -61,7 +61,7 @@ def test_a_damaged_object_is_listed_and_nothing_else_is_lost(tmp_path, corpus, n
     (bad,) = units.damaged()
     assert f"{name}: {reason}" in (bad.damaged or "")
     assert (bad.name, bad.bytes) == (name, len(data))
-    assert (units.documents, units.totals.damaged, units.totals.damaged_bytes) == (30, 1, len(data))
+    assert (units.documents, units.totals.damaged) == (30, 1)
     assert Counter(d.id for d in read_all(corpus)) == Counter(map(str, range(30)))
     with pytest.raises(InputError, match=name):
         read_unit(bad, corpus)
