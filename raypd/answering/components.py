@@ -81,8 +81,6 @@ class WorkerComponents:
 
 # Makes them in a worker's process, from the run's configuration and the CPU threads that the worker has.
 Build = Callable[[RunConfig, int | None], WorkerComponents]
-
-
 Load = Callable[[ModelConfig], "LoadedModel"]  # in place of load_model, for a caller that keeps models
 
 

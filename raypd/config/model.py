@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 else:
     Method = Literal[tuple(REGISTRY)]
 
+MOST_SEQS = 256  # of engine.max_num_seqs: auto
 SAMPLING_KEYS = ("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.seed")
 Keys = Annotated[dict[str, Any], AfterValidator(check_secrets)]  # that no section checks before they are used
 
@@ -158,9 +159,6 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
         if self.sampling.temperature == 0:  # no context sees another, but a prompt's draws are for all of its contexts
             used -= {"contexts_per_prompt", *SAMPLING_KEYS[1:]}
         return {*listed, *SAMPLING_KEYS} - used
-
-
-MOST_SEQS = 256  # of engine.max_num_seqs: auto
 
 
 class EngineConfig(Section, use_attribute_docstrings=True):

@@ -10,6 +10,7 @@ from raypd.config import KINDS, RunConfig
 from raypd.config.yaml_file import dump
 
 _WIDTH = 48  # column of the comments
+_WORDS = {str: "text", int: "integer", float: "number", bool: "true | false", NoneType: "null", Any: "value"}
 
 
 def render(config: RunConfig | None = None) -> str:
@@ -54,9 +55,6 @@ def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) ->
         flow = dump(plain, flow=True, width=10_000)
         head, lines = f"{'  ' * depth}{name}: {flow.strip()}", []
     return [f"{head.ljust(_WIDTH)}  # {note}", *lines]
-
-
-_WORDS = {str: "text", int: "integer", float: "number", bool: "true | false", NoneType: "null", Any: "value"}
 
 
 def _type(annotation: Any) -> str:

@@ -22,11 +22,8 @@ _VALUES = [
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b|\bsk-[A-Za-z0-9_-]{20,}"), HIDDEN),  # Hub and API tokens
     (re.compile(r"(?i)\bbearer\s+[A-Za-z0-9._~+/=-]{8,}"), f"Bearer {HIDDEN}"),
 ]
-
-
 SECRETS = re.compile(r"secret|access_?key|token|password|credential", re.I)
-
-
+_SECRET_NAMES = re.compile(r"api_?key|access_?key|secret|password|credential", re.I)
 _AZURE = re.compile(r"abfss://[a-z0-9$-]{3,63}@[a-z0-9.-]+")  # a container and where it is
 
 
@@ -53,9 +50,6 @@ def without_password(address: str) -> str:
 
 Uri = Annotated[str, AfterValidator(without_credentials)]
 Address = Annotated[str, AfterValidator(without_password)]
-
-
-_SECRET_NAMES = re.compile(r"api_?key|access_?key|secret|password|credential", re.I)
 
 
 def check_secrets(value: Any) -> Any:

@@ -19,6 +19,7 @@ from raypd.evaluation.score import Answers, Measure, f1_of
 from raypd.tasks.base import Document, Record
 from raypd.tasks.cascade import doubt, merged
 
+_Pairs = Sequence[tuple[Document, DocumentCost, DocumentCost]]  # what each model took for a document
 _UNDER = (1.0, *(step / 20 for step in range(19, 0, -1)))  # thresholds, the safest first
 
 
@@ -81,9 +82,6 @@ def tune_cascade(
             break
     held = [tried for tried in trials if tried.f1.low >= floor]
     return CascadeTuning(trial(0.0), trial(math.inf), trials, held[-1] if held else None, floor, len(pairs))
-
-
-_Pairs = Sequence[tuple[Document, DocumentCost, DocumentCost]]  # what each model took for a document
 
 
 def _trial(config: RunConfig, pairs: _Pairs, labels: str, column: str, under: float) -> CascadeTrial:

@@ -16,6 +16,7 @@ from raypd.run.load import load_run
 PAGE = "evaluation.html"
 _DOCUMENTS = 200  # that are shown, those with the most wrong values
 REASONS = ("another value", "a part of the label", "more than the label", "no label", "missing", "no answer")
+Counts = dict[tuple[str, str], Counter[str]]  # (category, attribute) -> values that are right, and of each reason
 _MEASURES = ("scored F1", "strict F1", "values right")
 
 
@@ -41,9 +42,6 @@ class WrongDocument:
     row: int
     values: list[WrongValue]
     pieces: list[tuple[str, str]]
-
-
-Counts = dict[tuple[str, str], Counter[str]]  # (category, attribute) -> values that are right, and of each reason
 
 
 def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tolerance: float) -> str | None:

@@ -30,6 +30,7 @@ from raypd.run.text import counted
 _SEED = 0
 VC, VW, NV, VN, NN = range(5)
 Row = dict[str, Any]
+Metric = tuple[str, Callable[[np.ndarray], np.ndarray]]  # the parts of a score, and the figure of their sums
 Answers = dict[str, list[Row]]  # document id -> the rows that answer it; none where it failed
 Labels = dict[str, Row]  # by document id
 Asked = dict[str, dict[str, str]]  # category -> the attributes that a run asked for, as its labels call them
@@ -326,9 +327,6 @@ def _f1(sums: np.ndarray) -> np.ndarray:
     """[..., 5] sums of outcomes -> [...] F1, 0 where nothing is right."""
     right = sums[..., VC]
     return 2 * right / np.maximum(1, 2 * right + 2 * sums[..., VW] + sums[..., NV] + sums[..., VN])
-
-
-Metric = tuple[str, Callable[[np.ndarray], np.ndarray]]  # the parts of a score, and the figure of their sums
 
 
 def share(part: list[int], among: list[int]) -> Callable[[np.ndarray], np.ndarray]:

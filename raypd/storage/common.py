@@ -9,6 +9,7 @@ from typing import Any
 
 from raypd.errors import InputError, RunError, did_you_mean
 
+SINCE_PLANNED = "since it was planned"  # in every reason why a file is not the one that was planned
 # `**` as a whole part, a set of characters within a part, any other character.
 _TOKEN = re.compile(r"(?<![^/])\*\*(?:/|$)|\[!?\]?[^]/]*\]|.", re.DOTALL)
 # Errors about one file; all others (EIO, ESTALE, EMFILE, ENOSPC, ...) are about disk, mount or machine.
@@ -34,9 +35,6 @@ class StorageError(OSError, RunError):
 
 class Unavailable(StorageError):
     """A store that is out of reach, overloaded, or lets this caller in nowhere: never to be taken for damage."""
-
-
-SINCE_PLANNED = "since it was planned"  # in every reason why a file is not the one that was planned
 
 
 class Changed(StorageError):
