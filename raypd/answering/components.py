@@ -91,19 +91,25 @@ def build(
 
     threads: of the CPU; None: as torch has them. each: a document is decoded though it says what another says.
     share: of a GPU's free memory for the cache."""
+    engine: Engine
+    task: Task
     if (second := config.second_model()) is not None:
-        return _of_cascade(config, second, threads, load, each)
-    if config.model.is_fake:
+        alone = config.model_copy(update={"cascade": CascadeConfig()})
+        # The first leaves half of a GPU's memory to the second's weights and cache.
+        parts = [build(run, threads, load, each=True, share=share) for run, share in ((alone, 0.5), (second, 1.0))]
+        engine, sampling = CascadeEngine(parts[0].engine, parts[1].engine), parts[0].sampling
+        task = Cascade(parts[0].task, parts[1].task, config, parts[1].sampling)
+    elif config.model.is_fake:
         from raypd.testing import fake
 
         return WorkerComponents(*fake.make(config), None, config.engine.max_num_seqs)
-    if config.model.endpoint is not None:
+    elif config.model.endpoint is not None:
         from raypd.models import endpoint, endpoint_batch
 
         tokenizer = endpoint.byte_tokenizer()
         kind = endpoint_batch.BatchEngine if config.model.endpoint.batch else endpoint.EndpointEngine
-        engine: Engine = kind(config, tokenizer)
-        task, sampling = build_task(config, tokenizer, endpoint.CONTEXT), None
+        engine, sampling = kind(config, tokenizer), None
+        task = build_task(config, tokenizer, endpoint.CONTEXT)
     else:
         from raypd.decoding.sampling import Sampling
 
@@ -115,29 +121,12 @@ def build(
             engine, task = _of_raypd(config, threads, load, share)
         drawn = config.decoding.sampling
         sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p)
-    if not each and gives_the_same(config):
+    runs = [config] if second is None else [config, second]
+    if not each and all(map(gives_the_same, runs)):
         task = Distinct(task, config)
-    return WorkerComponents(engine, task, sampling, _most_seqs(config))
-
-
-def _most_seqs(config: RunConfig, second: RunConfig | None = None) -> int | Literal["auto"]:
-    """engine.max_num_seqs; of a batch API all that there is, since nothing comes back before a batch is sent."""
-    if any(run is not None and run.model.endpoint is not None and run.model.endpoint.batch for run in (config, second)):
-        return MOST_REQUESTS
-    return config.engine.max_num_seqs
-
-
-def _of_cascade(
-    config: RunConfig, second: RunConfig, threads: int | None, load: Load | None, each: bool
-) -> WorkerComponents:
-    alone = config.model_copy(update={"cascade": CascadeConfig()})
-    # The first leaves half of a GPU's memory to the second's weights and cache.
-    parts = [build(run, threads, load, each=True, share=share) for run, share in ((alone, 0.5), (second, 1.0))]
-    task: Task = Cascade(parts[0].task, parts[1].task, config, parts[1].sampling)
-    if not each and gives_the_same(config) and gives_the_same(second):
-        task = Distinct(task, config)
-    engine = CascadeEngine(parts[0].engine, parts[1].engine)
-    return WorkerComponents(engine, task, parts[0].sampling, _most_seqs(config, second))
+    # Of a batch API all that there is, since nothing comes back before a batch is sent.
+    batches = any(run.model.endpoint is not None and run.model.endpoint.batch for run in runs)
+    return WorkerComponents(engine, task, sampling, MOST_REQUESTS if batches else config.engine.max_num_seqs)
 
 
 def warm_up(engine: decoding.Engine, tokens: int) -> None:
