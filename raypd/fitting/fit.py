@@ -49,22 +49,21 @@ def run_fit(path: str, overrides: list[str], *, verbose: bool = False, say: Say 
         words = "weights are trained into a folder that all workers share; give a local one"
         raise ConfigError(f"fit.path {folder}: {words}")
     folder = storage.absolute(folder)
-    result = _begin(config, folder)
-    _check(config, folder)
-    kept = storage.join(folder, layout.FIT)
+    result, kept = _begin(config, folder), storage.join(folder, layout.FIT)
+    ends = None if config.cost.deadline is None else deadline_at(config.cost.deadline, time.time())
+    context = FitContext(config, folder, verbose, say, ends)
+    _check(context)
     try:
         with held(folder, say):
             if not _begun(folder):
                 records.write(kept, result)
             with console.signals(), ray_session.connected(config.cluster, verbose):  # once for all runs and trainings
-                deadline = config.cost.deadline
-                ends = None if deadline is None else deadline_at(deadline, time.time())
-                Fit(FitContext(config, folder, verbose, say, ends), result).run()
+                Fit(context, result).run()
     except BudgetReached as reached:
         result.stopped = str(reached)
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted("interrupted; the same command goes on from there") from None
-    result.recommended = recommend(result)
+    result.usd, result.recommended = context.spent(), recommend(result)
     target, choice = Path(result.path, "recommended.yaml"), result.choice
     target.unlink(missing_ok=True)  # of an earlier recommendation
     if choice is not None and choice.f1 is not None:
@@ -84,15 +83,9 @@ class Fit:
 
     def run(self) -> None:
         """Does what is not done yet. Raises BudgetReached at the end of the money or of the time."""
-        try:
-            parts = labels.parts_of(self.context)
-            self.result.documents = {part: len(rows) for part, rows in parts.items()}
-            self._score_all(self.result.documents["train"])
-        finally:
-            self.result.usd = self.context.spent()
-
-    def _score_all(self, documents: int) -> None:
         fit, result, context = self.config.fit, self.result, self.context
+        result.documents = {part: len(rows) for part, rows in labels.parts_of(context).items()}
+        documents = result.documents["train"]
         run = storage.join(result.path, "configured")
         self._add(result.scores, AS_CONFIGURED, partial(candidate.test, context, AS_CONFIGURED, {}, run))
         if fit.teacher is not None:
@@ -207,11 +200,11 @@ def _begun(folder: str) -> bool:
     return any(storage.exists(storage.join(folder, name)) for name in (labels.UNLABELLED, f"{labels.PARTS[0]}.jsonl"))
 
 
-def _check(config: RunConfig, folder: str) -> None:
+def _check(context: FitContext) -> None:
     """Raises what every candidate, and the teacher, would fail at, before anything is done."""
+    config, folder = context.config, context.folder
     if config.task.kind != "extraction":
         raise ConfigError(f"task.kind {config.task.kind}: `raypd fit` is for extraction")
-    context = FitContext(config, folder, False, console.say)
     for name, changes in config.fit.candidates.items():
         try:
             made = candidate.training_config(context, changes, context.part("train"), folder)
