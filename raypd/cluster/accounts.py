@@ -12,8 +12,7 @@ from raypd.billing.budget import BudgetReached
 from raypd.cluster import ledger_actor
 from raypd.cluster.ledger_actor import Standing
 from raypd.cluster.ray_session import WorkerResources
-from raypd.config import RunConfig
-from raypd.config.cluster import deadline_at
+from raypd.config import RunConfig, deadline_at
 from raypd.dataset.plan import Plan
 from raypd.run.lease import RunLease
 from raypd.run.text import Say, counted, duration, number

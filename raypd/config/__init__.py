@@ -1,11 +1,12 @@
 """The configuration: one pydantic tree, read from YAML by `load`. Every key has a default; unknown keys are errors."""
 # ruff: noqa: F401 -- what the other rooms import from here
 
-from raypd.config.cluster import ClusterConfig, CostConfig
-from raypd.config.data import InputConfig, OutputConfig, StorageConfig
+from raypd.config.card import TEMPLATES
+from raypd.config.cluster import ClusterConfig, CostConfig, deadline_at
+from raypd.config.data import TABLES, TEXT_FILES, InputConfig, OutputConfig, StorageConfig
 from raypd.config.model import SAMPLING_KEYS, CascadeConfig, DecodingConfig, FakeConfig, Method, ModelConfig
 from raypd.config.run import RunConfig
-from raypd.config.secrets import without_credentials
+from raypd.config.secrets import HIDDEN, redact, without_credentials
 from raypd.config.tasks import (
     ANSWER_KEYS,
     FORMATS,
@@ -18,5 +19,7 @@ from raypd.config.tasks import (
     ExtractionConfig,
     GenerationConfig,
     QuestionAnsweringConfig,
+    ascii_digits,
+    bare,
 )
 from raypd.config.training import FitConfig, PreferenceConfig, TrainingConfig

@@ -10,10 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
-from raypd.config import KINDS, Attribute, Category, RunConfig
-from raypd.config.card import TEMPLATES
+from raypd.config import KINDS, TEMPLATES, Attribute, Category, RunConfig, redact
 from raypd.config.schema import categories_of, is_file
-from raypd.config.secrets import redact
 from raypd.config.yaml_file import YamlFile, parse
 from raypd.errors import ConfigError, did_you_mean
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from raypd import storage
-from raypd.config import InputConfig
-from raypd.config.data import TABLES, TEXT_FILES
+from raypd.config import TABLES, TEXT_FILES, InputConfig
 from raypd.dataset import tables
 from raypd.errors import InputError
 from raypd.run.text import counted

@@ -8,8 +8,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from raypd import storage
-from raypd.config import InputConfig
-from raypd.config.data import TABLES
+from raypd.config import TABLES, InputConfig
 from raypd.errors import ConfigError, InputError
 
 _METADATA = "metadata"

@@ -12,9 +12,8 @@ from raypd.answering.check import check_model
 from raypd.answering.components import build
 from raypd.answering.request_queue import answer
 from raypd.billing.meter import Meter
-from raypd.config import Attribute, RunConfig
+from raypd.config import Attribute, RunConfig, bare
 from raypd.config.load import make_config
-from raypd.config.tasks import bare
 from raypd.config.yaml_file import dump
 from raypd.errors import RunError
 from raypd.estimation import sampling

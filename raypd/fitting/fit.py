@@ -13,8 +13,7 @@ from raypd import storage
 from raypd.answering.check import check_model
 from raypd.billing.budget import BudgetReached
 from raypd.cluster import ray_session
-from raypd.config import RunConfig, rewrite
-from raypd.config.cluster import deadline_at
+from raypd.config import RunConfig, deadline_at, rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, UserError
 from raypd.fitting import candidate, labels, page

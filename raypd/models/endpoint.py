@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from urllib3.exceptions import HTTPError
 
-from raypd.config import RunConfig
-from raypd.config.secrets import HIDDEN, redact
+from raypd.config import HIDDEN, RunConfig, redact
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Program

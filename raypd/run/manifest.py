@@ -8,8 +8,7 @@ from typing import Any
 
 import raypd
 from raypd import storage
-from raypd.config import RunConfig
-from raypd.config.card import TEMPLATES
+from raypd.config import TEMPLATES, RunConfig
 from raypd.errors import ConfigError
 from raypd.run import layout, read, records
 from raypd.run.records import Manifest, RecordError, RunCost, RunRecord, SessionTotals, UnitSummary

@@ -8,9 +8,8 @@ from typing import Any, Literal
 from outlines_core.json_schema import build_regex_from_schema
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from raypd.config import GenerationConfig, RunConfig
+from raypd.config import GenerationConfig, RunConfig, ascii_digits
 from raypd.config.schema import NOT_HELD, referred
-from raypd.config.tasks import ascii_digits
 from raypd.tasks.base import Document
 from raypd.tasks.documents import conversation
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raypd.config import Category, ExtractionConfig, RunConfig
-from raypd.config.card import TEMPLATES
+from raypd.config import TEMPLATES, Category, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError, ModelError
 from raypd.tasks.few_shot import LabelledExamples
 from raypd.tasks.sandbox import TemplateFault, render, render_apart, time_limit

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raypd.config import Attribute
-from raypd.config.tasks import bare
+from raypd.config import Attribute, bare
 from raypd.tasks.base import Document
 from raypd.tasks.numbers import read_number
 
