@@ -43,7 +43,7 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     if unit.only is None:
         return documents
     if unit.only and unit.only[-1] >= len(documents):
-        raise InputError(f"{unit.path}: has changed {SINCE_PLANNED}: fewer documents than were wanted of it")
+        raise InputError(f"{unit.parts[0].path}: has changed {SINCE_PLANNED}: fewer documents than were wanted of it")
     return [documents[row] for row in unit.only]
 
 

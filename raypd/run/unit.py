@@ -66,10 +66,6 @@ class Unit:
         return self.parts[0].name
 
     @property
-    def path(self) -> str:
-        return self.parts[0].path
-
-    @property
     def start(self) -> int:
         """Where it begins in its first object."""
         return self.parts[0].start

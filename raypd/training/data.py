@@ -71,13 +71,14 @@ def prepare(
         if not usable:
             raise InputError(f"{key}: no document that can be used{listed(make.skipped, 5)}")
     groups = _passes(examples, config, training.seed)
+    said = [json.dumps([d.id, d.fields], sort_keys=True, default=str) for d in (*documents, *held_out)]
     facts = TrainingData(
         documents=len(documents),
         validation_documents=len(held_out),
         tokens=sum(map(count_tokens, groups)),
         targets=sum(len(example.targets) for example in examples),
         skipped=skipped,
-        digest=_digest([*documents, *held_out]),
+        digest=hashlib.sha256("".join(said).encode()).hexdigest()[:16],
     )
     return facts, groups, _passes(validation, config, 0)
 
@@ -101,13 +102,6 @@ def _documents(config: RunConfig) -> list[Document]:
     if training.annotations is not None:
         annotate.label(documents, config)
     return documents
-
-
-def _digest(documents: list[Document]) -> str:
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(json.dumps([document.id, document.fields], sort_keys=True, default=str).encode())
-    return digest.hexdigest()[:16]
 
 
 def _of_validation(config: RunConfig) -> RunConfig:

@@ -140,7 +140,7 @@ def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -
     run, unreadable = corpus("skip"), Unreadable()
     units = plan(run)
     for unit in units:
-        unreadable.add(unit, f"{unit.path}: cannot be read: gone")
+        unreadable.add(unit, f"{unit.parts[0].path}: cannot be read: gone")
     with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 3 units of it:\n  s3://.*on_damaged"):
         driver.finish(run, run.output.path, units, unreadable)
 
