@@ -10,8 +10,7 @@ from raypd.billing import bill as billing
 from raypd.billing import energy
 from raypd.billing.meter import COUNTS, added, coarser
 from raypd.config import CostConfig, ModelConfig, RunConfig
-from raypd.run import layout, records
-from raypd.run import read as run_files
+from raypd.run import layout, read, records
 from raypd.run.records import Bill, NodeTime, RunCost, UnitSummary, WorkerTime
 from raypd.tasks.base import SECOND
 
@@ -151,7 +150,7 @@ def write(output: str, bill: Bill) -> None:
 
 def bills(output: str) -> list[Bill]:
     """The bills of all sessions, the oldest first; torn files are left out. Raises OSError."""
-    return run_files.bills([output])[0]
+    return read.bills([output])[0]
 
 
 def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:

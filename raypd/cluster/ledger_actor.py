@@ -15,16 +15,14 @@ import ray
 
 from raypd import storage
 from raypd.billing import bill as billing
-from raypd.billing import book
-from raypd.billing import prices as pricing
+from raypd.billing import book, prices
 from raypd.billing.book import Book
 from raypd.cluster import machines
 from raypd.cluster.machines import Nodes
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
-from raypd.run import layout
-from raypd.run import read as run_files
+from raypd.run import layout, read
 from raypd.run.records import Bill, WorkerTime
 
 _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
@@ -79,7 +77,7 @@ class Ledger:
         self._output, self._nodes = output, nodes
         cost = config.cost
         new = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
-        kept = run_files.record(Bill, output, layout.LEDGER, f"{session}.json") or new
+        kept = read.record(Bill, output, layout.LEDGER, f"{session}.json") or new
         self.book = Book(kept, config)
         self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
         self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
@@ -187,9 +185,9 @@ class Ledger:
 
 def start(config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float) -> Any:
     """Starts it on the cluster's head. cpus, gpus: of a worker. Raises ConfigError: a budget, but unknown prices."""
-    nodes = partial(machines.look, config.cost, pricing.table(), cpus, gpus)
+    nodes = partial(machines.look, config.cost, prices.table(), cpus, gpus)
     for node in nodes(set()) if config.cost.budget_usd is not None else ():
-        kind = node.instance_type or pricing.LOCAL
+        kind = node.instance_type or prices.LOCAL
         if node.ended is None and node.usd_per_hour == 0 and kind not in config.cost.prices:
             raise ConfigError(  # machines at $0 would run for ever
                 f"cost.budget_usd is set, and the price of this cluster's machines is not known ({node.price_source}): "

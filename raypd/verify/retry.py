@@ -12,10 +12,8 @@ from raypd import storage
 from raypd.answering.components import Build
 from raypd.cluster import driver
 from raypd.config import OutputConfig, RunConfig
-from raypd.dataset import plan as plans
-from raypd.dataset import planner as units
-from raypd.dataset import writer as commit
-from raypd.dataset.plan import PlanWriter
+from raypd.dataset import planner, writer
+from raypd.dataset.plan import PlanWriter, stored
 from raypd.errors import ConfigError, RunError
 from raypd.run import console, layout, manifest, records
 from raypd.run.lease import held
@@ -84,14 +82,14 @@ def retry_errors(
             raise ConfigError(f"{error}; delete this file, and the same command plans its retry again") from None
         if not result.tried:
             return result
-        plan = plans.stored(folder)
+        plan = stored(folder)
         if plan is None:
             raise RunError(f"{folder}: its plan is gone; delete this folder and run the same command again")
         inner = config.model_copy(update={"output": OutputConfig(path=folder)})
         driver.run_extract(inner, verbose=verbose, build=build, planned=plan)
         if lease.lost is not None:
             raise RunError(f"{lease.lost}; the same command goes on")
-        paths, number, result.tried = dict(commit.objects(output)), result.number, 0
+        paths, number, result.tried = dict(writer.objects(output)), result.number, 0
         for done in in_threads(lambda u: _merge(output, paths.get(u.whole), folder, u, number), plan, _THREADS):
             result.tried += done.documents
             result.ok += done.ok
@@ -101,7 +99,7 @@ def retry_errors(
             for name in storage.names(storage.join(folder, part)):
                 storage.put_new(storage.join(output, part, name), storage.read(storage.join(folder, part, name)))
         records.write(storage.join(folder, layout.RETRIED), result)
-    driver.finish(config, output, units.plan(config, output))
+    driver.finish(config, output, planner.plan(config, output))
     return result
 
 
@@ -114,17 +112,17 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
 
     Its number is above that of every retry whose rows are in the run's objects, even of one without a record."""
     result = Retried(number)
-    committed = dict(commit.objects(output))
+    committed = dict(writer.objects(output))
 
     def look(unit: Unit) -> tuple[Unit, list[int] | None, int, int]:
         """The unit, its documents to try (None: it is not committed), how many are not, and its last retry's number."""
         path = committed.get(unit.id)
         if path is None:
             return unit, None, 0, 0
-        summary = commit.read_summary(output, unit.id, path)
+        summary = writer.read_summary(output, unit.id, path)
         if not summary.failed:
             return unit, [], 0, summary.retries
-        _, table = commit.read_table(output, unit.id, ["source", "row", "status", "error"], path)
+        _, table = writer.read_table(output, unit.id, ["source", "row", "status", "error"], path)
         documents = by_document(table.to_pylist())  # in the unit's order
         rows, left_out = [], 0
         for number, answers in enumerate(documents.values()):
@@ -135,18 +133,18 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
                 rows.append(number)
         return unit, rows, left_out, summary.retries
 
-    writer = PlanWriter()
-    for unit, rows, left_out, retries in in_threads(look, units.plan(config, output), _THREADS):
+    planned = PlanWriter()
+    for unit, rows, left_out, retries in in_threads(look, planner.plan(config, output), _THREADS):
         result.left_out += left_out
         result.number = max(result.number, retries + 1)
         if rows is None:
             result.waiting += 1
         elif rows:
             result.tried += len(rows)
-            writer.add(unit.subset(rows))
+            planned.add(unit.subset(rows))
     if result.tried:
         folder = _folder(output, result.number)
-        writer.finish(0, "", 0, {}).keep(folder)
+        planned.finish(0, "", 0, {}).keep(folder)
         records.write(storage.join(folder, layout.RETRY), result)
     return result
 
@@ -155,19 +153,19 @@ def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) 
     """Replaces one object of the run, at `path`; what the retry's own says."""
     if path is None:
         raise RunError(f"{output}: unit {unit.whole} is gone since its retry began; run without --retry-errors first")
-    done, fresh = commit.read_table(folder, unit.id)
+    done, fresh = writer.read_table(folder, unit.id)
     for _ in range(_ATTEMPTS):
         version = storage.version(path)  # first: what is read after it is this version or a younger one
-        summary, old = commit.read_table("", unit.whole, path=path)
+        summary, old = writer.read_table("", unit.whole, path=path)
         if summary.retries >= number:
             return done
         table = merged(old, fresh)
-        ok, failed = commit.count_documents(table)
+        ok, failed = writer.count_documents(table)
         counts = {name: summary.counts.get(name, 0) + count for name, count in done.counts.items()}
         new = replace(summary, ok=ok, failed=failed, retries=number, counts={**summary.counts, **counts})
-        new.truncated = commit.count_truncated(table)
+        new.truncated = writer.count_truncated(table)
         new.seconds = round(summary.seconds + done.seconds, 3)
-        if commit.replace_rows(path, table, new, version):
+        if writer.replace_rows(path, table, new, version):
             return done
         time.sleep(0.1)
     raise RunError(f"{path}: is changed by somebody else all the time; the same command goes on")

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset import planner as units
-from raypd.dataset import writer
+from raypd.dataset import planner, writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged, InputError
 from raypd.run.unit import Unit
@@ -119,7 +118,7 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
                 return unit.id, ("missing", len(documents), f"unit {unit.id}: {len(documents)} documents")
             return unit.id, _add_object(scratch, unit.id, path, config, len(documents))
 
-        plan = units.plan(config, output)
+        plan = planner.plan(config, output)
         result.passed_over = plan.passed_over
         faults = dict(in_threads(add, plan, threads))
         result.units = len(faults)
