@@ -133,7 +133,6 @@ class DecodeWorker(EngineActor):
                     f"{spec.output}: a worker does not see the output folder; give output.path on storage that all "
                     "nodes of the cluster share"
                 )
-            writer.output_schema(columns_of(self.config), spec.config.output.partition)
             self._left_out = self._unfit = self._card.left_out() if self.gpus else None
             if self._left_out is None:
                 self.load(spec.build, spec.threads)

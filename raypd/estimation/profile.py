@@ -32,6 +32,7 @@ from raypd.tasks.base import SECOND, Document
 
 _SAMPLES = 8  # parts of the window whose speeds are compared
 _UNIT = "sample"
+Tokens = Mapping[str, Mapping[str, float]]  # by row and kind
 _POLL_SECONDS = 0.05
 
 
@@ -178,7 +179,7 @@ class Profiler:
 
     def _answer(
         self, config: RunConfig, parts: WorkerComponents, documents: Sequence[Document], in_flight: int, limit: float
-    ) -> tuple[SteppedMeter, UnitState, Mapping[str, Mapping[str, float]], tuple[int, int]]:
+    ) -> tuple[SteppedMeter, UnitState, Tokens, tuple[int, int]]:
         """Answers round after round until the window has ended and each was answered once.
 
         in_flight: documents; 0: each is answered once, no window. Also returns tokens by row, and the window."""
@@ -235,9 +236,7 @@ def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:
     return np.diff(window[edges], axis=0) if len(window) > 1 else np.zeros((0, 4)), bool(end < len(readings))
 
 
-def _costs(
-    config: RunConfig, unit: UnitState, tokens: Mapping[str, Mapping[str, float]], rates: Array, count: int
-) -> list[DocumentCost | None]:
+def _costs(config: RunConfig, unit: UnitState, tokens: Tokens, rates: Array, count: int) -> list[DocumentCost | None]:
     """What each document took, on average over its rounds. tokens: by row."""
     answered = sorted(unit.answered)
     models = {"": config.model, SECOND: config.cascade.model}

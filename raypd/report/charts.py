@@ -24,6 +24,7 @@ from raypd.run.training import TrainingRecord
 
 KINDS = {"busy": "busy", "startup": "starting up", "idle": "idle", "lost": "work that was lost"}  # of a worker's time
 HALF, FULL, NARROW = 520, 940, 360  # widths in CSS pixels
+Draw = Callable[[Axes, int], None]
 _BINS = 120  # of the speed
 _TIMELINE_ROWS = 600
 _WORKER_ROWS = 100  # of the table
@@ -70,9 +71,7 @@ class Chart:
     legend: dict[str, str] = field(default_factory=dict)  # role of the colour: what it means
     note: str = ""
 
-    def draw(
-        self, name: str, title: str, summary: str, size: tuple[int, int], draw: Callable[[Axes, int], None]
-    ) -> None:
+    def draw(self, name: str, title: str, summary: str, size: tuple[int, int], draw: Draw) -> None:
         """Draws both forms; `draw` gets the axes and the width in pixels.
 
         name: unique on the page. title, summary: what a screen reader says. size: of the wide form."""

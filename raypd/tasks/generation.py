@@ -27,6 +27,7 @@ from raypd.tasks.openai_batch import SCHEMA, TOO_LONG, ChatRequest, Parameters, 
 from raypd.tasks.prompting import encode, end_of_turn, end_tokens, rendered
 
 _MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
+Turns = list[dict[str, str]]  # of role and content
 _METHODS = 64  # kept: one for every way that documents are to be answered in
 
 
@@ -159,7 +160,7 @@ class GenerationTask:
         finish = partial(self._finish, chat, turns, len(tokens))
         return Request([chat.document.index], program, finish, seed, sampling=sampling)
 
-    def tokens_of(self, turns: list[dict[str, str]]) -> list[int]:
+    def tokens_of(self, turns: Turns) -> list[int]:
         """Ids of a conversation; control strings in the text of a turn stay text."""
         if not (self.task.chat_template and self.tokenizer.chat_template):
             text = (self.tokenizer.bos_token or "") + "\n\n".join(turn["content"] for turn in turns)
@@ -175,9 +176,7 @@ class GenerationTask:
                 tokens += encode(self.tokenizer, turn["content"], special=False)
         return tokens + encode(self.tokenizer, text, special=True)
 
-    def _finish(
-        self, chat: _Chat, turns: list[dict[str, str]], prompt_tokens: int, answer: TextAnswer
-    ) -> list[Record | Request]:
+    def _finish(self, chat: _Chat, turns: Turns, prompt_tokens: int, answer: TextAnswer) -> list[Record | Request]:
         generated = answer.generated(self._text_model.decode)
         text, stopped = _cut(generated, chat.request.parameters.stop)
         columns = {
