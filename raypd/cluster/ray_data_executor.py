@@ -18,7 +18,7 @@ import pyarrow as pa
 import ray
 
 from raypd.cluster import ray_private
-from raypd.cluster.actor_pool import map_in_pool, unit_blocks
+from raypd.cluster.actor_pool import map_in_pool
 from raypd.cluster.card import workers_left
 from raypd.cluster.in_flight import Deaths, Ended, Tick
 from raypd.cluster.ledger_actor import Ask, PoolState
@@ -35,6 +35,33 @@ _SLICE = 16_384  # units of a pass: Ray Data's driver holds some kB for every bl
 _WAIT_SECONDS = 0.25
 _GONE_SECONDS = 30.0
 _EMPTY_PASSES = 3  # in a row, in which no unit ended
+
+
+def unit_blocks(units: Sequence[Unit]) -> Any:
+    """A dataset of units, each in a block of its own, read as they are wanted by one task beside the driver."""
+    from ray import data
+
+    class UnitSource(data.Datasource):
+        supports_distributed_reads = False
+
+        def estimate_inmemory_data_size(self) -> int:
+            return 0
+
+        def get_read_tasks(self, *arguments: Any, **keys: Any) -> list[data.ReadTask]:
+            def read() -> Iterator[pa.Table]:
+                for unit in units:
+                    yield pa.table({"unit": [pickle.dumps(unit)]})
+
+            return [data.ReadTask(read, data.block.BlockMetadata(None, None, None, None))]
+
+    dataset = data.read_datasource(UnitSource(), num_cpus=0, override_num_blocks=1)
+    context = dataset.context
+    context.target_max_block_size = 1  # a row
+    context.enable_progress_bars = context.print_on_execution_start = False
+    context.max_consecutive_actor_init_deaths = -1  # the ledger counts them
+    context.execution_no_progress_timeout_s = -1  # a budget or a cluster may keep all waiting
+    context.custom_execution_callback_classes = [ray_private.DataExecution]
+    return dataset
 
 
 class UnitStage:

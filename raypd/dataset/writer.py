@@ -178,6 +178,13 @@ def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
     return as_records(read_table(output, unit_id)[1].slice(0, limit))
 
 
+def rows_of(run: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """All rows of a run, unit by unit."""
+    folder = storage.absolute(run)
+    for unit, path in sorted(objects(folder)):
+        yield from as_records(read_table(folder, unit, columns, path)[1])
+
+
 def as_records(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     """The rows of a table; those of typed columns with `record` and `values` in their place."""
     return [record_row(row) for row in table.to_pylist()]

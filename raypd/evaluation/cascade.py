@@ -57,7 +57,6 @@ def tune_cascade(
         raise ConfigError("cascade.model: name the second model, of which --cascade finds when to ask it")
     storage.configure(config.storage)
     check_model(config)
-    column = config.training.labels_column
     alone = with_changes(config, {"cascade": CascadeConfig().model_dump()})
     labelled = with_changes(alone, {"input.path": labels, "input.format": "auto"})
     documents = sampling.draw(labelled, sample).documents
@@ -74,7 +73,7 @@ def tune_cascade(
         for document, first, other in zip(documents, *costs, strict=True)
         if first is not None and other is not None
     ]
-    trial = partial(_trial, config, pairs, labels, column)
+    trial = partial(_trial, config, pairs, labels)
     trials: list[CascadeTrial] = []
     for under in _UNDER:
         trials.append(trial(under))
@@ -84,7 +83,7 @@ def tune_cascade(
     return CascadeTuning(trial(0.0), trial(math.inf), trials, held[-1] if held else None, floor, len(pairs))
 
 
-def _trial(config: RunConfig, pairs: _Pairs, labels: str, column: str, under: float) -> CascadeTrial:
+def _trial(config: RunConfig, pairs: _Pairs, labels: str, under: float) -> CascadeTrial:
     answers: Answers = {}
     asked, seconds, usd = 0, 0.0, 0.0
     for document, *costs in pairs:
@@ -98,7 +97,7 @@ def _trial(config: RunConfig, pairs: _Pairs, labels: str, column: str, under: fl
         asked += costs[1] in paid
         seconds += sum(cost.seconds for cost in paid)
         usd += sum(cost.server_usd for cost in paid)
-    f1 = f1_of(answers, labels, config, column)
+    f1 = f1_of(answers, labels, config)
     return CascadeTrial(under, asked / len(pairs), f1, seconds / len(pairs), usd / len(pairs))
 
 

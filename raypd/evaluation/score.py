@@ -112,12 +112,12 @@ def labelled_values(
     return _labelled(read_answers(run), read_labels(labels, labels_column), tolerance, asked_attributes(run))
 
 
-def f1_of(answers: Answers, labels: str, config: RunConfig, labels_column: str) -> Measure:
+def f1_of(answers: Answers, labels: str, config: RunConfig) -> Measure:
     """F1 of answers: scored where the labels say what is, else strict.
 
     Raises InputError as `evaluate`."""
     asked = _names(config.model_dump(include={"task"})["task"])
-    scores = list(_score(answers, read_labels(labels, labels_column), 0.0, asked).values())
+    scores = list(_score(answers, read_labels(labels, config.training.labels_column), 0.0, asked).values())
     measures = [_measure(name, _METRICS[name], scores) for name in ("scored F1", "strict F1")] if scores else []
     if (measure := next(filter(None, measures), None)) is None:
         raise InputError(f"{labels}: no document of the sample has a label with a value there")
@@ -185,14 +185,11 @@ def _names(task: Row) -> Asked:
 
 
 def read_answers(run: str) -> Answers:
-    folder = storage.absolute(run)
     answers: Answers = {}
-    for unit, path in writer.objects(folder):
-        _, table = writer.read_table(folder, unit, None, path)
-        for row in writer.as_records(table):
-            rows = answers.setdefault(row["id"], [])
-            if row["status"] == "ok":
-                rows.append(row)
+    for row in writer.rows_of(run):
+        rows = answers.setdefault(row["id"], [])
+        if row["status"] == "ok":
+            rows.append(row)
     if not answers:
         raise InputError(f"{run}: holds no answers; give the output folder of a run")
     return answers

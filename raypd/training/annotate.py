@@ -15,11 +15,11 @@ from raypd.config import RunConfig
 from raypd.config.load import load_config
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
+from raypd.dataset.writer import rows_of
 from raypd.errors import InputError, UserError
 from raypd.tasks.base import Document
 from raypd.training.example import Skip
 from raypd.training.structure import LEAST_WORDS, TOPIC_WORDS, Promise, Sync
-from raypd.training.teacher import rows_of
 
 COLUMN = "training.annotations"  # of a document: the tagged text of each of its responses, None where there is none
 _TAG = re.compile(r'<async topic="(?P<topic>[^"]*)">(?P<block>.*?)</async>|(?P<sync><sync/>)', re.DOTALL)

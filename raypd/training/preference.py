@@ -20,6 +20,7 @@ from raypd import storage
 from raypd.config import ANSWER_KEYS, GenerationConfig, RunConfig
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
+from raypd.dataset.writer import rows_of
 from raypd.decoding.methods.pasta_lang import Lexer, Piece, readable
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.run.load import load_record, load_run
@@ -29,7 +30,7 @@ from raypd.tasks.documents import conversation
 from raypd.tasks.prompting import encode
 from raypd.training.example import Example, Skip, listed, trace
 from raypd.training.generation import GenerationExamples, ThreadsTeacher, TokenPiece
-from raypd.training.teacher import Place, Row, rows_of
+from raypd.training.teacher import Place, Row
 
 _COLUMNS = [*("id", "source", "row", "status", "sample", "turn", "text", "finish_reason"),
             *("tokens", "raw", "counters", "warnings")]  # fmt: skip

@@ -1,24 +1,17 @@
 """Labels from elsewhere: corrections, or answers of a larger model (distillation, HPD section 4.4) or of the model."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from raypd import storage
-from raypd.dataset import writer
+from raypd.dataset.writer import rows_of
 from raypd.errors import InputError
 from raypd.run.read import by_document
 from raypd.tasks.base import Document
 
 Row = dict[str, Any]
 Place = tuple[str, int]  # source and place in it, of a document
-
-
-def rows_of(run: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """All rows of a run, unit by unit."""
-    folder = storage.absolute(run)
-    for unit, path in sorted(writer.objects(folder)):
-        yield from writer.as_records(writer.read_table(folder, unit, columns, path)[1])
 
 
 def label(documents: Sequence[Document], run: str, column: str) -> None:
