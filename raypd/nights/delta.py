@@ -36,44 +36,40 @@ def check_installed() -> None:
 
 def register(root: str, night: str, objects: Iterable[str]) -> None:
     """Makes the Delta table show exactly these objects, in at most one commit. Raises RunError: it stays as it was."""
+    from deltalake import CommitProperties, Schema
     from deltalake.exceptions import DeltaError
+    from deltalake.transaction import RemoveAction, create_table_with_add_actions
 
     try:
-        _register(root, night, {_place(path) for path in objects})
+        listed, (table, present) = {_place(path) for path in objects}, _opened(root)
+        added, gone = sorted(listed - present.keys()), sorted(present.keys() - listed)
+        if not added and not gone:
+            return
+        now = int(time.time() * 1000)
+        footers = list(in_threads(lambda place: _add_action(root, place, now), added, _THREADS))
+        actions: list[Any] = [action for action, _ in footers]
+        columns_of = dict.fromkeys(schema for _, schema in footers)
+        # Without NOT NULL, which is a feature that some readers of Delta tables do not have.
+        schemas = [pa.schema([column.with_nullable(True) for column in schema]) for schema in columns_of]
+        if table is not None and (len(gone) < len(present) or not added):  # some stay, with the columns that they have
+            schemas.insert(0, pa.schema(table.schema().to_arrow()))
+        columns = pa.unify_schemas(schemas)
+        commit = CommitProperties(custom_metadata={"raypd.night": night})
+        if table is None:
+            create_table_with_add_actions(
+                root, Schema.from_arrow(columns), actions, configuration=_PROPERTIES,
+                storage_options=storage.object_store(root), commit_properties=commit,
+            )  # fmt: skip
+            return
+        overwrites = len(gone) == len(present)
+        actions += [] if overwrites else [RemoveAction(place, True, now, present[place], {}) for place in gone]
+        mode = "overwrite" if overwrites else "append"
+        table.create_write_transaction(actions, mode, columns, commit_properties=commit)
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise RunError(
             f"{root}: the table of the night {night} is complete, and {layout.CURRENT} lists it; its Delta table could "
             f"not be brought to it: {_words(error)}. The same command tries again"
         ) from None
-
-
-def _register(root: str, night: str, listed: set[str]) -> None:
-    from deltalake import CommitProperties, Schema
-    from deltalake.transaction import RemoveAction, create_table_with_add_actions
-
-    table, present = _opened(root)
-    added, gone = sorted(listed - present.keys()), sorted(present.keys() - listed)
-    if not added and not gone:
-        return
-    now = int(time.time() * 1000)
-    footers = list(in_threads(lambda place: _add_action(root, place, now), added, _THREADS))
-    actions: list[Any] = [action for action, _ in footers]
-    columns_of = dict.fromkeys(schema for _, schema in footers)
-    # Without NOT NULL, which is a feature that some readers of Delta tables do not have.
-    schemas = [pa.schema([column.with_nullable(True) for column in schema]) for schema in columns_of]
-    if table is not None and (len(gone) < len(present) or not added):  # some stay, with the columns that they have
-        schemas.insert(0, pa.schema(table.schema().to_arrow()))
-    columns = pa.unify_schemas(schemas)
-    commit = CommitProperties(custom_metadata={"raypd.night": night})
-    if table is None:
-        create_table_with_add_actions(
-            root, Schema.from_arrow(columns), actions, configuration=_PROPERTIES,
-            storage_options=storage.object_store(root), commit_properties=commit,
-        )  # fmt: skip
-        return
-    overwrites = len(gone) == len(present)
-    actions += [] if overwrites else [RemoveAction(place, True, now, present[place], {}) for place in gone]
-    table.create_write_transaction(actions, "overwrite" if overwrites else "append", columns, commit_properties=commit)
 
 
 def difference(root: str, objects: Iterable[str]) -> str:

@@ -40,27 +40,24 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
             scratch.add("damaged", [{"source": unit.name}])
         for error in filter(None, in_threads(read_table, files, threads)):
             result.damaged.add(0, 1, [error])
-        _compare(result, scratch, config)
+        scratch.run("""
+            CREATE TABLE wanted AS SELECT id, source, row FROM input
+            QUALIFY row_number() OVER (PARTITION BY id ORDER BY source DESC, row DESC) = 1""")
+        scratch.run("""
+            CREATE TABLE found AS SELECT id, source, row, bool_and(ok) AS ok, any_value(object) AS object,
+                count(DISTINCT object) AS objects FROM output GROUP BY id, source, row""")
+        result.add_counts(scratch, "wanted", "found")
+        without_row = "SELECT *, NULL AS object FROM wanted ANTI JOIN found USING (id, source, row)"
+        result.missing.add_query(scratch, without_row)
+        old = "" if config.nightly.removed == "keep" else " OR source NOT IN (SELECT source FROM damaged)"
+        result.foreign.add_query(
+            scratch,
+            "SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row)) "
+            f"WHERE id IN (SELECT id FROM input){old}",
+        )
+        result.doubled.add_query(
+            scratch,
+            "SELECT id, min(source) AS source, min(row) AS row, string_agg(object, ' and ') AS object "
+            "FROM found GROUP BY id HAVING count(*) > 1 OR max(objects) > 1",
+        )
     return result
-
-
-def _compare(result: Verification, scratch: Scratch, config: RunConfig) -> None:
-    scratch.run("""
-        CREATE TABLE wanted AS SELECT id, source, row FROM input
-        QUALIFY row_number() OVER (PARTITION BY id ORDER BY source DESC, row DESC) = 1""")
-    scratch.run("""
-        CREATE TABLE found AS SELECT id, source, row, bool_and(ok) AS ok, any_value(object) AS object,
-            count(DISTINCT object) AS objects FROM output GROUP BY id, source, row""")
-    result.add_counts(scratch, "wanted", "found")
-    result.missing.add_query(scratch, "SELECT *, NULL AS object FROM wanted ANTI JOIN found USING (id, source, row)")
-    old = "" if config.nightly.removed == "keep" else " OR source NOT IN (SELECT source FROM damaged)"
-    result.foreign.add_query(
-        scratch,
-        "SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row)) "
-        f"WHERE id IN (SELECT id FROM input){old}",
-    )
-    result.doubled.add_query(
-        scratch,
-        "SELECT id, min(source) AS source, min(row) AS row, string_agg(object, ' and ') AS object "
-        "FROM found GROUP BY id HAVING count(*) > 1 OR max(objects) > 1",
-    )
