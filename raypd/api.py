@@ -24,7 +24,6 @@ from raypd.config.schema import task_of
 from raypd.errors import ConfigError, InputError
 from raypd.run import layout, records
 from raypd.run.load import load_record, load_run
-from raypd.run.records import Estimate, Manifest, RunCost
 
 if TYPE_CHECKING:
     from raypd.answering.components import WorkerComponents
@@ -50,7 +49,7 @@ class Run:
         self.path = storage.absolute(str(path))
         load_record(self.path)
         try:
-            self.manifest = records.read(Manifest, storage.join(self.path, layout.MANIFEST))
+            self.manifest = records.read(records.Manifest, storage.join(self.path, layout.MANIFEST))
         except FileNotFoundError:
             raise ConfigError(f"{self.path}: this run has not ended; what began it goes on with it") from None
 
@@ -73,7 +72,7 @@ class Run:
         return self._table.to_pandas()
 
     @property
-    def bill(self) -> RunCost | None:
+    def bill(self) -> records.RunCost | None:
         """What it took and cost; None where no ledger ran."""
         return self.manifest.cost
 
@@ -251,7 +250,7 @@ def estimate(
     text: Columns = None,
     settings: Settings = None,
     sample: int = 64,
-) -> Estimate:
+) -> records.Estimate:
     """What `extract` over the same arguments would take and cost, from `sample` decoded documents."""
     from raypd.estimation.estimate import estimate as make
     from raypd.estimation.machines import EstimateOptions

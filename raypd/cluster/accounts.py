@@ -8,9 +8,7 @@ from typing import Any
 import ray
 
 from raypd.billing import book, budget
-from raypd.billing.budget import BudgetReached
 from raypd.cluster import ledger_actor
-from raypd.cluster.ledger_actor import Standing
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig, deadline_at
 from raypd.dataset.plan import Plan
@@ -37,7 +35,7 @@ class Accounts:
         cost, began = config.cost, lease.began
         self.deadline = None if cost.deadline is None else deadline_at(cost.deadline, began)
         self.earlier = sum(bill.usd for bill in book.bills(output))
-        self._standing = Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
+        self._standing = ledger_actor.Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
         if cost.budget_usd is not None and self.earlier >= cost.budget_usd:
             raise self.reached()
         if self.deadline is not None and self.deadline <= began:
@@ -139,10 +137,10 @@ class Accounts:
             )
         return min(max(workers, self.config.cluster.min_workers, 1), max_workers)
 
-    def reached(self) -> BudgetReached:
+    def reached(self) -> budget.BudgetReached:
         cap = self.config.cost.budget_usd or 0.0
         spent = self.earlier + self._spent()
-        return BudgetReached(budget.reached(cap, spent, self.done, self.plan.documents, self.plan.exact))
+        return budget.BudgetReached(budget.reached(cap, spent, self.done, self.plan.documents, self.plan.exact))
 
     def close(self) -> None:
         ledger_actor.close(self.ledger)

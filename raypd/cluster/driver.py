@@ -19,10 +19,7 @@ from raypd.dataset.plan import Plan, take_apart
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout, manifest, records
 from raypd.run.console import Interrupted, say, signals
-from raypd.run.layout import output_folder
 from raypd.run.lease import RunLease, held
-from raypd.run.manifest import Manifest
-from raypd.run.records import UnitResult
 from raypd.run.text import counted, share
 from raypd.run.unit import Unit
 from raypd.run.unreadable import Unreadable
@@ -44,7 +41,7 @@ _JUDGED_AFTER = 100  # documents of a session, after which cluster.max_failed_sh
 
 def run_extract(
     config: RunConfig, *, verbose: bool = False, build: Build | None = None, planned: Plan | None = None
-) -> Manifest:
+) -> records.Manifest:
     """Runs or resumes until every unit is committed, and writes the manifest.
 
     verbose: let Ray print. build: makes a worker's engine and task; None: by the configuration. planned: None: all.
@@ -52,7 +49,7 @@ def run_extract(
     SIGINT or SIGTERM: then what is committed is whole, and the same call resumes."""
     storage.configure(config.storage)
     check_template(config)
-    output = output_folder(config)
+    output = layout.output_folder(config)
     if output != storage.absolute(config.output.path):
         say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
     manifest.check(config, output)
@@ -84,7 +81,7 @@ def run_extract(
     return finish(config, output, planned, run.unreadable)
 
 
-def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> Manifest:
+def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> records.Manifest:
     """Writes the manifest. unreadable: units that the session could not read, beside those that the plan knows of.
 
     Raises RunError: an object is damaged or of another configuration; units could not be read and input.on_damaged is
@@ -244,7 +241,7 @@ class DriverSession:
             " them, and once the cause is gone --retry-errors tries them again"
         )
 
-    def _take(self, unit: Unit, result: UnitResult) -> None:
+    def _take(self, unit: Unit, result: records.UnitResult) -> None:
         if result.error is None:
             self.done_units += 1
             self.done_documents += result.ok + result.failed

@@ -16,9 +16,7 @@ import ray
 from raypd import storage
 from raypd.billing import bill as billing
 from raypd.billing import book, prices
-from raypd.billing.book import Book
 from raypd.cluster import machines
-from raypd.cluster.machines import Nodes
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
@@ -72,13 +70,13 @@ class PoolState:
 class Ledger:
     """The actor. Its methods are quick; a thread looks at nodes and writes the file. nodes: by ids of worker nodes."""
 
-    def __init__(self, config: RunConfig, output: str, session: str, began: float, nodes: Nodes) -> None:
+    def __init__(self, config: RunConfig, output: str, session: str, began: float, nodes: machines.Nodes) -> None:
         storage.configure(config.storage)
         self._output, self._nodes = output, nodes
         cost = config.cost
         new = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
         kept = read.record(Bill, output, layout.LEDGER, f"{session}.json") or new
-        self.book = Book(kept, config)
+        self.book = book.Book(kept, config)
         self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
         self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
         self._ready: set[str] = set()  # workers

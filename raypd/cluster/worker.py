@@ -29,7 +29,6 @@ from raypd.billing import energy
 from raypd.billing.meter import Meter
 from raypd.cluster import nodes
 from raypd.cluster.card import CardLog
-from raypd.cluster.nodes import node_id
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.dataset.reader import read_unit
@@ -69,7 +68,7 @@ class EngineActor:
 
     def __init__(self, config: RunConfig, gpus: float, ledger: Any) -> None:
         """gpus: of this actor; ledger: handle of the actor that keeps the bill, None: there is none."""
-        self.config, self.node, self.gpus = config, node_id(), gpus
+        self.config, self.node, self.gpus = config, nodes.node_id(), gpus
         self.watch = energy.CardWatch(gpus)
         self.meter = Meter(self.node, config.decoding.method, gpus, power=self.watch.joules, cards=self.watch)
         self._ledger = ledger

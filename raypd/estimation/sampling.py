@@ -13,7 +13,6 @@ from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
 from raypd.estimation import bootstrap
-from raypd.estimation.bootstrap import Array
 from raypd.run.text import counted
 from raypd.run.unit import Unit
 from raypd.tasks.base import Document
@@ -41,7 +40,7 @@ class Scan:
     units: list[Unit]
     counts: list[int]  # documents of each
     scanned: list[ScannedDocument]
-    documents: Array  # of the whole corpus, counted or estimated
+    documents: bootstrap.Array  # of the whole corpus, counted or estimated
     units_planned: int
 
     @property

@@ -17,7 +17,6 @@ from raypd.evaluation.score import evaluate, labelled_values
 from raypd.fitting.labels import FitContext, input_keys
 from raypd.fitting.result import CandidateScore
 from raypd.run import layout, read, records
-from raypd.run.records import Estimate, Figure
 from raypd.run.training import TrainingRecord
 from raypd.tasks.calibration import FILE
 from raypd.training.job import run_training
@@ -92,17 +91,17 @@ def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -
     column = context.config.training.labels_column
     of_all = {m.name: m for m in evaluate(output, context.part("test"), labels_column=column).measures if not m.of}
     best = next(of_all[measure] for measure in _MEASURES if measure in of_all)
-    f1 = Figure(best.value, best.low, best.high)
+    f1 = records.Figure(best.value, best.low, best.high)
     return CandidateScore(name=name, method=config.decoding.method, changes=changes, measure=best.name, f1=f1)
 
 
-def measure(context: FitContext, score: CandidateScore, run: str | None = None) -> Figure:
+def measure(context: FitContext, score: CandidateScore, run: str | None = None) -> records.Figure:
     """Adds to a score what its model costs over the corpus; the corpus's documents.
 
     run: an earlier run whose speed counts; None: a sample is decoded now, once."""
     config = with_changes(context.config, score.changes)
     path = storage.join(context.folder, "estimates", f"{score.name}-{config.fingerprint()}.json".replace(" ", "-"))
-    result = read.record(Estimate, path)
+    result = read.record(records.Estimate, path)
     if result is None:
         context.say(f"{score.name}: measuring what the corpus would cost")
         if run is not None:

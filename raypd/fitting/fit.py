@@ -17,13 +17,10 @@ from raypd.config import RunConfig, deadline_at, rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, UserError
 from raypd.fitting import candidate, labels, page
-from raypd.fitting.labels import FitContext
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.models.load import check_model_config
 from raypd.run import console, layout, records
-from raypd.run.console import Interrupted
 from raypd.run.lease import held
-from raypd.run.records import RecordError
 from raypd.run.text import Say, usd
 from raypd.training.data import check
 
@@ -50,7 +47,7 @@ def run_fit(path: str, overrides: list[str], *, verbose: bool = False, say: Say 
     folder = storage.absolute(folder)
     result, kept = _begin(config, folder), storage.join(folder, layout.FIT)
     ends = None if config.cost.deadline is None else deadline_at(config.cost.deadline, time.time())
-    context = FitContext(config, folder, verbose, say, ends)
+    context = labels.FitContext(config, folder, verbose, say, ends)
     _check(context)
     try:
         with held(folder, say):
@@ -60,8 +57,8 @@ def run_fit(path: str, overrides: list[str], *, verbose: bool = False, say: Say 
                 Fit(context, result).run()
     except BudgetReached as reached:
         result.stopped = str(reached)
-    except (KeyboardInterrupt, Interrupted):
-        raise Interrupted("interrupted; the same command goes on from there") from None
+    except (KeyboardInterrupt, console.Interrupted):
+        raise console.Interrupted("interrupted; the same command goes on from there") from None
     result.usd, result.recommended = context.spent(), recommend(result)
     target, choice = Path(result.path, "recommended.yaml"), result.choice
     target.unlink(missing_ok=True)  # of an earlier recommendation
@@ -77,7 +74,7 @@ def run_fit(path: str, overrides: list[str], *, verbose: bool = False, say: Say 
 class Fit:
     """The steps of a fit: labels, candidates with all labels, what is not trained, the curve, and costs."""
 
-    def __init__(self, context: FitContext, result: FitResult) -> None:
+    def __init__(self, context: labels.FitContext, result: FitResult) -> None:
         self.config, self.context, self.result, self.say = context.config, context, result, context.say
 
     def run(self) -> None:
@@ -118,7 +115,7 @@ class Fit:
             score = make()
             if scores is self.result.scores:
                 self.result.corpus_documents = candidate.measure(self.context, score, run)
-        except (BudgetReached, Interrupted, ConfigError):
+        except (BudgetReached, console.Interrupted, ConfigError):
             raise
         except UserError as error:
             self.say(f"{name}: {error}")
@@ -184,7 +181,7 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
         if set(storage.names(folder)) - {layout.LEASE, layout.SESSIONS}:
             raise ConfigError(f"fit.path {folder}: is not empty, and no fit's; give another fit.path") from None
         return result
-    except RecordError as error:
+    except records.RecordError as error:
         raise ConfigError(f"{error}; give another fit.path") from None
     if before.identity != result.identity and _begun(folder):
         raise ConfigError(
@@ -199,7 +196,7 @@ def _begun(folder: str) -> bool:
     return any(storage.exists(storage.join(folder, name)) for name in (labels.UNLABELLED, f"{labels.PARTS[0]}.jsonl"))
 
 
-def _check(context: FitContext) -> None:
+def _check(context: labels.FitContext) -> None:
     """Raises what every candidate, and the teacher, would fail at, before anything is done."""
     config, folder = context.config, context.folder
     if config.task.kind != "extraction":

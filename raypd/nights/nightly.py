@@ -14,10 +14,8 @@ from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
 from raypd.nights import changes, delta, schema_change, table
 from raypd.nights.changes import Input
-from raypd.nights.schema_change import Change
 from raypd.run import console, layout, manifest, read, records
 from raypd.run.lease import RunLease, held
-from raypd.run.records import NightState
 from raypd.run.text import counted, iso
 from raypd.run.unreadable import Unreadable
 from raypd.verify.scratch import Scratch, quoted
@@ -135,25 +133,25 @@ class NightRun:
         self._publish(night, tonight)
         return night
 
-    def _read_state(self) -> tuple[NightState | None, str | None]:
+    def _read_state(self) -> tuple[records.NightState | None, str | None]:
         """The last good night, and the version of its record, which tonight's replaces."""
         path = storage.join(self.root, layout.STATE)
         try:
             version = storage.version(path)
-            return read.record(NightState, path), version
+            return read.record(records.NightState, path), version
         except FileNotFoundError:
             return None, None
         except OSError as error:
             raise RunError(f"{path}: cannot be read: {error}") from None
 
-    def _replace_state(self, state: NightState) -> None:
+    def _replace_state(self, state: records.NightState) -> None:
         """Raises RunError when somebody else was first."""
         path, data = storage.join(self.root, layout.STATE), records.encoded(state)
         if not (storage.put_if(path, data, self.version) if self.version else storage.put_new(path, data)):
             raise RunError(f"{path}: another process has ended a night meanwhile; the same command looks again")
         self.state = state
 
-    def _schema_change(self) -> Change | None:
+    def _schema_change(self) -> schema_change.Change | None:
         """What changed in the categories since the last good night. ConfigError: something else has changed."""
         state, config = self.state, self.config
         if self.full or state is None:
@@ -247,7 +245,7 @@ class NightRun:
         storage.put(self._at(night.name, layout.FILES), "".join(f"{file}\n" for file in files).encode())
         self._check_lease()
         self._replace_state(
-            NightState(
+            records.NightState(
                 night=night.name,
                 fingerprint=self.config.fingerprint(),
                 base=schema_change.answers_base(self.config),

@@ -14,7 +14,6 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import RunError
 from raypd.nights import schema_change
-from raypd.nights.schema_change import Change
 from raypd.run.read import by_document
 from raypd.run.text import counted
 from raypd.storage.threads import in_threads
@@ -92,7 +91,7 @@ def index_query(everything_again: bool) -> str:
     )
 
 
-def compose(scratch: Scratch, root: str, config: RunConfig, change: Change | None) -> None:
+def compose(scratch: Scratch, root: str, config: RunConfig, change: schema_change.Change | None) -> None:
     """Writes the objects of `homes` that cannot stay as they were."""
     documents = scratch.rows("""
         SELECT f.unit, h.file AS home, f.source, f.row, f.file, f.from_source, f.from_row, f.category, f.added_file
@@ -102,7 +101,7 @@ def compose(scratch: Scratch, root: str, config: RunConfig, change: Change | Non
     deque(in_threads(lambda rows: _write(root, rows, config, change), units, _THREADS), maxlen=0)
 
 
-def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change: Change | None) -> None:
+def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change: schema_change.Change | None) -> None:
     files = sorted({document[key] for document in documents for key in ("file", "added_file") if document[key]})
     tables = {file: read_object(storage.join(root, file)).replace_schema_metadata(None) for file in files}
     answers_of = {file: by_document(table.to_pylist()) for file, table in tables.items()}

@@ -7,7 +7,6 @@ from raypd.config import RunConfig, StorageConfig
 from raypd.config.load import make_config, value_of
 from raypd.errors import ConfigError
 from raypd.run import layout, records
-from raypd.run.records import RecordError, RunRecord
 
 
 class NoRun(ConfigError):
@@ -19,7 +18,7 @@ def is_nightly(output: str) -> bool:
     return not storage.exists(storage.join(output, layout.RUN)) and storage.exists(storage.join(output, layout.STATE))
 
 
-def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
+def load_record(output: str, overrides: Sequence[str] = ()) -> records.RunRecord:
     """run.json, or the state.json of nights; S3 is then reached as it or overrides say. Raises ConfigError, NoRun."""
     pairs = [o.removeprefix("storage.").split("=", 1) for o in overrides if o.startswith("storage.") and "=" in o]
     keys = {key: value_of(value) for key, value in pairs}
@@ -28,7 +27,7 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
         storage.configure(StorageConfig.model_validate(keys))
         if is_nightly(output):
             path = storage.join(output, layout.STATE)
-        record = records.read(RunRecord, path)
+        record = records.read(records.RunRecord, path)
         storage.configure(StorageConfig.model_validate({**(record.config.get("storage") or {}), **keys}))
         return record
     except FileNotFoundError:
@@ -40,7 +39,7 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
         raise NoRun(f"{output}: {reason}") from None
     except storage.Unavailable:
         raise
-    except (storage.StorageError, RecordError) as error:  # which name the path
+    except (storage.StorageError, records.RecordError) as error:  # which name the path
         raise ConfigError(str(error)) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None

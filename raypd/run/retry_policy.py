@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from raypd import storage
 from raypd.run import layout, records
-from raypd.run.records import RecordError
 
 _PARTS = 16  # groups that the suspect rows are divided into
 _LEAST_DEATHS = 3  # before a document is blamed: a process may be killed from outside once or twice
@@ -94,7 +93,7 @@ class UnitLog:
             return Attempt(), False
         try:
             last = records.read(AttemptRecord, path)
-        except (FileNotFoundError, RecordError):
+        except (FileNotFoundError, records.RecordError):
             return Attempt(), False
         if last.session != self.session or last.process in ("", self.process):
             return last.attempt, False

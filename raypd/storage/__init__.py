@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, cast
 
 from raypd.config import StorageConfig
 from raypd.storage import cloud, local
-from raypd.storage.cloud import CloudStore
 from raypd.storage.common import Changed, Object, StorageError, Unavailable, find_objects, outage
 from raypd.storage.s3 import S3
 from raypd.storage.s3_client import split
@@ -47,14 +46,14 @@ class Storage:
     (AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, ...), in its files or from the instance's role."""
 
     def __init__(self, settings: StorageConfig | None = None) -> None:
-        self.s3, self.clouds = S3(settings or StorageConfig()), CloudStore(settings or StorageConfig())
+        self.s3, self.clouds = S3(settings or StorageConfig()), cloud.CloudStore(settings or StorageConfig())
 
     def configure(self, settings: StorageConfig) -> None:
         """Takes a configuration's section `storage` for all that is done on object stores from now on."""
         if settings != self.s3.settings:
-            self.s3, self.clouds = S3(settings), CloudStore(settings)
+            self.s3, self.clouds = S3(settings), cloud.CloudStore(settings)
 
-    def _remote(self, path: str) -> S3 | CloudStore:
+    def _remote(self, path: str) -> S3 | cloud.CloudStore:
         return self.s3 if path.startswith("s3://") else self.clouds
 
     def find(self, path: str) -> Iterator[Object]:

@@ -21,8 +21,6 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
 from raypd.models.load import check_model_config
 from raypd.run import console, layout, manifest, records, text
-from raypd.run.console import Interrupted
-from raypd.run.text import Say
 from raypd.run.training import Curve, TrainingAttempt, TrainingData, TrainingRecord
 from raypd.tasks import check_task
 from raypd.tasks.card import write_card
@@ -36,7 +34,7 @@ _KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}
 
 
 def run_training(
-    config: RunConfig, *, verbose: bool = False, say: Say = console.say, ends: float | None = None
+    config: RunConfig, *, verbose: bool = False, say: text.Say = console.say, ends: float | None = None
 ) -> TrainingRecord:
     """Trains with every learning rate, or goes on where the same command was cut off. `say` shows the user a line.
 
@@ -63,7 +61,7 @@ def run_training(
         except KeyboardInterrupt:
             if limits.reached is not None:
                 raise BudgetReached(f"{limits.reached}; what is trained is kept up to its latest checkpoint") from None
-            raise Interrupted("interrupted; the same command goes on from the latest checkpoint") from None
+            raise console.Interrupted("interrupted; the same command goes on from the latest checkpoint") from None
         finally:
             ledger_actor.close(ledger)
         return _finish(config, output, outcomes)
@@ -102,7 +100,7 @@ class _Limits:
 
 
 def _fit(
-    config: RunConfig, output: str, rate: float, resources: ray_session.WorkerResources, say: Say, limits: _Limits
+    config: RunConfig, output: str, rate: float, resources: ray_session.WorkerResources, say: text.Say, limits: _Limits
 ) -> Outcome:
     """One learning rate through Ray Train."""
     import ray
@@ -213,7 +211,7 @@ def _explained(error: Exception) -> UserError:
     return RunError(f"a training worker ended: {last}; the same command goes on from the latest checkpoint")
 
 
-def _follow(board: Any, curve: Curve, rate: float, say: Say, limits: _Limits) -> None:
+def _follow(board: Any, curve: Curve, rate: float, say: text.Say, limits: _Limits) -> None:
     """Keeps the losses that the first worker puts on the board, and shows how far it is, until None comes."""
     from ray.util.queue import Empty
 

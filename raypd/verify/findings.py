@@ -14,7 +14,6 @@ from raypd import storage
 from raypd.errors import ConfigError
 from raypd.run.text import counted, one_line
 from raypd.verify import dead_letters
-from raypd.verify.dead_letters import SCHEMA, Summary
 from raypd.verify.scratch import Scratch, quoted
 from raypd.verify.verification import Finding, Verification
 
@@ -84,7 +83,7 @@ def _verdict(result: Verification) -> str:
     return "NOT OK" + (f": {words}" if words else "")
 
 
-def describe_errors(summary: Summary) -> str:
+def describe_errors(summary: dead_letters.Summary) -> str:
     """Dead letters in lines: reasons with counts, examples of each, then the units that failed whole."""
     if not summary.documents and not summary.units:
         return f"{summary.run}: no dead letters"
@@ -107,7 +106,7 @@ def describe_errors(summary: Summary) -> str:
 def print_letters(output: str) -> None:
     """Every dead letter on a line of its own, as tab-separated values that a shell can work on."""
     writer = csv.writer(sys.stdout, dialect="excel-tab", lineterminator="\n")
-    writer.writerow(SCHEMA.names)
+    writer.writerow(dead_letters.SCHEMA.names)
     for table in dead_letters.letters(output):
         writer.writerows(map(_readable, table.to_pylist()))
 
@@ -125,11 +124,11 @@ def write_letters(output: str, path: str) -> int:
         raise ConfigError(f"--output {path}: give a local file that ends in {', '.join(_FORMATS)}")
     part = f"{path}.part-{os.getpid()}"
     try:
-        with Scratch(letters=SCHEMA) as scratch:
+        with Scratch(letters=dead_letters.SCHEMA) as scratch:
             for table in dead_letters.letters(output):
                 if written.startswith("csv"):
                     columns = zip(*(_readable(row, "'") for row in table.to_pylist()), strict=True)
-                    table = pa.table([*columns], schema=SCHEMA)
+                    table = pa.table([*columns], schema=dead_letters.SCHEMA)
                 scratch.add("letters", table)
             scratch.run(f"COPY (FROM letters ORDER BY unit, source, row) TO {quoted([part])} (FORMAT {written})")
             count = scratch.number("SELECT count(*) FROM letters")

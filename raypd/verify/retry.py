@@ -18,7 +18,6 @@ from raypd.errors import ConfigError, RunError
 from raypd.run import console, layout, manifest, records
 from raypd.run.lease import held
 from raypd.run.read import by_document
-from raypd.run.records import RecordError, UnitSummary
 from raypd.run.text import counted
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
@@ -78,7 +77,7 @@ def retry_errors(
         except FileNotFoundError:
             result = _plan(config, output, number, everything)
             folder = _folder(output, result.number)
-        except RecordError as error:
+        except records.RecordError as error:
             raise ConfigError(f"{error}; delete this file, and the same command plans its retry again") from None
         if not result.tried:
             return result
@@ -149,7 +148,7 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
     return result
 
 
-def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) -> UnitSummary:
+def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) -> records.UnitSummary:
     """Replaces one object of the run, at `path`; what the retry's own says."""
     if path is None:
         raise RunError(f"{output}: unit {unit.whole} is gone since its retry began; run without --retry-errors first")
