@@ -21,7 +21,6 @@ from raypd.dataset.plan import alone as stored_alone
 from raypd.dataset.split import Columns, Inspected, inspect
 from raypd.errors import InputError, RunError, UserError
 from raypd.run.unit import Part, Unit, make_unit
-from raypd.storage.threads import in_threads
 
 _THREADS = 32  # that look into objects at once: mostly they wait for storage
 _EXAMPLES = 5  # of objects that are gone or others, in a message
@@ -92,7 +91,7 @@ class _Planning:
 
     def add(self, items: Iterable[InputObject]) -> None:
         """Looks into objects and cuts them into units, the last of them into smaller ones."""
-        inspected = in_threads(lambda item: inspect(item, self.config, self.columns), items, _THREADS)
+        inspected = storage.in_threads(lambda item: inspect(item, self.config, self.columns), items, _THREADS)
         tail: deque[Unit] = deque()
         parts = 0
         for count, unit in enumerate(self._units(self._looked_into(inspected)), 1):
@@ -101,7 +100,7 @@ class _Planning:
             while len(tail) > min(count // _TAIL, self._tail_units) or parts > _TAIL_PARTS:
                 parts -= len(tail[0].parts)
                 self.writer.add(tail.popleft())
-        for unit in itertools.chain.from_iterable(in_threads(self._pieces, tail, _THREADS)):
+        for unit in itertools.chain.from_iterable(storage.in_threads(self._pieces, tail, _THREADS)):
             self.writer.add(unit)
 
     def _looked_into(self, inspected: Iterable[Inspected]) -> Iterator[Inspected]:

@@ -16,7 +16,6 @@ from raypd import storage
 from raypd.errors import ConfigError, Damaged, RunError
 from raypd.run import layout
 from raypd.run.records import UnitSummary, encoded, from_json
-from raypd.storage.threads import in_threads
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import OWN, record_row
 
@@ -122,7 +121,7 @@ def objects(output: str) -> Iterator[tuple[str, str]]:
 
 def summaries(output: str) -> list[UnitSummary]:
     """What the committed units hold, in the order of their ids. Raises as `read_summary` does."""
-    return list(in_threads(lambda item: read_summary(output, *item), sorted(objects(output)), 16))
+    return list(storage.in_threads(lambda item: read_summary(output, *item), sorted(objects(output)), 16))
 
 
 def committed(output: str) -> set[str]:

@@ -19,7 +19,6 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
 from raypd.run.unit import Unit, make_unit
 from raypd.run.unreadable import Unreadable
-from raypd.storage.threads import in_threads
 from raypd.tasks.base import Document
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import read_object, write_object
@@ -104,7 +103,7 @@ def unreadable(
         return [bad for offset, single in placed([unit], config, apart) for bad in attempt((ordinal + offset, single))]
 
     yield from ((unit, str(unit.damaged)) for unit in plan.damaged())
-    for bad in in_threads(attempt, placed(plan, config, ()), threads):
+    for bad in storage.in_threads(attempt, placed(plan, config, ()), threads):
         yield from bad
 
 

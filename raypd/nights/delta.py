@@ -15,7 +15,6 @@ from raypd import storage
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
 from raypd.run.text import counted
-from raypd.storage.threads import in_threads
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -46,7 +45,7 @@ def register(root: str, night: str, objects: Iterable[str]) -> None:
         if not added and not gone:
             return
         now = int(time.time() * 1000)
-        footers = list(in_threads(lambda place: _add_action(root, place, now), added, _THREADS))
+        footers = list(storage.in_threads(lambda place: _add_action(root, place, now), added, _THREADS))
         actions: list[Any] = [action for action, _ in footers]
         columns_of = dict.fromkeys(schema for _, schema in footers)
         # Without NOT NULL, which is a feature that some readers of Delta tables do not have.

@@ -16,7 +16,6 @@ from raypd.errors import RunError
 from raypd.nights import schema_change
 from raypd.run.read import by_document
 from raypd.run.text import counted
-from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import read_object, write_object
 
@@ -37,7 +36,7 @@ def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[
         columns = [rows["source"], rows["row"], pc.equal(rows["status"], "ok"), category]
         scratch.add(f"{name}_rows", pa.table([[unit] * len(rows), [file] * len(rows), *columns], schema=_ROWS))
 
-    deque(in_threads(read, objects, _THREADS), maxlen=0)
+    deque(storage.in_threads(read, objects, _THREADS), maxlen=0)
     scratch.run(f"""
         CREATE TABLE {name} AS SELECT unit, file, source, row, bool_and(ok) AS ok, any_value(category) AS category
         FROM {name}_rows GROUP BY ALL""")
@@ -98,7 +97,7 @@ def compose(scratch: Scratch, root: str, config: RunConfig, change: schema_chang
         FROM final f JOIN homes h USING (unit) WHERE f.winner AND NOT h.stays
         ORDER BY h.live DESC, h.ordinal, f.unit, f.position, f.source, f.row""")
     units = (list(rows) for _, rows in groupby(documents, itemgetter("unit")))
-    deque(in_threads(lambda rows: _write(root, rows, config, change), units, _THREADS), maxlen=0)
+    deque(storage.in_threads(lambda rows: _write(root, rows, config, change), units, _THREADS), maxlen=0)
 
 
 def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change: schema_change.Change | None) -> None:

@@ -1,12 +1,12 @@
 """`raypd verify` of a nightly folder: the table against the input of now, document by document."""
 
+from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged
 from raypd.nights import changes, delta
 from raypd.run.unit import Unit
-from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import objects, read_object
 from raypd.verify.verification import INPUT, OUTPUT, Verification, add_documents, add_rows
@@ -38,7 +38,7 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
         for unit, reason in changes.unreadable(plan, config, read_input, set(), threads):
             result.damaged_input.add(0, 1, [reason])
             scratch.add("damaged", [{"source": unit.name}])
-        for error in filter(None, in_threads(read_table, files, threads)):
+        for error in filter(None, storage.in_threads(read_table, files, threads)):
             result.damaged.add(0, 1, [error])
         scratch.run("""
             CREATE TABLE wanted AS SELECT id, source, row FROM input

@@ -16,7 +16,6 @@ from raypd.errors import RunError
 from raypd.report.units import CommittedUnit
 from raypd.run.read import by_document, spread
 from raypd.run.text import NONE, clean, share
-from raypd.storage.threads import in_threads
 from raypd.tasks.columns import RowValue, row_values
 from raypd.verify import dead_letters
 
@@ -118,8 +117,8 @@ def _in_range(confidence: float | None) -> list[float]:
 def read_sample(units: Sequence[CommittedUnit]) -> AnswerSample:
     """Reads the sample; objects that cannot be read are left out."""
     with_failures = [unit for unit in units if unit.failed]
-    tables = [rows for rows in in_threads(_rows, spread(units, _UNITS), _THREADS) if rows is not None]
-    chosen = in_threads(failed_documents, spread(with_failures, _FAILED_UNITS), _THREADS)
+    tables = [rows for rows in storage.in_threads(_rows, spread(units, _UNITS), _THREADS) if rows is not None]
+    chosen = storage.in_threads(failed_documents, spread(with_failures, _FAILED_UNITS), _THREADS)
     failures = [rows for rows in chosen if rows is not None]
     sample = AnswerSample(failed_units=len(with_failures), error_units=len(failures))
     for row in (row for rows in tables for row in rows):

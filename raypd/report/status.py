@@ -11,7 +11,6 @@ from raypd.run.load import load_record
 from raypd.run.read import spread
 from raypd.run.records import Bill, PlanTotals
 from raypd.run.text import clean, counted
-from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
 
 _FOOTERS = 512  # read in one look
@@ -77,7 +76,7 @@ class Watch:
         objects, plan, table, bill = files.objects, files.plan, files.table, files.bill
         # The newest units are not known by name: of those that were not read, an even choice is.
         chosen = spread([o for o in objects if o not in self._summaries], _FOOTERS)
-        for item, unit in zip(chosen, in_threads(read_unit, chosen, _THREADS), strict=True):
+        for item, unit in zip(chosen, storage.in_threads(read_unit, chosen, _THREADS), strict=True):
             self._summaries[item] = unit
             self._errors.pop(item.path, None)
         units = Units([unit for unit in map(self._summaries.get, objects) if unit is not None], len(objects))

@@ -9,7 +9,6 @@ from raypd.errors import RunError
 from raypd.run import layout
 from raypd.run.read import spread
 from raypd.run.records import UnitSummary
-from raypd.storage.threads import in_threads
 
 READ_UNITS = 20_000  # more units than this are read in part, evenly spread, and their figures scaled up
 _THREADS = 32
@@ -56,7 +55,7 @@ def unit_objects(runs: Sequence[str]) -> list[storage.Object]:
 def read_units(objects: Sequence[storage.Object]) -> Units:
     """The summaries of committed units, of very many an even choice. Damaged ones are named, and not counted."""
     chosen = spread(objects, READ_UNITS)
-    units = list(in_threads(read_unit, chosen, _THREADS))
+    units = list(storage.in_threads(read_unit, chosen, _THREADS))
     intact = sorted((unit for unit in units if unit is not None), key=lambda u: u.committed_at)
     return Units(intact, len(objects), [item.path for item, unit in zip(chosen, units, strict=True) if unit is None])
 

@@ -14,6 +14,7 @@ from raypd.storage import cloud, local
 from raypd.storage.common import Changed, Object, StorageError, Unavailable, find_objects, outage
 from raypd.storage.s3 import S3
 from raypd.storage.s3_client import split
+from raypd.storage.threads import in_threads
 
 
 def is_remote(path: str) -> bool:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raypd import storage
 from raypd.dataset import writer
 from raypd.run import read
 from raypd.run.load import is_nightly
-from raypd.storage.threads import in_threads
 from raypd.verify.table_object import objects, read_object
 
 _EXAMPLES = 3
@@ -90,7 +90,7 @@ def summarize(output: str) -> Summary:
 def most_frequent(output: str) -> str | None:
     """Why most documents of a run failed, as far as an even choice of its units tells; None where it has none."""
     chosen = read.spread(list(writer.objects(output)), _LOOKED_AT)
-    summaries = in_threads(lambda item: (item, writer.read_summary(output, *item)), chosen, 16)
+    summaries = storage.in_threads(lambda item: (item, writer.read_summary(output, *item)), chosen, 16)
     failed = [item for item, summary in summaries if summary.failed][:_ROWS_READ]
     rows = [row for _, path in failed for row in error_rows(path).to_pylist()]
     reasons = Counter(normalize(row["source"], row["error"]) for row in rows)

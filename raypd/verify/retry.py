@@ -20,7 +20,6 @@ from raypd.run.lease import held
 from raypd.run.read import by_document
 from raypd.run.text import counted
 from raypd.run.unit import Unit
-from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
 
 _THREADS = 8
@@ -89,7 +88,7 @@ def retry_errors(
         if lease.lost is not None:
             raise RunError(f"{lease.lost}; the same command goes on")
         paths, number, result.tried = dict(writer.objects(output)), result.number, 0
-        for done in in_threads(lambda u: _merge(output, paths.get(u.whole), folder, u, number), plan, _THREADS):
+        for done in storage.in_threads(lambda u: _merge(output, paths.get(u.whole), folder, u, number), plan, _THREADS):
             result.tried += done.documents
             result.ok += done.ok
             result.failed += done.failed
@@ -133,7 +132,7 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
         return unit, rows, left_out, summary.retries
 
     planned = PlanWriter()
-    for unit, rows, left_out, retries in in_threads(look, planner.plan(config, output), _THREADS):
+    for unit, rows, left_out, retries in storage.in_threads(look, planner.plan(config, output), _THREADS):
         result.left_out += left_out
         result.number = max(result.number, retries + 1)
         if rows is None:

@@ -14,7 +14,6 @@ from raypd.dataset import planner, writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged, InputError
 from raypd.run.unit import Unit
-from raypd.storage.threads import in_threads
 from raypd.tasks.base import Document
 from raypd.tasks.columns import shape_of
 from raypd.verify.scratch import Scratch
@@ -120,13 +119,13 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
 
         plan = planner.plan(config, output)
         result.passed_over = plan.passed_over
-        faults = dict(in_threads(add, plan, threads))
+        faults = dict(storage.in_threads(add, plan, threads))
         result.units = len(faults)
         for unit in plan.damaged():
             result.damaged_input.add(0, 1, [str(unit.damaged)])
         foreign = sorted(committed.keys() - faults.keys())
         result.foreign.add(0, len(foreign), [f"object {unit_id}: not a unit of this input" for unit_id in foreign])
-        of_foreign = in_threads(lambda unit: _add_object(scratch, unit, committed[unit], None, 0), foreign, threads)
+        of_foreign = storage.in_threads(lambda u: _add_object(scratch, u, committed[u], None, 0), foreign, threads)
         for name, documents, words in filter(None, [*faults.values(), *of_foreign]):
             getattr(result, name).add(documents, 1, [words])
         _compare(result, scratch)
