@@ -11,19 +11,18 @@ from raypd.errors import ConfigError
 from raypd.estimation import bootstrap, sampling
 from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.run import layout, records
-from raypd.run.records import Bill, Estimate, RecordError, RunRecord
 from raypd.run.text import counted
 
 
-def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
+def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estimate:
     """The corpus at the speed of `options.run`. Raises ConfigError: no run, no committed units, several GPU types."""
     assert options.run is not None
     run = storage.absolute(options.run)
     try:
-        earlier_config = records.read(RunRecord, storage.join(run, layout.RUN)).config
+        earlier_config = records.read(records.RunRecord, storage.join(run, layout.RUN)).config
     except FileNotFoundError:
         raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
-    except (OSError, RecordError) as error:
+    except (OSError, records.RecordError) as error:
         raise ConfigError(f"--from {run}: its run.json cannot be read: {error}") from None
     units, bills = writer.summaries(run), book.bills(run)
     if not units:
@@ -52,7 +51,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     return assemble(config, options, total, [speed], [], _overhead(bills), notes)
 
 
-def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
+def _machine(run: str, bills: list[records.Bill]) -> tuple[str | None, str]:
     """(the GPU of its workers' nodes as instance types have it, the machine in words)."""
     types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
     gpus = {INSTANCES[name].gpu for name in types if name in INSTANCES and INSTANCES[name].gpus}
@@ -61,7 +60,7 @@ def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
     return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")
 
 
-def _overhead(bills: list[Bill]) -> Overhead | None:
+def _overhead(bills: list[records.Bill]) -> Overhead | None:
     """Means over workers, from when a node was billed, or came up for it, until it decoded; unpaid: before any node."""
     startup, unpaid = [], []
     for bill in bills:

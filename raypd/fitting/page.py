@@ -11,7 +11,6 @@ from raypd.report.charts import FULL, Chart, Table
 from raypd.report.svg import ROLES
 from raypd.run import layout, text
 from raypd.run.records import Figure
-from raypd.run.text import NONE
 
 _HEADS = ["model", "method", "labels", "F1", "95%", "documents/s", "1,000 documents", "the corpus", "its training"]
 
@@ -70,16 +69,16 @@ def _curves(result: FitResult) -> dict[str, list[tuple[int, float]]]:
 
 def _cells(score: CandidateScore) -> list[str]:
     def shown(figure: Figure | None, show: text.Show) -> str:
-        return NONE if figure is None else show(figure.value)
+        return text.NONE if figure is None else show(figure.value)
 
-    interval = NONE if score.f1 is None or score.f1.low is None else f"{score.f1.low:.3f} to {score.f1.high:.3f}"
+    interval = text.NONE if score.f1 is None or score.f1.low is None else f"{score.f1.low:.3f} to {score.f1.high:.3f}"
     corpus = shown(score.corpus_hours, lambda hours: text.duration(3600 * hours))
     corpus += f", {text.usd(score.corpus_usd.value)}" if score.corpus_usd is not None else ""
-    training = text.duration(score.training_seconds) if score.training_seconds else NONE
+    training = text.duration(score.training_seconds) if score.training_seconds else text.NONE
     training += f", {text.usd(score.training_usd)}" if score.training_usd else ""
-    labels, f1 = text.count(score.labels) if score.labels else NONE, shown(score.f1, lambda value: f"{value:.3f}")
+    labels, f1 = text.count(score.labels) if score.labels else text.NONE, shown(score.f1, lambda value: f"{value:.3f}")
     speed, price = shown(score.documents_per_second, text.number), shown(score.usd_per_1000, text.usd)
-    return [score.name, score.method or NONE, labels, f1, interval, speed, price, corpus, training]
+    return [score.name, score.method or text.NONE, labels, f1, interval, speed, price, corpus, training]
 
 
 def _quality(result: FitResult) -> Chart:

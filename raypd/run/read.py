@@ -8,7 +8,6 @@ from raypd import storage
 from raypd.errors import RunError
 from raypd.run import layout, records
 from raypd.run.load import is_nightly
-from raypd.run.records import Bill, RecordError, Session
 
 _R = TypeVar("_R")
 _T = TypeVar("_T")
@@ -21,7 +20,7 @@ def record(kind: type[_R], *path: str) -> _R | None:
         return records.read(kind, storage.join(*path))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except RecordError as error:
+    except records.RecordError as error:
         raise RunError(str(error)) from None
 
 
@@ -34,24 +33,24 @@ def runs(root: str) -> list[str]:
     return [run for night in nights for run in (night, storage.join(night, layout.ADDED))]
 
 
-def sessions(outputs: Sequence[str]) -> list[Session]:
+def sessions(outputs: Sequence[str]) -> list[records.Session]:
     """The sessions of some runs, the oldest first."""
     intact = []
     for folder in (storage.join(output, layout.SESSIONS) for output in outputs):
         for name in storage.names(folder):
-            with contextlib.suppress(RecordError, OSError):
-                intact.append(records.read(Session, storage.join(folder, name)))
+            with contextlib.suppress(records.RecordError, OSError):
+                intact.append(records.read(records.Session, storage.join(folder, name)))
     return sorted(intact, key=lambda session: session.began)  # names of one second sort by chance
 
 
-def bills(outputs: Sequence[str]) -> tuple[list[Bill], list[str]]:
+def bills(outputs: Sequence[str]) -> tuple[list[records.Bill], list[str]]:
     """The bills of all sessions of some runs, the oldest first, and the paths of torn files. Raises OSError."""
     intact, torn = [], []
     for folder in (storage.join(output, layout.LEDGER) for output in outputs):
         for path in (storage.join(folder, name) for name in storage.names(folder) if name.endswith(".json")):
             try:
-                intact.append(records.read(Bill, path))
-            except RecordError:
+                intact.append(records.read(records.Bill, path))
+            except records.RecordError:
                 torn.append(path)
     return sorted(intact, key=lambda bill: bill.began), torn
 

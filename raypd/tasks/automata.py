@@ -11,7 +11,6 @@ from raypd.decoding.automata import STRING, JsonObject, ListOf, joined
 from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf, OrNull, TransitionTable, Vocabulary, one_of
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks import pattern_table
-from raypd.tasks.pattern_table import Edges, table_of
 from raypd.tasks.prompting import encode
 from raypd.tasks.sandbox import Unfinished, run_apart
 
@@ -128,7 +127,7 @@ def _as_bytes(text: str) -> str:
     return text.encode().decode("latin-1")
 
 
-def _quoted(pattern: str) -> tuple[Edges, list[int]]:
+def _quoted(pattern: str) -> tuple[pattern_table.Edges, list[int]]:
     """A JSON string of a pattern's values that have no quote, backslash or control character: all need no escape."""
     bare = pattern.removeprefix("^").removesuffix("$") if not pattern.endswith("\\$") else pattern.removeprefix("^")
     table, finals = _edges(bare, without='"\\' + "".join(map(chr, range(32))))
@@ -140,10 +139,10 @@ def _quoted(pattern: str) -> tuple[Edges, list[int]]:
 
 
 @lru_cache(64)
-def _edges(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
+def _edges(pattern: str, without: str = "") -> tuple[pattern_table.Edges, list[int]]:
     """(transitions, final states) of a regular expression, as `table_of`. Raises ValueError where it cannot be used."""
     if pattern in _OURS:
-        return table_of(pattern, without)
+        return pattern_table.table_of(pattern, without)
     try:
         reason, table, finals = run_apart(pattern_table.__file__, [pattern, without])
     except Unfinished as unfinished:
