@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import ray
+from ray import data
 
 from raypd.cluster import ray_private
 from raypd.cluster.actor_pool import map_in_pool
@@ -39,8 +40,6 @@ _EMPTY_PASSES = 3  # in a row, in which no unit ended
 
 def unit_blocks(units: Sequence[Unit]) -> Any:
     """A dataset of units, each in a block of its own, read as they are wanted by one task beside the driver."""
-    from ray import data
-
     class UnitSource(data.Datasource):
         supports_distributed_reads = False
 

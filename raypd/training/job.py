@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
+from pyarrow import fs
+from ray.util.queue import Empty, Queue
+
 from raypd import storage
 from raypd.billing import book
 from raypd.billing.budget import BudgetReached
@@ -25,7 +29,8 @@ from raypd.run.training import Curve, TrainingAttempt, TrainingData, TrainingRec
 from raypd.tasks import check_task
 from raypd.tasks.card import write_card
 from raypd.tasks.prompting import check_template
-from raypd.training.data import check, check_input
+from raypd.training.data import check, check_input, prepare
+from raypd.training.weights import export, kind_of_weights, load_for_training
 
 _SHOWN_SECONDS = 1.0
 _LOOK_SECONDS = 3.0  # between two looks at the budget and the time
@@ -79,8 +84,6 @@ class _Limits:
 
     def look(self) -> None:
         """Stops the main thread, as Ctrl-C does, at the end of the money or of the time. Called again and again."""
-        import ray
-
         if self.reached is not None:
             return
         budget = self.config.cost.budget_usd
@@ -103,12 +106,10 @@ def _fit(
     config: RunConfig, output: str, rate: float, resources: ray_session.WorkerResources, say: text.Say, limits: _Limits
 ) -> Outcome:
     """One learning rate through Ray Train."""
-    import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
     from ray.train import RunConfig as TrainRun
     from ray.train.torch import TorchTrainer
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-    from ray.util.queue import Queue
 
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # relative paths mean on a worker what they mean here
     board = Queue(actor_options={"num_cpus": 0})
@@ -152,8 +153,6 @@ def _fit(
 def _allocator() -> dict[str, str]:
     """Ray's jemalloc: glibc's free lists get ever longer, and a training on a CPU half as fast after 15 minutes. Pages
     unused for a minute are freed, or the worker grows until Ray ends it."""
-    import ray
-
     library = Path(ray.__file__).with_name("core") / "libjemalloc.so"
     if not library.is_file():  # macOS
         return {}
@@ -173,9 +172,7 @@ def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]
     import torch
     from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
 
-    from raypd.training.data import prepare
     from raypd.training.trainer import make_trainer
-    from raypd.training.weights import load_for_training
 
     config: RunConfig = arguments["config"]
     storage.configure(config.storage)
@@ -213,8 +210,6 @@ def _explained(error: Exception) -> UserError:
 
 def _follow(board: Any, curve: Curve, rate: float, say: text.Say, limits: _Limits) -> None:
     """Keeps the losses that the first worker puts on the board, and shows how far it is, until None comes."""
-    from ray.util.queue import Empty
-
     shown, due, look_due = 0, 0.0, 0.0
     while True:
         if time.monotonic() > look_due:
@@ -234,8 +229,6 @@ def _follow(board: Any, curve: Curve, rate: float, say: text.Say, limits: _Limit
 
 
 def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
-    from pyarrow import fs
-
     if not storage.is_remote(path):
         return None, path
     if not path.startswith("s3://"):
@@ -245,8 +238,6 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
 
 
 def _finish(config: RunConfig, output: str, outcomes: list[Outcome]) -> TrainingRecord:
-    from raypd.training.weights import export, kind_of_weights
-
     best, data, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
     weights = storage.join(output, kind_of_weights(config))
     with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch, checkpoint.as_directory() as folder:
