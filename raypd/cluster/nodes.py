@@ -5,6 +5,8 @@ import math
 import socket
 import time
 
+import ray
+
 from raypd.cluster import ray_private
 
 _LOOK_SECONDS = 1.0
@@ -41,8 +43,6 @@ def going_away(seconds_left: float) -> str:
 
 def is_alive(node: str) -> bool:
     """Whether a node is there and stays: Ray itself takes up to half a minute to believe that one is gone."""
-    import ray
-
     for info in ray.nodes():
         if info["NodeID"] == node and info["Alive"] and node not in ray_private.draining_nodes():
             with contextlib.suppress(OSError):
@@ -54,6 +54,4 @@ def is_alive(node: str) -> bool:
 
 def node_id() -> str:
     """The id of this process's node; "" outside Ray."""
-    import ray
-
     return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
