@@ -51,8 +51,7 @@ class UnitState:
     more: bool = False
     begun: float | None = None
     cancelled: bool = False
-    unfinished: int = 0  # requests that are queued, in the engine, or not read yet
-    open: Counter[int] = field(default_factory=Counter)  # row -> such requests
+    open: Counter[int] = field(default_factory=Counter)  # row -> its requests: queued, in the engine, not read yet
     finished: deque[tuple[Request, Any]] = field(default_factory=deque)  # not read yet
     records: list[Record] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(writer.COUNTS, 0))
@@ -146,7 +145,7 @@ class RequestQueue:
         state.more = True
 
         def due() -> bool:
-            return self._may_plan(state) or not (state.more or state.unfinished)
+            return self._may_plan(state) or not (state.more or state.open)
 
         while True:
             with self._changed:
@@ -166,7 +165,6 @@ class RequestQueue:
                 items = self._read(state, request, result)
                 with self._changed:
                     self._add(state, items)
-                    state.unfinished -= 1
                     state.open -= Counter(set(request.documents))  # drops rows of which no request is left
             if may_plan:
                 with self._task_lock:
@@ -184,7 +182,6 @@ class RequestQueue:
         """Queues requests and keeps records. Under the lock."""
         requests = [item for item in items if isinstance(item, Request)]
         state.records += [item for item in items if isinstance(item, Record)]
-        state.unfinished += len(requests)
         for request in requests:
             state.open.update(set(request.documents))
         self._queue += [(state, request) for request in requests]

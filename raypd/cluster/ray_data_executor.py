@@ -40,6 +40,7 @@ _EMPTY_PASSES = 3  # in a row, in which no unit ended
 
 def unit_blocks(units: Sequence[Unit]) -> Any:
     """A dataset of units, each in a block of its own, read as they are wanted by one task beside the driver."""
+
     class UnitSource(data.Datasource):
         supports_distributed_reads = False
 

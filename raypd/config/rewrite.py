@@ -6,6 +6,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from raypd.config import RunConfig
 from raypd.config.load import anchor_paths, load_config, set_key, value_of
 from raypd.errors import ConfigError, RunError
@@ -33,8 +35,6 @@ def write(
     """Writes a configuration with overrides and changes (dotted key -> value); relative paths keep their meaning.
 
     why: the comment at the top. Returns what the file reads as. Raises RunError: it cannot be written or read back."""
-    from ruamel.yaml import YAML
-
     roundtrip = YAML()
     roundtrip.preserve_quotes = True
     roundtrip.width = 4096
