@@ -105,6 +105,11 @@ def read_all(run: RunConfig) -> list[Document]:
     return [document for unit in planner.plan(run) for document in read_unit(unit, run)]
 
 
+def says(text: object, *parts: str) -> None:
+    """All of these stand in a text, or in the words of an error."""
+    assert [part for part in parts if part not in str(text)] == [], text
+
+
 def run_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
     """Starts a run with the fake engine as a process of its own."""
     file = tmp_path / "run.yaml"

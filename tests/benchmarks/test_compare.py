@@ -197,20 +197,16 @@ def test_a_wrong_key_is_named(folder: Path, word: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_the_shipped_configurations_load() -> None:
+def test_the_shipped_configurations_load_in_both_shapes_and_a_work_that_does_not_fit_is_said() -> None:
     for name in ("workloads", "growth"):
         made = load_benchmark(ROOT / f"benchmarks/{name}.yaml")
         assert all(varied(key, work) for key, work in made.benchmark.works.items())
     assert set(load_benchmark(ROOT / "benchmarks/workloads.yaml").benchmark.works) == {f"W{n}" for n in range(1, 7)}
-
-
-def test_a_work_in_both_shapes_and_one_that_does_not_fit() -> None:
     work = make_work(RandomSlots(**{**SLOTS, "stack": 2}), None, tiny_tokenizer(), 100, 100)
     assert [len(prompt["ends"]) for prompt in work.raypd["prompts"]] == [4, 2]
     assert [one["max_tokens"] for one in work.whole] == [4 * 5, 2 * 5]
     first, slotted = work.each[0]["tokens"], work.raypd["prompts"][0]["tokens"]
-    assert slotted[: len(first)] == first
-    assert work.each[3]["tokens"][:-2] == work.whole[0]["tokens"]
+    assert (slotted[: len(first)], work.each[3]["tokens"][:-2]) == (first, work.whole[0]["tokens"])
     with pytest.raises(InputError, match="the model's context is 20"):
         make_work(RandomSlots(**SLOTS), None, tiny_tokenizer(), 20, 100)
 

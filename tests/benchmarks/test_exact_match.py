@@ -14,6 +14,7 @@ from raypd.decoding.sampling import AllowedTokens
 from raypd.models.load import LoadedModel
 from tests.decoding import reference
 from tests.decoding.cases import pair
+from tests.runs import says
 from tests.tasks.test_question_answering import RAGGED
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -23,7 +24,7 @@ def loaded(dtype=torch.float32) -> LoadedModel:
     return LoadedModel(model, tiny_tokenizer(), "tiny", dtype, torch.device("cpu"), 4096)
 
 
-def test_gaps_are_those_of_the_reference():
+def test_gaps_and_the_first_difference_are_those_of_the_reference():
     model, stock = pair("llama")
     allow = lambda tokens: AllowedTokens(np.arange(60, 90)) if len(tokens) == 2 else None  # noqa: E731
     rules = (6, lambda tokens: False, allow)
@@ -31,9 +32,6 @@ def test_gaps_are_those_of_the_reference():
     expected = reference.autoregressive(stock, [5, 6, 7], 6, lambda tokens: False, allow)
     assert found.tokens == [t for t, _, _ in expected]
     assert found.gaps == pytest.approx([gap for _, _, gap in expected], abs=1e-4)
-
-
-def test_first_difference():
     of = Reference([1, 2, 3], [0.5, 0.25, 2.0])
     assert difference(of, [1, 2, 3]) is None
     assert difference(of, [1, 5, 3]) == Difference(1, 0.25)
@@ -64,10 +62,8 @@ def test_a_form_that_answers_otherwise_is_seen(monkeypatch):
     outcomes = match.compare(RAGGED, 3)
     assert [o.differences["IPPD"] is None for o in outcomes] == [False] + [True] * 6
     text = exact_match.table("data", "float32", outcomes)
-    assert "data float32: 4 contexts, 7 questions" in text
-    assert "IPPD: 6 of 7 equal (85.7%)" in text
-    assert "batch 3: 7 of 7 equal (100.0%)" in text
-    assert f"id0 0: token {outcomes[0].tokens} of {outcomes[0].tokens}, gap" in text
+    says(text, "data float32: 4 contexts, 7 questions", "IPPD: 6 of 7 equal (85.7%)", "batch 3: 7 of 7 equal (100.0%)",
+         f"id0 0: token {outcomes[0].tokens} of {outcomes[0].tokens}, gap")  # fmt: skip
 
 
 def test_the_command_compares_the_first_contexts(tmp_path, monkeypatch, capsys):

@@ -1,17 +1,25 @@
-"""A judge behind a server that answers by script, and people by CSV: classes, win rates, resuming, agreement."""
+"""A judge behind a server that answers by script, and people by CSV; two runs side by side; the papers' tables."""
 
 import csv
 import json
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import tables
+from benchmarks.compare_runs import PAGE, compare, main
 from benchmarks.judge import apply, export, judge
 from benchmarks.judge_agreement import agreement
 from raypd.answering.components import build
 from raypd.cluster import driver
+from raypd.config.load import load_config
+from raypd.config.yaml_file import parse
 from raypd.errors import ConfigError
+from raypd.run.text import NONE
 from tests.models.test_endpoint import completion, server
+from tests.processes import ROOT
 from tests.runs import TITLES, run_config
 from tests.tasks.test_cascade import SHOES, rows, scripted
 
@@ -103,3 +111,62 @@ def test_a_score_for_every_text(texts, tmp_path):
     with server(lambda *_: completion('{"score": 7}')) as (url, _):
         made = judge(texts[0], None, str(tmp_path / "judge"), None, keys(url), limit=4)
     assert [(m.name, m.value, m.documents) for m in made.measures if not m.of] == [("score of 10", 7.0, 4)]
+
+
+OURS = {"a": ("Acme", 42.0), "b": ("Zeta", None), "c": (None, 7.0), "d": ("Acme", 1.0), "e": None}
+THEIRS = {"a": ("acme", 42.0), "b": ("Beta", None), "c": ("Zeta", 8.0), "d": None, "e": ("Acme", 1.0)}
+
+
+def test_values_and_labels(finished, tmp_path):
+    ours, theirs = (
+        finished(name, SHOES, {id: rows(v[0], 0.9, v[1], 0.9) if v else "?" for id, v in of.items()}, input=TITLES)
+        for name, of in (("ours", OURS), ("theirs", THEIRS))
+    )
+    lines = [json.dumps({"id": id, "target": {"Brand": "Zeta", "Size": 7654.5}}) for id in "bc"]
+    (tmp_path / "labels.jsonl").write_text("\n".join(lines))
+    made = compare(ours, theirs, str(tmp_path / "labels.jsonl"))
+    assert {document.id: document.rows for document in made.documents} == {
+        "b": [["Brand", "Zeta", "Beta", "Zeta"]],
+        "c": [["Brand", NONE, "Zeta", "Zeta"], ["Size", "7.0", "8.0", "7654.5"]],
+    }
+    assert (made.agreement.agree, made.agreement.of) == (3, 6)
+    assert {row[0]: row[1:3] for row in made.rows}["values right"] == ["0.250", "0.250"]
+    assert f"2 documents answered differently, 1 by {ours} alone, 1 by {theirs} alone" in made.describe()
+
+
+def test_the_page_of_texts(texts, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["compare_runs", *texts])
+    main()
+    assert "same answers: 25.0%" in capsys.readouterr().out
+    assert "ask d" in Path(texts[0], PAGE).read_text()
+
+
+def test_every_command_is_one_and_every_need_a_step(tmp_path, monkeypatch):
+    registry, asked = parse((ROOT / "benchmarks" / "tables.yaml").read_text()), []
+    monkeypatch.chdir(ROOT)
+    done = SimpleNamespace(returncode=0)
+    monkeypatch.setattr(tables.subprocess, "run", lambda words, **_: asked.append(words[3:]) or done)
+    maker = tables.Maker(Path("/data"), tmp_path, None)
+    monkeypatch.setattr(maker, "file", lambda name: Path("/data") / name)
+    for name, table in registry["tables"].items():
+        for step in table.get("needs", []):
+            maker.make(step, registry["steps"][step])
+        for key, run in table["runs"].items():
+            maker.make(f"{name}/{tables._file(key)}", run["run"])
+    outputs = [load_config(file, keys).output.path for command, file, *keys in asked if command != "model"]
+    assert all(output.startswith(str(tmp_path)) for output in outputs)
+
+
+def test_a_section_and_its_page(texts, tmp_path):
+    table = {"title": "T", "columns": ["same answers", "ROUGE-L"], "labels": "labels.jsonl",
+             "runs": {"a": {"paper": "1", "run": "-"}, "b": {"paper": 2, "run": "-"}}}  # fmt: skip
+    (tmp_path / "labels.jsonl").write_text('{"id": "a", "reference": ["good answers", ""]}\n')
+    (tmp_path / "t").mkdir()
+    for name, run in zip("ab", texts, strict=True):
+        (tmp_path / "t" / name).symlink_to(run)
+    text = tables.section("t", table, tables.Maker(tmp_path, tmp_path, None), {})  # nothing is to be made
+    assert "| a | 1 |  | 1.000 (1.000 to 1.000) |\n| b | 2 | 25.0% [4-74%] of 4 values | 0.500 (0.500" in text
+    registry = {"tables": {"t": table, "u": {"title": "U"}}, "missing": {"V": "no GPU"}}
+    page = tables.page("", registry, {"t": text})
+    assert "* `u`: U" in page
+    assert text in tables.page(page, registry, {"u": "## U\n"})

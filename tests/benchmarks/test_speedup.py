@@ -1,12 +1,14 @@
-"""Theoretical speedup: runs written row by row against figures by hand, and runs of a model whose figure is known."""
+"""Theoretical speedup: runs written row by row against figures by hand, and runs of a model whose figure is known; and
+the summary of `make gpu`."""
 
 import json
 from pathlib import Path
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import speedup
+from benchmarks import gpu, speedup
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
@@ -14,7 +16,7 @@ from raypd.run import manifest
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from tests.decoding.drivers import steered
-from tests.runs import committed, run_config
+from tests.runs import committed, run_config, says
 from tests.tiny import tiny_model, tiny_tokenizer
 
 Row = tuple[str, int, int, int, int | None]  # document id, sample, turn, tokens, longest path
@@ -53,8 +55,7 @@ def test_speedup_by_hand(tmp_path):
     assert sorted(found) == [0.5, 1, 3, 4]
     code, text = printed(run, "--baseline", baseline)
     assert code == 0
-    assert f"theoretical speedup: {6 ** (1 / 4):.3f} geometric mean, 2.125 arithmetic mean" in text
-    assert "answers: 4 in both\n" in text
+    says(text, f"theoretical speedup: {6 ** (1 / 4):.3f} geometric mean, 2.125 arithmetic mean", "answers: 4 in both\n")
     assert not any(word in text for word in ("alone", "cut", "failed"))
 
 
@@ -141,3 +142,24 @@ def test_runs_of_a_model(tmp_path):
     baseline = speedup.read_answers(decoded(tmp_path / "ar plain", "autoregressive"), True)
     run = speedup.read_answers(decoded(tmp_path / "pasta plain", "pasta"), False)
     assert speedup.speedups(run, baseline) == [1, 1]
+
+
+CASES = """<testsuite><testcase name="a"/><testcase name="b"><failure/></testcase>
+<testcase name="c"><skipped/></testcase></testsuite>"""
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    (f"<testsuites>{CASES}</testsuites>", "1 tests held, 1 failed ['b'], 1 were skipped"),
+    ("<testsuites>", "did not end in their time"), (None, "did not end in their time")])  # fmt: skip
+def test_it_says_which_estimates_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text, words: str) -> None:
+    monkeypatch.setattr(gpu, "predicted", lambda name: 30.0)
+    lines = [["Qwen3-8B", "hyper_parallel", "triton", 256, "9", "28.0"],
+             ["Qwen3-8B", "generate", "sdpa", 64, "32", "2.0"],
+             ["Qwen3-8B", "vllm", "its own", "failed: ..."]]  # fmt: skip
+    shares = {("Qwen3-8B", "triton"): {"prefill": 0.5, "decode": 0.6}, ("tiny", "sdpa"): {"prefill": 0.1}}
+    if text is not None:
+        (tmp_path / "t.xml").write_text(text)
+    _, *said, exact = gpu.summary(lines, shares, str(tmp_path / "t.xml"))
+    assert [line.split()[0] for line in said] == ["MISSED", "held", "held", "not", "held"]
+    assert (said[0][-18:], said[2][-17:]) == ("0.82, measured 0.5", "13.8, measured 14")
+    assert words in exact

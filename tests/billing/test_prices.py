@@ -43,14 +43,18 @@ def test_shipped_prices_are_of_known_instances_with_date_and_source() -> None:
     assert {t.split(".")[0] for t, _, _ in table} >= {"g5", "g6", "g6e", "p4d", "p4de", "p5", "p5en", "p6-b200"}
 
 
-def test_the_configuration_wins_and_a_market_before_a_type() -> None:
+def test_the_configuration_wins_a_market_before_a_type_and_a_zone_before_its_region() -> None:
     cost = CostConfig(prices={"g6e.48xlarge": 20.0, "g6e.48xlarge/spot": 9.0, "local": 0.4})
     places = (("g6e.48xlarge", None, "spot", cost), (None, None, None, cost), (None, None, None, CostConfig()))
     assert [prices.price(*place).usd_per_hour for place in places] == [9.0, 0.4, 0.0]
     assert prices.price("g6e.48xlarge", None, None, cost) == Price(20.0, "cost.prices.g6e.48xlarge")
+    places = {"us-east-1": Price(0.5, "mean"), "us-east-1a": Price(0.4, "zone")}
+    known = {("g5.xlarge", place, "spot"): price for place, price in places.items()}
+    for zone, source in (("us-east-1a", "zone"), ("us-east-1b", "mean")):
+        assert prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone=zone, rows=known).source == source
 
 
-def test_an_unknown_price_is_an_error_that_says_what_to_do_or_has_a_bound() -> None:
+def test_of_two_tables_the_newer_row_wins_and_an_unknown_price_is_an_error_or_has_a_bound() -> None:
     with pytest.raises(PriceUnknown) as caught:
         prices.price("g6e.48xlarge", "eu-west-1", "on-demand", CostConfig())
     for part in ("g6e.48xlarge", "eu-west-1", "raypd prices refresh --region eu-west-1", "cost.prices.g6e.48xlarge"):
@@ -62,22 +66,12 @@ def test_an_unknown_price_is_an_error_that_says_what_to_do_or_has_a_bound() -> N
     assert (bound.usd_per_hour, "no spot price" in bound.source) == (30.13118, True)
     for market in ("on-demand", "spot"):
         assert prices.price_or_bound("x9.huge", None, market, CostConfig()) is None
-
-
-def test_of_two_tables_the_newer_row_wins() -> None:
     key, spot = ("g6e.48xlarge", "us-east-1", "on-demand"), ("g6e.48xlarge", "us-east-1", "spot")
     for rows, usd in (({key: Price(29.0, "AWS", "2026-01-01"), spot: Price(9.0, "AWS", "2026-01-01")}, 30.13118),
                       ({key: Price(28.0, "AWS", "2026-12-01")}, 28.0)):  # fmt: skip
         prices.write_refreshed(rows)
         table = prices.table()
         assert (table[key].usd_per_hour, table[spot].usd_per_hour) == (usd, 9.0)  # what was asked before stays
-
-
-def test_a_zone_s_spot_price_counts_before_the_region_s() -> None:
-    places = {"us-east-1": Price(0.5, "mean"), "us-east-1a": Price(0.4, "zone")}
-    known = {("g5.xlarge", place, "spot"): price for place, price in places.items()}
-    for zone, source in (("us-east-1a", "zone"), ("us-east-1b", "mean")):
-        assert prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone=zone, rows=known).source == source
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"prices": [1]}', '{"prices": [{"type": "g"}]}'])

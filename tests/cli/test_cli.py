@@ -1,16 +1,24 @@
-"""The command line as a user types it: errors that name what is wrong, exit codes, nothing printed twice."""
+"""The command line as a user types it: errors that name what is wrong, exit codes, nothing printed twice; and a job."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 from pathlib import Path
 
+import pyarrow.dataset as ds
 import pytest
 import yaml
 
+from raypd.cli.summary import _values
 from raypd.config import RunConfig
+from raypd.config.load import load_config
+from raypd.tasks.columns import value_row
+from raypd.verify.verification import verify
+from tests.faults.trial import Trial
 from tests.processes import ROOT, ended, start
+from tests.runs import write_jsonl
 
 RUN = """\
 input:
@@ -36,27 +44,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["in/a.jsonl"], "in/a.jsonl: give the YAML of a run, or say what to extract from this data: --schema"),
-        (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
-        (["run.yaml", "output.partition={_x: y}"], "a key is of a-z, 0-9 and _, as Athena wants it, and begins with"),
-        (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
-        (["run.yaml", "engine.unit_documents=8"], "unit_documents: unknown key; there is cluster.unit_documents"),
-        (["run.yaml", "decoding.metod=autoregressive"], "decoding.metod: unknown key; did you mean 'method'?"),
-        (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
-        (["wrong.yaml"], "wrong.yaml:11: task.categories.book.attributes.0.nmae: unknown key; did you mean 'name'?"),
-        (["run.yaml", "engine.max_num_seqs=0"], "engine.max_num_seqs: give a whole number from 1 on, or auto"),
-        (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
-        (["run.yaml", "input.text_columns=[titel]"], "a.jsonl: no column 'titel'"),
-        (["run.yaml", "decoding.method=hyper_paralel"], "decoding.method: did you mean 'hyper_parallel'? choose from"),
-        (["run.yaml", "decoding.max_value_tokens=0"], "decoding.max_value_tokens: Input should be greater"),
-        (["run.yaml", "output.path=run.yaml"], "run.yaml: is a file; give a folder"),
-        (["run.yaml", "input.path=ftp://b/a.jsonl"], "ftp:// is not a storage"),
-        (["run.yaml", "task.categories.book.attributes=[{name: 'a\tb'}]"], "a name is printable text without quotes"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["in/a.jsonl"], "in/a.jsonl: give the YAML of a run, or say what to extract from this data: --schema"),
+    (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
+    (["run.yaml", "output.partition={_x: y}"], "a key is of a-z, 0-9 and _, as Athena wants it, and begins with"),
+    (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
+    (["run.yaml", "engine.unit_documents=8"], "unit_documents: unknown key; there is cluster.unit_documents"),
+    (["run.yaml", "decoding.metod=autoregressive"], "decoding.metod: unknown key; did you mean 'method'?"),
+    (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
+    (["wrong.yaml"], "wrong.yaml:11: task.categories.book.attributes.0.nmae: unknown key; did you mean 'name'?"),
+    (["run.yaml", "engine.max_num_seqs=0"], "engine.max_num_seqs: give a whole number from 1 on, or auto"),
+    (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
+    (["run.yaml", "input.text_columns=[titel]"], "a.jsonl: no column 'titel'"),
+    (["run.yaml", "decoding.method=hyper_paralel"], "decoding.method: did you mean 'hyper_parallel'? choose from"),
+    (["run.yaml", "decoding.max_value_tokens=0"], "decoding.max_value_tokens: Input should be greater"),
+    (["run.yaml", "output.path=run.yaml"], "run.yaml: is a file; give a folder"),
+    (["run.yaml", "input.path=ftp://b/a.jsonl"], "ftp:// is not a storage"),
+    (["run.yaml", "task.categories.book.attributes=[{name: 'a\tb'}]"], "a name is printable text without quotes"),
+])  # fmt: skip
 def test_what_cannot_run_is_refused_in_plain_words(folder: Path, raypd, words: list[str], message: str) -> None:
     (folder / "wrong.yaml").write_text(RUN.replace("name: author", "nmae: author"))
     code, out, err = raypd("extract", *words)
@@ -112,18 +117,14 @@ def test_the_readme_puts_the_command_on_the_path() -> None:
     assert ".venv" in path
 
 
-def test_config_show_is_yaml_that_reads_back(folder: Path, raypd) -> None:
+def test_config_show_is_yaml_that_reads_back_or_a_section_of_it(folder: Path, raypd) -> None:
     (folder / "run.yaml").write_text(RUN + "engine:  # which the override fills\n")
     shown = raypd("config", "show", "run.yaml", "engine.max_num_seqs=3").out
     assert "# integer | auto. b: most prompts in decoding at the same time" in shown
     run = RunConfig.model_validate(yaml.safe_load(shown))
-    assert run.engine.max_num_seqs == 3
-    assert run.task.categories["book"].attributes[0].name == "author"
+    assert (run.engine.max_num_seqs, run.task.categories["book"].attributes[0].name) == (3, "author")
     defaults = yaml.safe_load(raypd("config", "show").out)
     assert (defaults["decoding"]["stacked_documents"], defaults["input"]["path"]) == (6, None)
-
-
-def test_config_show_prints_a_section(folder: Path, raypd) -> None:
     shown = raypd("config", "show", "training")
     assert (shown.code, shown.out.startswith("training:"), "\ntask:" in shown.out) == (0, True, False)
     assert len(re.findall(r"^(?:# )?task:", raypd("config", "show", "task").out, re.MULTILINE)) == 3
@@ -144,3 +145,64 @@ def test_the_quickstart_is_written_into_a_new_folder(folder: Path, raypd) -> Non
     assert (folder / "start/quickstart/adapter/adapter_model.safetensors").exists()
     again = raypd("quickstart", "start")
     assert (again.code, "start: is there already" in again.err) == (2, True)
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Path:
+    titles = ["" if i == 3 else f"title {i}" for i in range(40)]
+    return Trial(tmp_path, titles, model={"name": "fake", "fake": {"load_seconds": 0, "step_seconds": 0.001}}).file
+
+
+def test_extract_verify_errors_retry(configuration, tmp_path, raypd, in_process) -> None:
+    out = str(tmp_path / "out")
+    for words, printed in (
+        (("extract", str(configuration)), "1 of 40 documents failed"),
+        (("verify", out), "\nok: "),
+        (("errors", out), "1  no text in title  [as it stands in the input]"),
+        (("extract", str(configuration), "--retry-errors"), "1 left as they are"),
+        (("extract", str(configuration), "--all-errors"), "retried 1 failed document: 0 ok now, 1 failed again"),
+        (("errors", out), "attempts 2"),
+    ):
+        ended = raypd(*words)
+        assert (ended.code, printed in ended.out + ended.err) == (0, True), (words, ended)
+    assert verify(out, load_config(configuration)).passed
+
+
+@pytest.mark.slow
+def test_two_nights_as_a_job(configuration, tmp_path) -> None:
+    root = f"output.path={tmp_path / 'nightly'}"
+    job = ("jobs/nightly.py", str(configuration), root)
+    assert "40 new, 0 changed, 0 removed, 0 as they were; 40 extracted" in ended(start(*job))
+    with (tmp_path / "corpus.jsonl").open("a") as file:
+        file.write('{"id": 7, "title": "changed"}\n')
+    job += ("cluster.unit_documents=7",)
+    assert "0 new, 1 changed, 0 removed, 39 as they were; 1 extracted" in ended(start(*job))
+    assert "nothing new since" in ended(start(*job))
+    files = (tmp_path / "nightly/current/files.txt").read_text().split()
+    ids = ds.dataset(files, format="parquet").to_table()["id"].to_pylist()
+    assert sorted(ids) == sorted(str(i) for i in range(40))
+
+
+@pytest.mark.parametrize(("titles", "share", "code", "said"), [
+    (["a"] * 12, 1.0, 0, "12 documents: 12 ok"),
+    (["a"] * 14 + [""] * 5 + ["program"], 1.0, 0,
+     "6 of 20 documents failed (30%), most because: no text in title\n"
+     "`raypd errors {out}` lists them; --retry-errors tries again what may pass\n"),
+    ([""] * 12, 1.0, 1, "no document was answered: 12 of 12 documents failed (100%), most because: no text in"),
+    (["a"] * 9 + [""] * 3, 0.2, 1, "more documents failed than cluster.max_failed_share, 0.2: 3 of 12 documents"),
+])  # fmt: skip
+def test_what_a_run_that_has_ended_tells(tmp_path, config, in_process, raypd, titles, share, code, said) -> None:
+    made = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), max_failed_share=share)
+    (tmp_path / "run.yaml").write_text(made.model_dump_json())
+    ended = raypd("extract", str(tmp_path / "run.yaml"))
+    assert f"{len(titles)} documents: " in ended.out  # the summary comes first
+    assert (ended.code, said.format(out=tmp_path / "out") in ended.out + ended.err) == (code, True), ended
+    assert ("documents failed" in ended.out + ended.err) == ("" in titles)
+
+
+def test_a_boolean_is_that_of_the_record() -> None:
+    """The few documents that a run shows at its end stand there as they do in the table."""
+    record = {"Waterproof": True, "Decaf": False, "Brand": "Acme", "Weight in g": 7, "Color": None}
+    values = [value_row(name, value, "ok", None) for name, value in record.items()]
+    row = {"id": "1", "status": "ok", "record": json.dumps(record), "values": values, "truncated": False}
+    assert str(_values(row)) == "Waterproof: true  Decaf: false  Brand: Acme  Weight in g: 7"

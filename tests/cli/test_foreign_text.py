@@ -20,7 +20,7 @@ from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.errors import ConfigError
 from raypd.run import console
-from tests.runs import run_here
+from tests.runs import run_here, says
 
 FAKED = "ok: every document of the input stands in the output exactly once"
 IDS = ["\x1b]0;another title\x07", "\x1b[31mred", "\x9b31mred, too", "[bold red]loud[/bold red]", "\u202eback to front",
@@ -68,8 +68,7 @@ def test_markup_in_ids_and_paths_is_text(run: RunConfig, capsys) -> None:
     moved = run.model_copy(update={"output": run.output.model_copy(update={"path": path})})
     print_summary(driver.finish(moved, path, planner.plan(moved)))
     shown = capsys.readouterr().out
-    assert f"manifest: {path}/manifest.json" in shown
-    assert "[bold red]loud" in shown
+    says(shown, f"manifest: {path}/manifest.json", "[bold red]loud")
 
 
 def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, monkeypatch) -> None:
@@ -79,8 +78,7 @@ def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, monkeypatch)
     monkeypatch.setattr("os._exit", codes.append)
     with report_errors():
         raise ConfigError(IDS[2])
-    assert codes == [2]
-    assert steers(capsys.readouterr().err) == []
+    assert (codes, steers(capsys.readouterr().err)) == ([2], [])
 
 
 def test_no_cell_of_a_csv_is_a_formula(run: RunConfig, tmp_path: Path) -> None:

@@ -75,14 +75,10 @@ def test_without_a_schema_it_says_how_to_get_one(tmp_path, monkeypatch):
         init.run("letters.csv", None, "mine.yaml")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", "[1, 2", "cannot be read"),
-        ("a.jsonl", '{"n": 1}\n{"n": 2}\n', "no column of text; it has n"),
-        ("a.csv", "id;body\n1;a long text of a letter to the shop\n", "one column, 'id;body': csv is read with commas"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.jsonl", "[1, 2", "cannot be read"), ("a.jsonl", '{"n": 1}\n{"n": 2}\n', "no column of text; it has n"),
+    ("a.csv", "id;body\n1;a long text of a letter to the shop\n", "one column, 'id;body': csv is read with commas"),
+])  # fmt: skip
 def test_what_has_no_texts_is_refused(name, content, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(content)

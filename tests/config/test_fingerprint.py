@@ -1,25 +1,40 @@
-"""What decides whether a finished document is done again: for the same answers the same digits, in every raypd."""
+"""What decides whether a finished document is done again: for the same answers the same digits, in every raypd; and
+`raypd config show`: every key stands there with what it takes, in words that a writer of YAML knows."""
 
 import itertools
+import re
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from pydantic import BaseModel
 
-from raypd.config import ANSWER_KEYS, METHODS, SAMPLING_KEYS, DecodingConfig, RunConfig
+from raypd.config import ANSWER_KEYS, KINDS, METHODS, SAMPLING_KEYS, DecodingConfig, RunConfig
 from raypd.config.load import make_config
+from raypd.config.render import render
 from raypd.config.secrets import Uri
 from raypd.errors import ConfigError
 from raypd.run import manifest
-from tests.config.test_render import keys
-from tests.runs import config_tree, extraction
+from tests.runs import config_tree, extraction, run_config
 
 EXTRACTION = config_tree(
     extraction(shoes=["Brand", {"name": "Size", "type": "number"}]), decoding={"method": "hyper_parallel"}
 )
 QUESTIONS = config_tree("question_answering")
+
+
+def keys(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, str]]:
+    """All keys, dotted, as the classes have them, and how Python writes what they take."""
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from keys(info.annotation, f"{at}{name}.")
+        elif name != "task":
+            yield f"{at}{name}", str(info.annotation)
+
+
 DECODING_KEYS = [key for key, _ in keys(DecodingConfig)]
 
 
@@ -29,21 +44,14 @@ def test_it_is_what_it_was() -> None:
     assert make_config(QUESTIONS).fingerprint() == "ca639d2ca2c5"
 
 
-@pytest.mark.parametrize(
-    ("key", "changes"),
-    [
-        ("decoding.method=hyper_parallel", False),  # defaults that are written out
-        ("model.dtype=auto", False),
-        ("task.categories.shoes.attributes=[{name: Brand, type: text}, {name: Size, type: number}]", False),
-        ("model.dtype=float32", True),
-        ("model.name=other", True),
-        ("task.categories.shoes.attributes=[{name: Brand}, {name: Size}]", True),
-        ("output.path=elsewhere", False),
-        ("engine.max_num_seqs=3", False),
-        ("cluster.max_workers=9", False),
-        ("input.path=b.jsonl", False),
-    ],
-)
+@pytest.mark.parametrize(("key", "changes"), [
+    ("decoding.method=hyper_parallel", False),  # defaults that are written out
+    ("model.dtype=auto", False),
+    ("task.categories.shoes.attributes=[{name: Brand, type: text}, {name: Size, type: number}]", False),
+    ("model.dtype=float32", True), ("model.name=other", True),
+    ("task.categories.shoes.attributes=[{name: Brand}, {name: Size}]", True), ("output.path=elsewhere", False),
+    ("engine.max_num_seqs=3", False), ("model.fake.step_seconds=3", False), ("cluster.max_workers=9", False),
+    ("input.path=b.jsonl", False)])  # fmt: skip
 def test_it_changes_with_what_changes_answers_alone(key: str, changes: bool) -> None:
     assert (make_config(EXTRACTION, [key]).fingerprint() != make_config(EXTRACTION).fingerprint()) is changes
 
@@ -138,7 +146,7 @@ def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
         assert left == set(counting.split()), words
 
 
-def test_a_difference_is_one_that_counts() -> None:
+def test_a_difference_is_one_that_counts_also_from_a_run_of_another_raypd() -> None:
     stored = manifest.recorded(make_config(EXTRACTION))
     idle = ["decoding.stacked_documents=3", "decoding.max_new_tokens=9", "engine.max_num_seqs=3"]
     assert manifest.differences(stored, make_config(EXTRACTION, idle)) == []
@@ -147,9 +155,6 @@ def test_a_difference_is_one_that_counts() -> None:
     stored = manifest.recorded(make_config(EXTRACTION, ["decoding.isolate=none", "decoding.stacked_documents=3"]))
     found = manifest.differences(stored, make_config(EXTRACTION))  # one that counted in the stored run
     assert sorted(found) == ["decoding.isolate", "decoding.stacked_documents"]
-
-
-def test_a_stored_run_of_another_raypd_is_compared_all_the_same() -> None:
     config, other = make_config(EXTRACTION), make_config(EXTRACTION, ["model.dtype=float32"])
     stored = manifest.recorded(config)
     for section, key in (("decoding", "max_value_tokens"), ("model", "adapter"), ("input", "max_document_bytes")):
@@ -168,3 +173,50 @@ def test_a_run_of_a_raypd_that_answers_otherwise_is_told_from_a_changed_key(tmp_
     monkeypatch.setattr("raypd.config.run._ANSWERS", 99)
     with pytest.raises(ConfigError, match=r"changed: a file that prompts come from, or raypd itself"):
         manifest.check(config, str(tmp_path))
+
+
+WORDS = {"text", "integer", "number", "true", "false", "null", "list", "mapping", "value"}
+TASKS: dict[str, dict[str, Any]] = {"extraction": extraction(c=["a"]), "question_answering": {}, "generation": {}}
+
+
+def notes(shown: str) -> dict[str, str]:
+    """Key, dotted -> what it takes; of several tasks, all keys, and of one that several have all that it takes."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in shown.splitlines():
+        match = re.match(r"( *)(\w+):.*?  # (.*)", line.removeprefix("# "))
+        if match:
+            above = [*above[: len(match[1]) // 2], match[2]]
+            key, takes = ".".join(above), match[3].partition(". ")[0]
+            parts = [*found[key].split(" | ")] if key in found else []
+            found[key] = " | ".join(dict.fromkeys([*parts, *takes.split(" | ")]))
+    return found
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> None:
+    config = run_config({"kind": kind, **TASKS[kind]}) if kind else None
+    found = notes(render(config))
+    tasks = [key for one in ([kind] if kind else KINDS) for key in keys(KINDS[one], "task.")]
+    every = [*keys(RunConfig), *tasks]
+    for key in dict(every):
+        written = " ".join(own for name, own in every if name == key and "Literal" in own)  # of each task that has it
+        choices = set(re.findall(r"'([^']+)'", written))
+        choices = set(KINDS) if key == "task.kind" else choices
+        parts = set(re.split(r" \| | of | to ", found[key]))
+        assert choices <= parts <= choices | WORDS, f"{key}: {found[key]}"
+
+
+@pytest.mark.parametrize(("key", "takes"), [
+    ("cost.market", "on-demand | spot | null"), ("input.path", "text | list of text"),
+    ("output.partition", "mapping of text to text"), ("task.kind", "extraction | question_answering | generation"),
+    ("task.categories", "mapping of text to mapping"), ("task.max_document_tokens", "integer | null"),
+    ("model.trust_remote_code", "true | false"), ("decoding.sampling.top_p", "number")])  # fmt: skip
+def test_some_of_them(key: str, takes: str) -> None:
+    assert notes(render(run_config()))[key] == takes
+
+
+def test_what_is_shown_reads_back() -> None:
+    for kind, task in TASKS.items():
+        config = run_config({"kind": kind, **task})
+        assert RunConfig.model_validate(yaml.safe_load(render(config))) == config

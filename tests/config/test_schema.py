@@ -119,34 +119,30 @@ def of(**properties: Any) -> dict[str, Any]:
 OBJECT = of(x={"type": "string"})
 
 
-@pytest.mark.parametrize(
-    ("schema", "words"),
-    [
-        (of(offers={"type": "array", "items": of(parts={"type": "array", "items": OBJECT})}),
-         r"task.schema: \$.properties.offers: .*column 'parts': a column is a single value"),
-        (of(offers={"type": "array", "items": {"type": "object"}}), r"\$.properties.offers.items: an object without"),
-        (of(a=of(b={"type": "object"})), r"\$.properties.a.properties.b: an object without `properties`"),
-        ({"$defs": {"N": of(next={"$ref": "#/$defs/N"})}, "$ref": "#/$defs/N"},
-         r"\$.properties.next: #/\$defs/N holds"),
-        (of(a={"anyOf": [OBJECT, OBJECT]}), r"\$.properties.a.anyOf: one of objects"),
-        (of(a={"anyOf": [{"type": "string"}, {"type": "boolean"}]}), r"\$.properties.a.anyOf: one of several types"),
-        (of(a={}), r"\$.properties.a: a value of any kind"),
-        (of(a={"enum": [1, "b"]}), r"\$.properties.a.enum: values other than texts, or numbers"),
-        (of(a={"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 2}), "`min_items` is above"),
-        (of(a={"enum": [1, True]}), r"\$.properties.a.enum: values other than texts, or numbers"),
-        (of(a={"type": "string", "enum": [1e300, 2]}), r"\$.properties.a: .*value '1e.300': write it as JSON has"),
-        (of(a={"enum": ['a "b"']}), r"\$.properties.a: .*without quotes and backslashes"),
-        (of(a={"type": "string", "pattern": "["}), r"\$.properties.a: .*no regular expression"),
-        (of(a={"type": "integer", "multipleOf": 5}), r"\$.properties.a.multipleOf: would not be held to"),
-        (of(a={"type": "integer", "default": 1.5}), r"\$.properties.a.default: 1.5 is not of its type"),
-        (of(**{"a" * 201: {"type": "string"}}), r"at most 200 characters"),
-        (of(Color={"type": "string"}, color_={"type": "string"}), "'Color' and 'color_' differ in case or punctuation"),
-        (of(a={"$ref": "#/$defs/none"}), r"\$.properties.a.\$ref: #/\$defs/none is not in the schema"),
-        ("nowhere.json", r"nowhere.json: no such file"),
-        ("no_such_module:Thing", r"no_such_module:Thing: cannot be imported: ModuleNotFoundError"),
-        ("thing", "neither a file .* nor a pydantic model"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("schema", "words"), [
+    (of(offers={"type": "array", "items": of(parts={"type": "array", "items": OBJECT})}),
+     r"task.schema: \$.properties.offers: .*column 'parts': a column is a single value"),
+    (of(offers={"type": "array", "items": {"type": "object"}}), r"\$.properties.offers.items: an object without"),
+    (of(a=of(b={"type": "object"})), r"\$.properties.a.properties.b: an object without `properties`"),
+    ({"$defs": {"N": of(next={"$ref": "#/$defs/N"})}, "$ref": "#/$defs/N"},
+     r"\$.properties.next: #/\$defs/N holds"),
+    (of(a={"anyOf": [OBJECT, OBJECT]}), r"\$.properties.a.anyOf: one of objects"),
+    (of(a={"anyOf": [{"type": "string"}, {"type": "boolean"}]}), r"\$.properties.a.anyOf: one of several types"),
+    (of(a={}), r"\$.properties.a: a value of any kind"),
+    (of(a={"enum": [1, "b"]}), r"\$.properties.a.enum: values other than texts, or numbers"),
+    (of(a={"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 2}), "`min_items` is above"),
+    (of(a={"enum": [1, True]}), r"\$.properties.a.enum: values other than texts, or numbers"),
+    (of(a={"type": "string", "enum": [1e300, 2]}), r"\$.properties.a: .*value '1e.300': write it as JSON has"),
+    (of(a={"enum": ['a "b"']}), r"\$.properties.a: .*without quotes and backslashes"),
+    (of(a={"type": "string", "pattern": "["}), r"\$.properties.a: .*no regular expression"),
+    (of(a={"type": "integer", "multipleOf": 5}), r"\$.properties.a.multipleOf: would not be held to"),
+    (of(a={"type": "integer", "default": 1.5}), r"\$.properties.a.default: 1.5 is not of its type"),
+    (of(**{"a" * 201: {"type": "string"}}), r"at most 200 characters"),
+    (of(Color={"type": "string"}, color_={"type": "string"}), "'Color' and 'color_' differ in case or punctuation"),
+    (of(a={"$ref": "#/$defs/none"}), r"\$.properties.a.\$ref: #/\$defs/none is not in the schema"),
+    ("nowhere.json", r"nowhere.json: no such file"),
+    ("no_such_module:Thing", r"no_such_module:Thing: cannot be imported: ModuleNotFoundError"),
+    ("thing", "neither a file .* nor a pydantic model")])  # fmt: skip
 def test_what_cannot_be_decoded_is_refused_with_its_place(tmp_path: Path, schema: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, schema)
@@ -169,31 +165,24 @@ DOUBLED = {
 } | {"d40": {"type": "string"}}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("schema", "words"),
-    [
-        ({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": DOUBLED}, "more than 5,000 properties"),
-        (_nested(3000, lambda inner: {"properties": {"a": inner}}), "nested more than 50 deep"),
-        ({"properties": {"a": _nested(3000, lambda inner: {"anyOf": [inner]})}}, r"\$\.properties\.a: schemas in"),
-        ({"properties": {"a": {"enum": ["x" * 1_000_000]}}}, "an enum value of 1,000,000 characters; limit 1,000"),
-        ({"properties": {"a": {"enum": [f"{n:0900}" for n in range(999)]}}}, "899,100 characters; limit 400,000"),
-    ],
-)
+@pytest.mark.parametrize(("schema", "words"), [
+    ({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": DOUBLED}, "more than 5,000 properties"),
+    (_nested(3000, lambda inner: {"properties": {"a": inner}}), "nested more than 50 deep"),
+    ({"properties": {"a": _nested(3000, lambda inner: {"anyOf": [inner]})}}, r"\$\.properties\.a: schemas in"),
+    ({"properties": {"a": {"enum": ["x" * 1_000_000]}}}, "an enum value of 1,000,000 characters; limit 1,000"),
+    ({"properties": {"a": {"enum": [f"{n:0900}" for n in range(999)]}}}, "899,100 characters; limit 400,000"),
+])  # fmt: skip
 def test_a_schema_that_explodes_is_refused_at_once(tmp_path: Path, schema: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         categories_of(schema, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("attributes", "words"),
-    [
-        ([[{"name": "Status"}]], "'Status' .* has the column of a column of every table"),
-        ([[{"name": "a"}], [{"name": "A", "type": "number"}]],
-         "task.categories.c1: 'A' .number. has the column of task.categories.c0: 'a' .text."),
-        ([[{"name": "a", "path": ["x", "y"]}, {"name": "x"}]], "'x' .text. has the column of .*'a' .object."),
-        ([[{"name": "x"}, {"name": "x__status"}]], "'x__status' .* has the column of"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("attributes", "words"), [
+    ([[{"name": "Status"}]], "'Status' .* has the column of a column of every table"),
+    ([[{"name": "a"}], [{"name": "A", "type": "number"}]],
+     "task.categories.c1: 'A' .number. has the column of task.categories.c0: 'a' .text."),
+    ([[{"name": "a", "path": ["x", "y"]}, {"name": "x"}]], "'x' .text. has the column of .*'a' .object."),
+    ([[{"name": "x"}, {"name": "x__status"}]], "'x__status' .* has the column of")])  # fmt: skip
 def test_attributes_that_cannot_have_a_column_each(attributes: Any, words: str) -> None:
     task = extraction(**{f"c{i}": listed for i, listed in enumerate(attributes)})
     tree = config_tree(task, output={"columns": "typed"})

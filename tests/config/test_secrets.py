@@ -1,14 +1,18 @@
-"""Secrets in a configuration: refused where they can be told, hidden where they are not, and never in run.json."""
+"""Secrets in a configuration are refused or hidden, and never in run.json; and the rest of the section `storage`."""
 
 import json
+import pickle
 import time
 from pathlib import Path
 
 import pytest
+import yaml
+from pydantic import ValidationError
 
 from raypd import storage
 from raypd.answering import progress
 from raypd.cli.main import report_errors
+from raypd.config import RunConfig, StorageConfig
 from raypd.config.load import load_config, make_config
 from raypd.config.secrets import HIDDEN, redact
 from raypd.errors import ConfigError, RunError
@@ -31,6 +35,8 @@ SIGNED = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPL
     ("input.path", f"https://bucket.s3.amazonaws.com/in.jsonl?{SIGNED}"),
     ("input.path", f"[a.jsonl, 's3://bucket/in.jsonl?{SIGNED}']"), ("output.path", f"s3://bucket/out?{SIGNED}"),
     ("storage.endpoint_url", f"https://store.example?password={SECRET}"),
+    ("storage.endpoint_url", f"http://me:{SECRET}@host:9000"),
+    *((key, f"s3://AKIA:{part}{SECRET}@bkt/in") for key in ("input.path", "output.path") for part in ("", "ab/")),
     ("training.labels", f"s3://bucket/labels?{SIGNED}")])  # fmt: skip
 def test_a_secret_is_refused_and_not_repeated(key: str, value: str) -> None:
     tree = config_tree(storage={"profile": "p"})
@@ -47,7 +53,7 @@ def test_paths_and_addresses_without_one_are_taken() -> None:
         "model.name": "owner/model",
         "model.adapter": "/home/me@example.org/adapter",
         "model.endpoint.url": "https://me.example/v1?api-version=2026-01-01",
-        "input.path": "s3://bucket/me@example.org/what?.jsonl",
+        "input.path": "s3://bucket/2026-11-21T10:00/me@example.org/what?.jsonl",  # colons as well
     }.items():
         make_config(config_tree(), [f"{key}={value}"])
 
@@ -123,3 +129,40 @@ def test_aliases_as_people_write_them_are_taken(tmp_path: Path) -> None:
     task = f"task:\n  categories:\n    c:\n      attributes: &all\n{attributes}{again}"
     (tmp_path / "run.yaml").write_text(f"input: {{path: x.jsonl}}\noutput: {{path: out}}\n{task}")
     assert len(load_config(tmp_path / "run.yaml").task.categories) == 501
+
+
+RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
+
+
+@pytest.mark.parametrize("key", [
+    "access_key", "aws_secret_access_key", "secret", "session_token", "password", "credentials"])  # fmt: skip
+def test_credentials_are_refused_by_name_and_not_repeated(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"storage:\n  region: eu-west-1\n  {key}: {SECRET}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, ["input.path=s3://b/i", "output.path=s3://b/o"])
+    assert f"{key}: no credentials in a configuration: set AWS_ACCESS_KEY_ID" in str(caught.value)
+    with pytest.raises(ConfigError) as refusal:
+        make_config(RUN, [f"storage.{key}={SECRET}"])
+    with pytest.raises(ValidationError) as raw:
+        RunConfig.model_validate({**RUN, "storage": {key: SECRET}})
+    assert not any(SECRET in str(error.value) for error in (caught, refusal, raw))
+
+
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("storage.endpoint_url", "host:9000", "write http://host:port"), ("storage.sse", "kms", "aws:kms"),
+    ("storage.kms_key_id", "k", "needs sse aws:kms"), ("storage.endpoint", "x", "did you mean 'endpoint_url'"),
+    ("storage.max_attempts", 0, "greater than or equal to 1")])  # fmt: skip
+def test_wrong_settings_are_explained(key: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(RUN, [f"{key}={value}"])
+
+
+def test_settings_are_the_documentation_s_reach_workers_and_are_not_in_the_fingerprint() -> None:
+    config = make_config(RUN, ["storage.endpoint_url=http://host:9000", "storage.requester_pays=true"])
+    assert pickle.loads(pickle.dumps(config)).storage == config.storage
+    assert config.fingerprint() == make_config(RUN).fingerprint()
+    assert config.fingerprint() == make_config(RUN, ["output.partition={date: 2026-11-21}"]).fingerprint()
+    text = (Path(__file__).resolve().parents[2] / "docs/storage.md").read_text()
+    tree = yaml.safe_load(text[text.index("    storage:\n") :].split("\n\n")[0])["storage"]
+    assert (set(tree), StorageConfig.model_validate(tree).sse) == (set(StorageConfig.model_fields), "aws:kms")

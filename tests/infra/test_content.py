@@ -1,4 +1,5 @@
-"""What the files of infra/ say: who may do what, which machines come first; that they fit each other and the code."""
+"""What the files of infra/ say: who may do what, which machines come first; that they fit each other and the code;
+their placeholders, their lines in the README, no key twice; and infra/fill.py itself."""
 
 import configparser
 import datetime
@@ -6,11 +7,13 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 import urllib.error
 from unittest import mock
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -173,7 +176,7 @@ def test_prometheus_reads_rays_list_of_nodes_and_keeps_rays_metrics():
     assert config == {"global": {"scrape_interval": "15s", "scrape_timeout": "10s"}, "scrape_configs": [job]}
 
 
-def test_nothing_is_wider_than_it_must_be_and_nobody_deletes_or_changes_who_may_what():
+def test_nobody_deletes_or_changes_who_may_what_and_no_pod_runs_as_root():
     granted = set()
     for statement in (s for name in IAM for s in policy(name)["Statement"]):
         assert statement["Effect"] == "Allow"
@@ -186,9 +189,6 @@ def test_nothing_is_wider_than_it_must_be_and_nobody_deletes_or_changes_who_may_
             assert statement["Resource"] == "arn:aws:s3:::my-results/raypd/*"
     assert {a for a in granted if a.startswith(("iam:", "sts:", "s3:"))} == {
         "iam:PassRole", "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"}  # fmt: skip
-
-
-def test_no_pod_runs_as_root():
     kinds = {document["kind"]: document for document in documents("kuberay/nightly-cronjob.yaml")}
     assert list(kinds) == ["ServiceAccount", "Role", "RoleBinding", "CronJob"]
     for _, template in [*pods(JOB), ("cron", kinds["CronJob"]["spec"]["jobTemplate"]["spec"]["template"])]:
@@ -273,3 +273,47 @@ def test_a_second_submission_of_the_night_is_no_second_run():
         with pytest.raises(urllib.error.HTTPError, match="403"):
             SUBMIT.create(job, address, "another")
     assert names == ["raypd-nightly-2026-03-09"] * 2
+
+
+FILES = [path for path in sorted(INFRA.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+
+
+class NoKeyTwice(yaml.CSafeLoader):
+    """PyYAML takes the last of two; Kubernetes refuses."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [k.value for k, _ in node.value if k.tag != "tag:yaml.org,2002:merge"]
+        assert len(keys) == len(set(keys)), f"{node.start_mark}: {sorted(keys)}"
+        return super().construct_mapping(node, deep)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_file_has_its_line_in_the_readme_and_no_key_twice(path):
+    assert path.name == "README.md" or f"`{path.relative_to(INFRA)}`" in (INFRA / "README.md").read_text()
+    if path.suffix in {".yaml", ".yml"}:
+        assert list(yaml.load_all(path.read_text(), NoKeyTwice))
+
+
+def test_every_placeholder_is_in_the_example_settings_and_every_setting_is_used():
+    filled = [path for path in FILES if path.suffix in {".yaml", ".yml", ".json", ".service"}]
+    assert {name for path in filled for name in FILL.PLACEHOLDER.findall(path.read_text())} == set(SETTINGS)
+
+
+def test_missing_values_are_named_all_at_once_and_lines_that_are_no_settings_refused(tmp_path):
+    text = "$HOME ${HOME} ${aws:username} "
+    assert FILL.fill(text + "${RAYPD_RUN}", {"RAYPD_RUN": "a"}) == text + "a"
+    with pytest.raises(ValueError, match="RAYPD_A, RAYPD_B"):
+        FILL.fill("${RAYPD_B}${RAYPD_A}", {"RAYPD_B": ""})
+    assert FILL.fill("${RAYPD_A}", {}, frozenset({"RAYPD_A"})) == "${RAYPD_A}"
+    (tmp_path / "s.env").write_text("# comment\n\nRAYPD_A=1=2\nexport RAYPD_B=2\n")
+    with pytest.raises(ValueError, match=r"s\.env:4"):
+        FILL.read_settings(tmp_path / "s.env")
+    (tmp_path / "s.env").write_text("RAYPD_A=1=2\n")
+    assert FILL.read_settings(tmp_path / "s.env") == {"RAYPD_A": "1=2"}
+    settings = tmp_path / "s.env"
+    settings.write_text("RAYPD_RUN=trial\n")
+    (tmp_path / "f").write_text("run: ${RAYPD_RUN}\n")
+    for file, said in ((INFRA / "cluster.yaml", (2, "", True)), (tmp_path / "f", (0, "run: trial\n", False))):
+        command = [sys.executable, "-S", str(INFRA / "fill.py"), str(settings), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert (done.returncode, done.stdout, "RAYPD_AMI" in done.stderr) == said

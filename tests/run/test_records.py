@@ -1,4 +1,4 @@
-"""Records of a run's folder: to JSON and back, of other versions, and what is wrong with a file in words."""
+"""Records of a run's folder: to JSON and back, of other versions, what is wrong with a file; and figures in words."""
 
 import json
 import math
@@ -7,20 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from raypd.billing import book
-from raypd.run.records import (
-    Bill,
-    Energy,
-    Manifest,
-    NodeTime,
-    RecordError,
-    Session,
-    SessionTotals,
-    UnitSummary,
-    WorkerTime,
-    from_json,
-    read,
-    write,
-)
+from raypd.run import records, text
+from raypd.run.records import Bill, Energy, Manifest, NodeTime, RecordError, Session, UnitSummary, WorkerTime, from_json
 
 
 def bill() -> Bill:
@@ -32,17 +20,17 @@ def bill() -> Bill:
 
 @pytest.mark.parametrize("record", [
     bill(), Session(1.0, "s", 2.0),
-    Manifest(sessions=[SessionTotals("s", "2026", "2027", "complete", 1.5, 2, 3)], config={"a": {"b": [1]}}),
+    Manifest(sessions=[records.SessionTotals("s", "2026", "2027", "complete", 1.5, 2, 3)], config={"a": {"b": [1]}}),
     UnitSummary("u", "f", "s", "a.jsonl", 0, 2, 1, 1, 0.5, counts={"steps": 3})])  # fmt: skip
 def test_a_record_comes_back_from_its_file(tmp_path, record):
     path = str(tmp_path / "record.json")
-    write(path, record)
-    assert read(type(record), path) == record
+    records.write(path, record)
+    assert records.read(type(record), path) == record
     assert list(json.loads((tmp_path / "record.json").read_text())) == list(vars(record))
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-@pytest.mark.parametrize("put", [write, lambda path, record: book.write(path, record)])
+@pytest.mark.parametrize("put", [records.write, lambda path, record: book.write(path, record)])
 def test_no_file_holds_a_number_that_json_does_not_have(tmp_path, number, put):
     with pytest.raises(ValueError, match="not JSON compliant"):
         put(str(tmp_path / "run"), Bill("s", 1.0, number))
@@ -71,4 +59,21 @@ def test_a_file_that_holds_no_such_record_is_named(tmp_path, text):
     path = tmp_path / "s.json"
     path.write_text(text)
     with pytest.raises(RecordError, match=rf"^{path}: cannot be read: "):
-        read(Bill, str(path))
+        records.read(Bill, str(path))
+
+
+def test_money_shares_and_durations_and_foreign_text_made_visible_and_bounded():
+    """No rounding hides a rest."""
+    assert (text.cost(0.0), text.cost(0.67)) == ("no price", "$0.67")
+    money = {0: "$0.00", 0.00002: "$0.00002", 0.0123: "$0.012", 0.67: "$0.67", 12.3456: "$12.35", 9999.99: "$9,999.99"}
+    money |= {597_000.4: "$597,000", -3.5: "-$3.50"}
+    assert {value: text.usd(value) for value in money} == money
+    shares = {(0, 10): "0%", (1, 100_000): "<0.1%", (1, 40): "2.5%", (1, 3): "33%", (99_999, 100_000): ">99.9%"}
+    shares |= {(5, 5): "100%", (1, 0): text.NONE}
+    assert {value: text.share(*value) for value in shares} == shares
+    times = {0.04: "0.0 s", 42.4: "42 s", 59.9: "1 min 0 s", 192: "3 min 12 s", 18_240: "5 h 4 min", 183_600: "2 d 3 h"}
+    assert {value: text.duration(value) for value in times} == times
+    assert text.clean("a\0b\x1b[31m\u202ec\td\n") == "a\\u0000b\\u001b[31m\\u202ec\td\n"
+    assert text.clean("x" * 20, 5) == "xxxxx… (20 characters)"
+    assert text.clean("e" + "\u0301" * 50) == "e" + "\u0301" * 4
+    assert text.clean("漢字 عربى é 👩‍👧") == "漢字 عربى é 👩‍👧"

@@ -35,17 +35,14 @@ def test_the_culprits_are_found(rows: int, limit: int, where: tuple[float, ...])
     assert sorted([*answered, *culprits]) == list(range(rows))
 
 
-def test_a_process_that_is_killed_from_outside_blames_no_document() -> None:
-    attempt = Attempt()
+def test_a_kill_from_outside_blames_no_document_and_a_unit_without_checkpoints_is_given_up() -> None:
+    attempt: Attempt | None = Attempt()
     for _ in range(2):  # twice, whatever was decoded
         following = attempt.after_death(attempt.groups(range(100))[-1])
         assert following is not None
         attempt = following
     assert attempt.quarantined == {}
-
-
-def test_a_unit_that_leaves_no_checkpoint_is_given_up() -> None:
-    attempt: Attempt | None = Attempt()
+    attempt = Attempt()
     deaths = 0
     while attempt is not None:
         attempt, deaths = attempt.after_death([]), deaths + 1
