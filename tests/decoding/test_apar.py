@@ -93,14 +93,11 @@ def test_budget_is_kept_and_positions_stay_within_it(most):
     assert (answer.cut is not None, bool(answer.cost.steps)) == (True, bool(most))
 
 
-def test_a_fork_that_ends_a_prompt_is_acted_on():
+def test_a_fork_that_ends_a_prompt_is_acted_on_and_a_long_chain_restored():
     """Line 19 looks at the last token, whoever wrote it."""
     said = {(): 10, (10,): EOS, (CHILD,): 11, (CHILD, 11): EOS}
     answer, _ = scripted(apar(Prompt([7, FORK]), 50, FORK, CHILD, ENDS), said, [7, FORK])
     assert [p.tokens for p in restore(answer.root)] == [[], [CHILD, 11, EOS], [10, EOS]]
-
-
-def test_restore_of_a_long_chain():
     root = last = Paragraph([0])
     for i in range(1, 5000):
         last.next_sibling = Paragraph([i])

@@ -106,10 +106,9 @@ def test_the_cache_holds_the_text_and_one_draft(method, segments):
     assert done[0].answer.tokens == text
 
 
-@pytest.mark.parametrize(
-    ("method", "sampling"),
-    [("space", Sampling(1.5, top_k=3)), ("space", Sampling(2.0, top_p=0.65)), ("medusa", Sampling(1.5, top_k=3))],
-)
+@pytest.mark.parametrize(("method", "sampling"), [
+    ("space", Sampling(1.5, top_k=3)), ("space", Sampling(2.0, top_p=0.65)), ("medusa", Sampling(1.5, top_k=3)),
+])  # fmt: skip
 def test_sampled_texts_have_the_distribution_of_autoregressive_ones(method, sampling):
     model, stock = pair("llama", seed=4, vocab_size=16)
     prompt, runs = Prompt([1, 9, 5]), 700
@@ -123,11 +122,9 @@ def test_sampled_texts_have_the_distribution_of_autoregressive_ones(method, samp
     check_distribution(answers, chance_of_texts(stock, prompt.tokens, 4, sampling), 12)
 
 
-@pytest.mark.parametrize(
-    ("said", "last", "accepted", "rejected"),
-    [([22, 23, 24], 22, 1, 0), ([22, 23, 24], 23, 2, 0), ([22, 23, 24], 24, 2, 0),
-     ([22, 25, 0], 22, 1, 0), ([22, 25, 0], 25, 1, 1), ([26, 0, 0], 26, 0, 1)],
-)  # fmt: skip
+@pytest.mark.parametrize(("said", "last", "accepted", "rejected"), [
+    ([22, 23, 24], 22, 1, 0), ([22, 23, 24], 23, 2, 0), ([22, 23, 24], 24, 2, 0),
+    ([22, 25, 0], 22, 1, 0), ([22, 25, 0], 25, 1, 1), ([26, 0, 0], 26, 0, 1)])  # fmt: skip
 def test_candidates_behind_the_end_of_the_text_do_not_count(said, last, accepted, rejected):
     """Candidates 22 and 23 behind 21; the model says `said` there, and the text ends with `last`."""
     program = space(Prompt([20]), 20, 2, MASK, stops=lambda tokens: tokens[-1] == last)
@@ -139,7 +136,7 @@ def test_candidates_behind_the_end_of_the_text_do_not_count(said, last, accepted
     assert (answer.tokens[-1], answer.accepted, answer.rejected) == (last, accepted, rejected)
 
 
-def test_k_0_feeds_what_autoregressive_feeds():
+def test_a_pass_looks_like_figure_7_and_k_0_feeds_what_autoregressive_feeds():
     def feeds(program):
         said = itertools.count(1)
         answer, seen = drive(program, lambda feed: [next(said)])
@@ -150,10 +147,7 @@ def test_k_0_feeds_what_autoregressive_feeds():
     assert feeds(space(prompt, 5, 0, MASK)) == feeds(autoregressive(prompt, 5, never))
     with pytest.raises(ValueError, match="k is -1"):
         next(space(prompt, 5, -1, MASK))
-
-
-def test_a_pass_looks_like_figure_7():
-    """Two candidates behind "LLMs are": who sees whom, and the positions as visible tokens minus one."""
+    # Two candidates behind "LLMs are": who sees whom, and the positions as visible tokens minus one.
     program = space(Prompt([20]), 20, 2, MASK)
     first = next(program)
     assert (list(first.tokens), list(first.positions)) == ([20, MASK, MASK], [0, 1, 2])

@@ -128,7 +128,7 @@ def test_a_token_has_the_same_bits_in_every_pass(threads: int) -> None:
 def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind, monkeypatch) -> None:
     monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
     model, case, found = pack(pair(kind, head_dim=32)[0].bfloat16()), case_of(method, "llama"), set()
-    for at_once, tokens in ((1, 2048), (64, 2048), (3, 60), (5, 200)):
+    for at_once, tokens in ((1, 2048), (64, 2048), (3, 60)):
         engine = Engine(model, max_num_seqs=at_once, max_num_batched_tokens=tokens)
         found.add(repr(engine.run(case.programs())))  # tokens and log-probabilities
     assert len(found) == 1
@@ -171,11 +171,9 @@ def test_swiglu_is_nearer_to_float64_than_torch() -> None:
 
 
 @needs_native
-@pytest.mark.parametrize(
-    ("kind", "extra"),
-    [("llama", {}), ("llama", {"attention_bias": True}), ("qwen2", {}), ("qwen3", {"num_key_value_heads": 4}),
-     ("mistral", {"sliding_window": 7, "num_key_value_heads": 1})],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "extra"), [
+    ("llama", {}), ("llama", {"attention_bias": True}), ("qwen2", {}), ("qwen3", {"num_key_value_heads": 4}),
+    ("mistral", {"sliding_window": 7, "num_key_value_heads": 1})])  # fmt: skip
 def test_layers_in_fewer_steps_are_as_near_to_float64(kind, extra, monkeypatch) -> None:
     monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
     model, ids = tiny_model(kind, head_dim=64, **extra).bfloat16(), torch.arange(5, 65)

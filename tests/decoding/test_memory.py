@@ -1,6 +1,8 @@
-"""A device that runs out of memory: smaller steps, the same answers, and at the floor one program less."""
+"""A device that runs out of memory: smaller steps, the same answers, and at the floor one program less; and two passes
+in flight, whose results are read late."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -8,16 +10,19 @@ from unittest import mock
 import pytest
 import torch
 
-from raypd.decoding import memory
+from raypd.decoding import memory, native, scheduler
+from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
+from raypd.decoding.linear import is_possible
 from raypd.decoding.memory import LEAST_TOKENS, TokenBudget, is_out_of_memory
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.pack import pack
 from raypd.decoding.sampling import Sampling
 from raypd.decoding.sequence import ProgramError
 from tests.decoding.cases import CASES, pair, run_all
 from tests.decoding.drivers import INSTRUCTION, finished, never, small_device, tokens_of
-from tests.tiny import tiny_model
+from tests.tiny import in_float64, tiny_model
 
 
 def said(engine: Engine, prompts: list[Prompt], most: int, **how: Any) -> list[list[int]]:
@@ -44,7 +49,7 @@ def test_sampled_answers_do_not_change_when_passes_fail_now_and_then() -> None:
     assert failed
 
 
-def test_at_the_floor_one_program_fails_and_the_others_do_not() -> None:
+def test_at_the_floor_one_program_fails_or_whoever_waits_for_a_shared_prefix() -> None:
     rng = random.Random(3)
     engine = Engine(tiny_model("llama"), max_num_seqs=4)
     small, large = [Prompt(tokens_of(rng, 20, 40)) for _ in range(4)], Prompt(tokens_of(rng, 300, 300))
@@ -56,9 +61,6 @@ def test_at_the_floor_one_program_fails_and_the_others_do_not() -> None:
     assert type(done[1].error) is ProgramError
     assert "out of memory, and no step is smaller" in str(done[1].error)
     assert [done[n].answer.tokens for n in (0, 2, 3, 4)] == expected
-
-
-def test_a_shared_prefix_that_does_not_fit_fails_whoever_waits_for_it() -> None:
     prefix = tokens_of(random.Random(3), 200, 200)
     engine = Engine(tiny_model("llama"), max_num_seqs=8)
     small_device(engine, lambda tokens: any(row.size > 150 and row.cached < 190 for row in engine.scheduler.sequences))
@@ -70,7 +72,7 @@ def test_a_shared_prefix_that_does_not_fit_fails_whoever_waits_for_it() -> None:
     assert not engine.scheduler.prefixes
 
 
-def test_a_device_without_any_memory_ends_the_engine() -> None:
+def test_a_device_without_any_memory_ends_the_engine_and_another_error_is_not_taken_for_it() -> None:
     engine = Engine(tiny_model("llama"), max_num_seqs=8)
     small_device(engine, lambda tokens: True)
     for number in range(20):
@@ -79,9 +81,6 @@ def test_a_device_without_any_memory_ends_the_engine() -> None:
     assert [len(programs) for programs in ended] == [0, 1, 1, 1]
     with pytest.raises(RuntimeError, match="not even the smallest steps"):
         engine.step()
-
-
-def test_another_error_is_not_taken_for_it() -> None:
     engine = Engine(tiny_model("llama"))
     engine.submit(autoregressive(Prompt([5, 6]), 4, never))
     engine._forward = mock.Mock(side_effect=RuntimeError("CUDA error: device-side assert triggered"))
@@ -200,3 +199,68 @@ def test_a_cache_grows_by_what_is_wanted_where_it_cannot_double(monkeypatch: pyt
     assert cache.allocator.slots == len(cache.keys[0]) == 96
     with pytest.raises(OutOfSlots, match="32 slots wanted, 0 of 96 free, and there is no memory for more"):
         cache.alloc(32)
+
+
+METHODS = ["autoregressive", "hyper_parallel", "intra_prompt", "apar", "space", "pasta"]
+needs_native = pytest.mark.skipif(native.refusal() is not None or not is_possible(), reason="no AVX-512 BF16")
+
+
+class Watched(Engine):
+    """`flights`: how many were in flight behind each start; each program is in one of them, and keeps its place."""
+
+    def __init__(self, *arguments: Any, **keys: Any) -> None:
+        super().__init__(*arguments, **keys)
+        self.most = 0
+
+    def _start(self, chunks: list[Any]) -> str | None:
+        reason = super()._start(chunks)
+        flying = [chunk.seq for flight in self.flights for chunk in flight.chunks]
+        assert len(flying) == len(set(map(id, flying))) == sum(seq.in_flight for seq in self.scheduler.sequences)
+        assert all(len(seq.owner) for seq in flying)
+        self.most = max(self.most, len(self.flights))
+        return reason
+
+
+def everything(engine: Engine, stock: Any, digits: int) -> list[str]:
+    """All that the programs of all methods answer, figures rounded to so many digits."""
+    programs = [program for method in METHODS for program in CASES[method](stock).programs()]
+    answers = engine.run(programs, sampling=Sampling(0.8), seed=3)
+    return [re.sub(r"-?\d+\.\d+(e-\d+)?", lambda m: str(round(float(m[0]), digits)), repr(one)) for one in answers]
+
+
+@pytest.mark.parametrize("digits", [pytest.param(17, marks=needs_native), 9])
+def test_answers_are_those_of_one_pass_after_the_other(digits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit where a token's figures do not depend on what else is in the pass, as in bfloat16 on CPUs."""
+    monkeypatch.setattr(scheduler, "_LEAST_HALF", 1)
+    monkeypatch.setattr(avx512, "is_best", lambda device, dtype: digits == 17)
+    model, stock = tiny_model("llama", head_dim=32), pair("llama")[1]
+    model = pack(model.bfloat16()) if digits == 17 else in_float64(model)
+    engines = [Watched(model, max_num_seqs=12, passes=passes) for passes in (None, 2)]
+    assert everything(engines[0], stock, digits) == everything(engines[1], stock, digits)
+    assert [engine.most for engine in engines] == [1, 2]
+    assert 1.5 * engines[0].steps < engines[1].steps
+
+
+@pytest.mark.parametrize(("cache_tokens", "fails"), [(None, 0.3), (350, 0.0)])
+def test_what_takes_a_pass_back_leaves_the_other_alone(cache_tokens, fails, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes that have no memory, some of them alone; and programs that have no room in the cache."""
+    monkeypatch.setattr(scheduler, "_LEAST_HALF", 1)
+    monkeypatch.setattr("tests.decoding.test_memory.METHODS", ["autoregressive", "hyper_parallel", "space"])
+    (model, stock), unlucky, back = pair("qwen3"), random.Random(2), []
+    model = in_float64(model)
+    expected = everything(Watched(model, max_num_seqs=12), stock, 9)
+    engine = Watched(model, max_num_seqs=12, max_num_batched_tokens=120, cache_tokens=cache_tokens, passes=2)
+    rollback, preempt = engine.scheduler.rollback, engine.scheduler._preempt
+    engine.scheduler.rollback = lambda *a, alone: back.append(alone) or rollback(*a, alone=alone)
+    engine.scheduler._preempt = lambda *a: back.append("preempted") or preempt(*a)
+    small_device(engine, lambda tokens: unlucky.random() < (fails if tokens > LEAST_TOKENS or engine.flights else 0))
+    assert everything(engine, stock, 9) == expected
+    assert (set(back), engine.most) == ({True, False} if fails else {"preempted"}, 2)
+
+
+def test_few_tokens_go_in_one_pass() -> None:
+    model, stock = pair("qwen3")
+    engines = [Watched(model, max_num_seqs=4, passes=passes) for passes in (1, 2)]
+    for engine in engines:
+        everything(engine, stock, 1)
+    assert engines[1].steps <= 1.05 * engines[0].steps

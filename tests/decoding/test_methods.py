@@ -1,10 +1,17 @@
-"""Methods driven by a fake model in plain Python: no engine, no tensors."""
+"""Methods driven by a fake model in plain Python: no engine, no tensors; and every method has its file.
+
+tests/tasks/test_toy_task.py has a method of somebody else."""
+
+from pkgutil import resolve_name
 
 import pytest
 
+from raypd.config import METHODS, DecodingConfig
 from raypd.decoding.grammar import Grammar, JsonString, Number, OneOf, Vocabulary
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt
+from raypd.decoding.methods.registry import REGISTRY
+from raypd.decoding.text import TextMethod
 from tests.decoding.drivers import drive
 
 # fmt: off
@@ -52,26 +59,21 @@ def allowed(grammar: Grammar, *texts: str, left: int = 30) -> set[str] | None:
     return None if tokens is None else {TEXTS[i] for i in tokens.ids}
 
 
-@pytest.mark.parametrize(
-    ("texts", "done", "completion"),
-    [([' "', "red"], False, None), ([' "', "red", '"'], True, None), ([' "', "red", '",\n'], True, None),
-     ([' "', "red", "\n"], True, None), ([' "', "\\", '"'], False, None), (["n"], True, "null"),
-     ([" null"], True, "null"), (['"red"'], True, None)],
-)  # fmt: skip
+@pytest.mark.parametrize(("texts", "done", "completion"), [
+    ([' "', "red"], False, None), ([' "', "red", '"'], True, None), ([' "', "red", '",\n'], True, None),
+    ([' "', "red", "\n"], True, None), ([' "', "\\", '"'], False, None), (["n"], True, "null"),
+    ([" null"], True, "null"), (['"red"'], True, None)])  # fmt: skip
 def test_text_ends_at_quote_newline_or_null(texts, done, completion):
     grammar = Grammar(JsonString(), VOCABULARY)
     state = read(grammar, say(*texts))
     assert (grammar.done(state), grammar.completion(state)) == (done, completion)
 
 
-def test_text_is_limited_at_its_start_alone():
+def test_text_is_limited_at_its_start_alone_and_an_enum_done_when_one_choice_is_left():
     grammar = Grammar(JsonString(), VOCABULARY)
     assert allowed(grammar) == {' "', '"', '",\n', "null", " null", "n", '"red"', " "}
     assert allowed(grammar, " ") == {'"', '",\n', "null", "n", '"red"'}  # one blank at the most
     assert allowed(grammar, ' "') is None
-
-
-def test_enum_is_done_when_one_choice_is_left():
     grammar = Grammar(OneOf(['"red"', '"red wine"', '"blue"', "null"]), VOCABULARY)
     assert allowed(grammar) == {' "', '"', "null", " null", "n", '"red"', " "}
     assert allowed(grammar, ' "') == {"red", "blue"}
@@ -83,20 +85,26 @@ def test_enum_is_done_when_one_choice_is_left():
     assert grammar.distance() == 1
 
 
-@pytest.mark.parametrize(
-    ("automaton", "tokens", "rest"),
-    [
-        (JsonString(), [' "', "red", '"'], '"'),
-        (JsonString(), [' "', "red", '",\n'], '"'),
-        (JsonString(), [' "', "red", "\n"], '"'),
-        (JsonString(), ['"', "red", " wine"], ' wine"'),  # cut
-        (JsonString(), ['"', "\\"], '\\\\"'),  # cut within an escape: the text has a backslash more
-        (JsonString(), ['"', "\\", '"', '"'], '"'),
-        (JsonString(), ["n"], "null"),
-        (JsonString(), [" ", "n"], "null"),
-        (OneOf(['"red wine"', '"blue"', "null"]), [' "', "red"], 'red wine"'),
-        (OneOf(['"red"', '"red wine"']), ['"', "red", '",\n'], '"'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("automaton", "tokens", "rest"), [
+    (JsonString(), [' "', "red", '"'], '"'), (JsonString(), [' "', "red", '",\n'], '"'),
+    (JsonString(), [' "', "red", "\n"], '"'),
+    (JsonString(), ['"', "red", " wine"], ' wine"'),  # cut
+    (JsonString(), ['"', "\\"], '\\\\"'),  # cut within an escape: the text has a backslash more
+    (JsonString(), ['"', "\\", '"', '"'], '"'),
+    (JsonString(), ["n"], "null"), (JsonString(), [" ", "n"], "null"),
+    (OneOf(['"red wine"', '"blue"', "null"]), [' "', "red"], 'red wine"'),
+    (OneOf(['"red"', '"red wine"']), ['"', "red", '",\n'], '"')])  # fmt: skip
 def test_what_is_left_to_write_of_a_value(automaton, tokens, rest):
     assert Grammar(automaton, VOCABULARY).rest(say(*tokens)) == rest
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_method_has_its_program_where_its_name_says_and_keys_of_the_configuration(name):
+    spec = REGISTRY[name]
+    assert spec.text_method or callable(resolve_name(f"raypd.decoding.methods.{name}:{name}"))
+    keys = {key for keys in spec.answer_keys.values() for key in keys}
+    assert {*keys, spec.tokens_option or "method"} <= set(DecodingConfig.model_fields)
+    assert ("heads" in keys) == spec.heads
+    assert all(name in METHODS[kind] for kind in spec.answer_keys)
+    assert ("generation" in spec.answer_keys) == bool(spec.text_method)
+    assert not spec.text_method or issubclass(resolve_name(spec.text_method), TextMethod)

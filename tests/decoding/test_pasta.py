@@ -75,16 +75,12 @@ def warned(answer: PastaAnswer, *parts: str) -> None:
         assert part in warning, answer.warnings
 
 
-@pytest.mark.parametrize(
-    ("attribute", "length", "flaw"),
-    [
-        ("", 40, "no tokens attribute"),
-        *((f'tokens="{said}"', 40, f"promises '{said}' tokens") for said in ("", "many", "-5", "0", "²", "1.5")),
-        ('tokens="100000"', 256 + 7, "promises 100000 tokens"),
-        (f'tokens="{"9" * 200}"', 256 + 7, "promises 9999"),
-        *((attribute, 30, None) for attribute in ('tokens=" 30 "', "tokens='30'", "tokens=30", 'tokens = "30"')),
-    ],
-)
+@pytest.mark.parametrize(("attribute", "length", "flaw"), [
+    ("", 40, "no tokens attribute"),
+    *((f'tokens="{said}"', 40, f"promises '{said}' tokens") for said in ("", "many", "-5", "0", "²", "1.5")),
+    ('tokens="100000"', 256 + 7, "promises 100000 tokens"), (f'tokens="{"9" * 200}"', 256 + 7, "promises 9999"),
+    *((attribute, 30, None) for attribute in ('tokens=" 30 "', "tokens='30'", "tokens=30", 'tokens = "30"')),
+])  # fmt: skip
 def test_lengths(attribute, length, flaw):
     answer = run(f'a<promise topic="t" {attribute}/>b', "X</async>", most=500)
     assert (answer.text, [t.promised for t in answer.threads]) == ("aXb", [0, length])
@@ -101,43 +97,35 @@ def test_topics(written, topic):
         assert (answer.text, answer.warnings) == ("aXb", [])
 
 
-@pytest.mark.parametrize(
-    ("main", "text", "flaws"),
-    [
-        ("a<b>c</b> x < y <3 <", "a<b>c</b> x < y <3 <", ["<b> is no tag", "</b> is no tag"]),
-        ("a<foo/>b", "a<foo/>b", ["<foo/> is no tag"]),
-        ("a<promises topic='x'/>b", "a<promises topic='x'/>b", ["is no tag"]),
-        ("a<sync/>b", "ab", ["without a promise to wait for"]),
-        ("a</async>b", "ab", ["</async> in the main thread"]),
-        ("a<async>b</async>c", "abc", ["<async> in the main thread", "</async> in the main thread"]),
-        ("a</promise>b</sync>c", "abc", ["</promise> means nothing", "</sync> means nothing"]),
-        *((text, text, ["not closed"]) for text in ("a<sync/", "a<sy", 'a<promise topic="x', 'a<promise topic="x\nb')),
-        ('<promise topic="' + "x" * 300, '<promise topic="' + "x" * 300, ["not closed"]),
-        ("a<sync<sync/>b", "a<syncb", ["not closed", "without a promise"]),
-        # what is taken as well as can be; Y is the first child, Z the second
-        ('a<promise topic="x" tokens="10">b<sync>c', "aYbc", ["is taken as <promise/>", "is taken as <sync/>"]),
-        (f'a{promise("x")}b<promise topic="y" tokens="10" so/>c', "aYbZc", ["is malformed"]),
-        # an attribute that is not closed swallows nothing behind the next tag
-        (f'a<promise topic="x" tokens="10" {promise("y")}b', 'a<promise topic="x" tokens="10" Yb', ["not closed"]),
-    ],
-)
+@pytest.mark.parametrize(("main", "text", "flaws"), [
+    ("a<b>c</b> x < y <3 <", "a<b>c</b> x < y <3 <", ["<b> is no tag", "</b> is no tag"]),
+    ("a<foo/>b", "a<foo/>b", ["<foo/> is no tag"]),
+    ("a<promises topic='x'/>b", "a<promises topic='x'/>b", ["is no tag"]),
+    ("a<sync/>b", "ab", ["without a promise to wait for"]), ("a</async>b", "ab", ["</async> in the main thread"]),
+    ("a<async>b</async>c", "abc", ["<async> in the main thread", "</async> in the main thread"]),
+    ("a</promise>b</sync>c", "abc", ["</promise> means nothing", "</sync> means nothing"]),
+    *((text, text, ["not closed"]) for text in ("a<sync/", "a<sy", 'a<promise topic="x', 'a<promise topic="x\nb')),
+    ('<promise topic="' + "x" * 300, '<promise topic="' + "x" * 300, ["not closed"]),
+    ("a<sync<sync/>b", "a<syncb", ["not closed", "without a promise"]),
+    # what is taken as well as can be; Y is the first child, Z the second
+    ('a<promise topic="x" tokens="10">b<sync>c', "aYbc", ["is taken as <promise/>", "is taken as <sync/>"]),
+    (f'a{promise("x")}b<promise topic="y" tokens="10" so/>c', "aYbZc", ["is malformed"]),
+    # an attribute that is not closed swallows nothing behind the next tag
+    (f'a<promise topic="x" tokens="10" {promise("y")}b', 'a<promise topic="x" tokens="10" Yb', ["not closed"]),
+])  # fmt: skip
 def test_tags_of_no_use_and_tags_that_are_malformed(main, text, flaws):
     answer = run(main, "Y</async>", "Z</async>")
     assert (answer.text, answer.cut, len(answer.threads)) == (text, None, 1 + text.count("Y") + text.count("Z"))
     warned(answer, *flaws)
 
 
-@pytest.mark.parametrize(
-    ("main", "child", "most", "text", "flaws"),
-    [
-        (f"{promise('a')}.", f"x<async>y{promise('n')}z<sync/>w</async>never", 400, "xyzw.",
-         ["<async> in a child", "in a child does nothing", "<sync/> in a child"]),
-        (f"{promise('a')}m", "takes much longer</async>", 400, "takes much longerm", []),  # the main thread waits
-        (f"m {promise('a')}", "late</async>", 400, "m late", ["ended with a promise"]),
-        (f"m {promise('a')}", "late</async>", 3, "m ", ["has no content", "main thread: cut", "ended with a promise"]),
-        (f"{promise('a')}m<sync/>end", "no end tag", 400, "no end tagmend", ["without </async>"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("main", "child", "most", "text", "flaws"), [
+    (f"{promise('a')}.", f"x<async>y{promise('n')}z<sync/>w</async>never", 400, "xyzw.",
+     ["<async> in a child", "in a child does nothing", "<sync/> in a child"]),
+    (f"{promise('a')}m", "takes much longer</async>", 400, "takes much longerm", []),  # the main thread waits
+    (f"m {promise('a')}", "late</async>", 400, "m late", ["ended with a promise"]),
+    (f"m {promise('a')}", "late</async>", 3, "m ", ["has no content", "main thread: cut", "ended with a promise"]),
+    (f"{promise('a')}m<sync/>end", "no end tag", 400, "no end tagmend", ["without </async>"])])  # fmt: skip
 def test_children(main, child, most, text, flaws):
     script = Script(main, child, words=TAGS)
     answer = script.run(most)
@@ -148,7 +136,7 @@ def test_children(main, child, most, text, flaws):
         assert any("no end tag</async>" in s for s in script.seen)
 
 
-def test_runaway_child_is_closed_and_joined():
+def test_a_runaway_child_is_closed_and_joined_or_cuts_the_answer():
     script = Script(f"{promise('a')}m<sync/>end", "for ever...", words=TAGS)
     answer, written = script.run(max_async_tokens=30), "for ever" + "." * 22
     assert (answer.text, answer.raw.count("</async>")) == (written + "mend", 1)
@@ -156,9 +144,6 @@ def test_runaway_child_is_closed_and_joined():
     assert [t.stopped for t in answer.threads] == [True, False]
     assert (answer.cut is None, answer.text[: answer.cut]) == (False, written), "the main thread alone stopped"
     assert any("...</async>" in s for s in script.seen), "the main thread sees it closed"
-
-
-def test_a_child_that_outlives_the_tokens_cuts_the_answer():
     main, children = f"{promise('a')}{promise('b')}m", ("one</async>", "is longer</async>")
     whole = run(main, *children, words=TAGS)
     assert (whole.text, whole.cut) == ("oneis longerm", None)
@@ -169,7 +154,7 @@ def test_a_child_that_outlives_the_tokens_cuts_the_answer():
     warned(answer, "async 2 (b): cut")
 
 
-def test_tokens_that_hold_more_than_a_tag():
+def test_tokens_that_hold_more_than_a_tag_and_several():
     words = ('"/>The', "</async>\n", "<async>", "<sync/>After")
     main = '<promise topic="a" tokens="10"/>The end<sync/>After all'
     script = Script(main, "X</async>\n", words=words)
@@ -181,9 +166,6 @@ def test_tokens_that_hold_more_than_a_tag():
     answer = run(f"{promise('a')}m", "X</async>rest", words=("</async>rest",))
     assert answer.text == "Xm"
     warned(answer, "'rest' behind </async>")
-
-
-def test_tokens_that_hold_several_tags():
     both = f"{promise('a')}{promise('b')}"
     answer = run(f"1{both}2", "A</async>", "B</async>", words=(both,))
     assert (answer.text, [t.topic for t in answer.threads]) == ("1AB2", [None, "a", "b"])
@@ -200,16 +182,13 @@ def test_tokens_that_hold_several_tags():
     assert any(s.endswith("<async>") and "A</async>" in s for s in script.seen), "b begins behind the wait"
 
 
-def test_threads_beyond_the_most_wait_for_a_place():
+def test_threads_beyond_the_most_wait_for_a_place_and_ids_without_text_are_none():
     main = "".join(promise(t) for t in "abc") + "<sync/>end"
     narrow, wide = Script(main, *["xyz</async>"] * 3, words=TAGS), Script(main, *["xyz</async>"] * 3, words=TAGS)
     one, four = narrow.run(max_threads=1), wide.run()
     assert one.text == four.text == "xyz" * 3 + "end"
     assert one.longest_path == four.longest_path == four.steps
     assert (one.steps, max(len(feed.sample_at) for feed in narrow.feeds)) == (one.tokens, 1)
-
-
-def test_special_tokens_without_text_and_unknown_ids():
     script = Script("ab")
     script.texts = BYTES[:98]  # "b" has none
     assert script.run().text == "a"

@@ -4,6 +4,7 @@ each alone through the stock model, under masks written out token by token."""
 import copy
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.program import Feed
 from raypd.decoding.scheduler import Chunk
-from raypd.decoding.sequence import ProgramError
-from raypd.decoding.visibility import Reach
+from raypd.decoding.sequence import LEAST_REGION, ProgramError
+from raypd.decoding.visibility import NO_TOKEN, Reach
 from tests.decoding.drivers import finished, never, tokens_of
 from tests.decoding.reference import Replay
 from tests.tiny import tiny_model
@@ -66,10 +67,13 @@ def wandering(seed: int, edits: bool):
 def check(seeds: Iterable[int], engine: Engine, edits: bool, stock: PreTrainedModel = STOCK) -> None:
     answers = engine.run(wandering(seed, edits) for seed in seeds)
     for seed, answer in zip(seeds, answers, strict=True):
-        expected = Replay(stock).run(wandering(seed, edits))
-        for (tokens, logprobs), (want_tokens, want_logprobs) in zip(answer, expected, strict=True):
-            assert tokens == want_tokens
-            np.testing.assert_allclose(logprobs, want_logprobs, atol=1e-4)
+        alike(answer, Replay(stock).run(wandering(seed, edits)))
+
+
+def alike(answer: list[Any], expected: list[Any]) -> None:
+    for (tokens, logprobs), (want, want_logprobs) in zip(answer, expected, strict=True):
+        assert tokens == want
+        np.testing.assert_allclose(logprobs, want_logprobs, atol=1e-4)
 
 
 @settings(max_examples=40, deadline=None)
@@ -109,17 +113,14 @@ def test_a_row_that_never_fits_is_refused_and_the_rest_goes_on():
     assert all(done[seed].error is None for seed in range(4))
 
 
-def test_the_cache_is_empty_when_all_is_done():
+def test_sequences_are_the_programs_alone_and_the_cache_is_empty_when_all_is_done():
     engine = Engine(MODEL, max_num_seqs=3, max_num_batched_tokens=16)
     engine.run(wandering(seed, True) for seed in range(6))
     kept = sum(prefix.length for prefix in engine.scheduler.prefixes.values())
     assert engine.cache.allocator.available == engine.cache.allocator.slots - kept
     assert not engine.scheduler.sequences
     assert torch.isfinite(engine.cache.keys[0]).all()
-
-
-def test_sequences_are_the_programs_alone():
-    """What a meter adds up holds no token twice while a shared prefix is computed."""
+    # What a meter adds up holds no token twice while a shared prefix is computed.
     engine, ended = Engine(MODEL, max_num_seqs=2, max_num_batched_tokens=4), []
     for _ in range(2):
         engine.submit(autoregressive(Prompt([*INSTRUCTION, 5], shared=9), 3, never), tag="ours")
@@ -149,3 +150,41 @@ def test_no_pass_is_small_while_work_is_waiting(most: int) -> None:
         assert max(running for _, running in passes) <= 48 + 1  # the last one admitted has a part of its prompt fed
     else:
         assert max(running for _, running in passes) == 24
+
+
+def shrinking(rng: random.Random):
+    """Early release (APAR, section 3.4): fills the cache, drops it in pieces, and asks what is seen of the rest."""
+    tokens, heard = tokens_of(rng, 260, 300), []
+    predictions = yield Feed(tokens, range(len(tokens)), sample_at=[len(tokens) - 1])
+    alive, total, at = list(range(len(tokens))), len(tokens), len(tokens)
+    while len(alive) > 20:
+        heard.append((predictions.tokens, predictions.logprobs))
+        drop = rng.sample(alive, rng.randint(len(alive) // 8, len(alive) // 3))
+        alive = [index for index in alive if index not in drop]
+        count = rng.randint(1, 6)
+        predictions = yield Feed(tokens_of(rng, count, count), range(at, at + count), sample_at=range(count), drop=drop)
+        alive += range(total, total + count)
+        total, at = total + count, at + count
+    return heard
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_that_close_up_see_the_same_and_hold_no_more_than_they_need(seed):
+    engine = Engine(MODEL, max_num_seqs=3, max_num_batched_tokens=120)
+    for n in range(3):
+        engine.submit(shrinking(random.Random(10 * seed + n)), tag=n)
+    answers, sizes = {}, []
+    while engine.pending:
+        answers |= {done.tag: done.answer for done in engine.step()}
+        taken = engine.cache.allocator.slots - engine.cache.allocator.available
+        assert taken == sum(len(row.owner) for row in engine.scheduler.sequences)
+        for row in engine.scheduler.sequences:
+            live = np.flatnonzero(row.owner != NO_TOKEN)
+            np.testing.assert_array_equal(row.place[row.owner[live]], live)
+            waiting = row.size - row.cached
+            sizes += [len(row.owner)] if len(row.owner) else []
+            assert len(row.owner) <= (512 if row.steps < 2 else LEAST_REGION + 4 * (len(live) + waiting))
+    assert (min(sizes), max(sizes)) == (LEAST_REGION, 512)
+    assert engine.cache.allocator.available == engine.cache.allocator.slots
+    for n, answer in answers.items():
+        alike(answer, Replay(STOCK).run(shrinking(random.Random(10 * seed + n))))

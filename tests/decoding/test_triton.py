@@ -1,4 +1,5 @@
-"""The triton kernel without a GPU: in triton's interpreter, and compiled for GPUs that are not here."""
+"""The triton kernel without a GPU: in triton's interpreter, and compiled for GPUs that are not here; and the tests
+of a GPU on a CPU."""
 
 from __future__ import annotations
 
@@ -35,6 +36,16 @@ def test_the_kernel_in_the_interpreter(which):
     ended(start("-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which, tests, TRITON_INTERPRET="1"))
 
 
+@pytest.mark.slow
+def test_the_tests_for_a_gpu_pass_on_a_cpu() -> None:
+    """With torch's own attention."""
+    options = "-q", "--noconftest", "-p", "no:cacheprovider", "-p", "tests.decoding.stubbed_gpu"
+    chosen = "not triton and not graphs and not random_pass and not real_model"
+    said = ended(start("-m", "pytest", *options, "tests/test_gpu.py", "-k", chosen))
+    assert " passed" in said
+    assert [word for word in ("failed", "error") if word in said] == []
+
+
 def compiled(kernel, capability: int, types: dict[str, str], constants: dict, warps: int):
     """A kernel for a GPU that is not here, as the JIT would compile it; bytes that its threads spill."""
     from triton import compile
@@ -56,13 +67,11 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    ("capability", "dtype", "dim", "rows", "flags"),
-    [(89, "bf16", 128, 64, {"SPLIT": True}), (90, "bf16", 128, 128, {}),
-     *slow((80, "bf16", 128, 64, {}), (89, "fp16", 64, 64, {}), (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}),
-           (89, "bf16", 256, 64, {}), (89, "fp32", 256, 32, {}), (90, "bf16", 96, 16, {"WORDS": 2}),
-           (90, "bf16", 128, 64, {"SPLIT": True}), (90, "bf16", 256, 64, {"SOFTCAP": True}))],
-)  # fmt: skip
+@pytest.mark.parametrize(("capability", "dtype", "dim", "rows", "flags"), [
+    (89, "bf16", 128, 64, {"SPLIT": True}), (90, "bf16", 128, 128, {}),
+    *slow((80, "bf16", 128, 64, {}), (89, "fp16", 64, 64, {}), (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}),
+          (89, "bf16", 256, 64, {}), (89, "fp32", 256, 32, {}), (90, "bf16", 96, 16, {"WORDS": 2}),
+          (90, "bf16", 128, 64, {"SPLIT": True}), (90, "bf16", 256, 64, {"SOFTCAP": True}))])  # fmt: skip
 def test_attention_compiles_into_what_a_card_has(capability, dtype, dim, rows, flags, monkeypatch, tmp_path):
     from raypd.decoding.attention import triton_kernel
 
@@ -114,11 +123,10 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
         assert stack == 0
 
 
-@pytest.mark.parametrize(
-    ("dtype", "capability", "error", "says"),
-    [("bfloat16", (8, 9), 0.4, None), ("float16", (8, 0), 3.0, "off by 3"),
-     ("bfloat16", (9, 0), OSError("no gcc"), "gcc"), ("float32", (9, 0), 0.0, ""), ("float16", (7, 5), 0.0, "")],
-)  # fmt: skip
+@pytest.mark.parametrize(("dtype", "capability", "error", "says"), [
+    ("bfloat16", (8, 9), 0.4, None), ("float16", (8, 0), 3.0, "off by 3"),
+    ("bfloat16", (9, 0), OSError("no gcc"), "gcc"), ("float32", (9, 0), 0.0, ""), ("float16", (7, 5), 0.0, ""),
+])  # fmt: skip
 @needs_triton
 def test_auto_is_triton_on_a_gpu_where_it_is_right(dtype, capability, error, says, monkeypatch, caplog):
     from raypd.decoding.attention import triton_kernel

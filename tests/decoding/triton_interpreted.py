@@ -32,7 +32,7 @@ from tests.tiny import in_float64, tiny_model
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 7])
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, *slow((4,), (7,))])
 def test_a_random_pass_is_what_torchs_attention_makes_of_it(seed, monkeypatch):
     if seed % 2:  # small blocks, so that small passes have several
         monkeypatch.setattr(triton_kernel, "tiles", lambda *_: {16: (16, 4)})
@@ -49,21 +49,19 @@ def test_a_random_pass_is_what_torchs_attention_makes_of_it(seed, monkeypatch):
         monkeypatch.setattr(plan, "_LEAST_PART", 16)
         monkeypatch.setattr(triton_kernel, "card", lambda _: ((8, 0), 50))
     compare(triton_kernel.attend, sdpa.attend, seed, CPU, torch.float64, 1e-10)
-    assert bool(merged) == (seed in (0, 3))
-    assert bool(shared) == (seed == 3)
+    assert (bool(merged), bool(shared)) == (seed in (0, 3), seed == 3)
 
 
 # Not bfloat16, whose bits the interpreter multiplies as integers (triton-lang/triton#11584).
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.float16, 2e-3)])
 def test_other_precisions(dtype, atol):
-    for seed in range(3):
+    for seed in range(2):
         compare(triton_kernel.attend, sdpa.attend, seed, CPU, dtype, atol, dim=16, value_dim=16)
 
 
-@pytest.mark.parametrize(
-    ("kind", "extra"),
-    [("mistral", {"sliding_window": 7}), ("qwen3", {}), *slow(("llama", {"attention_bias": True}), ("qwen2", {}))],
-)
+@pytest.mark.parametrize(("kind", "extra"), [
+    ("mistral", {"sliding_window": 7}), ("qwen3", {}), *slow(("llama", {"attention_bias": True}), ("qwen2", {})),
+])  # fmt: skip
 @torch.inference_mode()
 def test_layers_for_gpus_give_the_logits_of_transformers(kind, extra):
     model, ids = in_float64(tiny_model(kind, **extra)), torch.arange(5, 33)
