@@ -1,27 +1,30 @@
-"""Figures of a run against labels: by hand, and against scikit-learn and the SQuAD rules."""
-
-from __future__ import annotations
+"""Figures of a run against labels: by hand, and against scikit-learn and the SQuAD rules; calibrated confidences,
+against draws whose chances are known; and the page of `raypd evaluate`, on which no text of a document runs."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from raypd.answering.components import build
 from raypd.cluster import driver
-from raypd.errors import InputError
-from raypd.evaluation import score
-from raypd.evaluation.score import NN, NV, VC, VN, VW
-from tests.runs import with_keys, write_jsonl
+from raypd.config import ModelConfig
+from raypd.errors import ConfigError, InputError, ModelError
+from raypd.evaluation import page, score
+from raypd.evaluation.calibrate import calibrate_run
+from raypd.evaluation.calibration import LabelledValue, calibrate, calibration_error, confidences, reliability
+from raypd.evaluation.score import NN, NV, VC, VN, VW, evaluate, labelled_values
+from raypd.tasks.calibration import FILE, Calibration, calibration_of
+from tests.report.browser import PHONE, browser, open_page  # noqa: F401
+from tests.runs import TITLES, extraction, run_config, with_keys, write_jsonl
+from tests.tasks.test_cascade import rows, scripted
+from tests.tasks.test_extraction import answers, document, make
 
 
-@pytest.mark.parametrize(
-    ("answer", "forms", "outcome"),
-    [
-        ("Acme", ["acme "], VC), ("Acme", ["Zeta"], VW), (None, ["Zeta"], VN), ("Acme", [None], NV), (None, [None], NN),
-        (7.0, ["7"], VC), (7.5, [7.5], VC), (True, [True], VC), ("red", ["Red", "red patent"], VC),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("answer", "forms", "outcome"), [
+    ("Acme", ["acme "], VC), ("Acme", ["Zeta"], VW), (None, ["Zeta"], VN), ("Acme", [None], NV), (None, [None], NN),
+    (7.0, ["7"], VC), (7.5, [7.5], VC), (True, [True], VC), ("red", ["Red", "red patent"], VC)])  # fmt: skip
 def test_outcome_of_a_value(answer, forms, outcome):
     assert score.outcome(answer, forms) == outcome
 
@@ -107,11 +110,9 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     with pytest.raises(InputError, match="has 'target', 'questions' or 'reference' there"):
         score.evaluate(run.output.path, str(labels))
     result = score.evaluate(run.output.path, str(labels), run.output.path, labels_column="gold")
-    assert result.unlabelled == 4
-    assert result.missing == 1
+    assert (result.unlabelled, result.missing) == (4, 1)
     figures = {measure.name: measure.value for measure in result.measures}
-    assert figures["null everywhere"] == 1.0
-    assert (result.not_asked, figures["values right"]) == (2, 0.0)
+    assert (figures["null everywhere"], result.not_asked, figures["values right"]) == (1.0, 2, 0.0)
     assert all(d.ours == d.theirs and d.low == d.high == 0 for d in result.differences)
     assert "values right" in score.describe(result)
     with pytest.raises(InputError, match="no such file"):
@@ -122,3 +123,148 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     labels.write_text("{}\n")
     with pytest.raises(InputError, match=r"labels\.jsonl:1"):
         score.evaluate(run.output.path, str(labels))
+
+
+GOLD = {  # id -> (brand, size, label)
+    "right": ("acme", 42.0, {"Brand": "Acme", "Size": 42}),
+    "another": ("Zeta", 42.0, {"Brand": "Acme", "Size": 42}),
+    "part": ("Ac", 42.0, {"Brand": "Acme", "Size": 42}),
+    "more": ("Acme Inc", 42.0, {"Brand": "Acme", "Size": 42}),
+    "invented": ("Acme", 42.0, {"Brand": "Acme", "Size": None}),
+    "missing": (None, None, {"Brand": "Acme", "Size": None}),
+    "accepted": ("A.C.M.E.", None, {"Brand": "Acme", "Size": None}),
+    "failed": (None, None, {"Brand": "Acme", "Size": 1}),
+}
+
+
+@pytest.fixture
+def run(tmp_path, in_process):
+    """(the folder of a run, its labels)."""
+    documents = [{"id": name, "title": f"<img src=x onerror=alert(1)> {name} Zeta"} for name in GOLD]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+    accepted = {"Brand": ["Acme", "A.C.M.E."]}
+    labels = [{"id": name, "target": gold[-1], "accepted": accepted} for name, gold in GOLD.items()]
+    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labels))
+    answers = {name: rows(brand, 0.9, size, 0.25) for name, (brand, size, _) in GOLD.items()} | {"failed": "too long"}
+    task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
+    config = run_config(task, tmp_path / "in.jsonl", tmp_path / "run", input=TITLES, model={"name": "fake"})
+    driver.run_extract(config, build=scripted(answers))
+    return config.output.path, str(tmp_path / "labels.jsonl")
+
+
+def test_every_wrong_value_has_its_reason(run):
+    mistakes, by_attribute = page.find(*run, "target", 0.0)
+    assert {document.id: [(v.attribute, v.reason) for v in document.values] for document in mistakes} == {
+        "another": [("Brand", "another value")],
+        "part": [("Brand", "a part of the label")],
+        "more": [("Brand", "more than the label")],
+        "invented": [("Size", "no label")],
+        "missing": [("Brand", "missing")],
+        "failed": [("Brand", "no answer"), ("Size", "no answer")],
+    }
+    brands = next(counts for (_, name), counts in by_attribute.items() if name == "Brand" and counts["right"])
+    assert brands == {"right": 3, "another value": 1, "a part of the label": 1, "more than the label": 1, "missing": 1}
+
+
+def test_the_page_in_a_browser(run, browser):  # noqa: F811
+    where = page.write(*run, evaluate(*run), "target", 0.0)
+    tab, requests, errors = open_page(browser, Path(where), viewport=PHONE)
+    assert (requests, errors, tab.locator("article").count()) == ([Path(where).as_uri()], [], 6)
+    another = tab.locator("article", has_text="another")
+    assert another.locator("mark").all_inner_texts() == ["Zeta"]
+    assert " ".join(another.locator("tbody tr").first.inner_text().split()) == "Brand Acme Zeta another value 0.90"
+    assert tab.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+
+
+def drawn(count: int, seed: int) -> list[LabelledValue]:
+    """Values that are surer than right: by a power, the more for Color, the less where they stand in the document."""
+    draw, values = np.random.default_rng(seed), []
+    for number in range(count):
+        attribute, sure, stands = ("Brand", "Color")[number % 2], draw.uniform(0.3, 1.0), bool(draw.random() < 0.5)
+        chance = sure ** {"Brand": 2, "Color": 6}[attribute] * (1.0 if stands else 0.6)
+        values.append(LabelledValue("shoes", attribute, sure, False, stands, bool(draw.random() < chance)))
+    return values
+
+
+@pytest.mark.parametrize("count", [400, 4000])
+def test_calibrated_confidences_are_the_share_of_right_values(count):
+    made, fresh = calibrate(drawn(count, 0)), drawn(4000, 1)
+    right = [value.right for value in fresh]
+    before = calibration_error(reliability(np.array([value.confidence for value in fresh]), right))
+    after = calibration_error(reliability(confidences(made, fresh), right))
+    assert before > 0.3
+    assert after < 0.04
+    for kind in ({"attribute": "Color"}, {"attribute": "Brand"}, {"stands": True}, {"stands": False}):
+        values = [value for value in fresh if kind.items() <= vars(value).items()]
+        of_kind = calibration_error(reliability(confidences(made, values), [value.right for value in values]))
+        assert of_kind < 0.07, kind
+
+
+def test_the_error_is_the_mean_gap_and_weights_of_any_size_give_a_confidence():
+    points = reliability(np.array([0.05, 0.15, 0.15, 1.0]), [False, True, False, True])
+    assert points == [(0.05, 0.0, 1), (0.15, 0.5, 2), (1.0, 1.0, 1)]
+    assert calibration_error(points) == pytest.approx((0.05 * 1 + 0.35 * 2) / 4)
+    sure = [Calibration([w, 0, 0, 0], 0.0, {}).confidence("c", "a", 0.01, False, False) for w in (1e6, 0.0, -1e6)]
+    assert sure == [0.0, 0.5, 1.0]
+
+
+def test_a_task_calibrates_and_leaves_out_what_is_unsure(tmp_path):
+    path = tmp_path / FILE
+    Calibration([0.5, 0.0, 1.0, 2.0], -0.5, {"shoes/Brand": 0.3}).write(path)
+    (plain,), (calibrated,), (strict,) = (
+        answers(make(**keys), [document(0)]).values()
+        for keys in ({}, {"model": {"calibration": str(path)}}, {"output": {"path": "out", "min_confidence": 0.999}})
+    )
+    made = calibration_of(ModelConfig(calibration=str(path)))
+    assert made is not None
+    for before, after in zip(plain.columns["values"], calibrated.columns["values"], strict=True):
+        place = ("shoes", before["name"], before["confidence"])
+        expected = made.confidence(*place, null=before["value"] is None, stands=before["span"] is not None)
+        assert after == {**before, "confidence": pytest.approx(expected)}
+    unsure = [value for value in strict.columns["values"] if value["status"] == "unsure"]
+    assert unsure
+    for value in unsure:
+        assert (value["value"], value["confidence"] < 0.999, bool(value["raw"])) == (None, True, True)
+        assert json.loads(strict.columns["record"])[value["name"]] is None
+
+
+def test_the_command_writes_what_a_run_reads(config, tmp_path, in_process, monkeypatch):
+    run = with_keys(config(str(write_jsonl(tmp_path / "in.jsonl", ["x", "xx"]))), model={"name": "fake"})
+    driver.run_extract(run, build=build)
+    labels, output = tmp_path / "labels.jsonl", str(tmp_path / "made.json")
+    labels.write_text('{"id": "0", "target": {"a": "b"}}')
+    with pytest.raises(ConfigError, match="lie in no folder here; --output names a file"):
+        calibrate_run(run.output.path, str(labels))
+    with pytest.raises(InputError, match="0 labelled values"):  # the fake engine is never sure
+        calibrate_run(run.output.path, str(labels), output)
+    monkeypatch.setattr("raypd.evaluation.calibrate.labelled_values", lambda *_: drawn(400, 0))
+    assert "fitted on 400 values" in calibrate_run(run.output.path, str(labels), output)
+    calibrated = with_keys(run, model={"calibration": output}, output={"path": str(tmp_path / "next")})
+    assert calibrated.fingerprint() != run.fingerprint()
+    driver.run_extract(calibrated, build=build)
+    with pytest.raises(ConfigError, match="calibrated already; run it with model"):
+        calibrate_run(calibrated.output.path, str(labels), output)
+
+
+def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
+    """A null is right where the label is null, and only there."""
+    names = {"Size": "size.eu", "Color": "Color", "Fit": "Fit", "Sport": "Sport"}
+    record = {"size": {"eu": "7"}, "Color": None, "Fit": None, "Sport": "golf"}
+    texts = {"Size": "7", "Color": None, "Fit": None, "Sport": "golf"}
+    values = [{"name": name, "value": text, "confidence": 0.5, "span": None} for name, text in texts.items()]
+    row = {"id": "0", "category": "shoes", "record": json.dumps(record), "values": values}
+    target = {"size": {"eu": "8"}, "Color": None, "Fit": "wide", "Sport": None}
+    gold = {"id": "0", "target": target, "accepted": {"size.eu": ["8", "7"]}}
+    monkeypatch.setattr(score, "read_answers", lambda run: {"0": [row], "1": []})
+    monkeypatch.setattr(score, "read_labels", lambda *_: iter([gold]))
+    monkeypatch.setattr(score, "asked_attributes", lambda run: {"shoes": names})
+    joined = [(value.attribute, value.null, value.right) for value in labelled_values("run", "labels")]
+    assert joined == [("Size", False, True), ("Color", True, True), ("Fit", True, False), ("Sport", False, False)]
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"weights": [1], "intercept": 0, "attributes": {}}', "[1]"])
+def test_a_file_that_is_none_is_refused(text, tmp_path):
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ModelError, match=r"calibration\.json: cannot be read"):
+        calibration_of(ModelConfig(name=str(tmp_path)))
+    assert calibration_of(ModelConfig(name=str(tmp_path), calibration="none")) is None

@@ -114,14 +114,11 @@ def test_settings_that_do_not_go_together(refused: Any, tmp_path: Path) -> None:
     assert "adapter_config.json" in refused(adapter)
 
 
-def test_names_of_the_base_model(base: Path) -> None:
+def test_an_adapter_for_another_model_is_known_by_its_base(base: Path, refused: Any, tmp_path: Path) -> None:
     qwen, small = "Qwen/Qwen3-8B", "smollm2-135m-instruct"
     assert [_contradicts(qwen, name) for name in ("Qwen/Qwen3-4B", small, str(base))] == [True, True, False]
     assert not _contradicts("HuggingFaceTB/SmolLM2-135M-Instruct", small)
     assert [_contradicts(name, qwen) for name in ("unsloth/Qwen3-8B", "/data/checkpoint-500")] == [False, False]
-
-
-def test_an_adapter_for_another_model_of_the_hub(refused: Any, tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "adapter", "Qwen/Qwen3-8B")
     assert "was trained for 'Qwen/Qwen3-8B'" in refused(adapter, "smollm2-135m-instruct")
 

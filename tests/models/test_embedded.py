@@ -1,4 +1,5 @@
-"""The embedded model: converted once, checked afterwards, with the tokenizer that it was trained with."""
+"""The embedded model: converted once, checked afterwards, with the tokenizer that it was trained with; what each token
+adds to a text, for byte-level and for sentencepiece vocabularies."""
 
 import sys
 import time
@@ -7,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
 from raypd.models import embedded
 from raypd.models.load import LoadedModel, check_model_config, load_model, load_tokenizer
+from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.storage import local
+from tests.tiny import tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +55,7 @@ def test_converted_once_whoever_asks_and_however_many_at_once(cache: Path) -> No
     assert folder.parent == cache
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     local.hashed.cache_clear()  # as in a new process
-    assert embedded.embedded_model() == folder
-    assert (cache / "conversions").read_text() == "converted\n"
+    assert (embedded.embedded_model(), (cache / "conversions").read_text()) == (folder, "converted\n")
     embedded.find_gguf().write_bytes(b"other weights")
     assert embedded.embedded_model() != folder
     assert folder.is_dir()
@@ -120,3 +123,43 @@ def test_it_answers(loaded: LoadedModel) -> None:
     assert loaded.tokenizer.decode(answer, skip_special_tokens=True).strip() == "The capital of France is Paris."
     assert (loaded.context_length, loaded.model.config.tie_word_embeddings) == (8192, True)
     assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float32}
+
+
+def sentencepiece() -> PreTrainedTokenizerFast:
+    """A vocabulary as llama 2 has it: ▁ for blanks, bytes as <0x0A>."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "a", "▁a", "▁the", "the", "▁▁", "é"]
+    backend = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[], byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def test_texts_and_bytes_of_all_tokens_also_of_added_ones() -> None:
+    words = [" ", "a", " a", " the", "the", "  ", "é"]
+    for tokenizer, first, behind in ((tiny_tokenizer(), 3, []), (sentencepiece(), 0, words)):
+        ascii, halves = [chr(byte) for byte in range(first, 128)], ["\ufffd"] * 128
+        assert token_texts(tokenizer) == ["", "", "", *ascii, *halves, *behind]
+        pieces = [bytes([byte]) for byte in range(first, 256)]
+        assert token_bytes(tokenizer)[3:] == [*pieces, *(text.encode() for text in behind)]
+    tokenizer = tiny_tokenizer()
+    before = token_texts(tokenizer)
+    assert token_texts(tokenizer) is before
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})
+    assert token_texts(tokenizer) == [*before, "<tool>", ""]
+
+
+def test_the_embedded_model() -> None:
+    tokenizer = load_tokenizer(ModelConfig())
+    start = time.process_time()
+    texts = token_texts(tokenizer)
+    assert time.process_time() - start < 20  # 0.3 s here; a search of every token in every other takes minutes
+    assert (len(texts), {texts[id] for id in tokenizer.all_special_ids}) == (len(tokenizer), {""})
+    for text in ["a", " the", '"', '",', "\n", "  ", "5", "\t", "}", '{"name": "some plain text, 12 of it"}\n']:
+        ids = tokenizer.encode(text)
+        assert ("".join(texts[id] for id in ids), len(ids) == 1 or len(text) > 4) == (text, True)
+    pieces, text = token_bytes(tokenizer), "日本 ñ 🎉 plain, 1\n"
+    assert b"".join(pieces[id] for id in tokenizer.encode(text)) == text.encode()

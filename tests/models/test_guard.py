@@ -49,16 +49,13 @@ def test_families_that_are_refused(kind: str, reason: str) -> None:
     assert model.config._attn_implementation == before
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("gemma2", {"sliding_window": 3}),  # windows shorter than the rows of the self-test
-        ("mistral", {"sliding_window": 3}),
-        ("phi3", {"rope_parameters": {**LONG, "short_factor": [1.5] * 8, "long_factor": [1.5] * 8}}),
-        ("llama", {"rope_parameters": {**DYNAMIC, "rope_type": "linear"}}),
-        ("qwen3", {"rope_parameters": {**DYNAMIC, "rope_type": "yarn", "original_max_position_embeddings": 2048}}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "settings"), [
+    ("gemma2", {"sliding_window": 3}),  # windows shorter than the rows of the self-test
+    ("mistral", {"sliding_window": 3}),
+    ("phi3", {"rope_parameters": {**LONG, "short_factor": [1.5] * 8, "long_factor": [1.5] * 8}}),
+    ("llama", {"rope_parameters": {**DYNAMIC, "rope_type": "linear"}}),
+    ("qwen3", {"rope_parameters": {**DYNAMIC, "rope_type": "yarn", "original_max_position_embeddings": 2048}}),
+])  # fmt: skip
 def test_settings_that_pass(kind: str, settings: dict[str, Any]) -> None:
     check_decodable(tiny_model(kind, **settings))
     check_decodable(tiny_model(kind, seed=1, **settings).double())

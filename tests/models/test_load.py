@@ -1,18 +1,31 @@
-"""Loading from folders: weights, dtype, device, quantization, and what is refused."""
+"""Loading: from folders, dtype, device, quantization, and what is refused; from the Hub, against a small server of our
+own on the loopback interface; and from S3 or a shared folder, copied once for all processes of a machine."""
 
+import hashlib
 import json
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub import constants
 from transformers import AutoModelForCausalLM
 
+from raypd import storage
+from raypd.answering.components import warm_up
 from raypd.config import ModelConfig
 from raypd.decoding import native
+from raypd.decoding.engine import Engine
 from raypd.errors import ModelError
-from raypd.models import load
+from raypd.models import load, staging
 from raypd.models.load import _quantization, check_model_config, load_model, load_tokenizer
+from raypd.models.source import find_source
+from tests.runs import says
+from tests.servers import Reply, serving
 from tests.tiny import save_tiny, tiny_model
 
 TOKENS = torch.arange(3, 27)[None]
@@ -92,11 +105,13 @@ def test_quantization(folder: Path, kind: str, dtype: str, layer: str, most: flo
 
 
 @needs_native
-def test_eight_bits_of_weights_and_activations_on_another_processor(folder: Path, monkeypatch) -> None:
+def test_eight_bits_want_a_processor_and_those_of_bitsandbytes_wait_for_no_gpu(folder: Path, monkeypatch) -> None:
     assert "bfloat16, and these are cpu and float32" in refused(name=str(folder), quantization="w8a8", dtype="float32")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})
     assert "w8a8: needs a processor with AVX-512 BF16" in refused(name=str(folder), quantization="w8a8")
     check_model_config(ModelConfig(name=str(folder), quantization="w8a8"), machine=False)
+    thresholds = [_quantization("int8", torch.float32, torch.device(d)).llm_int8_threshold for d in ("cuda", "cpu")]
+    assert thresholds == [0.0, 6.0]
 
 
 def test_fp8_wants_a_gpu_that_has_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,14 +125,9 @@ def test_fp8_wants_a_gpu_that_has_it(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     check_model_config(ModelConfig(name=str(folder), quantization="fp8"))
     assert "bfloat16, not float16" in refused(name=str(folder), quantization="fp8", dtype="float16")
-    for version, says in (("2.11.1+cu130", "install torch 2.12"), ("2.13.0+cu130", "bfloat16, not float16")):
+    for version, message in (("2.11.1+cu130", "install torch 2.12"), ("2.13.0+cu130", "bfloat16, not float16")):
         monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
-        assert says in refused(name=str(folder), quantization="fp8", dtype="float16")
-
-
-def test_int8_of_bitsandbytes_waits_for_no_gpu() -> None:
-    thresholds = [_quantization("int8", torch.float32, torch.device(d)).llm_int8_threshold for d in ("cuda", "cpu")]
-    assert thresholds == [0.0, 6.0]
+        assert message in refused(name=str(folder), quantization="fp8", dtype="float16")
 
 
 def test_quantization_where_it_cannot_work(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,3 +199,127 @@ def test_models_that_cannot_be_decoded_are_refused_before_their_weights(tmp_path
     (tmp_path / "clip" / "config.json").write_text('{"model_type": "clip"}')
     (tmp_path / "clip" / "model.safetensors").write_bytes(b"")
     assert "not a causal language model" in refused(name=str(tmp_path / "clip"))
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def hub_of(folder: Path, path: str) -> Reply:
+    """A Hub with one repository, owner/tiny, at the revisions main and v1; owner/gated is gated."""
+    repository, _, place = path.lstrip("/").partition("/resolve/")
+    revision, _, file = place.partition("/")
+    if path.startswith("/api/models/owner/tiny"):  # lists a folder of chat templates, which is not there
+        return Reply(404, headers={"X-Error-Code": "EntryNotFound"})
+    if repository == "owner/gated":
+        return Reply(403, headers={"X-Error-Code": "GatedRepo"})
+    if repository != "owner/tiny":
+        return Reply(404, headers={"X-Error-Code": "RepoNotFound"})
+    if revision not in ("main", "v1", COMMIT):
+        return Reply(404, headers={"X-Error-Code": "RevisionNotFound"})
+    if not (folder / file).is_file():
+        return Reply(404, headers={"X-Error-Code": "EntryNotFound"})
+    data = (folder / file).read_bytes()
+    return Reply(200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'})
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The Hub's client pointed at our server, with a cache of its own."""
+    folder = save_tiny(tmp_path / "served")
+    with serving(lambda call: hub_of(folder, call.path)) as address:
+        point_client(monkeypatch, address, tmp_path / "cache")
+        yield address
+
+
+def point_client(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path) -> None:
+    import transformers.utils.hub as hub_utils
+
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_utils.constants, "HF_HUB_CACHE", str(cache))
+    huggingface_hub.close_session()
+
+
+@torch.no_grad()
+def test_a_model_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_model(ModelConfig(name="owner/tiny", revision="v1", dtype="float32", device="cpu"))
+    assert torch.equal(loaded.model(TOKENS).logits, tiny_model("llama")(TOKENS).logits)
+    assert loaded.name == "owner/tiny"
+    assert "no revision 'nope' on the Hub" in refused(name="owner/tiny", revision="nope")
+    assert "is no model on the Hub" in refused(name="owner/absent")
+    assert "accept its terms" in refused(name="owner/gated")
+    assert "no adapter_config.json" in refused(name="owner/tiny", adapter="owner/tiny")
+    # Offline, what is in the cache still loads.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    load_model(ModelConfig(name="owner/tiny", revision="v1", dtype="float32", device="cpu"))
+    says(refused(name="owner/absent"), "HF_HUB_OFFLINE is set", "hf download owner/absent")
+    assert "at revision 'v2'" in refused(name="owner/tiny", revision="v2")
+
+
+def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    point_client(monkeypatch, "http://127.0.0.1:9", tmp_path)  # nobody listens there
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between the client's tries
+    absent = "'owner/{}': is not in the Hub's cache"
+    says(refused(name="owner/tiny"), absent.format("tiny"), "cannot be reached", str(tmp_path))
+    says(refused(name=str(save_tiny(tmp_path / "base")), adapter="owner/adapter"), absent.format("adapter"))
+
+
+@pytest.fixture(params=["s3", "folder", "hub"])
+def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """(name, folder) of a model that is staged."""
+    cache = tmp_path / "cache/models--me--tiny"
+    folder = save_tiny(cache / "snapshots/0123456789abcdef0123456789abcdef01234567")
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(folder.name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RAYPD_CACHE" if request.param == "s3" else "RAYPD_STAGING", str(tmp_path / "disk"))
+    if request.param != "s3":
+        return "me/tiny" if request.param == "hub" else str(folder), str(folder)
+    name = f"{request.getfixturevalue('bucket')}/models/tiny"
+    for file in folder.iterdir():
+        storage.put(f"{name}/{file.name}", file.read_bytes())
+    return name, name
+
+
+def test_eight_workers_read_one_copy(model: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, source = model
+    reads, open_read = Counter[str](), storage.open_read
+    monkeypatch.setattr(
+        storage, "open_read", lambda path, **keys: reads.update([path.rpartition("/")[2]]) or open_read(path, **keys)
+    )
+    config = ModelConfig(name=name, dtype="float32")
+    if "://" in name or Path(name).exists():  # else config.json is the Hub client's to find
+        check_model_config(config)
+        load_tokenizer(config)
+    assert "model.safetensors" not in reads  # a head needs no weights
+    with ThreadPoolExecutor(8) as pool:
+        folders = set(pool.map(lambda _: staging.staged(source), range(8)))
+    (folder,) = folders
+    assert find_source(config, weights=True).location == str(folder)
+    assert folder.parent == tmp_path / "disk/models"
+    assert (reads["model.safetensors"], max(reads.values())) == (1, 1)
+    if "://" in name:
+        loaded = load_model(config).model
+        for weight, expected in zip(loaded.parameters(), tiny_model("llama").parameters(), strict=True):
+            assert torch.equal(weight, expected)
+    storage.put(f"{source}/config.json", storage.read(f"{source}/config.json") + b"\n")
+    assert staging.staged(source) not in folders
+
+
+def test_what_cannot_be_staged_is_said(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match=r"there is no config\.json there"):
+        check_model_config(ModelConfig(name=f"{bucket}/nothing"))
+    storage.put(f"{bucket}/tiny/config.json", b"{}")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAYPD_STAGING", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="let RAYPD_STAGING name another folder"):
+        check_model_config(ModelConfig(name=f"{bucket}/tiny"))
+
+
+def test_a_warm_engine_is_empty() -> None:
+    engine = Engine(tiny_model("llama"), max_num_batched_tokens=64)
+    warm_up(engine, 64)
+    assert (engine.pending, list(engine.sequences)) == (0, [])
+    assert engine.steps >= 3

@@ -131,8 +131,7 @@ def test_a_program_that_fails_ends_with_its_error(engine):
 
     vllm.submit(autoregressive(Prompt([1, 2, 3]), 9, stops), tag="a", sampling=GREEDY, seed=0)
     (done,) = vllm.step()
-    assert repr(done.error) == "KeyError('no such token')"
-    assert replay.aborted == ["0"]
+    assert (repr(done.error), replay.aborted) == ("KeyError('no such token')", ["0"])
 
 
 def test_sampling_and_patterns_reach_vllm(engine):
@@ -147,19 +146,15 @@ def test_sampling_and_patterns_reach_vllm(engine):
         submit(vllm, [1, 2, 3], stop=2, allowed_token_ids=lambda tokens: AllowedTokens([1]))
 
 
-@pytest.mark.parametrize(
-    ("keys", "why"),
-    [
-        (["engine.kind=vllm", "decoding.method=hyper_parallel"],
-         "does not decode hyper_parallel: set decoding.method to autoregressive or guided"),
-        ([*VLLM, "model.quantization=nf4"], "model.quantization must be left at none"),
-        ([*VLLM, "engine.cache_tokens=4096"], "engine.cache_tokens must be left at null"),
-        ([*VLLM, "model=fake"], "needs weights"),
-        (["engine.vllm={max_model_len: 9}"], "engine: vllm: these are arguments of vLLM's engine"),
-        ([*VLLM, "engine.vllm={hf_token_password: x}"], "hf_token_password: a configuration holds no secrets"),
-        (["cluster.gpus_per_worker=2"], "cluster.gpus_per_worker 2: raypd's engine holds a model on one GPU"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("keys", "why"), [
+    (["engine.kind=vllm", "decoding.method=hyper_parallel"],
+     "does not decode hyper_parallel: set decoding.method to autoregressive or guided"),
+    ([*VLLM, "model.quantization=nf4"], "model.quantization must be left at none"),
+    ([*VLLM, "engine.cache_tokens=4096"], "engine.cache_tokens must be left at null"),
+    ([*VLLM, "model=fake"], "needs weights"),
+    (["engine.vllm={max_model_len: 9}"], "engine: vllm: these are arguments of vLLM's engine"),
+    ([*VLLM, "engine.vllm={hf_token_password: x}"], "hf_token_password: a configuration holds no secrets"),
+    (["cluster.gpus_per_worker=2"], "cluster.gpus_per_worker 2: raypd's engine holds a model on one GPU")])  # fmt: skip
 def test_what_vllm_does_not_do_is_refused(keys, why):
     with pytest.raises(ConfigError, match=re.escape(why)):
         make_config(EXTRACTION, keys)

@@ -20,7 +20,7 @@ from raypd.tasks.extraction import shortest_keys
 from raypd.tasks.values import check
 from tests.decoding.drivers import changed
 from tests.decoding.reference import plain_output
-from tests.runs import answer, config_tree, extraction
+from tests.runs import answer, config_tree, extraction, says
 from tests.tiny import tiny_model, tiny_tokenizer
 
 SHOES = [{"name": "Brand", "description": "the maker"}, {"name": "Größe", "type": "number"},
@@ -66,28 +66,23 @@ def test_the_prompt_shares_its_instruction_and_ends_in_the_skeleton_and_no_docum
     text, shared, begin = (tiny_tokenizer().decode(list(first.tokens[:end])) for end in ends)
     assert first.shared == second.shared > 100
     assert first.tokens[: first.shared] == second.tokens[: second.shared]
-    for part in ("- Brand: the maker\n", "Größe (a number)", "(one of: red, red wine, größer)"):
-        assert part in shared
+    says(shared, "- Brand: the maker\n", "Größe (a number)", "(one of: red, red wine, größer)")
     assert "Boot" not in shared
     assert '<document>\ntitle: Boot 15.6" {x}\n</document>' in text
     assert begin.endswith('"Größe":')
     assert text.endswith('{\n"Brand":,\n"Größe":,\n"Waterproof":,\n"Color":')
 
 
-@pytest.mark.parametrize(
-    ("names", "keys"),
-    [([[1, 2], [3]], [[1], [3]]), ([[1, 2, 9], [1, 3]], [[1, 2], [1, 3]]), ([[4], [4, 5, 6]], [[4], [4, 5]])],
-)
+@pytest.mark.parametrize(("names", "keys"), [
+    ([[1, 2], [3]], [[1], [3]]), ([[1, 2, 9], [1, 3]], [[1, 2], [1, 3]]), ([[4], [4, 5, 6]], [[4], [4, 5]]),
+])  # fmt: skip
 def test_a_slot_s_key_is_told_from_the_others_by_its_first_tokens(names, keys):
     assert shortest_keys(names) == keys
 
 
-def test_the_skeleton_of_slots_is_the_beginnings_of_the_keys():
+def test_the_skeleton_of_slots_is_the_beginnings_of_the_keys_and_documents_are_stacked():
     request = next(iter(make(decoding={"skeleton": "slots"}).plan([document(0)])))
     assert prompt_text(request).endswith("assistant\n B: G: W: C:")
-
-
-def test_documents_of_a_category_are_stacked_in_one_prompt():
     task = make(decoding={"isolate": "none", "stacked_documents": 2})
     requests = list(task.plan([document(0, "one"), document(1, "x", "tea"), document(2, "two"), document(3, "three")]))
     assert [request.documents for request in requests] == [[0, 2], [1], [3]]
@@ -254,7 +249,7 @@ def test_bad_documents_become_error_records_and_the_rest_goes_on():
         assert words in error
 
 
-def test_long_documents_are_cut_or_refused():
+def test_long_documents_are_cut_or_refused_and_a_stack_closes_before_it_outgrows_the_context():
     long, room = document(0, "word " * 2000), make(context_length=1500)
     records = answers(room, [long, document(1)])
     assert (records[0].columns["truncated"], records[1].columns["truncated"]) == (True, False)
@@ -262,9 +257,6 @@ def test_long_documents_are_cut_or_refused():
     assert max(next(request.program).positions) + 9 < 1500
     assert "too long" in answers(make(context_length=1500, task={"too_long": "refuse"}), [long])[0].error
     assert answers(make(task={"max_document_tokens": 30}), [document(0, "x" * 50)])[0].columns["truncated"]
-
-
-def test_a_stack_closes_before_it_outgrows_the_context():
     task = make(context_length=2400, decoding={"isolate": "none", "stacked_documents": 6})
     requests = list(task.plan([document(i, "word " * 60) for i in range(5)]))
     assert len(requests) > 1

@@ -1,14 +1,22 @@
-"""The generation task on a byte-level tokenizer: prompts, turns, stops, samples, bad prompts."""
+"""The generation task on a byte-level tokenizer; and every method that writes text, through it and its engine."""
+
+import copy
+import json
 
 import pytest
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
+from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.decoding.sampling import Sampling
+from raypd.errors import ConfigError
+from raypd.models.control_tokens import add_control_tokens
+from raypd.models.medusa_heads import save_heads
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.generation import StopStrings
+from tests.decoding.drivers import steered
 from tests.runs import answer, run_config
 from tests.tasks.test_extraction import CONTEXT, prompt_text
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
@@ -92,3 +100,126 @@ def test_a_bad_prompt_is_an_error_record(prompt, words):
 
 def test_a_long_prompt_may_lose_its_beginning():
     assert len(next(one(make(context_length=100, too_long="truncate"), "x" * 500).program).tokens) == 100 - 12
+
+
+PROMPTS = ["Hi", "How are you today?", ["first?", "second?"], "größe {}"]
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """A model with control tokens, its tokenizer, and a folder of Medusa heads."""
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    for method in ("apar", "space"):
+        add_control_tokens(model, tokenizer, method)
+    heads = tmp_path_factory.mktemp("heads")
+    save_heads(MedusaHeads.for_model(model, count=2), heads)
+    return model, tokenizer, heads
+
+
+def answers(parts, method: str, prompts=PROMPTS, **generation) -> dict[tuple[int, int], dict]:
+    """Output columns by (row, turn)."""
+    model, tokenizer, heads = parts
+    model = copy.deepcopy(model)
+    decoding = {"method": method, "max_new_tokens": 14, "heads": str(heads), "mask_tokens": 3}
+    task = make(decoding=decoding, tokenizer=tokenizer, model=model, **generation)
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=40)
+    records, _ = answer(task, [document(prompt, i) for i, prompt in enumerate(prompts)], engine)
+    found = {(record.index, record.columns["turn"]): record.columns for record in records}
+    assert sorted(found) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
+    return found
+
+
+def same(found: dict, expected: dict, what: object) -> None:
+    for name in ("text", "finish_reason", "tokens"):
+        assert found[name] == expected[name], (name, what)
+
+
+def test_lossless_methods_write_what_autoregressive_writes(parts):
+    expected = answers(parts, "autoregressive")
+    assert any(columns["text"] for columns in expected.values())
+    for method in ("space", "medusa"):
+        for key, columns in answers(parts, method).items():
+            same(columns, expected[key], (method, key))
+            assert columns["confidence"] == pytest.approx(expected[key]["confidence"], abs=1e-3)
+
+
+THREADED = ["apar", "apar_medusa", "pasta"]
+
+
+@pytest.mark.parametrize("method", THREADED)
+def test_threaded_methods_write_and_count(parts, method):
+    for columns in answers(parts, method).values():
+        assert isinstance(columns["text"], str)
+        counters = json.loads(columns["counters"])
+        assert min(counters["threads"], counters.get("longest_path", 1)) >= 1
+        # Medusa's guesses make the passes fewer than the tokens of a path; a speedup takes a baseline.
+        assert ("longest_path" in counters, "theoretical_speedup" in counters) == (method != "apar_medusa", False)
+
+
+THINKS = """{% for message in messages %}{{ message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ 'assistant\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
+{%- endif %}"""  # as Qwen3's
+
+
+@pytest.mark.parametrize(("thinking", "end"), [(False, "assistant\n<think>\n\n</think>\n\n"), (True, "assistant\n")])
+def test_a_model_thinks_where_it_is_to(thinking, end):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = THINKS
+    feed = next(one(make(tokenizer=tokenizer, thinking=thinking), "Hi").program)
+    assert tokenizer.decode(list(feed.tokens)) == "user\nHi<|im_end|>\n" + end
+
+
+SCRIPTS = {"pasta": b'm<promise topic="t" tokens="18"/><async>ccc</async>end'}
+CUT_CHILD = b'm<promise topic="t" tokens="18"/><async>ccccccccccc'  # decoding.max_async_tokens is 11
+
+
+def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[str, str]:
+    """(text, finish_reason) of an answer in which the first thread ends. whole: so do the others; else one goes on.
+    What the model says is replaced by a script: "m" and "end" of a main thread, "c" of a child.
+    """
+    model, tokenizer, heads = parts
+    fork, child, end = (tokenizer.convert_tokens_to_ids(token) for token in ("[Fork]", "[Child]", "<|im_end|>"))
+    script = SCRIPTS.get(method, b"m")
+    if method == "pasta" and not whole:
+        script = CUT_CHILD + b"end"
+
+    def rule(token: int, position: int, predicted: int) -> int:
+        at = position - len("Hi")  # of the next token, behind <s> and the prompt
+        if method.startswith("apar"):
+            on = ord("c") if not whole or at < 6 else end
+            return on if token in (child, ord("c")) else [ord("m"), fork, ord("e"), end][min(at, 3)]
+        if method in SCRIPTS and at < len(script):
+            return script[at]
+        return end if whole or method in SCRIPTS else ord("m")
+
+    decoding = {"method": method, "max_new_tokens": 70, "max_async_tokens": 11, "heads": str(heads)}
+    stops = [stop] if stop else []
+    request = one(make(decoding=decoding, tokenizer=tokenizer, model=model, chat_template=False, stop=stops), "Hi")
+    (answer,) = Engine(copy.deepcopy(model)).run([steered(request.program, rule)])
+    (record,) = request.finish(answer)
+    return record.columns["text"], record.columns["finish_reason"]
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "space", "medusa", *THREADED])
+def test_an_answer_stops_where_all_its_threads_do(parts, method):
+    (text, finish), (cut, finish_of_cut) = (reason(parts, method, whole=whole) for whole in (True, False))
+    assert (finish, finish_of_cut, len(cut) > len(text)) == ("stop", "length", True)
+
+
+@pytest.mark.parametrize(("method", "before", "behind"), [
+    ("apar", "m", "e"), ("apar_medusa", "m", "e"), ("pasta", "m", "end")])  # fmt: skip
+def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, before, behind):
+    text, finish = reason(parts, method, whole=False, stop=before)
+    assert (before in text, finish) == (False, "stop")
+    text, finish = reason(parts, method, whole=False, stop=behind)
+    assert (behind in text, finish, text != "") == (False, "length", True)
+    assert reason(parts, method, whole=True, stop=behind)[1] == "stop"
+
+
+@pytest.mark.parametrize(("decoding", "words"), [
+    ({"method": "medusa"}, "needs decoding.heads"),
+    ({"method": "hyper_parallel"}, "does not do generation")])  # fmt: skip
+def test_what_a_method_needs_is_said_up_front(decoding, words):
+    with pytest.raises((ConfigError, ValueError), match=words):
+        make(decoding=decoding)

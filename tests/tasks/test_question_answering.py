@@ -64,7 +64,7 @@ def first_feed(task, *documents: Document):
     return next(next(task.plan(documents)).program)
 
 
-def test_pieces_of_the_prompt():
+def test_pieces_of_the_prompt_and_one_prompt_a_question_with_the_very_same_ids():
     feed, decode = first_feed(make(instruction="Say it."), *RAGGED[:1]), tiny_tokenizer().decode
     by_segment = {s: decode([t for t, at in zip(feed.tokens, feed.segments, strict=True) if at == s]) for s in range(4)}
     assert by_segment[0].startswith("user\nSay it.\n- Where no options")
@@ -73,9 +73,6 @@ def test_pieces_of_the_prompt():
     assert by_segment[2] == " How cold?<|im_end|>\nassistant\n"
     assert by_segment[3] == " Which?\nA. the sea\nB. it\nC. 4<|im_end|>\nassistant\n"
     assert "null" not in decode(first_feed(make(unanswerable=False), *RAGGED).tokens)
-
-
-def test_one_prompt_a_question_has_the_very_same_ids():
     alone = list(make(decoding={"method": "autoregressive"}).plan(RAGGED[:1]))
     (stacked,) = make().plan(RAGGED[:1])
     feed = next(stacked.program)
@@ -93,13 +90,10 @@ def test_a_document_cannot_end_the_users_turn():
     assert list(feeds[0].tokens).count(EOS) == list(feeds[1].tokens).count(EOS)
 
 
-def test_contexts_are_stacked():
+def test_contexts_are_stacked_and_without_a_chat_template_an_answer_is_asked_for():
     requests = list(make(decoding={"contexts_per_prompt": 3}).plan(RAGGED))
     assert [request.documents for request in requests] == [[0, 1, 2], [3]]
     assert max(next(requests[0].program).segments) == 3 + 6
-
-
-def test_without_a_chat_template_an_answer_is_asked_for():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
     feed = first_feed(make(tokenizer=tokenizer), document(0, ["Who?"]))
@@ -161,16 +155,13 @@ def test_what_free_answers_become():
     assert say(make(unanswerable=False), "null\n")["answer"] == "null"
 
 
-def test_choice_letters():
+def test_choice_letters_are_letters_and_no_words():
     given = {"question": "Who?", "choices": ["Ann", 4, "Bo"]}
     assert [say(make(), letter, [given])["answer"] for letter in "ABC"] == ["Ann", "4", "Bo"]
     (request,) = make().plan([document(0, [given])])
     texts = token_texts(tiny_tokenizer())
     assert {texts[i] for i in next(request.program).allowed_token_ids[0].ids} == {"A", "B", "C"}
-
-
-def test_a_letter_is_a_letter_and_no_word():
-    """ "All" is not "A"; where a letter takes two tokens, both are there."""
+    #  "All" is not "A"; where a letter takes two tokens, both are there.
     whole = Bounded(Grammar(Choice("AB"), Vocabulary(["A", " A", "All", "A.", "B", " ", "AB"])), 1)
     assert whole.allowed_token_ids([]).ids.tolist() == [0, 1, 4]
     assert [whole.completion([i]) for i in (0, 1, 4)] == ["A", "A", "B"]

@@ -272,13 +272,10 @@ def test_a_label_is_learned_as_it_is_decoded(name: str) -> None:
             value_text(attribute, bad)
 
 
-def test_labels_are_found_in_nested_objects_and_by_their_flat_name() -> None:
+def test_labels_are_found_by_path_and_flat_name_and_values_where_they_stand() -> None:
     attribute = Attribute(name="a.b", path=["a", "b"])
     assert value_in({"a": {"b": "x"}}, attribute) == value_in({"a.b": "x"}, attribute) == "x"
     assert value_in({"a": None}, attribute) is None
-
-
-def test_where_a_value_stands() -> None:
     wanted = {"red wine": (18, 26, True), "Red Wine": (8, 16, False), "acme": (36, 40, False), "blue": None,
               "red": (18, 21, True)}  # the word, not the end of "Shared"  # fmt: skip
     assert {value: find_span("Shared  RED\nWine, red wine and red. ACME x", value) for value in wanted} == wanted

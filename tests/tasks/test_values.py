@@ -1,9 +1,24 @@
-"""Typed, checked values from decoded text."""
+"""Typed, checked values from decoded text; numbers as documents write them: read whole or flagged, never cut short."""
+
+import json
+import re
+from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from raypd.config import Attribute
+from raypd.config import Attribute, ModelConfig
+from raypd.decoding.engine import Engine
+from raypd.decoding.grammar import DEAD, UNIT_BYTES, Grammar, Number, Vocabulary
+from raypd.decoding.methods.autoregressive import Continuation
+from raypd.errors import ModelError
+from raypd.models.load import load_tokenizer
+from raypd.models.vocabulary import token_bytes
 from raypd.tasks.values import JsonObjectEnd, check, find_value
+from tests.decoding.drivers import changed
+from tests.tasks.test_extraction import CONTEXT, document, make
+from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 TEXT = Attribute(name="a")
 NUMBER = Attribute(name="a", type="number")
@@ -66,3 +81,214 @@ def test_the_end_of_a_json_object(text, end):
     stops, tokens = JsonObjectEnd([chr(i) for i in range(128)], frozenset([0]), ["a", "b"]), [*map(ord, text)]
     stopped = next((n for n in range(1, len(tokens) + 1) if stops(tokens[:n])), None)
     assert stopped == (len(text) if end == -1 else None if end is None else text.rindex(end) + len(end))
+
+
+NBSP, THIN, NARROW = "\u00a0", "\u2009", "\u202f"
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("7", 7), ("-15.60", -15.6), ("+5", 5), ("\u22125", -5), ("007", 7), ("-00.5", -0.5), (".5", 0.5),
+    ("3.", 3.0), ("12345678901234567", 12345678901234567),
+    # thousands
+    ("1,000", 1000), ("1,234", 1234), ("1,000,000", 1000000), ("1,000.50", 1000.5), ("1.000.000", 1000000),
+    ("1.000,50", 1000.5), ("12,34,567", 1234567), ("1 000", 1000), (f"1{NBSP}000", 1000),
+    (f"12{NARROW}500{NARROW}000", 12500000), (f"1{THIN}000,5", 1000.5), ("1'000", 1000), ("-1,000", -1000),
+    # decimal commas
+    ("3,5", 3.5), ("1,00", 1.0), ("0,125", 0.125), ("3,1416", 3.1416), ("1.000", 1.0),
+    # exponents
+    ("1e5", 100000.0), ("1.5E-3", 0.0015),
+    # units and currencies
+    ("12 in", 12), ("5 kg", 5), ("1,000 mAh", 1000), ("2700K", 2700), ("99%", 99), ("25 °C", 25), ('15.6"', 15.6),
+    ("40-inch", 40), ("12 km/h", 12), ("5 m²", 5), ("12 V DC", 12), ("$1,299.00", 1299.0), ("€ 5", 5), ("5 €", 5),
+    ("~20 l", 20), ("ca. 340 g", 340),
+    # other scripts
+    ("١٢٣", 123), ("\uff11\uff12", 12)])  # fmt: skip
+def test_a_number_is_read_whole(text, value):
+    for written in (json.dumps(text), f" {json.dumps(text, ensure_ascii=False)},\n"):
+        checked = check(NUMBER, written)
+        assert (checked.status, checked.value, type(checked.value)) == ("ok", value, type(value))
+    if text != "ca. 340 g":  # a word begins no number where quotes are left out
+        for written in (text, f" {text},\n", f" {text}}}", f'{text}, "b": 2'):
+            checked = check(NUMBER, written)
+            assert (checked.status, checked.value) == ("ok", value)
+
+
+@pytest.mark.parametrize("text", [
+    "7/8", "1 1/2", "½", "1½", "1-2", "1\u20132", "10 to 12", "±5", "<5", "≥ 5", "5+", "up to 5", "5 x 3", "2x",
+    "5'10\"", '12" x 15"', "10 W / 12 W", "40 h, 20 h", "12, 15", "10:30", "- 5", "--5", "2024-01-05", "12.05.2024",
+    "1.2.3", "1,000,5", "1,0,0", "1234,567", "0 123", "1 00", "1_000", "5-", "10²", "5e", "5 million", "5 Mio.",
+    "5k", "5M", "5万", "2 dozen", "1 and a half", "1st", "USD 5", "Pack of 4", "40 " + "h" * UNIT_BYTES])  # fmt: skip
+def test_what_is_not_surely_one_number_is_flagged(text):
+    checked = check(NUMBER, json.dumps(text, ensure_ascii=False))
+    assert ((checked.status, checked.value), json.loads(checked.raw)) == (("ambiguous", None), text)
+    if text in ("7/8", "1-2", "<5", "½", "5 x 3", "12, 15"):  # quotes may be left out
+        checked = check(NUMBER, f" {text}}}")
+        assert (checked.status, checked.value) == ("ambiguous", None)
+        assert text in checked.raw
+
+
+@pytest.mark.parametrize("text", [
+    "five", '"five"', "true", "NaN", "Infinity", "1" + "0" * 400, "1e999", "1e-999", "[5]"])  # fmt: skip
+def test_what_is_no_number_at_all_is_invalid(text):
+    assert (check(NUMBER, text).status, check(NUMBER, text).value) == ("invalid", None)
+
+
+@cache
+def with_grammar(vocabulary: str):
+    """(tokenizer, grammar); of the model that comes along, or of bytes."""
+    try:
+        tokenizer = load_tokenizer(ModelConfig()) if vocabulary == "embedded" else tiny_tokenizer()
+    except ModelError as error:
+        pytest.skip(str(error))
+    return tokenizer, Grammar(Number(), Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)]))
+
+
+COPIED = ["1,000", "-1,000.5", "7/8", "1-2", "<5", ">= 5", "~5", "≈5", "±5", "\u22125", "12 in", "99%", "25 °C", "1e5",
+          "1 000", f"1{NARROW}000", "3,5", "1.000,5", "$1,299.00", "€5", "½", "1½", "5 x 3", "10 W / 12 W", '15.6"',
+          "2700K", "10 кг"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", COPIED)
+@pytest.mark.parametrize("vocabulary", ["bytes", "embedded"])
+def test_what_a_model_copies_can_be_written_whole(text, vocabulary):
+    tokenizer, grammar = with_grammar(vocabulary)
+    for written in (text, " " + text):
+        state = 0
+        for n, token in enumerate(tokenizer.encode(written, add_special_tokens=False)):
+            allowed = grammar.allowed(state, 30 - n)
+            assert allowed is None or token in allowed.ids
+            state = grammar.advance(state, token)
+            assert not grammar.done(state)
+        assert grammar.automaton.accepting(state)
+        for end in ["\n", "}"] if text[-1].isnumeric() else ["\n", "}", ","]:
+            (token,) = tokenizer.encode(end, add_special_tokens=False)
+            assert grammar.done(grammar.advance(state, token))
+
+
+@pytest.mark.parametrize(("texts", "done"), [
+    (["1", ","], False), (["1", ",", "0"], False), (["1", ",", "\n"], True), (["1", ",", '"'], True),
+    (["1", ",", " "], True), (["1", ",\n"], True), (["1", ',"'], True), (["1", ", "], True), (["1", ",0"], False),
+    (["1", " in", ","], True), (["1", ""], True), (["1", ",", ""], True),  # "" is an end token
+    (["1", " in" * 8], False),  # 24 bytes behind the last digit
+    (["1", " in" * 8, " "], True), (["1", " in" * 8, "0"], False)])  # fmt: skip
+def test_where_a_number_ends(texts, done):
+    vocabulary = sorted(set(texts) | {"0"})
+    grammar, state = Grammar(Number(), Vocabulary(vocabulary)), 0
+    for text in texts:
+        assert not grammar.done(state)
+        state = grammar.advance(state, vocabulary.index(text))
+    assert (state != DEAD, grammar.done(state)) == (True, done)
+
+
+def test_before_its_first_digit_a_number_is_held_to_its_beginning():
+    _, grammar = with_grammar("bytes")
+
+    def allowed(said: str, left: int) -> set[str]:
+        return {chr(i) for i in grammar.allowed(grammar.advance(0, ord(said)) if said else 0, left).ids}
+
+    assert allowed("", 30) == allowed("", 2) == set("0123456789+-.<>=~$n \xc2\xe2")
+    assert (allowed("", 1), allowed("-", 1)) == (set("0123456789n"), set("0123456789"))
+    assert allowed(" ", 30) == allowed("", 30) - {" "}  # one at the most
+    assert not grammar.automaton.accepting(grammar.advance(0, ord("<")))
+    assert grammar.allowed(grammar.advance(0, ord("7")), 1) is None
+    assert grammar.needed() == with_grammar("embedded")[1].needed() == 2  # a digit and what ends it
+
+
+@pytest.mark.parametrize(("tokens", "behind", "rest"), [
+    (["7", ",\n"], 0, ""), (["7", ",", "\n"], 1, ""), (["1", ",", "0", ",", '"'], 1, ""), (["7,", '"'], 1, "7"),
+    (["7", " in", ","], 0, ""), (["7", "/", "8"], 0, "8"), (["7", ""], 0, ""), (["n"], 0, "null"),
+    ([" ", "n"], 0, "null"), (["7", " in"], 0, " in"), ([" 7", ".", "25", "\n"], 0, "")])  # fmt: skip
+def test_what_is_left_of_a_number_for_the_text_behind_it(tokens, behind, rest):
+    vocabulary = sorted(set(tokens))
+    grammar, ids = Grammar(Number(), Vocabulary(vocabulary)), [vocabulary.index(token) for token in tokens]
+    assert (grammar.behind(ids), grammar.rest(ids)) == (behind, rest)
+
+
+def carries(text: str, number: float) -> bool:
+    """Whether a number has all digits of a text, leading zeros aside, in their order."""
+    mantissa, _, power = re.sub(r"[eE]([-+]?\d+)", r"@\1", text).partition("@")
+    digits = "".join(re.findall(r"\d", mantissa))
+    power = int(re.match(r"[-+]?\d+", power).group()) if power else 0
+    return any(float(f"{digits}e{power - k}") == abs(number) for k in range(len(digits) + 1))
+
+
+# what texts are drawn of: pieces that make numbers, near numbers, units and ends
+PIECES = [*"0123456789", "000", "25", ",", ",", ".", " ", "/", "-", "'", '"', "\\", "<", "~", "e", "E", "x", "k", "½",
+          "²", "%", "€", "$", "\u2212", "\u2013", NBSP, NARROW, " in", " kg", " million", "万", "\u0661", "}", "\n",
+          ", ", "null", "(", ":"]  # fmt: skip
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=14))
+def test_no_digit_is_dropped_of_what_the_automaton_reads(pieces):
+    """Bytes that it does not read at the beginning are left out, as by the constraint; reading ends where it does."""
+    number = Number()
+    state, read = 0, bytearray()
+    for byte in "".join([*pieces, "\n"]).encode():
+        after = number.next(state, chr(byte))
+        if after == DEAD or number.ended(state) or number.completion(state):
+            continue
+        state = after
+        read.append(byte)
+    text = number.completion(state) or read.decode(errors="replace")
+    checked = check(NUMBER, text, number.ended(state) or number.completion(state) is not None)
+    if checked.status == "ok":
+        assert number.ended(state)
+        assert carries(text, checked.value)
+    elif number.ended(state):
+        assert checked.status == "ambiguous" or (checked.status == "invalid" and "e" in text.lower())  # 1e999
+        assert checked.raw == text
+
+
+def says(program, text: str, heard: list[int]):
+    """The program of one slot behind a model that wants to write `text` and then an end token, where it is let."""
+    wanted = [*tiny_tokenizer().encode(text, add_special_tokens=False), EOS]
+
+    def say(feed, predictions) -> None:
+        assert len(feed.sample_at) == 1
+        (allowed,) = feed.allowed_token_ids or [None]
+        token = wanted[min(len(heard), len(wanted) - 1)]
+        if allowed is None or token in allowed.ids:
+            predictions.tokens[0] = token
+        heard.extend(predictions.tokens)
+
+    return changed(program, say)
+
+
+SIZES = {"shoes": {"attributes": [{"name": "Size", "type": "number"}]}}
+SAID = [("1,000,\n", "ok", 1000), ("1,000", "ok", 1000), ("7,\n", "ok", 7), ("1,000 mAh,\n", "ok", 1000),
+        ("7/8,\n", "ambiguous", None), ("1-2\n", "ambiguous", None), ("<5,\n", "ambiguous", None),
+        ("12 in\n", "ok", 12), ("5 x 3}", "ambiguous", None), ("3,5,\n", "ok", 3.5), ("1e5,\n", "ok", 100000.0),
+        (f"1{NARROW}000,\n", "ok", 1000), ("€ 5,\n", "ok", 5), ("123456789012345678901234567890", "truncated", None),
+        ("null,\n", "null", None)]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["hyper_parallel", "guided", "autoregressive"])
+@pytest.mark.parametrize(("text", "status", "value"), SAID)
+def test_a_model_that_copies_is_let_and_read(method, text, status, value):
+    task = make(task={"categories": SIZES}, decoding={"method": method, "max_value_tokens": 20, "max_new_tokens": 28})
+    (request,) = task.plan([document(0)])
+    written, heard = '"Size": ' + text if method == "autoregressive" else " " + text, []
+    engine = Engine(tiny_model("llama", max_position_embeddings=CONTEXT))
+    (answer,) = engine.run([says(request.program, written, heard)])
+    (record,) = request.finish(answer)
+    (found,) = record.columns["values"]
+    assert (found["status"], json.loads(record.columns["record"])["Size"]) == (status, value)
+    assert (found["raw"] is None) == (status not in ("ambiguous", "truncated"))
+    if found["raw"] is not None:
+        assert text.strip(",}\n")[:19] in found["raw"]
+        assert found["value"] is found["number"] is None
+    assert written.startswith(tiny_tokenizer().decode(heard, skip_special_tokens=True))  # nothing was forced
+
+
+@pytest.mark.parametrize(("text", "stopped", "status", "value"), [
+    ('"Size": 12', True, "ok", 12),  # an end token stands behind it
+    ('"Size": 12', False, "truncated", None), ('"Size": 12,', False, "truncated", None),
+    ('"Size": 12, ', False, "truncated", None), ('"Size": 12\n', False, "ok", 12),
+    ('"Size": 1,000}', True, "ok", 1000), ('"Size": "1,000', False, "truncated", None)])  # fmt: skip
+def test_an_answer_that_was_cut_cuts_no_number_short(text, stopped, status, value):
+    (request,) = make(task={"categories": SIZES}, decoding={"method": "autoregressive"}).plan([document(0)])
+    tokens = tiny_tokenizer().encode(text, add_special_tokens=False)
+    (record,) = request.finish(Continuation(tokens, [-0.1] * len(tokens), stopped))
+    (found,) = record.columns["values"]
+    assert (found["status"], found["number"]) == (status, value)

@@ -1,4 +1,4 @@
-"""A teacher's marks become examples of `pasta`, where its text without them is the answer."""
+"""A teacher's marks become examples of `pasta`, where its text without them is the answer; a run's answers, labels."""
 
 import json
 
@@ -6,13 +6,14 @@ import pytest
 
 from raypd.config.load import make_config
 from raypd.errors import ConfigError, InputError
+from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
-from raypd.training import annotate
+from raypd.training import annotate, teacher
 from raypd.training.annotate import marked
 from raypd.training.data import check, prepare
 from raypd.training.example import Skip
 from raypd.training.structure import Promise, Sync
-from tests.runs import committed, with_keys
+from tests.runs import committed, run_config, with_keys
 from tests.tiny import tiny_tokenizer
 from tests.training.data import generation_tree
 
@@ -23,15 +24,12 @@ for block, topic in MARKS.items():
     TAGGED = TAGGED.replace(block, f'<async topic="{topic}">{block}</async>')
 
 
-def test_pieces_in_the_order_of_the_text():
+def test_pieces_are_in_the_order_of_the_text_as_the_teacher_is_shown():
     porto, vienna = (Promise(topic, block) for block, topic in MARKS.items())
     assert marked(TAGGED, ANSWER) == ["Two fit. ", porto, " ", vienna, Sync(), " Both are near."]
     assert marked(f"\n{TAGGED}\n", ANSWER + " ") == marked(TAGGED, ANSWER)
     assert marked(TAGGED.replace("<async topic", "<async\ntopic"), ANSWER) == marked(TAGGED, ANSWER)
     assert marked(ANSWER, ANSWER) == [ANSWER]
-
-
-def test_the_teacher_is_shown_what_it_must_do():
     _, *demonstrations = annotate._PROMPT.split("Answer:\n")
     pieces = [marked(*reversed(shown.split("\n\nMarked:\n"))) for shown in demonstrations[:-1]]
     assert [sum(isinstance(piece, Promise) for piece in answer) for answer in pieces] == [2, 2, 0]
@@ -79,3 +77,46 @@ def test_a_run_over_something_else_is_one_message(tmp_path):
         prepare(config, tiny_tokenizer(), 4096)
     with pytest.raises(ConfigError, match=r"is for decoding.method pasta"):
         check(with_keys(config, decoding={"method": "apar"}))
+
+
+def documents(count):
+    return [Document(i, "the same id", {}, source="a.jsonl", place=i) for i in range(count)]
+
+
+def test_whole_answers_of_an_extraction_are_labels(tmp_path):
+    def answer(index, status):
+        values = [{"name": "Brand", "value": f"b{index}", "status": status}]
+        record = json.dumps({"Brand": f"b{index}"})
+        return Record(index, {"category": "c", "record": record, "values": values, "truncated": False})
+
+    with pytest.raises(InputError, match="holds no answers"):
+        teacher.label(documents(1), str(tmp_path), "target")
+    records = [answer(0, "ok"), answer(1, "null"), answer(2, "truncated"), Record(3, error="it failed")]
+    committed(tmp_path, run_config(), documents(4), records, columns.EXTRACTION)
+    labelled = documents(5)
+    teacher.label(labelled, str(tmp_path), "target")
+    reasons = 2 * ["an answer that failed, was cut or is not valid"] + ["no answer"]
+    errors = [(None, f"training.labels: {reason} in the run that labels") for reason in reasons]
+    labels = [(document.fields.get("target"), document.error) for document in labelled]
+    assert labels == [({"Brand": "b0"}, None), ({"Brand": "b1"}, None), *errors]
+
+
+def test_corrected_labels_are_joined_by_id_and_whole_conversations_are_labels(tmp_path):
+    file = tmp_path / "labels.jsonl"
+    file.write_text('{"id": 7, "target": {"Brand": "b"}}\n')
+    labelled = [Document(0, "7", {}), Document(1, "8", {})]
+    teacher.label(labelled, str(file), "target")
+    assert labelled[0].fields == {"target": {"Brand": "b"}}
+    assert labelled[1].error == "training.labels: no label in the file"
+    file.write_text('{"id": 7}\n')
+    with pytest.raises(InputError, match=r"labels\.jsonl: expected JSON lines of id and 'target'"):
+        teacher.label(labelled, str(file), "target")
+
+    def turn(index, number, reason="stop", sample=0):
+        return Record(index, {"sample": sample, "turn": number, "text": f"{index}.{number}", "finish_reason": reason})
+
+    records = [turn(0, 1), turn(0, 0), turn(0, 0, sample=1), turn(1, 0, "length"), turn(2, 0), turn(3, 0, "length")]
+    committed(tmp_path, run_config("generation"), documents(4), records)
+    labelled = documents(4)
+    teacher.label(labelled, str(tmp_path), "responses")
+    assert [document.fields.get("responses") for document in labelled] == [["0.0", "0.1"], None, ["2.0"], None]

@@ -127,22 +127,16 @@ def test_apar_training_sees_what_decoding_sees(items, behind):
     assert recorded(programs[1], example, size=260) == allowed(example)
 
 
-@pytest.mark.parametrize(
-    ("answer", "details"),
-    [
-        (LIST, [" go to bed at the same time.\n", " keep the room dark.\n", " read a book."]),
-        ("1. A: too few.\n2. B: of them.", []),
-        ("1. A: x\n2. B: y\n3. C: z", []),  # points of less than ten characters
-        ("One sentence. And a second one.\n\nAnother. With more to it.", [" And a second one.", " With more to it."]),
-        ("One sentence.\n\nAnother.", []),
-        ("1. Solar is clean. It needs the sun.\n\n2. Wind is cheap. It needs the wind.",
-         [" It needs the sun.", " It needs the wind."]),
-        ("Do this:\n1. Solar panels.\n\nThen this:\n 12. Wind mills.", []),  # a number ends no sentence
-        (LIST + "\n```python\nx\n```", []),
-        (LIST + " See https://example.org", []),
-        (LIST + " $x^2$", []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("answer", "details"), [
+    (LIST, [" go to bed at the same time.\n", " keep the room dark.\n", " read a book."]),
+    ("1. A: too few.\n2. B: of them.", []),
+    ("1. A: x\n2. B: y\n3. C: z", []),  # points of less than ten characters
+    ("One sentence. And a second one.\n\nAnother. With more to it.", [" And a second one.", " With more to it."]),
+    ("One sentence.\n\nAnother.", []),
+    ("1. Solar is clean. It needs the sun.\n\n2. Wind is cheap. It needs the wind.",
+     [" It needs the sun.", " It needs the wind."]),
+    ("Do this:\n1. Solar panels.\n\nThen this:\n 12. Wind mills.", []),  # a number ends no sentence
+    (LIST + "\n```python\nx\n```", []), (LIST + " See https://example.org", []), (LIST + " $x^2$", [])])  # fmt: skip
 def test_structure(answer, details):
     parts = outline(answer)
     assert [detail for _, detail in parts] == [*details, ""]

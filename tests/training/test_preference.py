@@ -159,16 +159,13 @@ def test_a_score_is_speedup_and_what_the_judge_says(corpus):
     }
 
 
-def test_best_and_worst_make_a_pair(corpus):
+def test_best_and_worst_make_a_pair_and_samples_that_score_alike_none(corpus):
     corpus.judge(lambda _, sample, order: (order, OTHER[order], "tie")[sample], "other")
     assert pairs_of(corpus, quality_weight=0, judged="other")[0] == [("no.", PLAIN)] * 4
     pairs, make = pairs_of(corpus, quality_weight=8, judged="other")
     best = sorted(PARTS + "first part</async>second</async>")
     assert [(sorted(found), worst) for found, worst in pairs] == [(best, PLAIN)] * 4
     assert not make.skipped
-
-
-def test_prompts_whose_samples_score_alike_make_none(corpus):
     corpus.decoded("alike", "pasta", [("one",), ("two",), ("six",)])
     corpus.judge(lambda prompt, sample, order: order if (prompt, sample) == ("Q2", 1) else "tie", "other", "alike")
     pairs, make = pairs_of(corpus, samples="alike", judged="other")
@@ -206,14 +203,10 @@ def test_a_sample_comes_back_as_it_was_fed(tmp_path, script, tags):
     assert recorded(again.program, example, 260) == allowed(example)
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        (f"{promise('a')} x", "no end"),  # the interpreter closes the child
-        ("\udcf0\udc9f\udc98 bytes of a character that is cut",),
-        (f"{promise('a')} x", "nothing but \udcc3</async>"),
-    ],
-)
+@pytest.mark.parametrize("script", [
+    (f"{promise('a')} x", "no end"),  # the interpreter closes the child
+    ("\udcf0\udc9f\udc98 bytes of a character that is cut",), (f"{promise('a')} x", "nothing but \udcc3</async>"),
+])  # fmt: skip
 def test_what_does_not_come_back_is_left_out(tmp_path, script):
     corpus = Corpus(tmp_path, tags=True)
     corpus.decoded("baseline", "autoregressive", [("x" * 39,)])
