@@ -167,8 +167,7 @@ def test_what_a_killed_worker_had_in_flight_is_lost(tmp_path) -> None:
     check_rows(run)
     (tree,) = files(tmp_path)
     check_sums(tree)
-    assert tree["totals"]["documents"] == 80
-    assert len(tree["workers"]) == 3
+    assert (tree["totals"]["documents"], len(tree["workers"])) == (80, 3)
     (lost,) = (worker for worker in tree["workers"] if worker["open"])
     assert lost["pid"] == killed["pid"]
     seconds = sum(map(sum, lost["open"].values()))

@@ -101,8 +101,7 @@ def test_an_error_costs_the_documents_of_its_work_alone(begin) -> None:
     found = rows(run, unit)
     places = {place: row for row, place in enumerate(sorted({r["row"] for r in found}))}
     status = {places[r["row"]]: (r["error"] or r["category"]) for r in found}
-    assert len(status) == len(titles)
-    assert status[0] == "A"
+    assert (len(status), status[0]) == (len(titles), "A")
     assert status[2] == status[3] == "ValueError: the program failed"
     assert status[4] == status[5] == "ValueError: the answer cannot be read"
     assert status[6] == status[7] == "ValueError: the engine does not take it"
@@ -125,8 +124,7 @@ def test_documents_that_were_cut_are_counted(begin, monkeypatch) -> None:
 def test_a_committed_unit_is_not_decoded_again(begin) -> None:
     run, made, (unit,) = begin(["a", "b"])
     first, again = made.run_unit(unit), worker(run)
-    assert again.run_unit(unit) == first
-    assert again.parts.engine.fill == []
+    assert (again.run_unit(unit), again.parts.engine.fill) == (first, [])
 
 
 def test_a_broken_engine_breaks_the_units_that_it_holds(begin) -> None:
@@ -214,8 +212,7 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, begin) -> 
 
 def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:
     state = UnitState(1, "u", documents=2, begun=0.0, records=[Record(0), Record(1)], open=Counter({1: 1}))
-    assert state.answered == {0}
-    assert state.progress().answered == 1
+    assert (state.answered, state.progress().answered) == ({0}, 1)
 
 
 @pytest.mark.parametrize(("decoded", "batch"), [(8, 64), (100, 200), (300, 256)])

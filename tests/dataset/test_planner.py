@@ -1,19 +1,23 @@
-"""Planning: what the input is cut into, the ids, and what is refused before anything starts."""
+"""Planning: what the input is cut into, the ids, what is refused before anything starts; and the stored plan, which is
+used again without reading the input, kept for what is the same, and honest about what is not."""
 
 import gzip
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from raypd import storage
 from raypd.dataset import planner, split
-from raypd.dataset.plan import Plan, take_apart
+from raypd.dataset.plan import Plan, stored, take_apart
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
-from raypd.errors import InputError
+from raypd.errors import InputError, RunError
 from tests.runs import write_jsonl
 
 ROWS = [{"id": f"d{i}", "title": f"title {i} ü"} for i in range(25)]
@@ -87,6 +91,13 @@ def test_what_cannot_be_planned_is_refused(tmp_path, config, make, pattern, mess
         plan(config(str(tmp_path / "in" / pattern)))
 
 
+def kept(run) -> Plan:
+    """Plans as a session does."""
+    planned = plan(run, run.output.path)
+    planned.keep(run.output.path)
+    return planned
+
+
 def ids(planned: Plan, run) -> list[str]:
     return [document.id for unit in planned for document in read_unit(unit, run)]
 
@@ -102,15 +113,15 @@ def write_many(path, count: int):
 
 
 @pytest.fixture(params=["a.jsonl", "a.jsonl.gz", "a.parquet", "estimated.jsonl"])
-def run(request, tmp_path, config, monkeypatch):
+def large(request, tmp_path, config, monkeypatch):
     """1,610 documents in units of 100."""
     if request.param == "estimated.jsonl":
         monkeypatch.setattr(split, "HEAD_BYTES", 4000)
     return config(str(write_many(tmp_path / request.param, 1610)), unit_documents=100)
 
 
-def test_the_last_units_are_smaller_and_hold_every_document_once(run) -> None:
-    full_units, planned = plan(run), plan(run, run.output.path)
+def test_the_last_units_are_smaller_and_hold_every_document_once(large) -> None:
+    run, full_units, planned = large, plan(large), plan(large, large.output.path)
     assert ids(planned, run) == [str(i) for i in range(1610)]
     before, after = list(full_units), list(planned)
     cut = len(before) // 8
@@ -145,13 +156,10 @@ def test_units_of_an_earlier_session_stay_as_they_are(tmp_path, config, monkeypa
     write_many(tmp_path / "in/a.jsonl", 1600)
     with monkeypatch.context() as patch:
         patch.setattr(planner, "_TAIL_UNITS", 0)
-        before = plan(run, run.output.path)
-        before.keep(run.output.path)
-    first = list(before)
+        first = list(kept(run))
     assert list(plan(run, run.output.path)) == first
     write_many(tmp_path / "in/b.jsonl", 800)
-    second = plan(run, run.output.path)
-    second.keep(run.output.path)
+    second = kept(run)
     assert ([unit.expected for unit in second], list(second)[:16]) == ([100] * 16 + [100] * 7 + [25] * 4, first)
     write_many(tmp_path / "in/c.jsonl", 100)  # one unit: no eighth of it
     assert list(plan(run, run.output.path))[:27] == list(second)
@@ -162,8 +170,7 @@ def test_objects_that_were_taken_apart_are_not_cut(tmp_path, config) -> None:
     run = config(str(tmp_path / "in"), unit_documents=180)
     for i in range(20):
         write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["a"] * 90)
-    planned = plan(run, run.output.path)
-    planned.keep(run.output.path)
+    planned = kept(run)
     assert {len(unit.parts) for unit in planned} == {1, 2}
     singles = take_apart(run.output.path, [unit for unit in planned if len(unit.parts) > 1], run.fingerprint())
     assert {unit.id for unit in singles} <= {unit.id for unit in plan(run, run.output.path)}
@@ -190,3 +197,154 @@ def test_no_more_than_the_tail_is_held_in_memory(tmp_path, config, monkeypatch) 
     assert [unit.expected for unit in plan(run, run.output.path)] == [100] * 77 + [25] * 12
     monkeypatch.setattr(planner, "_TAIL_PARTS", 2)
     assert [unit.expected for unit in plan(run, run.output.path)] == [100] * 78 + [25] * 8
+
+
+def shape(planned: Plan) -> list[list[str]]:
+    return [[part.name for part in unit.parts] for unit in planned]
+
+
+@pytest.fixture
+def run(tmp_path: Path, config):
+    """Five files: small ones of 3, 4, 2 documents, one of 25, another small one; units of 10."""
+    for name, count in (("a", 3), ("b", 4), ("c", 2), ("d", 25), ("e", 2)):
+        write_jsonl(tmp_path / f"in/{name}.jsonl", [f"{name}{i}" for i in range(count)])
+    return config(str(tmp_path / "in"))
+
+
+@pytest.fixture
+def inspected(monkeypatch) -> list[str]:
+    """The names of the objects that planning reads."""
+    names: list[str] = []
+    monkeypatch.setattr(planner, "inspect", lambda item, *rest: names.append(item.name) or split.inspect(item, *rest))
+    return names
+
+
+def test_small_files_share_units_and_large_ones_are_split(run) -> None:
+    planned = plan(run)
+    assert shape(planned) == [["d.jsonl"]] * 3 + [["a.jsonl", "b.jsonl", "c.jsonl"], ["e.jsonl"]]
+    assert (planned.units, planned.documents, planned.exact) == (5, 36, True)
+    assert planned.bytes == sum(p.stat().st_size for p in Path(run.input.path).iterdir())  # type: ignore[arg-type]
+    assert len({(d.source, d.fields["title"]) for unit in planned for d in read_unit(unit, run)}) == 36
+
+
+def test_the_same_input_is_not_read_again_but_for_other_sizes_of_units(run, tmp_path, config, inspected) -> None:
+    first = kept(run)
+    assert len(inspected) == 5
+    again = plan(run, run.output.path)
+    assert (len(inspected), [u.id for u in again]) == (5, [u.id for u in first])
+    assert (again.units, again.documents, again.bytes, again.exact) == (5, 36, first.bytes, True)
+    assert list(plan(run)) == list(again)  # and it is what a fresh one would be
+    inspected.clear()
+    assert (plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units, len(inspected)) == (8, 5)
+
+
+def test_what_is_new_becomes_units_of_its_own(run, tmp_path, inspected) -> None:
+    first = {u.id for u in kept(run)}
+    write_jsonl(tmp_path / "in/aa.jsonl", ["new"] * 2)
+    write_jsonl(tmp_path / "in/f.jsonl", ["new"])
+    inspected.clear()
+    planned = kept(run)
+    assert inspected == ["aa.jsonl", "f.jsonl"]
+    assert first < {u.id for u in planned}
+    assert [parts for parts in shape(planned) if "aa.jsonl" in parts] == [["aa.jsonl", "f.jsonl"]]
+    assert (planned.documents, planned.changes) == (39, "")
+    folders = [p for p in (tmp_path / "out/plan").iterdir() if p.is_dir() and any(p.iterdir())]
+    assert [p.name for p in folders] == [planned.totals.id]
+
+
+def test_what_was_replaced_or_is_gone_is_named_and_the_rest_kept(run, tmp_path, inspected) -> None:
+    first = {u.id: u for u in kept(run)}
+    write_jsonl(tmp_path / "in/b.jsonl", ["other"] * 4)
+    (tmp_path / "in/e.jsonl").unlink()
+    inspected.clear()
+    planned = plan(run, run.output.path)
+    assert planned.changes == "b.jsonl was replaced, e.jsonl is gone"
+    assert inspected == ["a.jsonl", "b.jsonl", "c.jsonl"]  # they shared a unit
+    assert {u.id for u in planned} & set(first) == {i for i, u in first.items() if u.name == "d.jsonl"}
+    assert planned.documents == 34
+
+
+def test_a_touched_or_moved_input_is_the_same(run, tmp_path, config, inspected) -> None:
+    first = kept(run)
+    for file in (tmp_path / "in").iterdir():
+        os.utime(file, (1, 1))
+    shutil.move(tmp_path / "in", tmp_path / "moved")
+    inspected.clear()
+    planned = plan(config(str(tmp_path / "moved")), run.output.path)
+    assert (inspected, sorted(u.id for u in planned)) == ([], sorted(u.id for u in first))
+    assert sum(len(read_unit(u, run)) for u in planned) == 36
+
+
+def test_objects_that_were_damaged_are_looked_into_again(run, tmp_path, inspected) -> None:
+    (tmp_path / "in/cc.parquet").write_bytes(b"PAR1")
+    first = kept(run)
+    assert [u.name for u in first.damaged()] == ["cc.parquet"]
+    assert (first.units, first.totals.damaged, first.documents) == (5, 1, 36)
+    inspected.clear()
+    assert (plan(run, run.output.path).totals.damaged, inspected) == (1, ["cc.parquet"])
+
+
+def test_units_that_were_taken_apart_stay_apart(run) -> None:
+    (shared,) = [u for u in kept(run) if len(u.parts) > 1]
+    singles, planned = take_apart(run.output.path, [shared], run.fingerprint()), kept(run)
+    assert {u.id for u in singles} < {u.id for u in planned}
+    assert all(len(parts) == 1 for parts in shape(planned))
+    assert (planned.documents, list(plan(run, run.output.path))) == (36, list(planned))
+
+
+def test_a_plan_that_is_torn_is_made_again_and_a_chunk_that_is_gone_is_named(run, tmp_path) -> None:
+    chunk = tmp_path / "out/plan" / kept(run).totals.id / "000000.parquet"
+    chunk.write_bytes(chunk.read_bytes()[:50])
+    with pytest.raises(RunError, match=r"000000.parquet: a part of the plan cannot be read.*delete"):
+        list(plan(run, run.output.path))
+    (tmp_path / "out/plan/plan.json").write_text("{")
+    assert (stored(run.output.path), plan(run, run.output.path).units) == (None, 5)
+
+
+def test_a_plan_of_many_chunks_is_read_in_its_order(run, monkeypatch) -> None:
+    monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 2)
+    planned = kept(run)
+    assert planned.totals.chunks == 3
+    loaded = stored(run.output.path)
+    assert loaded is not None
+    assert list(loaded) == list(planned) == list(plan(run))
+    assert [u.id for u in loaded.left({next(iter(loaded)).id})] == [u.id for u in loaded][1:]
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path, config) -> None:
+    write_jsonl(tmp_path / "in/a.jsonl", ["a"])
+    with open(os.fsencode(tmp_path / "in") + b"/\xff.jsonl", "wb") as file:
+        file.write(b'{"id": 1, "title": "x"}')
+    with pytest.raises(InputError, match="name is not UTF-8; rename"):
+        plan(config(str(tmp_path / "in")))
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monkeypatch) -> None:
+    import io
+    import tracemalloc
+
+    line, opened = b'{"id": "1", "title": "t"}\n', storage.open_read
+    monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 200)
+    monkeypatch.setattr(planner, "_TAIL_PARTS", 200)
+    monkeypatch.setattr(storage, "open_read", lambda p, *a, **k: io.BytesIO(line) if "://" in p else opened(p, *a, **k))
+
+    def peaks(count: int) -> list[int]:
+        """Bytes at most while so many objects are planned, and while they are compared with the stored plan."""
+        run, sizes = config("s3://generated/in", f"out{count}"), []
+        for first in (0, 1):
+            names = (f"{i:09d}.jsonl" for i in range(first, first + count))
+            objects = (storage.Object(f"s3://generated/in/{n}", n, len(line), n) for n in names)
+            monkeypatch.setattr(storage, "find", lambda path, objects=objects: objects)
+            monkeypatch.setattr(storage, "is_folder", lambda path: False)
+            tracemalloc.start()
+            planned = plan(run, run.output.path)
+            sizes.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+            assert sum(len(unit.parts) for unit in planned) == planned.documents == count
+            planned.keep(run.output.path)
+        return sizes
+
+    peaks(500)  # imports and caches
+    for few, many in zip(peaks(1000), peaks(6_000), strict=True):
+        assert many < 1.3 * few

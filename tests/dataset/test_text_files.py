@@ -1,8 +1,9 @@
-"""Files that are a document each: what stands in them, and what is wrong with them."""
+"""Files that are a document each, what is wrong with them; Arrow files, and those a function of the user's reads."""
 
 import gzip
 import io
 
+import pyarrow as pa
 import pytest
 from matplotlib.figure import Figure
 from pypdf import PdfWriter
@@ -75,7 +76,7 @@ def test_what_cannot_be_read_is_a_document_with_an_error(tmp_path, config) -> No
         assert (read[name] or "").startswith(error), (name, read[name])
 
 
-def test_a_folder_says_which_files_are_read_and_tables_stay_tables(tmp_path, config) -> None:
+def test_a_folder_says_which_files_are_read_and_a_path_that_ends_as_they_do_needs_no_format(tmp_path, config) -> None:
     (tmp_path / "README.md").write_text("about the table")
     with pytest.raises(InputError, match=r"README.md: input.format=files takes each file \(.txt, .*as a document"):
         plan(config(str(tmp_path)))
@@ -85,11 +86,47 @@ def test_a_folder_says_which_files_are_read_and_tables_stay_tables(tmp_path, con
     (tmp_path / "table.jsonl").unlink()
     with pytest.raises(InputError, match=r"a.docx: input.format files reads .txt, "):
         plan(config(str(tmp_path), format="files", text_columns=["text"]))
-
-
-def test_a_path_that_ends_as_such_files_do_needs_no_format(tmp_path, config) -> None:
     (tmp_path / "a.md").write_text("words")
     read = read_all(config(str(tmp_path / "*.md"), text_columns=["text"], category_column=None, category="c"))
     assert [(d.id, d.fields["text"]) for d in read] == [("a.md", "words")]
     with pytest.raises((InputError, ConfigError), match=r"no column 'sku' \(input.id_column\)"):
         plan(config(str(tmp_path / "*.md"), text_columns=["text"], id_column="sku", category="c"))
+
+
+READER = """
+import csv, io
+def cards(name, file):
+    for number, block in enumerate(file.read().decode().split("---")):
+        if block == "end": raise ValueError("unknown card")
+        yield {"id": f"{name}/{number}", "title": block} if block != "?" else [block]
+"""
+
+
+@pytest.mark.parametrize("write", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_rows_of_arrow_files(tmp_path, config, write) -> None:
+    table = pa.Table.from_pylist([{"id": n, "title": f"t{n}", "more": [n]} for n in range(200)])
+    with write(str(tmp_path / "data-00000-of-00001.arrow"), table.schema) as file:
+        file.write_table(table, max_chunksize=30)
+    run = config(str(tmp_path), unit_documents=70)
+    assert [d.fields for d in read_all(run)] == [{"id": n, "title": f"t{n}"} for n in range(200)]
+    assert max(unit.rows for unit in plan(run)) <= 70
+    (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"ARROW1 and nothing more")
+    with pytest.raises(InputError, match=r"data-00000-of-00001.arrow: cannot be read as Arrow: "):
+        plan(run)
+
+
+def test_files_that_a_function_of_ones_own_reads(tmp_path, config, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop_cards.py").write_text(READER)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.cards").write_text("---".join(["x", "?", *"y" * 98]))
+    made = config(str(tmp_path / "in"), reader="shop_cards:cards", unit_documents=70)
+    assert [unit.rows for unit in plan(made)] == [70, 30]
+    assert [(d.id, d.error) for d in read_all(made)[:3]] == [
+        ("a.cards/0", None), ("a.cards:1", "a.cards, row 1: input.reader gave a list, not a dict"), ("a.cards/2", None),
+    ]  # fmt: skip
+    (tmp_path / "in/a.cards").write_text("x---end")
+    with pytest.raises(InputError, match=r"a.cards: input.reader shop_cards:cards: ValueError: unknown card"):
+        plan(made)
+    with pytest.raises(ConfigError, match=r"input.reader: shop_cards:card: cannot be imported: AttributeError"):
+        plan(config(str(tmp_path / "in"), reader="shop_cards:card"))

@@ -22,7 +22,7 @@ def table(records: list[Record]) -> pa.Table:
     return writer.make_table(DOCUMENTS, records, COLUMNS, 1)
 
 
-def test_rows_stand_in_the_order_of_the_input_and_none_is_missing() -> None:
+def test_rows_are_the_input_s_in_order_with_errors_for_values_that_cannot_be_written() -> None:
     answers = (1, {"answer": "B"}), (0, {"answer": "A", "price": 2.5}), (1, {"answer": "B2"})
     unit_table = table([Record(row, columns) for row, columns in answers])
     rows = unit_table.to_pylist()
@@ -31,15 +31,9 @@ def test_rows_stand_in_the_order_of_the_input_and_none_is_missing() -> None:
     assert (rows[3]["error"], writer.count_documents(unit_table)) == ("a.jsonl, byte 12: not JSON", (2, 1))
     assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
     assert table([]).schema == unit_table.schema  # errors alone: the same schema
-
-
-def test_a_value_that_cannot_be_written_is_an_error_row() -> None:
     rows = table([Record(0, {"answer": "A", "price": "cheap"}), Record(1, {"answer": "\ud800"})]).to_pylist()
     assert [r["status"] for r in rows] == ["error"] * 3
     assert "cannot be written" in rows[0]["error"]
-
-
-def test_a_task_may_not_hide_columns() -> None:
     with pytest.raises(ValueError, match="'status'"):
         writer.output_schema(pa.schema([("status", pa.string())]))
 

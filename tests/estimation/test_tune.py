@@ -21,14 +21,18 @@ from raypd.estimation.profile import DocumentCost, Profile, WorkerFacts, _copy
 from raypd.estimation.search import Changes, Search, Trial
 from raypd.run.console import Interrupted
 from raypd.tasks.base import Document
-from tests.runs import config_tree, extraction, run_config, write_jsonl
+from tests.runs import config_tree, extraction, run_config, says, write_jsonl
 
 
-def test_values_are_compared_after_normalisation() -> None:
+def test_values_of_all_tasks_are_compared_after_normalisation() -> None:
     same = [("Sony", " sony. "), ("1,200", "1200.0"), ("Over  Ear", "over ear"), ("ﬁve", "five"), (True, "true"),
             ('"x"', "x")]  # fmt: skip
     for a, b in [*same, ("1.2", "12"), ("sony", "sonny"), (None, "null"), ("3 l", "3"), ("-1", "1")]:
         assert (agreement.normal(a) == agreement.normal(b)) == ((a, b) in same)
+    asked = {"question": "?", "question_id": "7", "answer": "Yes.", "answer_status": "ok"}
+    wrote = {"sample": 0, "turn": 1, "text": "A b", "finish_reason": "length"}
+    found = [agreement.values_of(DocumentCost(1.0, 1, 0, 1, [row])) for row in (asked, wrote)]
+    assert found == [{"7": NormalValue("yes", True)}, {"turn 1, sample 0": NormalValue("a b", False)}]
 
 
 def values(**of: tuple[Any, str]) -> DocumentCost:
@@ -53,22 +57,13 @@ def test_a_cut_value_never_agrees_and_a_cut_reference_is_left_out() -> None:
     assert compare([null], [ambiguous]) == compare([null], [values(a=("none", "ok"))]) == Agreement(0, 1)
 
 
-def test_answers_of_the_other_tasks() -> None:
-    asked = {"question": "?", "question_id": "7", "answer": "Yes.", "answer_status": "ok"}
-    wrote = {"sample": 0, "turn": 1, "text": "A b", "finish_reason": "length"}
-    found = [agreement.values_of(DocumentCost(1.0, 1, 0, 1, [row])) for row in (asked, wrote)]
-    assert found == [{"7": NormalValue("yes", True)}, {"turn 1, sample 0": NormalValue("a b", False)}]
-
-
-def test_the_interval_of_a_share_by_hand() -> None:
+def test_the_interval_of_a_share_by_hand_is_wider_where_values_err_together() -> None:
     """Wilson, as tables have it: 9 of 10 is 59.6% to 98.2%; n of n begins at n / (n + 1.96 squared)."""
     assert Agreement(9, 10).interval() == pytest.approx((0.596, 0.982), abs=5e-4)
     assert Agreement(36, 36).interval()[0] == pytest.approx(36 / (36 + 1.96**2))
     assert Agreement(0, 0).interval() == (0.0, 1.0)
     assert Agreement(90, 100, alike=10).interval() == pytest.approx(Agreement(9, 10).interval())
 
-
-def test_values_of_a_document_that_err_together_count_for_less() -> None:
     def answers(*documents: str) -> list[DocumentCost]:
         return [values(**{f"a{i}": (text, "ok") for i, text in enumerate(one)}) for one in documents]
 
@@ -187,17 +182,14 @@ def test_vllm_is_weighed_where_it_is_installed(speed: float, installed: bool, ki
         assert best.changes == {"engine.kind": "vllm", "decoding.method": "guided", "engine.max_num_seqs": 128}
 
 
-def test_what_the_engine_says_for_itself_is_not_searched_but_for_vllm() -> None:
+def test_what_is_searched_and_how_copies_differ_for_vllm_alone() -> None:
     search, best = searched(with_vllm(0.2), vllm=True, seqs="auto")
     seqs = [(trial.changes.get("engine.kind"), trial.changes.get("engine.max_num_seqs")) for trial in search.trials]
     assert {number for kind, number in seqs if kind is None} == {None}
     assert [number for kind, number in seqs if kind == "vllm"][:2] == [64, 128]
     assert any(trial.changes.get("decoding.stacked_documents") == 2 for trial in search.trials)
     assert best.changes["engine.max_num_batched_tokens"] == 4096
-
-
-def test_later_copies_of_a_document_differ_for_vllm_alone() -> None:
-    """Its prefix cache would answer them from the first one's keys and values."""
+    # Its prefix cache would answer them from the first one's keys and values.
     tree, document = config_tree(input={"text_columns": ["title"]}), Document(0, "a", {"title": "shoe"})
     for keys, titles in (([], ["shoe", "shoe"]), (["engine.kind=vllm", "decoding.method=guided"], ["shoe", "1 shoe"])):
         copies = [_copy(make_config(tree, keys), document, 5 + number, number) for number in (0, 1)]
@@ -205,7 +197,7 @@ def test_later_copies_of_a_document_differ_for_vllm_alone() -> None:
     assert document.fields == {"title": "shoe"}
 
 
-def test_the_median_of_the_best_two_decides() -> None:
+def test_the_median_of_the_best_two_decides_and_questions_have_their_own_settings() -> None:
     """The setting that was lucky once loses to the one that is steady; all others are far slower, and cut short."""
     luck = iter([9.0, 3.0, 3.0])
 
@@ -220,8 +212,6 @@ def test_the_median_of_the_best_two_decides() -> None:
     assert any(trial.cut for trial in search.trials)
     assert sorted(next(t for t in search.trials if t.changes == {"decoding.isolate": "values"}).speeds) == [3, 3, 9]
 
-
-def test_questions_have_their_own_settings() -> None:
     def rule(s: dict[str, Any]) -> tuple[float, float]:
         return (1.0 if s["method"] == "autoregressive" else 2.0 + s["contexts_per_prompt"] / 10), 1.0
 
@@ -339,8 +329,7 @@ def test_a_small_model_gets_an_honest_answer(command, capsys) -> None:
     assert re.search(r"1\. method=autoregressive: .* 50 values to compare others with, 450 are not whole\n", seen.err)
     assert re.search(r"2\. method=guided: .* 500 values to compare others with\n", seen.err)
     out = " ".join(seen.out.split())
-    assert "agree with guided decoding in at least 90%" in out
-    assert "the reference is guided decoding" in out
+    says(out, "agree with guided decoding in at least 90%", "the reference is guided decoding")
     assert "guided decoding" in Path("run.tuned.yaml").read_text().replace("\n# ", " ")
 
 

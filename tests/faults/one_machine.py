@@ -69,7 +69,7 @@ def out_of_memory(folder: Path) -> Outcome:
     roomy = Trial(folder / "roomy", titles, 20, model=made, decoding=decoding)
     tight = Trial(folder / "tight", titles, 20, model=made, decoding=decoding)
     roomy.finish("raypd.answering.components:build")
-    tight.finish("tests.faults.builds:little_memory")
+    tight.finish("tests.faults.run:little_memory")
     failed = [int(n) for mark in Path(tight.output).glob("out-of-memory-*") for n in mark.read_text().split()]
     assert failed
     assert min(failed) > 100
@@ -105,13 +105,13 @@ def clock_set_back(folder: Path) -> Outcome:
     """the clock is set back"""
     trial = Trial(folder, gated(3, "again", 30))
     file = Path(trial.output) / "set-back"
-    run = trial.start("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-86400", RAYPD_TEST_CLOCK_FILE=str(file))
+    run = trial.start("tests.faults.run:clock", RAYPD_TEST_CLOCK="-86400", RAYPD_TEST_CLOCK_FILE=str(file))
     trial.wait(3)
     trial.go(file.name)
     wait_for(lambda: (file.parent / f"set-back-{run.pid}").exists(), "the driver's clock was not set back")
     kill(run)
     trial.go("again")
-    trial.finish("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-172800", RAYPD_TEST_CLOCK_FILE=str(file))
+    trial.finish("tests.faults.run:clock", RAYPD_TEST_CLOCK="-172800", RAYPD_TEST_CLOCK_FILE=str(file))
     return trial.outcome("by a day in driver and workers, kill -9, by two days", "resumed")
 
 

@@ -1,4 +1,5 @@
-"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG [module:build]
+"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG [module:build]; and what its workers
+are made of, beside tests/cluster/fakes.py.
 
 RAYPD_TEST_CLOCK=-86400: the clocks of the driver and of every worker are set back by a day as soon as the file that
 RAYPD_TEST_CLOCK_FILE names exists; each then leaves a file FILE-PID.
@@ -9,6 +10,11 @@ import os
 import sys
 import time
 from pathlib import Path
+
+from raypd.answering.components import WorkerComponents
+from raypd.answering.components import build as real
+from raypd.config import RunConfig
+from tests.cluster import fakes
 
 
 def set_clock() -> None:
@@ -25,6 +31,27 @@ def set_clock() -> None:
             return time.clock_gettime(time.CLOCK_REALTIME) + (shift if mark.exists() else 0)
 
         time.time = now
+
+
+def clock(config: RunConfig, threads: int | None) -> WorkerComponents:
+    """The fake engine in a worker whose clock is set back."""
+    set_clock()
+    return fakes.build(config, threads)
+
+
+def little_memory(config: RunConfig, threads: int | None) -> WorkerComponents:
+    """The real engine on a device that has no memory for more than 100 tokens a step; it notes each time."""
+    from tests.decoding.drivers import small_device
+
+    def fails(tokens: int) -> bool:
+        if tokens > 100:
+            with open(Path(config.output.path) / f"out-of-memory-{os.getpid()}", "a") as file:
+                file.write(f"{tokens}\n")
+        return tokens > 100
+
+    parts = real(config, threads)
+    small_device(parts.engine, fails)  # type: ignore[arg-type]
+    return parts
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from tests.report import hostile
 from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build
 from tests.report.test_page import shown as words_of
+from tests.runs import says
 
 FIGURE = {"value": 400.0, "low": 390.0, "high": 410.0}
 HOSTED = {
@@ -67,13 +68,12 @@ def test_what_was_estimated_stands_on_the_page(no_charts, tmp_path):
     tree = put(root, hosted=[HOSTED], hosted_tokens={"input": FIGURE, "output": FIGURE})
     assert "the same as a hosted batch: other-model $0.012 [0.011-0.013] per 1,000" in shown(root)
     whole, found = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0], shown(root)
-    for part in (
+    says(found,
         "Made 2026-09-20 20:00:00 UTC for 1,000 documents.",
         "hyper_parallel: measured on NVIDIA L40S, 64 documents, 83 s.",
         "hyper_parallel on L40S is 5 [4.71-5.31] times as fast as autoregressive decoding.",
         "0.769 [0.724-0.817]", "24.3", "GPU-hours", "8 nodes", "g6e.48xlarge", "1.360 [1.281-1.444]", "6.800",
-        "start-up is as measured here, 48 s", f"22 min 28 s ${whole['usd']['value']:.2f} [$"):  # fmt: skip
-        assert part in found, part
+        "start-up is as measured here, 48 s", f"22 min 28 s ${whole['usd']['value']:.2f} [$")  # fmt: skip
 
 
 def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machines(tmp_path):
@@ -86,10 +86,9 @@ def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machin
     assert rows["documents"] == ["1,000", "1,000", "+0.0%", text.NONE]
     assert rows["the whole bill"][:3] == [f"${four['usd']['value']:.2f}", f"${billed:.2f}", off]
     assert (rows["1,000 documents, all costs"], rows["time"][0]) == (rows["the whole bill"], "6 min 13 s")
-    for part in (
+    says(said + note,
         f"The bill is ${billed:.2f}: {off[1:]} above the estimate", "outside its 95% interval",
-        "for 4 nodes of g6e.xlarge; the run had 4", "taken to cost $1.86, and was billed at $2.25"):  # fmt: skip
-        assert part in said + note
+        "for 4 nodes of g6e.xlarge; the run had 4", "taken to cost $1.86, and was billed at $2.25")  # fmt: skip
     # An interval that is not known is not made up.
     for bill in (bill for one in tree["machines"] for bill in one["bills"]):
         bill["usd"] |= {"low": None, "high": None}
@@ -128,8 +127,7 @@ def test_an_estimate_without_a_run_has_a_page_of_its_own(tmp_path):
     root = tmp_path / "run"
     put(root)
     run, found = data.load(str(root)), shown(root)
-    for part in ("not begun: an estimate", "Qwen/Qwen3-1.7B", "1,000", "0.769", "$0.67", "22 min 28 s", "starts it"):
-        assert part in found, part
+    says(found, "not begun: an estimate", "Qwen/Qwen3-1.7B", "1,000", "0.769", "$0.67", "22 min 28 s", "starts it")
     assert not re.search("Sessions|Against the bill|No unit is committed|None|Made-up figures.", found)
     assert (run.state, page.write(run)) == ("estimated", f"{root}/report.html")
     with pytest.raises(ConfigError, match="only an estimate: start the run"):

@@ -1,17 +1,26 @@
-"""The page as HTML: escaped, labelled, of a bearable size. How it looks and what runs in it: test_browser."""
+"""The page as HTML: escaped, labelled, of a bearable size; with --texts each value is marked where it stands. How it
+looks and what runs in it: test_browser."""
 
 import base64
 import hashlib
 import re
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from raypd.report import data, page, sample
+from raypd import storage
+from raypd.answering import components
+from raypd.config import RunConfig
+from raypd.dataset import writer
+from raypd.errors import InputError
+from raypd.report import data, page, sample, texts
+from raypd.tasks.columns import value_row
 from tests.report.builder import Plan, build, edit_bill, value
 from tests.report.test_browser import hostile_plan
+from tests.runs import run_here, says, with_keys, with_values, write_jsonl
 
 
 class Tags(HTMLParser):
@@ -40,8 +49,7 @@ def test_figures_stand_on_the_page(make):
     run = make(units=20, documents=25, sessions=2, budget_usd=2.0)
     text = shown(run)
     axes = ["running time, minutes", "spent, USD", "documents/s", "confidence, 0 to 1", "budget $2.00"]
-    for part in ["500", "of the budget of $2.00", "2 sessions", *run.sample.errors, *axes]:
-        assert part in text, part
+    says(text, "500", "of the budget of $2.00", "2 sessions", *run.sample.errors, *axes)
 
 
 def test_a_run_without_a_price_says_so_and_draws_no_money(make):
@@ -66,8 +74,7 @@ def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make, 
     assert attribute.shares == ["38%", "12%", "25%", "25%"]  # found, null, ambiguous, invalid or cut
     text = shown(run)
     # a byte: as `tail -c +2000055` takes it
-    for part in ("x.jsonl at 2000054", "7/8 ambiguous", "<5 ambiguous", "12 cut", "five invalid"):
-        assert part in text
+    says(text, "x.jsonl at 2000054", "7/8 ambiguous", "<5 ambiguous", "12 cut", "five invalid")
 
 
 def test_nothing_of_a_document_becomes_markup(tmp_path):
@@ -116,8 +123,7 @@ def test_charts_are_well_formed_named_and_without_a_style_of_their_own(make):
     ({"budget_usd": None}, ["no budget was set"]), ({"usd_per_hour": 0.0}, ["no machine of this run has a price"]),
     ({"model": "fake"}, ["Made-up answers."])])  # fmt: skip
 def test_what_is_missing_is_shown(make, no_charts, keys, parts):
-    text = shown(make(**{"units": 6, **keys}))
-    assert [part for part in parts if part not in text] == []
+    says(shown(make(**{"units": 6, **keys})), *parts)
 
 
 def test_the_smallest_bill_is_told_in_full(tmp_path):
@@ -126,8 +132,7 @@ def test_the_smallest_bill_is_told_in_full(tmp_path):
     local = {"instance_type": None, "market": "local", "region": None, "price_source": "cost.prices.local"}
     edit_bill(root, lambda tree: (tree["nodes"][0].update(local), tree["notes"].append("other runs used the cluster")))
     text = shown(data.load(str(root)))
-    for part in ("local machine", "cost.prices.local", "other runs used the cluster", "The one worker was busy"):
-        assert part in text, part
+    says(text, "local machine", "cost.prices.local", "other runs used the cluster", "The one worker was busy")
 
 
 def test_the_same_run_makes_the_same_page_without_secrets(tmp_path):
@@ -152,3 +157,39 @@ def test_long_answers_do_not_make_the_page_large(make):
     row = {"status": "ok", "source": "s", "attempts": 1, "category": "c", "record": "", "values": values}
     rows = lambda first, count: [{**row, "id": str(n), "row": n} for n in range(first, first + count)]  # noqa: E731
     assert len(page.render(make(units=20, documents=12, rows=rows))) < 2_000_000
+
+
+TITLES = ["  Boots <b>of</b> Acme, red", "Acme &amp; Acme", "of nobody"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, config) -> RunConfig:
+    """A run of the fake model whose values are put where they stand in the texts."""
+    made = config(str(write_jsonl(tmp_path / "in/a.jsonl", TITLES)), id_column="id")
+    made = with_keys(made, model={"name": "fake", "fake": {"load_seconds": 0, "step_seconds": 0}})
+    run_here(made, components.build)
+    ((unit, path),) = writer.objects(made.output.path)
+    summary, table = writer.read_table(made.output.path, unit)
+    found = [[("Acme", 18), ("cme, red", 19)], [("Acme", 0), ("Acme", 11)], []]
+    spans = [[{**value_row(f"a{n}", text, "ok", 0.9), "span": {"begin": at, "end": at + len(text)}, "span_exact": True}
+              for n, (text, at) in enumerate(own)] for own in found]  # fmt: skip
+    assert writer.replace_rows(path, with_values(table, "values", spans), summary, storage.version(path))
+    return made
+
+
+def test_values_are_marked_where_they_stand_and_without_them_the_page_holds_no_text(run: RunConfig) -> None:
+    found = data.load(run.output.path)
+    texts.add(found)
+    shown = [[(piece, marks) for piece, marks in one.text if piece] for one in found.sample.documents]
+    assert shown == [
+        [("  Boots <b>of</b> ", ""), ("Acme", "a0"), (", red", "")],  # of two that overlap the first
+        [("Acme", "a0"), (" &amp; ", ""), ("Acme", "a1")],
+        [("of nobody", "")],
+    ]
+    html = page.render(found)
+    assert all(part in html for part in ("Boots &lt;b&gt;of&lt;/b&gt; ", '<mark title="a0"><bdi>Acme</bdi></mark>'))
+    assert "<b>of" not in html
+    assert "Boots" not in page.render(data.load(run.output.path))
+    Path(str(run.input.path)).unlink()
+    with pytest.raises(InputError, match=r"a\.jsonl: no such file"):
+        texts.add(data.load(run.output.path))

@@ -57,7 +57,7 @@ def test_of_many_writers_at_once_one_wins(root: str) -> None:
         write, texts = partial(storage.put_if, path, version=storage.version(path)), [2 * text for text in texts]
 
 
-def test_reading_from_an_offset_line_by_line_and_behind_the_end(root: str) -> None:
+def test_any_range_is_read_whole_from_an_offset_line_by_line_and_behind_the_end(root: str) -> None:
     path = storage.join(root, "lines")
     lines = [b"%d " % i * 300 + b"\n" for i in range(9000)]  # more than the first range of a read
     storage.put(path, b"".join(lines))
@@ -66,10 +66,7 @@ def test_reading_from_an_offset_line_by_line_and_behind_the_end(root: str) -> No
     with storage.open_read(path, 10**9) as file:
         assert file.read() == b""
     assert storage.read(path) == b"".join(lines)
-
-
-def test_any_range_is_read_whole(root: str) -> None:
-    """pyarrow takes a short read for the end of the file."""
+    # pyarrow takes a short read for the end of the file.
     data, draws = random.Random(1).randbytes(300_000), random.Random(2)
     path = storage.join(root, "x")
     storage.put(path, data)

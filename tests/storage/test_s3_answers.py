@@ -1,9 +1,11 @@
 """What is sent to S3 and what becomes of its answers, for what the test server does not know: the SDK's requests are
-answered here, before they reach a network."""
+answered here, before they reach a network. And of answers of Google's storage and of Azure's."""
 
 import io
 import itertools
 import re
+import sys
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -12,10 +14,11 @@ from urllib3.exceptions import ProtocolError
 
 from raypd import storage
 from raypd.config import StorageConfig
-from raypd.errors import InputError, RunError
+from raypd.errors import ConfigError, InputError, RunError
 from raypd.run import lease
 from raypd.storage import s3
 from tests.s3 import SECRET, environment
+from tests.servers import Reply
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -145,18 +148,15 @@ def test_a_refusal_says_what_to_do_and_whether_it_is_about_the_store(store, code
         assert SECRET not in repr(caught.value) + str(caught.value)
 
 
-def test_credentials_that_cannot_be_renewed_are_no_fault_of_an_object(store: Store) -> None:
-    words = "Credentials were refreshed, but the refreshed credentials are still expired."  # as botocore says it
-    store.answer = mock.Mock(side_effect=RuntimeError(words))
-    with pytest.raises(storage.Unavailable, match=r"s3://bkt/a: .*still expired; renew the credentials"):
-        storage.read("s3://bkt/a")
-
-
-def test_an_answer_that_breaks_off_in_its_body_is_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_breaks_off_and_lost_credentials_are_outages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = mock.PropertyMock(side_effect=ProtocolError("Connection broken: reset"))
     monkeypatch.setattr(AWSResponse, "content", broken)
     with pytest.raises(storage.Unavailable, match=r"s3://bkt/f.*Connection broken"):
         list(storage.walk("s3://bkt/f"))
+    words = "Credentials were refreshed, but the refreshed credentials are still expired."  # as botocore says it
+    store.answer = mock.Mock(side_effect=RuntimeError(words))
+    with pytest.raises(storage.Unavailable, match=r"s3://bkt/a: .*still expired; renew the credentials"):
+        storage.read("s3://bkt/a")
 
 
 def test_a_bucket_in_another_region_is_followed_where_the_store_says_which(store: Store) -> None:
@@ -196,7 +196,7 @@ def test_no_credentials_and_no_such_profile(store: Store, monkeypatch: pytest.Mo
             list(storage.find("s3://bkt/a"))
 
 
-def test_a_conflict_with_a_write_in_progress_is_tried_again(store: Store) -> None:
+def test_a_conflict_is_tried_again_and_a_store_without_conditional_writes_refused_at_the_start(store: Store) -> None:
     conflict = refusal("ConditionalRequestConflict", "", 409)
     answers = [conflict, conflict, store.answer]
     store.answer = lambda request: answers.pop(0)(request)
@@ -204,9 +204,6 @@ def test_a_conflict_with_a_write_in_progress_is_tried_again(store: Store) -> Non
     store.answer = conflict
     with pytest.raises(storage.StorageError, match="ConditionalRequestConflict"):
         storage.put_new("s3://bkt/a", b"x")
-
-
-def test_a_store_without_conditional_writes_is_refused_at_the_start_of_a_run(store: Store) -> None:
     with pytest.raises(RunError, match=r"output\.path s3://bkt/run: the store there ignores conditional writes"):
         lease.RunLease("s3://bkt/run")
     store.answer = refusal("NotImplemented", "If-None-Match is not known", 501)
@@ -252,3 +249,64 @@ def test_a_store_without_ranges_is_used_for_what_is_small_and_else_refused(store
     assert storage.read("s3://bkt/a") == b"0123456789"
     with storage.open_read("s3://bkt/a", 5) as file, pytest.raises(storage.StorageError, match="for a range of bytes"):
         file.read()
+
+
+@pytest.mark.parametrize(("status", "code", "kind", "words"), [
+    (401, "", storage.Unavailable, "401 .*lets nobody in .*set GOOGLE_APPLICATION_CREDENTIALS"),
+    (403, "AccessDenied", storage.StorageError, r"forbidden: .* must allow to (read|write|list) here .*403 AccessD"),
+    (400, "InvalidArgument", storage.StorageError, "answered 400 InvalidArgument to"),
+    (404, "NoSuchBucket", storage.StorageError, "there is no gs://bucket"),
+    (429, "SlowDown", storage.Unavailable, "429"), (503, "", storage.Unavailable, "answered 503")])  # fmt: skip
+def test_refusals_name_the_path_and_what_to_do(google, gs, status, code, kind, words) -> None:
+    storage.configure(StorageConfig(max_attempts=2))
+    secret = "a-s3cret-token"
+    google.fail = lambda call: Reply(status, f"<Error><Code>{code}</Code><M>{secret}</M></Error>".encode())
+    path = f"{gs}/folder/x"
+    reads = (lambda: storage.read(path), lambda: storage.put_new(path, b"x"), lambda: storage.names(f"{gs}/folder"))
+    for ask in reads:
+        with pytest.raises(kind, match=f"^{gs}/folder.*: .*{words}") as caught:
+            ask()
+        assert type(caught.value) is kind
+        assert secret not in str(caught.value)
+
+
+def test_what_passes_is_tried_again_and_what_was_sent_twice_is_written_once(google, gs) -> None:
+    calls = itertools.count()
+    google.fail = lambda call: None if next(calls) % 3 else Reply(503)  # every third
+    wanted = {f"{number:02d}": b"%d" % number * 1000 for number in range(9)}
+    assert all(storage.put_new(f"{gs}/units/{name}", text) for name, text in wanted.items())
+    assert {item.name: storage.read(item.path) for item in storage.find(f"{gs}/units")} == wanted
+
+    def lost(call):
+        google.fail = lambda call: None
+        google.answer(call)
+        return Reply(503)
+
+    google.fail = lost  # written, and the answer says otherwise
+    assert storage.put_new(f"{gs}/a", b"mine")
+    google.fail = lost
+    assert storage.put_if(f"{gs}/a", b"mine again", storage.version(f"{gs}/a"))
+    assert not storage.put_new(f"{gs}/a", b"yours")
+    assert storage.read(f"{gs}/a") == b"mine again"
+
+
+def test_a_body_that_breaks_off_is_taken_up_or_an_outage(google, gs) -> None:
+    storage.put(f"{gs}/x", bytes(range(256)) * 4000)
+    google.fail = lambda call: replace(google.answer(call), broken="cut") if call.method == "GET" else None
+    with pytest.raises(storage.Unavailable, match=f"{gs}/x: "):
+        storage.read(f"{gs}/x")
+
+
+def test_without_the_extra_a_bucket_or_credentials(az, monkeypatch) -> None:
+    with pytest.raises(storage.StorageError, match="az://no-such/x: there is no az://no-such"):
+        storage.put("az://no-such/x", b"")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "bm8=")
+    storage.configure(StorageConfig(max_attempts=2))
+    with pytest.raises(storage.StorageError, match=f"{az}/x: forbidden: .* must allow to read here .*403 Authoriz"):
+        storage.read(f"{az}/x")
+    assert storage.absolute(f"{(box := 'abfss://box@account.dfs.core.windows.net/a')}/") == box
+    with pytest.raises(InputError, match="write gs://bucket/prefix"):
+        storage.absolute("abfss://box/a")
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ConfigError, match=r"gs://b/x needs the package obstore: pip install 'raypd\[cloud\]'"):
+        storage.read("gs://b/x")

@@ -1,5 +1,7 @@
-"""`raypd verify`: what is wrong with an output is found and named, and a good one passes."""
+"""`raypd verify`: what is wrong with an output is found and named, and a good one passes; `raypd errors`: failed
+documents by reason, and units that nobody could finish."""
 
+import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -11,15 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from raypd import storage
 from raypd.answering import components
 from raypd.cli.main import app
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
+from raypd.run import retry_policy
 from raypd.run.load import load_run
-from raypd.verify import findings
+from raypd.verify import dead_letters, findings
+from raypd.verify.dead_letters import normalize, of_input
 from raypd.verify.verification import Verification, verify
-from tests.runs import run_here, with_values, write_jsonl
+from tests.runs import run_here, says, with_values, write_jsonl
 
 
 def look(run: RunConfig) -> Verification:
@@ -74,8 +79,7 @@ def test_an_object_that_is_gone_is_missing_until_the_run_is_resumed(run, tmp_pat
     assert gone.stem in tree["missing"]["examples"][0]
     (tmp_path / "in").rename(tmp_path / "moved")
     done = command.invoke(app, ["verify", run.output.path, f"input.path={tmp_path / 'moved'}"])
-    assert "missing: 10 documents" in done.output
-    assert "run the same command again" in done.output
+    says(done.output, "missing: 10 documents", "run the same command again")
     (tmp_path / "moved").rename(tmp_path / "in")
     run_here(run)
     done = command.invoke(app, ["verify", run.output.path])
@@ -93,8 +97,7 @@ def test_a_damaged_object_is_named(run, where) -> None:
     path.write_bytes(data)
     result = look(run)
     assert (result.passed, result.damaged.units) == (False, 1)
-    assert path.name in result.damaged.examples[0]
-    assert "delete" in result.damaged.examples[0]
+    says(result.damaged.examples[0], path.name, "delete")
 
 
 def test_every_byte_of_the_rows_is_under_a_checksum(run) -> None:
@@ -140,8 +143,7 @@ def test_rows_that_are_missing_doubled_or_foreign_inside_an_object(run, tmp_path
     assert result.doubled.documents == 1
     assert result.doubled.examples == [f"14 (a.jsonl, at {place(tmp_path, 14)})"]
     # Every id of the third object stands one row too low: rows of other documents, and none of its own.
-    assert result.foreign.documents == 5
-    assert result.missing.documents == 1 + 5
+    assert (result.foreign.documents, result.missing.documents) == (5, 1 + 5)
     assert result.missing.examples[0] == "0 (a.jsonl, at 0)"
     assert f"nobody (a.jsonl, at {place(tmp_path, 20)})" in result.foreign.examples
 
@@ -153,8 +155,7 @@ def test_an_object_that_the_input_does_not_have_is_foreign_and_doubles_are_found
     shutil.copy(copied, objects(run)[0].parent)
     result = look(run)
     assert not result.passed
-    assert result.foreign.units == 1
-    assert (result.foreign.documents, result.doubled.documents) == (0, 7)
+    assert (result.foreign.units, result.foreign.documents, result.doubled.documents) == (1, 0, 7)
     assert copied.stem in result.doubled.examples[0]
     for path in objects(run):
         if path.name != copied.name:
@@ -210,3 +211,80 @@ def test_a_generated_answer_that_is_not_of_the_input_stands_twice_in_an_object(t
     result = look(run)
     assert (result.doubled.documents, result.foreign.documents, result.missing.documents) == (1, 1, 0)
     assert result.foreign.examples == ["0 (a.jsonl, at 77)"]
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, config) -> RunConfig:
+    titles = ["a"] * 30
+    titles[3] = titles[17] = ""
+    titles[12], titles[13] = "program", "plan"
+    made = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=10)
+    run_here(made)
+    return made
+
+
+def test_reasons_are_grouped_without_their_numbers_and_places(faulty) -> None:
+    summary = dead_letters.summarize(faulty.output.path)
+    assert summary.documents == sum(r.documents for r in summary.reasons)
+    found = {r.reason: (r.documents, r.can_change) for r in summary.reasons}
+    assert found["no text in title"] == (2, False)
+    assert found["ValueError: the program failed"][1]
+    assert found["ValueError: the plan failed"] == (1, True)
+    counts = [r.documents for r in summary.reasons]
+    assert counts == sorted(counts, reverse=True)
+    text = findings.describe_errors(summary)
+    assert "2  no text in title  [as it stands in the input]" in text
+    assert "3 (a.jsonl, at 72, attempts 1): a.jsonl, byte 72: no text in title" in text
+
+
+@pytest.mark.parametrize(("reason", "expected"), [
+    ("a.jsonl:13: not JSON: line 1 column 30 (char 29)", "not JSON: line N column N (char N)"),
+    ("a.jsonl, byte 13: not JSON", "not JSON"), ("ValueError: b.jsonl:13: no", "ValueError: b.jsonl:N: no"),
+    ("b.jsonl:13: not JSON", "b.jsonl:N: not JSON"), ("the document has 1,234.5 bytes", "the document has N bytes"),
+    ("object at 0x7f3a21 is gone", "object at X is gone"), (None, "no reason"),
+    ("Traceback (most recent call last):\n  File\nKeyError: 'x'", "KeyError: 'x'"),
+    ("a.jsonl, byte 13: not UTF-8: invalid start byte at byte 21 of UTF-16",
+     "not UTF-8: invalid start byte at byte N of UTF-16")])  # fmt: skip
+def test_reasons_without_places_and_which_are_of_the_input(reason, expected) -> None:
+    assert normalize("a.jsonl", reason) == expected
+    assert of_input("a.jsonl", reason) == (reason or "").startswith("a.jsonl")
+
+
+def test_units_without_a_commit_are_listed_and_finished_ones_are_not(faulty) -> None:
+    done = sorted(writer.committed(faulty.output.path))[0]
+    storage.put(retry_policy.failure_path(faulty.output.path, done), b"RuntimeError: old")
+    failed = retry_policy.failure_path(faulty.output.path, "other-unit")
+    storage.put(failed, b"Traceback\nRuntimeError: the device is gone\n")
+    summary = dead_letters.summarize(faulty.output.path)
+    assert summary.units == [{"unit": "other-unit", "reason": "RuntimeError: the device is gone"}]
+    assert "other-unit: RuntimeError" in findings.describe_errors(summary)
+
+
+def test_all_of_them_into_a_file(faulty, tmp_path) -> None:
+    readers = {"csv": csv.DictReader, "jsonl": lambda lines: map(json.loads, lines)}
+    for suffix in ("csv", "jsonl", "parquet"):
+        path = tmp_path / f"errors.{suffix}"
+        count = findings.write_letters(faulty.output.path, str(path))
+        read = readers.get(suffix)
+        rows = list(read(path.open(newline=""))) if read else pq.read_table(path).to_pylist()
+        assert count == len(rows) == dead_letters.summarize(faulty.output.path).documents
+        assert {str(row["id"]) for row in rows} >= {"3", "12", "13", "17"}
+        assert set(rows[0]) == {"id", "source", "row", "attempts", "reason", "unit"}
+    assert [p.name for p in tmp_path.iterdir() if ".part" in p.name] == []
+    for path, message in (("errors.txt", "ends in .csv, .jsonl, .parq"), ("no/such/errors.csv", "cannot be written")):
+        with pytest.raises(ConfigError, match=message):
+            findings.write_letters(faulty.output.path, str(tmp_path / path))
+
+
+def test_the_command(faulty, tmp_path, config) -> None:
+    command = CliRunner()
+    done = command.invoke(app, ["errors", faulty.output.path])
+    assert done.exit_code == 0
+    assert "--retry-errors tries" in done.output
+    tree = json.loads(command.invoke(app, ["errors", faulty.output.path, "--json"]).output)
+    every = command.invoke(app, ["errors", faulty.output.path, "--all"]).output.splitlines()
+    assert len(every) == 1 + tree["documents"]
+    assert every[0].split("\t") == ["id", "source", "row", "attempts", "reason", "unit"]
+    good = config(str(write_jsonl(tmp_path / "good.jsonl", ["a"])), "good")
+    run_here(good)
+    assert command.invoke(app, ["errors", good.output.path]).output.endswith("no dead letters\n")
