@@ -20,17 +20,13 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(tmp_path: Path, mo
     run = raypd.extract(FRAME, attributes, model="fake")
     rows = run.to_pandas()
     assert list(rows["id"]) == ["a", "b", "c"]
-    assert set(json.loads(rows["record"][0])) == {"Brand", "Price"}
-    assert run.bill.documents == 3
+    assert (set(json.loads(rows["record"][0])), run.bill.documents) == ({"Brand", "Price"}, 3)
     assert Path(run.report()).read_text().startswith("<!DOCTYPE html>")
     assert run.path.startswith(str(tmp_path / "runs"))
 
     again = raypd.extract(FRAME, attributes, model="fake")
     assert (again.path, again.bill.sessions) == (run.path, 1)  # nothing was left to do
     assert raypd.Run(run.path).to_arrow() == run.to_arrow()
-    other = raypd.extract(FRAME.head(2), attributes, model="fake", output="own")
-    assert other.path == str(tmp_path / "own")
-    assert other.manifest.documents == 2
 
 
 def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, in_process) -> None:
@@ -39,6 +35,8 @@ def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, i
     assert run.verify().passed
     assert "no text in title" in run.errors().column("reason")[0].as_py()
     assert raypd.extract(["a hat"], ["Brand"], model="fake").errors().num_rows == 0
+    other = raypd.extract(FRAME.head(2), ["Brand"], model="fake", output="own")
+    assert (other.path, other.manifest.documents) == (str(tmp_path / "own"), 2)
     Path("labels.jsonl").write_text('{"id": "a", "target": {"Brand": "no such"}}\n')
     assert run.evaluate("labels.jsonl").measures[0].documents == 1
     assert run.retry_errors(everything=True).manifest.documents == 2

@@ -44,7 +44,7 @@ def titles(count: int) -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", ["parquet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "json"))])
-def test_files_on_s3_come_out_whole(kind: str, bucket: str, s3_server: s3.Server) -> None:
+def test_files_on_s3_come_out_whole_and_take_what_was_estimated(kind: str, bucket: str, s3_server: s3.Server) -> None:
     files = pyarrow.fs.S3FileSystem(
         access_key=s3.KEY_ID, secret_key=s3.SECRET, endpoint_override=s3_server.url, region="us-east-1"
     )
@@ -56,8 +56,9 @@ def test_files_on_s3_come_out_whole(kind: str, bucket: str, s3_server: s3.Server
                 out.write("".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode())
             else:
                 write[kind](table, out)
-    answers = processor()(getattr(ray.data, f"read_{kind}")(f"{at}/in", filesystem=files))
-    answers.write_parquet(f"{at}/out", filesystem=files)
+    dataset = getattr(ray.data, f"read_{kind}")(f"{at}/in", filesystem=files)
+    stage = processor(settings={"cost.prices": {"local": 36.0}, "engine.max_num_seqs": 4})
+    stage(dataset).write_parquet(f"{at}/out", filesystem=files)
     rows = pyarrow.dataset.dataset(f"{at}/out", filesystem=files).to_table().to_pylist()
     assert sorted(row["number"] for row in rows) == list(range(150))
     assert set(rows[0]) == {"number", "title"} | ADDED
@@ -66,6 +67,12 @@ def test_files_on_s3_come_out_whole(kind: str, bucket: str, s3_server: s3.Server
         assert (row["status"], row["error"], row["Brand"]) == ("ok", None, "fake")
         assert row["prompt_tokens"] > row["decoded_tokens"] > 0
         assert row["seconds"] > 0
+    found = stage.estimate(dataset, sample=50)
+    assert found.documents == 150
+    for figure, name in ((found.prompt_tokens, "prompt_tokens"), (found.decoded_tokens, "decoded_tokens")):
+        assert figure.value == pytest.approx(sum(row[name] for row in rows), rel=0.15)
+    assert found.usd is not None
+    assert found.usd.value == pytest.approx(found.seconds.value * 0.01 / 4)
 
 
 def test_a_bad_row_is_an_error_row_of_the_same_columns() -> None:
@@ -88,22 +95,21 @@ def test_a_bad_row_is_an_error_row_of_the_same_columns() -> None:
 def test_an_empty_dataset_stays_empty() -> None:
     none = ray.data.from_pandas(pd.DataFrame({"title": pd.Series([], dtype=str)}))
     assert processor()(none).take_all() == []
-    some = ray.data.from_arrow(titles(40)).repartition(4).filter(lambda row: row["number"] >= 35)
-    rows = processor()(some).take_all()
-    assert [row["status"] for row in rows] == ["ok"] * 5
 
 
 def test_columns_that_both_have_are_refused_and_a_prefix_keeps_two_stages_apart() -> None:
-    first = processor()(ray.data.from_arrow(titles(20)))
     with pytest.raises(ConfigError, match="the dataset has no column 'text'"):
         processor(text_columns=["text"])(ray.data.from_arrow(titles(1)))
     with pytest.raises(ConfigError, match="the input has columns status, as the answers do"):
         processor()(ray.data.from_arrow(titles(1).append_column("status", pa.array(["mine"]))))
-    with pytest.raises(ray.exceptions.RayTaskError, match=r"Brand, .*as the answers do"):
-        processor()(first).take_all()
-    rows = processor(prefix="second_", text_columns=["Brand"])(first).take_all()
+    unknown = ray.data.from_arrow(titles(1)).map(lambda row: {**row, "Brand": "mine"})  # which nobody knows yet
+    with pytest.raises(ray.exceptions.RayTaskError, match="the input has columns Brand, as the answers do"):
+        processor()(unknown).take_all()
+    few = ray.data.from_arrow(titles(40)).repartition(4).filter(lambda row: row["number"] >= 35)  # with empty blocks
+    rows = processor(prefix="second_", text_columns=["Brand"])(processor()(few)).take_all()
     assert set(rows[0]) == {"number", "title"} | ADDED | {f"second_{name}" for name in ADDED}
-    assert sorted(row["number"] for row in rows) == list(range(20))
+    assert sorted(row["number"] for row in rows) == list(range(35, 40))
+    assert {(row["status"], row["second_status"]) for row in rows} == {("ok", "ok")}
 
 
 def test_functions_before_and_after_and_several_rows_of_a_document() -> None:
@@ -173,18 +179,6 @@ def test_a_row_that_kills_its_worker_each_time_ends_the_pipeline(
         processor()(ray.data.from_arrow(table)).take_all()
     # three times; two where a retry met its actor before it was up again, which Ray counts as one
     assert len(list(tmp_path.iterdir())) in (2, 3)
-
-
-def test_an_estimate_is_of_the_whole_dataset() -> None:
-    stage = processor(settings={"cost.prices": {"local": 36.0}, "engine.max_num_seqs": 4})
-    dataset = ray.data.from_arrow(titles(400))
-    found = stage.estimate(dataset, sample=50)
-    rows = stage(dataset).take_all()
-    assert found.documents == 400
-    for figure, name in ((found.prompt_tokens, "prompt_tokens"), (found.decoded_tokens, "decoded_tokens")):
-        assert figure.value == pytest.approx(sum(row[name] for row in rows), rel=0.15)
-    assert found.usd is not None
-    assert found.usd.value == pytest.approx(found.seconds.value * 0.01 / 4)
 
 
 @pytest.mark.slow  # `make demo` runs it over all listings

@@ -9,9 +9,10 @@ import nbformat
 import pytest
 
 from tests.processes import ROOT, ended, start
+from tests.tiny import save_tiny
 
 LLM = """
-import runpy, sys
+import sys
 sys.modules["ray"] = None
 import raypd
 
@@ -20,7 +21,7 @@ assert len(fake.extract("one text", ["Brand"])) == len(fake.generate("Hello")) =
 errors = [result.error for result in fake.extract([None, "a\\0b", "\\ud800 shoe", " "], ["Brand"])]
 assert errors == ["no text in text", "column 'text' holds NUL characters", "column 'text' holds half a surrogate pair",
                   "no text in text"], errors
-llm = raypd.LLM(settings={"decoding.max_new_tokens": 12, "decoding.method": "guided"})
+llm = raypd.LLM(sys.argv[1], settings={"decoding.max_new_tokens": 12, "decoding.method": "guided"})
 record, bad = llm.extract(["Acme shoe, red", " "], [{"name": "Brand"}, {"name": "Red", "type": "boolean"}])
 assert set(record.value) == set(record.confidence) == set(record.status) == {"Brand", "Red"}, record
 assert set(record.span) == set(record.raw) == {"Brand", "Red"} and "<th>Brand</th>" in record._repr_html_(), record
@@ -32,23 +33,18 @@ free, choice = llm.answer("Bob lives in Oslo.", ["Where does Bob live?", choices
 assert choice.value in ("A", "Oslo"), choice
 first, second = llm.generate(["Say yes.", ["Hello", "Who are you?"]])
 assert first.value and second.value and second.status in ("stop", "length"), second
-print("done", len(llm._models))
-runpy.run_path("examples/questions.py", run_name="__main__")
+assert len(llm._models) == 1, "one model for all"
+assert raypd.LLM().settings["model.name"] == "smollm2-135m-instruct"
 """
 
 
-def test_llm_answers_in_this_process_without_ray() -> None:
-    assert "done 1\nWhen does the train leave? " in ended(start("-c", LLM)), (
-        "one model for all, and examples/questions.py"
-    )
-
-
-SCRIPTS = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.stem != "questions"]
+def test_llm_answers_in_this_process_without_ray(tmp_path: Path) -> None:
+    ended(start("-c", LLM, str(save_tiny(tmp_path))))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_examples_run(script: Path, tmp_path: Path) -> None:
     code = "import os, runpy, sys; os.chdir(sys.argv[2]); runpy.run_path(sys.argv[1], run_name='__main__')"
     assert ended(start("-c", code, str(script), str(tmp_path)), seconds=3000)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
@@ -15,9 +18,9 @@ from raypd.cluster import driver
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
 from tests.cluster import fakes
-from tests.faults.trial import EXECUTORS, Trial, kill
+from tests.faults.trial import Trial, kill
 from tests.processes import LONG, ended, start
-from tests.runs import with_keys, write_jsonl
+from tests.runs import says, with_keys, write_jsonl
 
 # The driver decides; what the executors do of their own has tests beside this file, and below.
 SELDOM = ["pool", pytest.param("ray_data", marks=pytest.mark.slow)]
@@ -26,7 +29,7 @@ SELDOM = ["pool", pytest.param("ray_data", marks=pytest.mark.slow)]
 def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configuration(tmp_path, config, ray_here) -> None:
     write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 23 + ["finish", ""])
     path = str(tmp_path / "in")
-    run, other = config(path), config(path, id_column=None)
+    run, other = with_keys(config(path, max_workers=4), cost={"deadline": "1h"}), config(path, id_column=None)
     made = driver.run_extract(run, build=fakes.build)
     ids = pq.read_table(tmp_path / "out/units")["id"].to_pylist()
     assert sorted(map(int, ids)) == [*range(25)]
@@ -37,6 +40,8 @@ def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configurati
     assert set(tree["versions"]) == {"raypd", "python", "torch", "transformers", "ray", "pyarrow"}
     assert [s["how"] for s in tree["sessions"]] == ["complete"]
     assert tree["config"]["input"]["text_columns"] == ["title"]
+    (bill,) = (json.loads(path.read_text()) for path in (tmp_path / "out/ledger").iterdir())
+    assert len(bill["workers"]) == 1  # which holds the deadline
 
     def never(config, threads):
         raise AssertionError("a worker was built")
@@ -47,13 +52,11 @@ def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configurati
 
     write_jsonl(tmp_path / "in/b.jsonl", ["a"] * 3)
     made = driver.run_extract(run, build=fakes.build)
-    assert (made.documents, made.units) == (28, 4)
-    assert [s.documents for s in made.sessions] == [25, 3]
+    assert (made.documents, made.units, [s.documents for s in made.sessions]) == (28, 4, [25, 3])
 
     with pytest.raises(ConfigError) as caught:
         driver.run_extract(other, build=never)
-    for part in (run.fingerprint(), other.fingerprint(), "input.id_column", "new output.path"):
-        assert part in str(caught.value)
+    says(caught.value, run.fingerprint(), other.fingerprint(), "input.id_column", "new output.path")
     with pytest.raises(ConfigError, match=r"cluster\.unit_documents or cluster\.unit_bytes has changed"):
         driver.run_extract(config(path, unit_documents=2), build=never)
     write_jsonl(tmp_path / "in/a.jsonl", ["b"] * 5)
@@ -61,13 +64,13 @@ def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configurati
         driver.run_extract(run, build=never)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(
-    tmp_path, config, ray_here, monkeypatch, between, executor
+def test_ray_data_lists_units_that_cannot_be_read_and_the_rest_is_done(
+    tmp_path, config, ray_here, monkeypatch, between
 ) -> None:
+    """As the pool does: tests/dataset/test_bad_input.py."""
     for name in "abc":
         write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
-    run = config(str(tmp_path / "in"), executor=executor)
+    run = config(str(tmp_path / "in"), executor="ray_data")
     monkeypatch.setattr("raypd.cluster.ray_data_executor._SLICE", 2)  # two passes
     between((tmp_path / "in/b.jsonl").unlink)
     with pytest.raises(RunError, match=r"(?s)1 units of the input cannot be read.*b.jsonl: is gone since"):
@@ -80,33 +83,36 @@ def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(
     assert (made.documents, made.units_unreadable) == (6, 0)
 
 
-@pytest.mark.parametrize("executor", SELDOM)
-def test_a_deadline_that_one_worker_holds_takes_one(tmp_path, config, ray_here, executor) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 60)), executor=executor, max_workers=4)
+@pytest.mark.slow
+def test_a_deadline_that_one_worker_holds_takes_one_of_ray_data(tmp_path, config, ray_here) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 60)), executor="ray_data", max_workers=4)
     run = with_keys(run, cost={"deadline": "1h"})
     assert driver.run_extract(run, build=fakes.build).ok == 60
     (bill,) = (json.loads(path.read_text()) for path in (tmp_path / "out/ledger").iterdir())
     assert len(bill["workers"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("executor", "bad", "most", "ends"),
-    [("pool", 4, 0.3, True), ("pool", 4, 0.4, False), ("pool", 10, 1.0, True),
-     pytest.param("ray_data", 4, 0.3, True, marks=pytest.mark.slow)],
-)  # fmt: skip
-def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, executor, bad, most, ends) -> None:
-    """So many documents of ten have no text, in the first half of the input."""
-    titles = ([""] * bad + ["a"] * (10 - bad)) * 10 + ["a"] * 100
-    keys = {"max_failed_share": most, "units_in_flight": 1, "executor": executor}
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), **keys)
-    if not ends:
-        assert driver.run_extract(run, build=fakes.build).documents == 200
-        return
+@pytest.mark.parametrize("executor", SELDOM)
+def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, executor) -> None:
+    """Four documents of ten have no text, in the first half of the input."""
+    titles = ([""] * 4 + ["a"] * 6) * 10 + ["a"] * 100
+    keys = {"max_failed_share": 0.3, "units_in_flight": 1, "executor": executor}
     with pytest.raises(RunError) as caught:
-        driver.run_extract(run, build=fakes.build)
-    for part in ("have failed", "no text in title", f"is {most:g}", "--retry-errors", "units committed"):
-        assert part in str(caught.value)
+        driver.run_extract(config(str(write_jsonl(tmp_path / "a.jsonl", titles)), **keys), build=fakes.build)
+    says(caught.value, "have failed", "no text in title", "is 0.3", "--retry-errors", "units committed")
     assert 100 <= pq.read_table(tmp_path / "out/units").num_rows < 200
+
+
+@pytest.mark.parametrize(("failed", "documents", "most", "ends"), [
+    (31, 100, 0.3, True), (30, 100, 0.3, False), (99, 99, 0.3, False),  # too few to judge
+    (100, 100, 1.0, True), (99, 100, 1.0, False)])  # fmt: skip
+def test_how_many_documents_may_fail(config, monkeypatch, failed, documents, most, ends) -> None:
+    session = SimpleNamespace(config=config("x", max_failed_share=most), output="out")
+    session.failed_documents, session.answered_documents = failed, documents
+    errors = pa.table({"error": [None, "no text in title"]})
+    monkeypatch.setattr(driver.writer, "read_table", lambda *_: (None, errors))
+    with pytest.raises(RunError, match="have failed") if ends else contextlib.nullcontext():
+        driver.DriverSession._check_failed(session, SimpleNamespace(id="u"))
 
 
 @pytest.mark.parametrize("executor", SELDOM)
@@ -192,8 +198,3 @@ def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, 
     assert layout.output_folder(run) == str(tmp_path / "runs/x")
     monkeypatch.chdir(copy)
     assert layout.output_folder(run) == str(tmp_path / "raypd/runs/x")
-
-
-def test_ray_that_does_not_answer_is_named(tmp_path) -> None:
-    err = ended(Trial(tmp_path, ["a"], cluster={"address": "127.0.0.1:1"}).start(), 1)
-    assert "cluster.address 127.0.0.1:1: no Ray cluster answers" in err

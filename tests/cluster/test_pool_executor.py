@@ -1,4 +1,5 @@
-"""Who gets which unit: nobody idles while another has a queue, and the driver's memory does not grow with the run."""
+"""Who gets which unit: nobody idles while another has a queue, and the driver's memory does not grow with the run; and
+what workers that Ray Data streams units to may begin. Whole runs are in test_driver.py."""
 
 import gc
 import json
@@ -15,7 +16,10 @@ import ray
 from raypd.answering.request_queue import Progress
 from raypd.cluster import driver, pool_executor
 from raypd.cluster.in_flight import Assignment, WorkerHandle
+from raypd.cluster.ledger_actor import Ask, PoolState
+from raypd.cluster.ray_data_executor import RayDataExecutor
 from raypd.config import ClusterConfig
+from raypd.errors import RunError
 from raypd.run.records import UnitResult
 from raypd.run.unit import Unit
 from tests.cluster import fakes, flat_memory
@@ -79,18 +83,12 @@ def test_no_unit_is_taken_back(why: str) -> None:
     assert calls(busy) == [[]]
 
 
-@pytest.mark.parametrize(
-    ("progress", "typical", "left", "cancelled"),
-    [
-        (BEGUN, 0.0, 70.0, False),
-        (BEGUN, 0.0, 64.0, True),
-        (Progress(), 30.0, 40.0, False),  # it takes what units took lately
-        (Progress(), 30.0, 34.0, True),
-        (Progress(), 0.0, 21.0, False),  # nothing is known
-        (Progress(), 0.0, 19.0, True),
-        (BEGUN, 0.0, math.inf, False),
-    ],
-)
+@pytest.mark.parametrize(("progress", "typical", "left", "cancelled"), [
+    (BEGUN, 0.0, 70.0, False), (BEGUN, 0.0, 64.0, True),
+    (Progress(), 30.0, 40.0, False),  # it takes what units took lately
+    (Progress(), 30.0, 34.0, True),
+    (Progress(), 0.0, 21.0, False),  # nothing is known
+    (Progress(), 0.0, 19.0, True), (BEGUN, 0.0, math.inf, False)])  # fmt: skip
 def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(
     progress: Progress, typical: float, left: float, cancelled: bool
 ) -> None:
@@ -120,15 +118,12 @@ def test_what_ray_kills_for_memory_is_a_death_like_any_other(tmp_path, monkeypat
     assert ([unit.id for unit in executor._again], executor.workers) == (["u0"], [])
 
 
-@pytest.mark.parametrize("title", ["quick", "kill once"])
-def test_a_run_whose_last_unit_moves_to_an_idle_worker(
-    tmp_path: Path, config, ray_here, monkeypatch, title: str
-) -> None:
+def test_a_run_whose_last_unit_moves_to_an_idle_worker(tmp_path: Path, config, ray_here, monkeypatch) -> None:
     """Two workers with two units in flight each; the first unit stands still until the third has moved.
 
-    A worker that dies of the unit that it got is replaced.
+    The worker dies of the unit that it got, and is replaced.
     """
-    for name, own in (("a", "until c-moved"), ("b", "quick"), ("c", title), ("d", "quick")):
+    for name, own in (("a", "until c-moved"), ("b", "quick"), ("c", "kill once"), ("d", "quick")):
         write_jsonl(tmp_path / f"in/{name}.jsonl", [own] * 10)
     run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, max_num_seqs=1)
     started: dict[str, list[int]] = {}
@@ -158,8 +153,8 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(
     assert started["c.jsonl"][0] == started["a.jsonl"][0] != started["c.jsonl"][1]
     rows = pq.read_table(tmp_path / "out/units").to_pylist()
     found = Counter((row["source"], row["id"], row["attempts"]) for row in rows)
-    attempts = {"c.jsonl": 2 if title == "kill once" else 1}
-    assert found == {(f"{n}.jsonl", str(i), attempts.get(f"{n}.jsonl", 1)): 1 for n in "abcd" for i in range(10)}
+    # A death is an attempt, a move is none.
+    assert found == {(f"{n}.jsonl", str(i), 1 + (n == "c")): 1 for n in "abcd" for i in range(10)}
 
 
 @pytest.mark.slow
@@ -184,3 +179,54 @@ def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_her
     grown = {name: (second[name] - first[name], n - second[name]) for name, n in third.items()}
     grown = {name: counts for name, counts in grown.items() if min(counts) > 75 / 2}  # half an object a unit
     assert not grown, json.dumps(grown)
+
+
+ASKS = [Ask("a", "w1", "stays", 0), Ask("b", "w2", "goes", 0), Ask("c", "w1", "stays", 1),
+        Ask("gone", "w1", "stays", 0)]  # fmt: skip
+
+
+def executor(said: list[str], **attributes: Any) -> RayDataExecutor:
+    """One whose pass has the units a, b and c, and that admits one unit a worker; the node `goes` was given notice."""
+    own = RayDataExecutor(None, None, ClusterConfig(max_workers=2), said.append)  # type: ignore[arg-type]
+    own._open = {name: Unit(name, ()) for name in "abc"}
+    own.admit = lambda unit, beside: beside == 0
+    own.nodes = SimpleNamespace(look=lambda: None, seconds_left={"goes": 4.0}.get)  # type: ignore[assignment]
+    vars(own).update(attributes)
+    return own
+
+
+def state(asks: list[Ask], starts: int = 0, deaths: int = 0) -> PoolState:
+    return PoolState(asks, {"w1", "w2"}, {"w1", "w2"}, 0, 0, starts, deaths, set())
+
+
+def test_who_waits_who_begins_and_who_hands_back_what_then_stays_open() -> None:
+    said: list[str] = []
+    own = executor(said)
+    a, b, _, gone = ASKS
+    assert own._answers(state(ASKS)) == {a: True, b: False, gone: False}  # c waits
+    assert (own._begun, own._answers(state(ASKS[1:2]))) == ({"a": "w1"}, {b: False})
+    assert said == ["a node is going away in 4 s: no more units for it"]
+    own.closing = True
+    assert not any(own._answers(state(ASKS)).values())
+    own = executor([])
+    assert list(own._ended("a", UnitResult(handed_back=True))) == []
+    assert [event.unit.id for event in own._ended("a", UnitResult(ok=1))] == ["a"]
+    assert (list(own._ended("a", UnitResult(ok=1))), own._open.keys()) == ([], {"b", "c"})
+    with pytest.raises(RunError, match="no weights"):
+        list(own._ended("b", UnitResult(error="no weights", fatal=True)))
+
+
+def test_deaths_without_end_end_the_run() -> None:
+    said: list[str] = []
+    own = executor(said)
+    own._answers(state([], deaths=2))
+    own._answers(state([], deaths=2))
+    assert said == ["a worker process died; its units are tried again"] * 2
+    own._answers(state([], deaths=1))  # by a ledger that died itself
+    assert len(said) == 2
+    with pytest.raises(RunError, match="nothing gets done"):
+        own._answers(state([], deaths=31))
+    own = executor(said)
+    own._answers(state([], starts=9))  # two of them may be loading yet
+    with pytest.raises(RunError, match="die while they load the model"):
+        own._answers(state([], starts=10))

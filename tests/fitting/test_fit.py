@@ -23,7 +23,7 @@ from raypd.run.console import Interrupted
 from raypd.run.records import Figure, Manifest
 from raypd.training import teacher
 from raypd.training.job import run_training
-from tests.runs import run_config, run_here
+from tests.runs import run_config, run_here, says
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
 
@@ -71,7 +71,8 @@ def one_start(monkeypatch):
     call = lambda self, label, method, *arguments, progress: getattr(self._actor, method)(*arguments)  # noqa: E731
     monkeypatch.setattr(one_worker.OneWorker, "_start", start)
     monkeypatch.setattr(one_worker.OneWorker, "call", call)
-    monkeypatch.setattr(candidate, "run_extract", run)
+    for module in (candidate, labels):
+        monkeypatch.setattr(module, "run_extract", run)
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
     return run
 
@@ -123,7 +124,7 @@ def test_a_training_ends_with_the_money(yaml_of, ray_here):
         run_training(load_config(yaml_of(), [*keys, "training.epochs=1000"]), say=quiet)
 
 
-def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, ray_here):
+def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, one_start):
     config = load_config(yaml_of(teacher={"model.name": "fake"}), ["training.labels_column=labels", "fit.documents=40"])
     parts = labels.parts_of(labels.FitContext(config, str(tmp_path / "f"), False, quiet))
     answers = {row["id"]: json.loads(row["record"]) for row in teacher.rows_of(str(tmp_path / "f" / "teacher"))}
@@ -131,7 +132,7 @@ def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, ray_here):
     assert len(answers) == 40
 
 
-def test_a_teacher_that_answers_nothing_is_said(tmp_path, yaml_of, ray_here):
+def test_a_teacher_that_answers_nothing_is_said(tmp_path, yaml_of, one_start):
     server = {"url": "http://127.0.0.1:1", "key_variable": None, "retries": 0}
     config = load_config(yaml_of(teacher={"model.name": "big", "model.endpoint": server}), ["fit.documents=30"])
     with pytest.raises(UserError, match=r"fit.teacher answered none of 30 documents: .*Connection refused"):
@@ -174,22 +175,16 @@ def rows_of(titles: list[str], categories: int = 1) -> list[labels.Row]:
     return [{"id": str(n), "category": f"c{n % categories}", "title": title} for n, title in enumerate(titles)]
 
 
-def test_documents_that_say_the_same_are_in_one_part():
+def test_the_same_documents_are_in_one_part_every_category_in_all_and_the_same_label_is_said():
     titles = [f"{'SHOE' if n % 2 else 'Shoe'} {n // 3}{'!' * (n % 3)}" for n in range(300)]
     parts = labels.split(rows_of(titles), run_config())
     places = [{row["title"].strip("!").lower() for row in rows} for rows in parts.values()]
     assert sum(map(len, places)) == 100 == len(set().union(*places))
     assert [len(parts[name]) for name in labels.PARTS] == pytest.approx([195, 30, 75], abs=6)
-
-
-def test_every_category_is_in_every_part():
     parts = labels.split(rows_of([f"t{n}" for n in range(200)], 8), run_config())
     for rows in parts.values():
         assert {row["category"] for row in rows} == {f"c{n}" for n in range(8)}
     assert [row["id"] for row in parts["train"]] != sorted(row["id"] for row in parts["train"])  # a prefix is a sample
-
-
-def test_the_same_label_everywhere_is_said():
     rows = [{"id": str(n), "target": {"Brand": f"b{n}", "Color": "red"}} for n in range(9)]
     (line,) = labels._warnings(rows, run_config())
     assert "Color (1 of 2 attributes, 50%)" in line
@@ -253,5 +248,4 @@ def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
     html = Path(page.write(result, "because")).read_text()
     assert ("<script>alert" in html, "<img" in html, "&lt;img" in html) == (False, False, True)
     shown = page.describe(result, "because")
-    assert "agreement with the teacher" in shown
-    assert "none is surely at fit.f1_floor, 0.7: because" in shown
+    says(shown, "agreement with the teacher", "none is surely at fit.f1_floor, 0.7: because")

@@ -109,20 +109,6 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
     assert [document.id for document in documents if "target" in document.fields] == ["0", "1", "2", "5"]
 
 
-def test_a_cascade_s_server_is_asked_and_billed_for_what_the_first_model_is_unsure_of(tmp_path, ray_here):
-    with server(lambda *_: completion('{"Brand": "Acme", "Size": 42}')) as (url, received):
-        config = configuration(tmp_path, url, key_variable=None)
-        tree = config.model_dump()
-        cascade = {"model": tree["model"], "share": 0.5}
-        config = with_keys(config, model={"name": "fake", "endpoint": None}, cascade=cascade)
-        result = run_extract(config)
-    assert (result.ok, len(received)) == (6, 3)
-    records = ds.dataset(tmp_path / "out" / "units").to_table()["record"].to_pylist()
-    assert records.count('{"Brand": "Acme", "Size": 42}') == 3
-    (bill,) = book.bills(str(tmp_path / "out"))
-    assert bill.parts["endpoint"] == pytest.approx(3 * 10 * 5e4 / 1e6)  # and nothing for the first model's tokens
-
-
 def test_a_schema_parameters_and_probabilities(tmp_path, slept):
     """The server gives the tokens of its answer; a value's confidence is the mean over its bytes."""
     text = '{"Brand": "Ac\u00e9", "Size": 42}'
@@ -256,23 +242,20 @@ def dripping():
         yield b" "
 
 
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        (usage(prompt_tokens=10**27, completion_tokens=1), "its usage says 1,000,000,000,000,000,000,000,"),
-        (usage(prompt_tokens=5, completion_tokens=-3), "-3 written"),
-        (usage(prompt_tokens="many"), "expected a chat completion"),
-        (written({"choices": []}), 'expected a chat completion, found {"choices": []}'),
-        (Reply(200, b"<html>sign in</html>"), "expected a chat completion, found <html>sign in</html>"),
-        (Reply(200, b"[" * 100_000), "expected a chat completion"),
-        (lambda key: Reply(401, key.encode()), "401: Bearer (hidden)"),
-        (lambda key: Reply(403, key[7:].encode()), "403: (hidden)"),
-        (Reply(307, headers=ELSEWHERE), "redirects to http://other.example/v1"),
-        (Reply(429, headers={"Retry-After": "3600"}), "(it asks to wait 3,600 s)"),
-        (Reply(200, BOMB, {"Content-Encoding": "gzip"}), "the answer has more than"),
-        (Reply(200, dripping(), {"Content-Length": "1000"}), "no whole answer after 1 s (model.endpoint.timeout_sec"),
-    ],
-)
+@pytest.mark.parametrize(("reply", "reason"), [
+    (usage(prompt_tokens=10**27, completion_tokens=1), "its usage says 1,000,000,000,000,000,000,000,"),
+    (usage(prompt_tokens=5, completion_tokens=-3), "-3 written"),
+    (usage(prompt_tokens="many"), "expected a chat completion"),
+    (written({"choices": []}), 'expected a chat completion, found {"choices": []}'),
+    (Reply(200, b"<html>sign in</html>"), "expected a chat completion, found <html>sign in</html>"),
+    (Reply(200, b"[" * 100_000), "expected a chat completion"),
+    (lambda key: Reply(401, key.encode()), "401: Bearer (hidden)"),
+    (lambda key: Reply(403, key[7:].encode()), "403: (hidden)"),
+    (Reply(307, headers=ELSEWHERE), "redirects to http://other.example/v1"),
+    (Reply(429, headers={"Retry-After": "3600"}), "(it asks to wait 3,600 s)"),
+    (Reply(200, BOMB, {"Content-Encoding": "gzip"}), "the answer has more than"),
+    (Reply(200, dripping(), {"Content-Length": "1000"}), "no whole answer after 1 s (model.endpoint.timeout_sec"),
+])  # fmt: skip
 def test_a_server_that_lies_makes_an_error_row_with_the_reason(tmp_path, key, reply, reason):
     """reply: of one that quotes the key that it was sent, a function of it."""
 

@@ -7,7 +7,8 @@ import time
 import pyarrow.dataset as ds
 import pytest
 
-from raypd.cluster.driver import run_extract
+from raypd.answering.components import build
+from raypd.cluster import driver
 from raypd.decoding.program import Feed
 from raypd.errors import ConfigError
 from raypd.models import endpoint_batch
@@ -94,16 +95,16 @@ def engine_with(vendor, tmp_path, texts):
     return engine
 
 
-def test_a_run_is_answered_by_a_batch_and_a_document_that_is_refused_is_an_error_row(tmp_path, vendor, ray_here):
+def test_a_run_is_answered_by_a_batch_and_a_document_that_is_refused_is_an_error_row(tmp_path, vendor, in_process):
     vendor.refused = {"shoe 3"}
     config = configuration(tmp_path, vendor.url, batch=True, key_variable="PATH")
-    summary = run_extract(config)
+    summary = driver.run_extract(config, build=build)
     assert (summary.ok, summary.failed, len(vendor.batches)) == (5, 1, 1)
     rows = {row["id"]: row for row in ds.dataset(tmp_path / "out/units", format="parquet").to_table().to_pylist()}
     assert json.loads(rows["0"]["record"]) == {"Brand": "Acme", "Size": 7}
     assert ("not that one" in rows["3"]["error"], KEY in rows["3"]["error"]) == (True, False)
     vendor.refused = set()
-    again = retry_errors(config)  # what failed is asked again, and nothing else
+    again = retry_errors(config, build=build)  # what failed is asked again, and nothing else
     assert (again.tried, again.ok) == (1, 1)
     assert [len(vendor.files[name].splitlines()) for name in vendor.files] == [6, 1]
 
@@ -151,4 +152,4 @@ def test_answers_of_another_shape_are_error_rows(tmp_path, vendor, monkeypatch):
 def test_a_server_without_a_batch_api_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with serving(lambda call: Reply(404)) as url, pytest.raises(ConfigError, match="no batch API"):
-        run_extract(configuration(tmp_path, f"{url}/v1", batch=True))
+        driver.run_extract(configuration(tmp_path, f"{url}/v1", batch=True))

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from raypd.answering.components import WorkerComponents, build
 from raypd.answering.request_queue import answer
+from raypd.billing import book
 from raypd.billing.meter import Meter
 from raypd.cluster.driver import run_extract
 from raypd.decoding.counts import Finished, TokenCounts
@@ -21,6 +22,7 @@ from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.cascade import Cascade
 from raypd.tasks.columns import columns_of, rows_of, value_row
 from raypd.verify.verification import verify
+from tests.models.test_endpoint import completion, server
 from tests.runs import TITLES, config_tree, extraction, run_config, run_here, with_keys, write_jsonl
 
 SHOES = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
@@ -92,8 +94,7 @@ def test_values_under_the_threshold_are_the_second_model_s_and_say_so():
              "failed": "too long"}  # fmt: skip
     second = {name: rows("Zeta", 0.5, 43.0, 0.5) for name in first}
     records, asked = cascaded(first, second, under=0.8)
-    assert sorted(asked) == ["brand", "null", "unrated"]
-    assert records["failed"].error == "too long"
+    assert (sorted(asked), records["failed"].error) == (["brand", "null", "unrated"], "too long")
     found = {
         name: (json.loads(record.columns["record"]), [value["model"] for value in record.columns["values"]])
         for name, record in records.items()
@@ -108,12 +109,9 @@ def test_values_under_the_threshold_are_the_second_model_s_and_say_so():
     assert [value["confidence"] for value in records["brand"].columns["values"]] == [0.5, 0.9]
 
 
-def test_what_the_second_model_cannot_answer_is_an_error_row():
+def test_of_every_100_documents_the_least_sure_share_is_asked_and_no_answer_is_an_error_row():
     records, _ = cascaded({"a": rows("Acme", 0.1, 1.0, 0.1)}, {"a": "the server said 500"}, under=0.5)
     assert records["a"].error == "the cascade's second model: the server said 500"
-
-
-def test_of_every_100_documents_the_least_sure_share_is_asked():
     sure = {f"d{n:03}": 0.001 * ((37 * n) % 250) for n in range(250)}  # all unsure, in no order
     first = {name: rows("Acme", confidence, 1.0, 0.9) for name, confidence in sure.items()}
     records, asked = cascaded(first, dict.fromkeys(first, rows("Zeta", 0.5, 2.0, 0.5)), under=0.8, share=0.07)
@@ -154,27 +152,28 @@ def test_two_real_models_answer_as_each_does_alone(answers_of):
             assert value == same
 
 
-@pytest.mark.parametrize("columns", ["record", "typed"])
-def test_a_run_bills_each_model_resumes_and_verifies(tmp_path, ray_here, columns):
+def test_a_run_asks_a_server_for_what_the_first_model_is_unsure_of_bills_each_resumes_and_verifies(tmp_path, ray_here):
     path = write_jsonl(tmp_path / "in.jsonl", [f"Acme shoe {n}" for n in range(30)])
     fake = {"name": "fake", "fake": {"load_seconds": 0.0, "step_seconds": 0.001}}
-    sections = {"input": TITLES, "output": {"columns": columns}, "model": fake,
-                "cascade": {"model": fake, "share": 0.1}}  # fmt: skip
-    cluster = {"address": "local", "unit_documents": 10, "max_workers": 1}
-    config = run_config(SHOES, path, tmp_path / "out", cluster=cluster, **sections)
-    with pytest.raises(RunError, match="cut off"):
-        run_here(config, build=build, most=1)
-    result = run_extract(config)
-    assert (result.documents, result.ok) == (30, 30)
+    with server(lambda *_: completion('{"Brand": "Acme", "Size": 42}')) as (url, received):
+        endpoint = {"url": url, "key_variable": None, "usd_per_million_answer_tokens": 5e4}
+        sections = {"input": TITLES, "output": {"columns": "typed"}, "model": fake, "cost": {"prices": {"local": 0.0}},
+                    "decoding": {"method": "autoregressive"},
+                    "cascade": {"model": {"name": "gpt", "endpoint": endpoint}, "share": 0.1}}  # fmt: skip
+        cluster = {"address": "local", "unit_documents": 10, "max_workers": 1}
+        config = run_config(SHOES, path, tmp_path / "out", cluster=cluster, **sections)
+        with pytest.raises(RunError, match="cut off"):
+            run_here(config, build=build, most=1)
+        result = run_extract(config)
+    assert (result.documents, result.ok, len(received)) == (30, 30, 3)  # a fake model is never sure: one of ten
     assert verify(str(tmp_path / "out"), config).passed
     table = ds.dataset(tmp_path / "out" / "units").to_table().to_pylist()
-    models = [row["Brand__model"] if columns == "typed" else row["values"][0]["model"] for row in table]
-    assert models.count("second") == 3  # the fake model has no confidence: one of ten in every unit
-    ledgers = [json.loads(file.read_text()) for file in (tmp_path / "out" / "ledger").glob("*.json")]
-    (bill,) = [ledger for ledger in ledgers if ledger["totals"]["documents"]]
-    first, second = bill["categories"]["shoes"], bill["categories"]["shoes (second model)"]
+    assert [(row["Brand"], row["Size"]) for row in table if row["Brand__model"] == "second"] == [("Acme", 42)] * 3
+    (bill,) = book.bills(str(tmp_path / "out"))
+    first, second = bill.categories["shoes"], bill.categories["shoes (second model)"]
     assert (first["documents"], second["documents"]) == (20, 0)
-    assert first["decode_tokens"] > second["decode_tokens"] > 0
+    assert first["decode_tokens"] > second["decode_tokens"] == 20
+    assert bill.parts["endpoint"] == pytest.approx(20 * 5e4 / 1e6)  # and nothing for the first model's tokens
 
 
 def test_typed_rows_read_back():
@@ -230,8 +229,7 @@ def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, mon
     assert result.trials[-1].f1.low < 0.9 <= result.trials[-2].f1.low  # the first that fails ends it
     assert result.best is result.trials[-2]
     by = {trial.under: trial for trial in result.trials}
-    assert by[0.6].f1.value == 1.0
-    assert by[0.6].asked == pytest.approx(0.6)
+    assert (by[0.6].f1.value, by[0.6].asked) == (1.0, pytest.approx(0.6))
     assert by[0.6].seconds == pytest.approx(1.0 + 0.6 * 3.0)
     assert (result.first.f1.value, result.second.f1.value) == (pytest.approx(0.7), 1.0)
     assert (result.first.seconds, result.second.seconds) == (1.0, 3.0)
