@@ -133,16 +133,16 @@ OPEN = {"prefill": 600.0, "decode": 1200.0, "open": {"u": (200.0, 400.0)}}  # 10
     # A worker that reports more than it lived is cut.
     (node(usd=2.0, ended=1800.0), [worker(prefill=900, decode=2700)], {"prefill": 0.25, "decode": 0.75})])  # fmt: skip
 def test_an_hour_by_hand(node: NodeTime, workers: list[WorkerTime], expected: dict[str, float]) -> None:
-    bill = make([node], workers, 0.0, HOUR)
+    bill = make([node], workers, Bill("", 0.0, 0.0), HOUR)
     assert {name: billing.usd(value) for name, value in bill.parts.items() if value} == expected
 
 
 def test_two_runs_pay_a_cluster_together_and_one_without_a_price_has_its_seconds() -> None:
     assert (shared_seconds(0, 100, []), shared_seconds(0, 100, [(40, 2), (60, 1)])) == (100, 40 + 10 + 40)
     assert shared_seconds(50, 55, [(40, 2), (60, 4)]) == 2.5
-    one, two = (make([node(usd=10.0)], [], began, HOUR, shares=[(600.0, 2)]) for began in (0.0, 600.0))
+    one, two = (make([node(usd=10.0)], [], Bill("", began, 0.0, shares=[(600.0, 2)]), HOUR) for began in (0.0, 600.0))
     assert one.total + two.total == 10_000_000
-    bill = make([node(usd=0.0)], [worker(startup=600, decode=3000)], 0.0, HOUR)
+    bill = make([node(usd=0.0)], [worker(startup=600, decode=3000)], Bill("", 0.0, 0.0), HOUR)
     assert (bill.total, bill.seconds["decode"], bill.seconds["startup"]) == (0, 3000, 600)
 
 
@@ -174,7 +174,7 @@ workers = st.builds(WorkerTime, st.just("w"), st.sampled_from("abc"), times, tim
     st.lists(nodes, max_size=3, unique_by=lambda n: n.node), st.lists(workers, max_size=6), times, times,
     st.booleans(), st.lists(st.tuples(times, st.integers(1, 5)), max_size=3))  # fmt: skip
 def test_nodes_and_parts_add_up_to_the_last_micro_dollar(nodes, workers, began, until, final, shares) -> None:
-    bill = make(nodes, workers, began, until, shares=sorted(shares), final=final)
+    bill = make(nodes, workers, Bill("", began, 0.0, shares=sorted(shares), final=final), until)
     assert (sum(bill.nodes.values()), sum(bill.parts.values())) == (bill.total, bill.total)
     assert set(bill.parts) == set(billing.PARTS)
     assert all(value >= 0 for value in (*bill.parts.values(), *(took + 1e-6 for took in bill.seconds.values())))

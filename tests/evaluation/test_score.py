@@ -13,7 +13,7 @@ from raypd.config import ModelConfig
 from raypd.errors import ConfigError, InputError, ModelError
 from raypd.evaluation import page, score
 from raypd.evaluation.calibrate import calibrate_run
-from raypd.evaluation.calibration import LabelledValue, calibrate, calibration_error, confidences, reliability
+from raypd.evaluation.calibration import LabelledValue, calibrate, calibration_error, reliability
 from raypd.evaluation.score import NN, NV, VC, VN, VW, evaluate, labelled_values
 from raypd.tasks.calibration import FILE, Calibration, calibration_of
 from tests.report.browser import PHONE, browser, open_page  # noqa: F401
@@ -189,19 +189,16 @@ def drawn(count: int, seed: int) -> list[LabelledValue]:
 @pytest.mark.parametrize("count", [400, 4000])
 def test_calibrated_confidences_are_the_share_of_right_values(count):
     made, fresh = calibrate(drawn(count, 0)), drawn(4000, 1)
-    right = [value.right for value in fresh]
-    before = calibration_error(reliability(np.array([value.confidence for value in fresh]), right))
-    after = calibration_error(reliability(confidences(made, fresh), right))
-    assert before > 0.3
-    assert after < 0.04
+    assert calibration_error(reliability(fresh)) > 0.3
+    assert calibration_error(reliability(fresh, made)) < 0.04
     for kind in ({"attribute": "Color"}, {"attribute": "Brand"}, {"stands": True}, {"stands": False}):
         values = [value for value in fresh if kind.items() <= vars(value).items()]
-        of_kind = calibration_error(reliability(confidences(made, values), [value.right for value in values]))
-        assert of_kind < 0.07, kind
+        assert calibration_error(reliability(values, made)) < 0.07, kind
 
 
 def test_the_error_is_the_mean_gap_and_weights_of_any_size_give_a_confidence():
-    points = reliability(np.array([0.05, 0.15, 0.15, 1.0]), [False, True, False, True])
+    rights = [(0.05, False), (0.15, True), (0.15, False), (1.0, True)]
+    points = reliability([LabelledValue("", "", confidence, False, False, right) for confidence, right in rights])
     assert points == [(0.05, 0.0, 1), (0.15, 0.5, 2), (1.0, 1.0, 1)]
     assert calibration_error(points) == pytest.approx((0.05 * 1 + 0.35 * 2) / 4)
     sure = [Calibration([w, 0, 0, 0], 0.0, {}).confidence("c", "a", 0.01, False, False) for w in (1e6, 0.0, -1e6)]
@@ -256,7 +253,7 @@ def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
     target = {"size": {"eu": "8"}, "Color": None, "Fit": "wide", "Sport": None}
     gold = {"id": "0", "target": target, "accepted": {"size.eu": ["8", "7"]}}
     monkeypatch.setattr(score, "read_answers", lambda run: {"0": [row], "1": []})
-    monkeypatch.setattr(score, "read_labels", lambda *_: iter([gold]))
+    monkeypatch.setattr(score, "read_labels", lambda *_: {"0": gold})
     monkeypatch.setattr(score, "asked_attributes", lambda run: {"shoes": names})
     joined = [(value.attribute, value.null, value.right) for value in labelled_values("run", "labels")]
     assert joined == [("Size", False, True), ("Color", True, True), ("Fit", True, False), ("Sport", False, False)]

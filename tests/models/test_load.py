@@ -21,9 +21,9 @@ from raypd.config import ModelConfig
 from raypd.decoding import native
 from raypd.decoding.engine import Engine
 from raypd.errors import ModelError
-from raypd.models import load, staging
+from raypd.models import load
 from raypd.models.load import _quantization, check_model_config, load_model, load_tokenizer
-from raypd.models.source import find_source
+from raypd.models.source import find_source, staged
 from tests.runs import says
 from tests.servers import Reply, serving
 from tests.tiny import save_tiny, tiny_model
@@ -295,7 +295,7 @@ def test_eight_workers_read_one_copy(model: tuple[str, str], tmp_path: Path, mon
         load_tokenizer(config)
     assert "model.safetensors" not in reads  # a head needs no weights
     with ThreadPoolExecutor(8) as pool:
-        folders = set(pool.map(lambda _: staging.staged(source), range(8)))
+        folders = set(pool.map(lambda _: staged(source), range(8)))
     (folder,) = folders
     assert find_source(config, weights=True).location == str(folder)
     assert folder.parent == tmp_path / "disk/models"
@@ -305,7 +305,7 @@ def test_eight_workers_read_one_copy(model: tuple[str, str], tmp_path: Path, mon
         for weight, expected in zip(loaded.parameters(), tiny_model("llama").parameters(), strict=True):
             assert torch.equal(weight, expected)
     storage.put(f"{source}/config.json", storage.read(f"{source}/config.json") + b"\n")
-    assert staging.staged(source) not in folders
+    assert staged(source) not in folders
 
 
 def test_what_cannot_be_staged_is_said(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
