@@ -75,7 +75,8 @@ for module in {modules!r}:
     ended(start("-c", code))
 
 
-BROUGHT = {"botocore", "markupsafe", "tokenizers", "urllib3"}  # by boto3, jinja2, transformers, requests
+# By boto3, transformers, jinja2, transformers, requests.
+BROUGHT = {"botocore", "huggingface-hub", "markupsafe", "tokenizers", "urllib3"}
 OPTIONAL = {"triton"}  # comes with torch where there is a GPU
 
 

@@ -352,12 +352,15 @@ def test_the_start_of_an_earlier_run_is_that_of_its_bills() -> None:
     assert earlier._overhead([Bill("s", 1000.0, 1.0)]) is None
 
 
-def test_a_limit_ends_it_and_while_the_engine_fills_leaves_a_guess(tmp_path, fake_time) -> None:
+def test_a_limit_ends_it(tmp_path, fake_time) -> None:
     fake_time.stop = 4.0  # the limit is over by then, and not all documents are answered
     _, found, costs = profiled(tmp_path, 150, limit=1.5)
     assert not found.complete
     assert 0 < len(costs) < 150
     assert found.documents_per_second > 0
+
+
+def test_time_that_ends_while_the_engine_fills_leaves_a_guess(tmp_path, fake_time) -> None:
     config = corpus(tmp_path, 200, engine={"max_num_seqs": 64})
     documents = sampling.draw(config, 10).documents
     whole = Profiler(1).profile(config, documents)

@@ -196,7 +196,7 @@ def test_no_credentials_and_no_such_profile(store: Store, monkeypatch: pytest.Mo
             list(storage.find("s3://bkt/a"))
 
 
-def test_a_conflict_is_tried_again_and_a_store_without_conditional_writes_refused_at_the_start(store: Store) -> None:
+def test_a_conflict_with_a_write_in_progress_is_tried_again(store: Store) -> None:
     conflict = refusal("ConditionalRequestConflict", "", 409)
     answers = [conflict, conflict, store.answer]
     store.answer = lambda request: answers.pop(0)(request)
@@ -204,6 +204,9 @@ def test_a_conflict_is_tried_again_and_a_store_without_conditional_writes_refuse
     store.answer = conflict
     with pytest.raises(storage.StorageError, match="ConditionalRequestConflict"):
         storage.put_new("s3://bkt/a", b"x")
+
+
+def test_a_store_without_conditional_writes_is_refused_at_the_start_of_a_run(store: Store) -> None:
     with pytest.raises(RunError, match=r"output\.path s3://bkt/run: the store there ignores conditional writes"):
         lease.RunLease("s3://bkt/run")
     store.answer = refusal("NotImplemented", "If-None-Match is not known", 501)

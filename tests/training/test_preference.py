@@ -159,13 +159,16 @@ def test_a_score_is_speedup_and_what_the_judge_says(corpus):
     }
 
 
-def test_best_and_worst_make_a_pair_and_samples_that_score_alike_none(corpus):
+def test_best_and_worst_make_a_pair(corpus):
     corpus.judge(lambda _, sample, order: (order, OTHER[order], "tie")[sample], "other")
     assert pairs_of(corpus, quality_weight=0, judged="other")[0] == [("no.", PLAIN)] * 4
     pairs, make = pairs_of(corpus, quality_weight=8, judged="other")
     best = sorted(PARTS + "first part</async>second</async>")
     assert [(sorted(found), worst) for found, worst in pairs] == [(best, PLAIN)] * 4
     assert not make.skipped
+
+
+def test_prompts_whose_samples_score_alike_make_none(corpus):
     corpus.decoded("alike", "pasta", [("one",), ("two",), ("six",)])
     corpus.judge(lambda prompt, sample, order: order if (prompt, sample) == ("Q2", 1) else "tie", "other", "alike")
     pairs, make = pairs_of(corpus, samples="alike", judged="other")

@@ -175,7 +175,7 @@ def test_a_retry_that_is_cut_off_between_two_objects_goes_on_also_without_its_re
     else:
         assert sum(row["status"] != "ok" for row in rows(run).values()) in (2, 3)
     made = again(run)
-    assert (made.number, made.ok) == (1, 3)
+    assert (made.number, made.ok) == (2 if lost else 1, 3)
     assert lost or {row["attempts"] for row in rows(run).values() if row["category"] == "MENDED"} == {2}  # added once
     assert [rows(run)[id]["category"] for id in ("4", "12", "13")] == ["MENDED"] * 3
     assert verify(run.output.path, run).passed
