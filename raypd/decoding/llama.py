@@ -17,7 +17,7 @@ import torch
 
 from raypd.decoding import native
 from raypd.decoding.attention.step import AttentionLayer, Step
-from raypd.decoding.linear import PanelLinear, has_pairs
+from raypd.decoding.linear import PackedLinear, PanelLinear, has_pairs
 from raypd.decoding.quantized import Int8Linear
 
 Projected = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # queries, keys and values
@@ -116,9 +116,9 @@ class NativeLayer(Layer):
     def build(self, attention: Any, mlp: Any) -> None:
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         self.heads = [linear.out_features // self.head_dim for linear in projections]
-        self.projection = _joined(projections)
-        self.gated = _joined([mlp.gate_proj, mlp.up_proj], gated=True)
-        self.output, self.down = _joined([attention.o_proj]), _joined([mlp.down_proj])
+        self.projection = self.joined(projections)
+        self.gated = self.joined([mlp.gate_proj, mlp.up_proj], gated=True)
+        self.output, self.down = self.joined([attention.o_proj]), self.joined([mlp.down_proj])
         del attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
         del mlp.gate_proj, mlp.up_proj, mlp.down_proj
 
@@ -143,16 +143,28 @@ class NativeLayer(Layer):
 
     def mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         x = self.gated(x)
-        return self.add(self.down, native.swiglu(x) if isinstance(self.gated, Int8Linear) else x, residual)
+        return self.add(self.down, x if isinstance(self.gated, PanelLinear) else native.swiglu(x), residual)
+
+    @classmethod
+    def joined(cls, linears: list[Any], gated: bool = False) -> PanelLinear | PackedLinear | Int8Linear:
+        """One layer that gives the outputs of all, one behind the other; `gated` as `PanelLinear` has it."""
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+        if isinstance(linears[0], Int8Linear):
+            return Int8Linear(weight, torch.cat([linear.scale for linear in linears]), bias)
+        return cls.product(weight, bias, gated)
+
+    @staticmethod
+    def product(weight: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> PanelLinear | PackedLinear:
+        return PanelLinear(weight, bias, gated)
 
 
-def _joined(linears: list[Any], gated: bool = False) -> PanelLinear | Int8Linear:
-    """One layer that gives the outputs of all, one behind the other; in bfloat16 `gated` as `PanelLinear` has it."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
-    if isinstance(linears[0], Int8Linear):
-        return Int8Linear(weight, torch.cat([linear.scale for linear in linears]), bias)
-    return PanelLinear(weight, bias, gated)
+class AmxLayer(NativeLayer):
+    """A layer by native.c, but for its products: oneDNN makes them with AMX."""
+
+    @staticmethod
+    def product(weight: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> PackedLinear:
+        return PackedLinear(weight, bias)
 
 
 class Llama(torch.nn.Module):

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from raypd.decoding import native
 from raypd.decoding.attention import avx512, sdpa
 from raypd.decoding.attention.kernels import chosen
 from raypd.decoding.attention.step import Attend, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.linear import is_possible, pack_linears
-from raypd.decoding.llama import Layer, Llama, NativeLayer, is_llama
+from raypd.decoding.llama import AmxLayer, Layer, Llama, NativeLayer, is_llama
 from raypd.decoding.quantized import Fp8Linear, quantize
 from raypd.decoding.visibility import one_segment
 
@@ -31,9 +32,10 @@ def pack(model: PreTrainedModel) -> PreTrainedModel | Llama:
     in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16)
     if not in_c and not is_possible():
         return model
-    if in_c and is_llama(model) and all(NativeLayer.takes(layer) for layer in model.model.layers):
+    layer = NativeLayer if in_c else AmxLayer
+    if native.refusal() is None and is_llama(model) and all(layer.takes(source) for source in model.model.layers):
         pack_linears(model, in_c, only=[model.lm_head])
-        return Llama(model, NativeLayer)
+        return Llama(model, layer)
     pack_linears(model, in_c)
     return model
 

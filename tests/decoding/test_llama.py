@@ -10,7 +10,7 @@ from raypd.decoding import native
 from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.linear import PackedLinear, PanelLinear, is_possible, narrowed
-from raypd.decoding.llama import Layer, Llama, NativeLayer
+from raypd.decoding.llama import AmxLayer, Layer, Llama, NativeLayer
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.pack import pack
 from raypd.decoding.stock import Stock
@@ -174,13 +174,14 @@ def test_swiglu_is_nearer_to_float64_than_torch() -> None:
 @pytest.mark.parametrize(("kind", "extra"), [
     ("llama", {}), ("llama", {"attention_bias": True}), ("qwen2", {}), ("qwen3", {"num_key_value_heads": 4}),
     ("mistral", {"sliding_window": 7, "num_key_value_heads": 1})])  # fmt: skip
-def test_layers_in_fewer_steps_are_as_near_to_float64(kind, extra, monkeypatch) -> None:
-    monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
+@pytest.mark.parametrize("layer", [NativeLayer, AmxLayer])
+def test_layers_in_fewer_steps_are_as_near_to_float64(kind, extra, layer, monkeypatch) -> None:
+    monkeypatch.setattr(avx512, "is_best", lambda device, dtype: layer is NativeLayer)
     model, ids = tiny_model(kind, head_dim=64, **extra).bfloat16(), torch.arange(5, 65)
     exact = logits_of(copy.deepcopy(model).double(), ids)
     before = (logits_of(model, ids) - exact).abs()
     packed = pack(model)
-    assert {type(layer) for layer in packed.layers} == {NativeLayer}
+    assert {type(source) for source in packed.layers} == {layer}
     assert not any(type(module) is torch.nn.Linear for module in (*model.modules(), *packed.modules()))
     error = (logits_of(packed, ids) - exact).abs()
     assert error.mean() < 1.1 * before.mean()
