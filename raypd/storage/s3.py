@@ -11,7 +11,7 @@ from urllib3.exceptions import HTTPError
 
 from raypd.storage.common import Changed, Object, StorageError, Unavailable
 from raypd.storage.range_reader import ObjectStore, RangeReader
-from raypd.storage.s3_client import MISSING, UNMET, S3Client, code_of, split, target
+from raypd.storage.s3_client import MISSING, UNMET, BrokenOff, S3Client, code_of, split, target
 
 MULTIPART_BYTES = 64 << 20  # above this an object is sent in parts
 PART_BYTES = 16 << 20
@@ -30,11 +30,14 @@ class S3Reader(RangeReader):
         data = bytearray()
         attempts = self._client.settings.max_attempts
         for attempt in range(1, attempts + 1):
-            response = self._get(begin + len(data), begin + length)
-            if response is None:
-                break
-            length = min(length, self.size() - begin)
-            reason = _drain(response["Body"], data, length)
+            try:
+                response = self._get(begin + len(data), begin + length)
+                if response is None:
+                    break
+                length = min(length, self.size() - begin)
+                reason = _drain(response["Body"], data, length)
+            except BrokenOff as error:
+                reason = str(error)
             if reason is None and len(data) >= length:
                 break
             if attempt == attempts:

@@ -55,6 +55,10 @@ def code_of(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+class BrokenOff(Unavailable):
+    """The body of an answer that says why, and is no object's, broke off."""
+
+
 class S3Client:
     """boto3's client under the settings of a configuration, made when it is first needed; for many threads."""
 
@@ -144,7 +148,7 @@ class S3Client:
             kind = StorageError if type(error).__name__ in _BEFORE else Unavailable
             raise kind(f"{path}: {self._text(error)}") from None
         except HTTPError as error:  # an answer's body that breaks off: botocore neither tries it again nor names it
-            raise Unavailable(f"{path}: {self._text(error)}") from None
+            raise BrokenOff(f"{path}: {self._text(error)}") from None
         except RuntimeError as error:  # how botocore reports renewed credentials that have expired all the same
             if "credentials" not in str(error).lower():
                 raise

@@ -206,6 +206,19 @@ def test_a_conflict_with_a_write_in_progress_is_tried_again(store: Store) -> Non
         storage.put_new("s3://bkt/a", b"x")
 
 
+def test_a_refusal_whose_body_breaks_off_is_asked_for_again(store: Store) -> None:
+    def cut(request: AWSPreparedRequest) -> Answer:
+        raise ProtocolError("Connection broken: reset")
+
+    answers = [cut, cut, refusal("NoSuchKey", status=404)]
+    store.answer = lambda request: answers.pop(0)(request)
+    with pytest.raises(FileNotFoundError):
+        storage.read("s3://bkt/a")
+    store.answer = cut
+    with pytest.raises(storage.Unavailable, match=r"broke off 3 times, .* byte 0 .*Connection broken"):
+        storage.read("s3://bkt/a")
+
+
 def test_a_store_without_conditional_writes_is_refused_at_the_start_of_a_run(store: Store) -> None:
     with pytest.raises(RunError, match=r"output\.path s3://bkt/run: the store there ignores conditional writes"):
         lease.RunLease("s3://bkt/run")
