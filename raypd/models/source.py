@@ -1,11 +1,7 @@
-"""Where a model's files are (the embedded model, a local folder, the Hub), their copies on a machine's own disk, and
-errors of loading it, explained."""
+"""Where a model's files are (the embedded model, a local folder, the Hub), and errors of loading it, explained."""
 
-import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from huggingface_hub import constants, errors, try_to_load_from_cache
 from transformers import AutoConfig, PretrainedConfig
 
@@ -21,9 +16,8 @@ from raypd import storage
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
 from raypd.models import embedded
+from raypd.models.staging import disk, staged
 
-_WEIGHTS = (".safetensors", ".bin")
-_FOREIGN = (".pth", ".pt", ".gguf", ".h5", ".msgpack", ".onnx")  # weights that are not read from a folder
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
 
@@ -51,7 +45,7 @@ def looks_local(name: str) -> bool:
 def find_source(config: ModelConfig, weights: bool = False) -> Source:
     """Resolves `model.name`, without asking the Hub; may convert the embedded model. Raises ModelError.
 
-    weights: whether they will be read: then they are copied to this machine's disk (`staged`)."""
+    weights: whether they will be read: then they are copied to this machine's disk (`staging`)."""
     name = config.name
     remote = storage.is_remote(name)
     if name == embedded.NAME or remote or looks_local(name):
@@ -75,40 +69,6 @@ def find_source(config: ModelConfig, weights: bool = False) -> Source:
     if weights and disk() and (snapshot := _cached(name, config.revision)) is not None:
         return Source(name, str(staged(str(snapshot))), True, None, config.trust_remote_code)
     return Source(name, name, False, config.revision, config.trust_remote_code)
-
-
-def disk() -> str | None:
-    """The folder that RAYPD_STAGING names, on a disk of this machine: it gets models of folders and of the Hub, too."""
-    return os.environ.get("RAYPD_STAGING") or None
-
-
-def staged(name: str, weights: bool = True) -> Path:
-    """The folder of the copies, which is another where a file is. weights: False leaves these out. Raises ModelError.
-
-    One process copies and others wait; a file appears whole, by a rename."""
-    root = Path(disk() or embedded.cache_folder()) / "models"
-    try:
-        files = [file for file in storage.walk(name) if "/" not in file.name and not file.name.endswith(_FOREIGN)]
-        if not any(file.name == "config.json" for file in files):
-            raise ModelError(f"model.name {name!r}: there is no config.json there, so it is not a transformers model")
-        stamps = repr(sorted((file.name, file.size, file.stamp) for file in files))
-        digest = hashlib.sha256((storage.absolute(name) + stamps).encode()).hexdigest()[:16]
-        folder = root / f"{name.rstrip('/').rpartition('/')[2]}-{digest}"
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{folder.name}.lock"):
-            for file in files:
-                version = file.stamp if storage.is_remote(name) else None
-                target, part = folder / file.name, folder / f".{file.name}.part"
-                if not target.exists() and (weights or not file.name.endswith(_WEIGHTS)):
-                    with storage.open_read(file.path, version=version) as source, part.open("wb") as copy:
-                        shutil.copyfileobj(source, copy, 16 << 20)
-                    part.rename(target)
-    except OSError as error:
-        raise ModelError(
-            f"model.name {name!r}: cannot be copied to {root} ({error}): make room there, or let RAYPD_STAGING name "
-            "another folder"
-        ) from error
-    return folder
 
 
 def _cached(name: str, revision: str | None) -> Path | None:

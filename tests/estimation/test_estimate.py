@@ -441,6 +441,9 @@ def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
     ({"throughput": ["L40S=6"], "baseline": True}, "--throughput decodes nothing: .*; --baseline-throughput gives"),
     ({"run": "runs/a", "baseline": True}, "--from decodes nothing: leave it out"),
     ({"baseline_throughput": ["L40S=1"]}, "--baseline-throughput goes with --throughput"),
+    ({"throughput": ["L40S=6"], "model": "Qwen/Qwen3-8B"}, "--throughput and --model: the speed is from one of them"),
+    ({"model": "Qwen/Qwen3-8B", "tokens": (1, 0, 3, 4, 5)}, "--tokens 1 0 3 4 5: no document"),
+    ({"model": "Qwen/Qwen3-8B", "instances": ["m7i.2xlarge"]}, "memory of no GPU there"),
     ({"throughput": ["L40S=6"], "baseline_throughput": ["1"], "documents": 5}, "does --baseline-throughput hold for"),
 ])  # fmt: skip
 def test_mistakes_are_told(given: dict, message: str) -> None:

@@ -23,7 +23,8 @@ from raypd.decoding.engine import Engine
 from raypd.errors import ModelError
 from raypd.models import load
 from raypd.models.load import _quantization, check_model_config, load_model, load_tokenizer
-from raypd.models.source import find_source, staged
+from raypd.models.source import find_source
+from raypd.models.staging import staged
 from tests.runs import says
 from tests.servers import Reply, serving
 from tests.tiny import save_tiny, tiny_model
