@@ -24,7 +24,7 @@ from raypd.decoding.kv_cache import NO_MEMORY, KVCache
 from raypd.decoding.llama import Llama, is_llama
 from raypd.decoding.memory import LEAST_TOKENS, TokenBudget, is_out_of_memory, slots_that_fit
 from raypd.decoding.program import DraftRequest, Feed, Predictions, Program
-from raypd.decoding.sampling import GREEDY, SampleRequest, Sampling, sample
+from raypd.decoding.sampling import GREEDY, SampleRequests, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Scheduler
 from raypd.decoding.sequence import POSITION, TOKEN, ProgramError, Sequence
 from raypd.decoding.stock import Stock
@@ -34,16 +34,15 @@ from raypd.decoding.visibility import NO_TOKEN
 _FIRST_SLOTS = 4096  # of a cache that grows
 
 
-@dataclass(slots=True, kw_only=True)
-class _Sample(SampleRequest):
-    """A next token that is wanted."""
+@dataclass(slots=True)
+class _Samples:
+    """The next tokens that a pass is asked for, chunk after chunk, but those of which few are allowed come last: their
+    logits are computed apart (few_tokens.py)."""
 
-    seq: Sequence
-    number: int  # in its sequence's feed
-    place: int  # in the pass, of the token before it
-    few: bool  # its logits are computed apart (few_tokens.py)
-    logits: torch.Tensor | None = None  # [vocabulary], where its feed wants them
-    hidden: torch.Tensor | None = None  # [hidden size], likewise
+    requests: SampleRequests
+    places: list[int]  # in the pass, of the token before each
+    full: int  # come first, with the logits of all tokens
+    rank: list[int] | None = None  # which of them each one is, chunk after chunk; None: just so
 
 
 @dataclass(slots=True)
@@ -51,8 +50,8 @@ class _Flight:
     """A pass that the device was given."""
 
     chunks: list[Chunk]
-    samples: list[_Sample]
-    picked: Callable[[], list[Any]]  # tokens and log-probabilities, once they are there
+    states: list[tuple[list[torch.Tensor] | None, list[torch.Tensor] | None]]  # logits, hidden: of each, where wanted
+    picked: Callable[[], list[Any]]  # tokens and log-probabilities, chunk after chunk, once they are there
 
 
 class Engine:
@@ -171,7 +170,9 @@ class Engine:
         """The forward pass and its sampling; the message of the device where it has no memory for them."""
         try:
             samples = self._samples(chunks)
-            flight = _Flight(chunks, samples, to_host(self._sample(samples, *self._forward(chunks, samples))))
+            logits, hidden = self._forward(chunks, samples)
+            picked = to_host(self._sample(samples, logits, hidden))
+            flight = _Flight(chunks, _states(chunks, samples, logits, hidden), picked)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not is_out_of_memory(error):
                 raise
@@ -187,20 +188,25 @@ class Engine:
             torch.cuda.empty_cache()
         return reason
 
-    def _samples(self, chunks: list[Chunk]) -> list[_Sample]:
-        """The next tokens that a pass is asked for, those that grammars leave few of behind the others."""
-        samples = []
+    def _samples(self, chunks: list[Chunk]) -> _Samples:
+        requests, places, few = SampleRequests(), list[int](), list[bool]()
         for chunk in chunks:
-            seq, feed, sampling, begin = chunk.seq, chunk.seq.feed, chunk.seq.sampling, chunk.start
-            few_tokens = None if feed.want_logits else self.few
-            for number, at in chunk.samples:
-                draw = seq.draw(number) if sampling.temperature > 0 else 0.0
-                allowed = None if feed.allowed_token_ids is None else feed.allowed_token_ids[number]
-                few = few_tokens is not None and few_tokens.takes(allowed)
-                samples.append(_Sample(sampling, draw, allowed, seq=seq, number=number, place=begin + at, few=few))
-        return samples if self.few is None else sorted(samples, key=lambda drawn: drawn.few)
+            seq, feed, asked = chunk.seq, chunk.seq.feed, len(chunk.samples)
+            sets = feed.allowed_token_ids
+            allowed = [None] * asked if sets is None else [sets[number] for number in chunk.samples]
+            requests.sampling += [seq.sampling] * asked
+            requests.draws += seq.draws(chunk.samples)
+            requests.allowed_token_ids += allowed
+            places += [chunk.start + place for place in chunk.places]
+            if self.few is not None:
+                few += [False] * asked if feed.want_logits else map(self.few.takes, allowed)
+        if not any(few):
+            return _Samples(requests, places, len(places))
+        order = sorted(range(len(few)), key=few.__getitem__)
+        rank = sorted(range(len(few)), key=order.__getitem__)
+        return _Samples(requests.in_order(order), [places[i] for i in order], len(few) - sum(few), rank)
 
-    def _forward(self, chunks: list[Chunk], samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _forward(self, chunks: list[Chunk], samples: _Samples) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [samples but the few, vocabulary] and, where they are needed, hidden states [samples, hidden size]."""
         groups: list[PrefixGroup] = []
         for chunk in chunks:
@@ -208,15 +214,13 @@ class Engine:
             if not groups or shared[1] == 0 or (groups[-1].start, groups[-1].length) != shared:
                 groups.append(PrefixGroup([], *shared))
             groups[-1].spans.append(_span(chunk))
-        keep = [drawn.place for drawn in samples]
         tables = np.concatenate([chunk.seq.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
-        packed = np.concatenate([tables[TOKEN], tables[POSITION], slots, np.array(keep, dtype=np.int64)])
-        ids, positions, to, kept = to_device(packed, self.device).split([*[len(slots)] * 3, len(keep)])
+        packed = np.concatenate([tables[TOKEN], tables[POSITION], slots, np.array(samples.places, dtype=np.int64)])
+        ids, positions, to, kept = to_device(packed, self.device).split([*[len(slots)] * 3, len(samples.places)])
         step = Step(self.cache, groups, to, kept, self.attend)
-        full = sum(not drawn.few for drawn in samples)
-        if full < len(samples) or any(chunk.seq.feed.want_hidden for chunk in chunks):
-            return self.model(ids, positions, step, full, want_hidden=True)
+        if samples.rank is not None or any(chunk.seq.feed.want_hidden for chunk in chunks):
+            return self.model(ids, positions, step, samples.full, want_hidden=True)
         logits = None if self.graphs is None else self.graphs.logits(ids, positions, step)
         return self._logits(ids, positions, step) if logits is None else logits, None
 
@@ -225,25 +229,25 @@ class Engine:
         logits: torch.Tensor = self.model(ids, positions, step)[0]
         return logits
 
-    def _sample(self, samples: list[_Sample], logits: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
-        """[2, samples] tokens and log-probabilities, as `sample`."""
-        picked = sample(logits, samples[: len(logits)])
-        if len(logits) < len(samples):
-            assert self.few is not None
-            assert hidden is not None
-            picked = torch.cat([picked, self.few.sample(hidden[len(logits) :], samples[len(logits) :])], 1)
-        for i, drawn in enumerate(samples):
-            if drawn.seq.feed.want_logits:
-                drawn.logits = logits[i]
-            if hidden is not None and drawn.seq.feed.want_hidden:
-                drawn.hidden = hidden[i]
-        return picked
+    def _sample(self, samples: _Samples, logits: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
+        """[2, samples] tokens and log-probabilities, as `sample`, chunk after chunk."""
+        if samples.rank is None:
+            return sample(logits, samples.requests)
+        assert self.few is not None
+        assert hidden is not None
+        full, requests = samples.full, samples.requests
+        few = self.few.sample(hidden[full:], requests.part(full, len(requests)))
+        return torch.cat([sample(logits, requests.part(0, full)), few], 1)[:, samples.rank]
 
     def _advance(self, flight: _Flight) -> Iterator[Finished]:
         """Waits for a pass, and lets each program go on whose feed is complete."""
-        for drawn, token, logprob in zip(flight.samples, *flight.picked(), strict=True):
-            drawn.seq.sampled[drawn.number] = int(token), logprob, drawn.logits, drawn.hidden
-        answered = [(chunk.seq, chunk.seq.predictions()) for chunk in flight.chunks if self.scheduler.advance(chunk)]
+        picked, logprobs = flight.picked()
+        tokens, begin = list(map(int, picked)), 0
+        for chunk, (logits, hidden) in zip(flight.chunks, flight.states, strict=True):
+            end = begin + len(chunk.samples)
+            chunk.seq.take_samples(chunk.samples, Predictions(tokens[begin:end], logprobs[begin:end], logits, hidden))
+            begin = end
+        answered = [(chunk.seq, chunk.seq.predictions) for chunk in flight.chunks if self.scheduler.advance(chunk)]
         while answered:
             drafting: list[tuple[Sequence, DraftRequest]] = []
             for seq, predictions in answered:
@@ -258,6 +262,21 @@ class Engine:
                 except Exception as error:
                     yield self.scheduler.end(seq, error=error)
             answered = _draft(drafting)
+
+
+def _states(
+    chunks: list[Chunk], samples: _Samples, logits: torch.Tensor, hidden: torch.Tensor | None
+) -> list[tuple[list[torch.Tensor] | None, list[torch.Tensor] | None]]:
+    """Of each chunk's samples the logits [vocabulary] and hidden states [hidden size], where its feed wants them."""
+    rank, begin, states = samples.rank or range(len(samples.places)), 0, []
+    for chunk in chunks:
+        feed, rows = chunk.seq.feed, rank[begin : begin + len(chunk.samples)]
+        begin += len(rows)
+        states.append((
+            [logits[row] for row in rows] if feed.want_logits else None,
+            [hidden[row] for row in rows] if feed.want_hidden and hidden is not None else None,
+        ))  # fmt: skip
+    return states
 
 
 def _full_pass(tokens: int) -> Program[None]:

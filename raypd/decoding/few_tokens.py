@@ -1,14 +1,13 @@
 """Next tokens where a grammar leaves few (some hundreds): their logits alone are computed, since the output embeddings
 of a whole vocabulary are a fifth of what a decoded token of a small model costs."""
 
-from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from raypd.decoding.linear import AnyLinear, narrowed
-from raypd.decoding.sampling import AllowedTokens, SampleRequest, sample
+from raypd.decoding.sampling import AllowedTokens, SampleRequests, sample
 
 _SHARE = 8  # the vocabulary is at least so many times as large
 
@@ -27,16 +26,16 @@ class FewTokens:
         """Whether a next token of these is sampled here."""
         return allowed is not None and len(allowed.ids) <= self._limit and self._possible
 
-    def sample(self, hidden: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
+    def sample(self, hidden: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
         """`sample`, behind hidden states [requests, hidden size]."""
-        distinct = {id(allowed): allowed for r in requests if (allowed := r.allowed_token_ids) is not None}
+        distinct = {id(allowed): allowed for allowed in requests.allowed_token_ids if allowed is not None}
         if not distinct:
-            return sample(hidden, [])
+            return sample(hidden, requests)
         self._widen(np.unique(np.concatenate([allowed.ids for allowed in distinct.values()])))
         assert self._rows is not None
         columns = {key: AllowedTokens(np.searchsorted(self._ids, a.ids), a.outcomes) for key, a in distinct.items()}
-        inside = [SampleRequest(r.sampling, r.draw, columns[id(r.allowed_token_ids)]) for r in requests]
-        picked = sample(self._rows(hidden), inside)
+        inside: list[AllowedTokens | None] = [columns[id(allowed)] for allowed in requests.allowed_token_ids]
+        picked = sample(self._rows(hidden), SampleRequests(requests.sampling, requests.draws, inside))
         picked[0] = torch.from_numpy(self._ids)[picked[0].long()]
         return picked
 

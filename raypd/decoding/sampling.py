@@ -60,12 +60,22 @@ class AllowedTokens:
 
 
 @dataclass(slots=True)
-class SampleRequest:
-    """A next token to pick."""
+class SampleRequests:
+    """Next tokens to pick, [n] of each list."""
 
-    sampling: Sampling = GREEDY
-    draw: float = 0.0  # uniform in [0, 1), unused when greedy
-    allowed_token_ids: AllowedTokens | None = None  # None: all
+    sampling: list[Sampling] = field(default_factory=list)
+    draws: list[float] = field(default_factory=list)  # uniform in [0, 1), unused when greedy
+    allowed_token_ids: list[AllowedTokens | None] = field(default_factory=list)  # None: all
+
+    def __len__(self) -> int:
+        return len(self.draws)
+
+    def part(self, begin: int, end: int) -> SampleRequests:
+        return SampleRequests(self.sampling[begin:end], self.draws[begin:end], self.allowed_token_ids[begin:end])
+
+    def in_order(self, order: Sequence[int]) -> SampleRequests:
+        lists = self.sampling, self.draws, self.allowed_token_ids
+        return SampleRequests(*([some[i] for i in order] for some in lists))  # type: ignore[arg-type]
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -98,30 +108,29 @@ def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     return torch.minimum(index, last)
 
 
-def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
+def sample(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
     """Picks next tokens, row after row of logits [requests, vocabulary], some at a time: they stay in the caches then.
     [2, requests] tokens and log-probabilities, in float64, which holds both as they are. Those are the model's at
     temperature 1, among the allowed tokens; a token stands there for all that lead to the same outcome, however they
     write it. Raises ValueError where a request allows no token."""
     rows = _CPU_ROWS if logits.device.type == "cpu" else _DEVICE_ROWS
-    some = [slice(begin, begin + rows) for begin in range(0, len(requests), rows)]
-    parts = [_sample(logits[part], requests[part]) for part in some]
+    begins = range(0, len(requests), rows)
+    parts = [_sample(logits[begin : begin + rows], requests.part(begin, begin + rows)) for begin in begins]
     return torch.cat(parts, dim=1) if parts else logits.new_empty(2, 0, dtype=torch.float64)
 
 
-def _sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
+def _sample(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
     groups: dict[tuple[Sampling, bool | None], list[int]] = {}
     parts: dict[tuple[int, bool | None], list[int]] = {}  # of the groups: to hash every sampling takes longer
-    for i, request in enumerate(requests):
-        sampling, allowed = request.sampling, request.allowed_token_ids
+    for i, (sampling, allowed) in enumerate(zip(requests.sampling, requests.allowed_token_ids, strict=True)):
         part = id(sampling), None if allowed is None else allowed.masked
         if part not in parts:
             parts[part] = groups.setdefault((sampling, part[1]), [])
         parts[part].append(i)
     picked = torch.empty(2, len(requests), dtype=torch.float64, device=logits.device)
     for (sampling, masked), members in groups.items():
-        draws = np.array([requests[i].draw for i in members], dtype=np.float32)
-        sets = [requests[i].allowed_token_ids for i in members]
+        draws = np.array([requests.draws[i] for i in members], dtype=np.float32)
+        sets = [requests.allowed_token_ids[i] for i in members]
         distinct = list({id(tokens): tokens for tokens in sets}.values())  # many ask in the same state of a grammar
         place = {id(tokens): n for n, tokens in enumerate(distinct)}
         index, which = to_device(np.array([members, [place[id(tokens)] for tokens in sets]]), logits.device)

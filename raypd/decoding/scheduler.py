@@ -11,7 +11,7 @@ from raypd.decoding.counts import Finished
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
 from raypd.decoding.memory import TokenBudget
 from raypd.decoding.program import Feed, Program
-from raypd.decoding.sequence import Prefix, ProgramError, Sequence
+from raypd.decoding.sequence import Indices, Prefix, ProgramError, Sequence
 
 _PREFIXES_KEPT = 64  # shared prefixes that stay in the cache while no sequence uses them
 _LEAST_HALF = 256  # tokens: of fewer, a pass takes a GPU about as long as one of so many
@@ -25,7 +25,8 @@ class Chunk:
     seq: Sequence
     tokens: np.ndarray  # [n]
     slots: np.ndarray  # [n]
-    samples: list[tuple[int, int]]  # (index into the feed's `sample_at`, place in the chunk) of the samples
+    samples: Indices  # of next tokens that are wanted behind them: into the feed's `sample_at`
+    places: Indices  # of these in the chunk
     start: int = 0  # where they begin in the packed pass
 
     @property
@@ -111,7 +112,7 @@ class Scheduler:
                 break
             try:
                 slots = seq.place_tokens(tokens, self.cache)
-                chunks.append(Chunk(seq, tokens, slots, seq.samples_in(tokens)))
+                chunks.append(Chunk(seq, tokens, slots, *seq.samples_in(tokens)))
                 room -= len(tokens)
             except OutOfSlots as full:
                 self.full = True

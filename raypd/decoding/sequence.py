@@ -1,5 +1,6 @@
 """One program in the engine: its tokens, where they stand in the cache, and what it waits for."""
 
+from collections import abc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ TOKEN, POSITION, _SEGMENT, _STEP = range(4)  # the lines of a sequence's table
 _NO_SLOT = -1  # the place of a token that is not in the cache
 LEAST_REGION = 64  # slots
 _LEAST_HOLES = 16  # fewer are not worth a move
+Indices = abc.Sequence[int]
 
 
 class ProgramError(Exception):
@@ -35,7 +37,7 @@ class Prefix:
 class Sequence:
     """A program, its tokens and its region of the cache. Own tokens exclude the `base` shared ones of its prefix; a
     program's row indices count both. `table` [4, tokens] and `place` [tokens], slots in the region, are of own tokens.
-    `sampled`, by index into the feed's `sample_at`: token, log-probability and, if wanted, logits and hidden state."""
+    `predictions`: what was sampled of the current feed, in the order of its `sample_at`."""
 
     program: Program[Any]
     tag: Any = None
@@ -56,8 +58,8 @@ class Sequence:
     steps: int = 0  # feeds that were answered
     in_flight: bool = False  # the device has a pass with tokens of it
     feed: Feed = field(default_factory=lambda: Feed((), ()))  # the program's latest
-    sampled: dict[int, tuple[int, float, Any, Any]] = field(default_factory=dict)
-    draws: list[float] = field(default_factory=list)  # random numbers, by index as `sampled`
+    predictions: Predictions = field(default_factory=lambda: Predictions([], []))
+    _draws: list[float] = field(default_factory=list)  # random numbers, one for each of the feed's `sample_at`
     counts: TokenCounts = field(default_factory=TokenCounts)
 
     def __post_init__(self) -> None:
@@ -80,12 +82,9 @@ class Sequence:
         self.table[POSITION, here] = feed.positions[shared:]
         self.table[_SEGMENT, here] = 0 if feed.segments is None else feed.segments[shared:]
         self.table[_STEP, here] = self.steps
-        segments = sorted(set(feed.segments[shared:])) if feed.segments is not None else [0]
-        if segments[-1] >= len(self.reach) or not self.reach[segments, segments].all():  # Reach.HIDDEN is 0
-            raise ProgramError(f"segments {segments} of a feed must at least reach themselves")
-        if self.base and not self.reach[segments, 0].all():
-            raise ProgramError("a segment that does not reach segment 0 cannot be in a program with a shared prefix")
-        self.feed, self.sampled, self.draws = feed, {}, []
+        if len(self.reach) > 1 or feed.segments is not None or feed.reach:
+            self._check_segments([0] if feed.segments is None else sorted(set(feed.segments[shared:])))
+        self.feed, self.predictions, self._draws = feed, Predictions([], []), []
         self.size += new
 
     def _check(self, feed: Feed) -> None:
@@ -102,6 +101,12 @@ class Sequence:
             if not self.base <= index < self.base + self.size or self.dropped[index - self.base]:
                 raise ProgramError(f"row index {index} is shared, not fed yet or dropped already")
 
+    def _check_segments(self, segments: list[int]) -> None:
+        if segments[-1] >= len(self.reach) or not self.reach[segments, segments].all():  # Reach.HIDDEN is 0
+            raise ProgramError(f"segments {segments} of a feed must at least reach themselves")
+        if self.base and not self.reach[segments, 0].all():
+            raise ProgramError("a segment that does not reach segment 0 cannot be in a program with a shared prefix")
+
     def _reserve(self, size: int) -> None:
         if size > self.table.shape[1]:
             extra = max(size - self.table.shape[1], self.table.shape[1])
@@ -117,30 +122,40 @@ class Sequence:
             self.high -= 1
         self.holes = [hole for hole in self.holes if hole < self.high]
 
-    def samples_in(self, chunk: np.ndarray) -> list[tuple[int, int]]:
-        """(index into the feed's `sample_at`, place in the chunk) of the samples behind tokens of a chunk."""
+    def samples_in(self, chunk: np.ndarray) -> tuple[Indices, Indices]:
+        """Of the samples behind tokens of a chunk: which of the feed's `sample_at` they are, their places in it."""
+        sample_at = self.feed.sample_at
         first = self.size - len(self.feed.tokens)  # negative in the first feed, by the shared tokens
-        if chunk[-1] - chunk[0] < len(chunk):  # no token between them was dropped
-            first, size = first - int(chunk[0]), len(chunk)
-            return [(n, first + at) for n, at in enumerate(self.feed.sample_at) if 0 <= first + at < size]
-        places = {int(token): i for i, token in enumerate(chunk)}
-        return [(n, places[first + index]) for n, index in enumerate(self.feed.sample_at) if first + index in places]
+        if chunk[0] == first and len(chunk) == len(self.feed.tokens):
+            return range(len(sample_at)), sample_at
+        places = {token - first: i for i, token in enumerate(chunk.tolist())}
+        numbers = [n for n, index in enumerate(sample_at) if index in places]
+        return numbers, [places[sample_at[n]] for n in numbers]
 
-    def predictions(self) -> Predictions:
-        """What was sampled for the current feed, in the order of its `sample_at`."""
-        samples = [self.sampled[n] for n in range(len(self.feed.sample_at))]
-        tokens, logprobs, logits, hidden = map(list, zip(*samples, strict=True)) if samples else ([], [], [], [])
-        feed = self.feed
-        return Predictions(tokens, logprobs, logits if feed.want_logits else None, hidden if feed.want_hidden else None)
+    def take_samples(self, numbers: Indices, samples: Predictions) -> None:
+        """Takes what was sampled at some of the current feed's `sample_at`."""
+        count = len(self.feed.sample_at)
+        if len(numbers) == count:
+            self.predictions = samples
+            return
+        for name in ("tokens", "logprobs", "logits", "hidden"):
+            if getattr(samples, name) is not None:
+                whole = getattr(self.predictions, name) or [None] * count
+                for number, value in zip(numbers, getattr(samples, name), strict=True):
+                    whole[number] = value
+                setattr(self.predictions, name, whole)
 
-    def draw(self, number: int) -> float:
-        """The random number of a sample of the current feed: the same in whichever pass, and when one is done again."""
-        self.draws = self.draws or self.random.random(len(self.feed.sample_at)).tolist()
-        return self.draws[number]
+    def draws(self, numbers: Indices) -> list[float]:
+        """Random numbers of samples of the current feed: the same in whichever pass, and when one is done again."""
+        if self.sampling.temperature == 0:
+            return [0.0] * len(numbers)
+        self._draws = self._draws or self.random.random(len(self.feed.sample_at)).tolist()
+        return [self._draws[n] for n in numbers]
 
     def waiting(self) -> np.ndarray:
         """Own tokens that must go through the model before the current feed is answered."""
-        return self.cached + np.flatnonzero(~self.dropped[self.cached : self.size])
+        dropped = self.dropped[self.cached : self.size]
+        return self.cached + np.flatnonzero(~dropped) if dropped.any() else np.arange(self.cached, self.size)
 
     def place_tokens(self, chunk: np.ndarray, cache: KVCache) -> np.ndarray:
         """Slots [n] for own tokens [n], in a larger region where needed. Raises OutOfSlots, and has changed nothing."""

@@ -4,7 +4,6 @@ few of, as from the logits of all tokens."""
 import math
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from raypd.decoding.llama import Llama
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.pack import pack
 from raypd.decoding.program import Feed, Predictions, Program
-from raypd.decoding.sampling import AllowedTokens, SampleRequest, Sampling, sample
+from raypd.decoding.sampling import GREEDY, AllowedTokens, SampleRequests, Sampling, sample
 from raypd.decoding.transfer import to_device
 from raypd.tasks.automata import json_object
 from tests.tiny import VOCABULARY, tiny_model
@@ -31,16 +30,20 @@ def picked(logits, asks):
     return [int(token) for token in tokens], logprobs
 
 
-def by_hand(logits, ask):
+def greedily(allowed: list[AllowedTokens | None]) -> SampleRequests:
+    return SampleRequests([GREEDY] * len(allowed), [0.0] * len(allowed), allowed)
+
+
+def by_hand(logits, temperature, draw, allowed):
     """Token and log-probability of one ask, in float64."""
-    scores, allowed = logits.double(), ask.allowed_token_ids
+    scores = logits.double()
     if allowed is not None:
         scores[np.setdiff1d(np.arange(len(scores)), allowed.ids)] = -torch.inf
-    if ask.sampling.temperature == 0:
+    if temperature == 0:
         token = int(scores.argmax())
     else:
-        cumulative = (scores / ask.sampling.temperature).softmax(-1).cumsum(-1)
-        token = int((cumulative <= ask.draw).sum())
+        cumulative = (scores / temperature).softmax(-1).cumsum(-1)
+        token = int((cumulative <= draw).sum())
     chance = scores.softmax(-1)
     if allowed is None or allowed.outcomes is None:
         return token, math.log(chance[token])
@@ -53,7 +56,7 @@ def by_hand(logits, ask):
 def test_each_ask_is_answered_as_if_alone(dtype):
     rng = np.random.default_rng(4)
     logits = torch.from_numpy(rng.normal(size=(77, 2501)) * 4).to(dtype)  # more rows than are looked at together
-    asks = []
+    asks = SampleRequests()
     for _ in range(77):
         allowed = None
         if rng.random() < 0.5:
@@ -61,17 +64,20 @@ def test_each_ask_is_answered_as_if_alone(dtype):
             ids = np.sort(rng.choice(2501, size, replace=False))
             nested = np.array([(0, 5), (0, 2), (3, 5), *((i, i) for i in range(6))])
             allowed = AllowedTokens(ids, rng.choice(nested, len(ids)) if rng.random() < 0.5 else None)
-        asks.append(SampleRequest(Sampling(float(rng.choice([0.0, 0.7, 1.3]))), float(rng.random()), allowed))
+        asks.sampling.append(Sampling(float(rng.choice([0.0, 0.7, 1.3]))))
+        asks.draws.append(float(rng.random()))
+        asks.allowed_token_ids.append(allowed)
     tokens, logprobs = picked(logits, asks)
-    expected = [by_hand(row, ask) for row, ask in zip(logits, asks, strict=True)]
+    temperatures = [sampling.temperature for sampling in asks.sampling]
+    expected = list(map(by_hand, logits, temperatures, asks.draws, asks.allowed_token_ids))
     assert tokens == [token for token, _ in expected]
     np.testing.assert_allclose(logprobs, [logprob for _, logprob in expected], atol=2e-5)
 
 
 def test_nothing_asked_and_nothing_allowed():
-    assert sample(torch.zeros(0, 9), []).shape == (2, 0)
+    assert sample(torch.zeros(0, 9), SampleRequests()).shape == (2, 0)
     with pytest.raises(ValueError, match="allows no token"):
-        sample(torch.zeros(1, 9), [SampleRequest(allowed_token_ids=AllowedTokens(np.array([], dtype=np.int64)))])
+        sample(torch.zeros(1, 9), greedily([AllowedTokens(np.array([], dtype=np.int64))]))
 
 
 def test_what_a_grammar_allows_goes_to_the_device_once(monkeypatch):
@@ -79,7 +85,7 @@ def test_what_a_grammar_allows_goes_to_the_device_once(monkeypatch):
     state, sent = grammar.advance(0, 1500), []
     monkeypatch.setattr(sampling, "to_device", lambda a, device: sent.append(a.nbytes) or to_device(a, device))
     for _ in range(3):
-        drawn = sample(torch.randn(8, 1501), [SampleRequest(allowed_token_ids=grammar.allowed(state, None))] * 8)
+        drawn = sample(torch.randn(8, 1501), greedily([grammar.allowed(state, None)] * 8))
         assert drawn[0].max() < 1500
     assert sorted(sent) == [128, 128, 128, 188]  # places of rows and sets in each pass; a bit a token
 
@@ -103,7 +109,7 @@ def test_a_choice_has_its_probability_among_what_the_grammar_allows(automaton, c
     for text, chance in chances.items():
         logits[0, TEXTS.index(text)] = math.log(chance)
     allowed = Grammar(automaton, Vocabulary(TEXTS)).allowed(0, 9)
-    (token,), (logprob,) = picked(logits, [SampleRequest(allowed_token_ids=allowed)])
+    (token,), (logprob,) = picked(logits, greedily([allowed]))
     assert TEXTS[token] == max((t for t in chances if t != "x"), key=lambda t: chances[t])
     assert math.exp(logprob) == pytest.approx(confidence, abs=1e-3)
 
@@ -115,7 +121,7 @@ def test_greedy_in_bfloat16_is_the_first_of_the_highest(shape):
     logits = (torch.randn(shape) * 4).bfloat16()
     logits[0, shape[1] // 2] = logits[0, -1] = logits.max() + 1
     logits[-1, 1:3] = -torch.inf
-    tokens, logprobs = picked(logits, [SampleRequest()] * len(logits))
+    tokens, logprobs = picked(logits, greedily([None] * len(logits)))
     wanted = logits.double().log_softmax(-1)
     assert [*tokens, shape[1] // 2] == [*logits.float().argmax(-1).tolist(), tokens[0]]
     assert logprobs == pytest.approx([float(row[token]) for row, token in zip(wanted, tokens, strict=True)], abs=2e-6)
@@ -161,7 +167,7 @@ def engines(model: PreTrainedModel | Llama) -> tuple[Engine, Engine, list[int]]:
     assert one.few is not None
     other.few, sample = None, one.few.sample
 
-    def noted(hidden: torch.Tensor, requests: list[Any]) -> Any:
+    def noted(hidden: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
         rows.append(len(requests))
         return sample(hidden, requests)
 
