@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,17 @@ _WEIGHTS = "adapter_model.safetensors"
 # Warnings of bitsandbytes and torch that peft's import causes and that a user can do nothing about.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
+
+
+def import_peft() -> None:
+    """Imports peft, and not torch's compiler, which takes 1.5 s: bitsandbytes, which peft imports, compiles what only
+    its own weights need."""
+    before = os.environ.get("TORCHDYNAMO_DISABLE", "")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # torch reads it in each call of `compile`
+    try:
+        import peft  # noqa: F401
+    finally:
+        os.environ["TORCHDYNAMO_DISABLE"] = before
 
 
 @dataclass(frozen=True)

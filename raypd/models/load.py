@@ -15,7 +15,7 @@ from raypd.decoding import native
 from raypd.decoding.quantized import quantize
 from raypd.errors import ModelError
 from raypd.models import embedded
-from raypd.models.adapter import attach_adapter, check_adapter, find_adapter
+from raypd.models.adapter import attach_adapter, check_adapter, find_adapter, import_peft
 from raypd.models.guard import check_architecture, check_decodable
 from raypd.models.source import Source, explained, find_source, read_config
 
@@ -48,6 +48,8 @@ def check_model_config(config: ModelConfig, machine: bool = True) -> None:
     _check_base(config, base)
     adapter = find_adapter(config)
     if adapter is not None:
+        if config.quantization not in ("nf4", "int8"):
+            import_peft()
         check_adapter(adapter, source, base)
 
 
