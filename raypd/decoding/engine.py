@@ -214,7 +214,7 @@ class Engine:
             if not groups or shared[1] == 0 or (groups[-1].start, groups[-1].length) != shared:
                 groups.append(PrefixGroup([], *shared))
             groups[-1].spans.append(_span(chunk))
-        tables = np.concatenate([chunk.seq.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
+        tables = np.concatenate([chunk.seq.table[:, chunk.rows] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
         packed = np.concatenate([tables[TOKEN], tables[POSITION], slots, np.array(samples.places, dtype=np.int64)])
         ids, positions, to, kept = to_device(packed, self.device).split([*[len(slots)] * 3, len(samples.places)])
@@ -305,4 +305,4 @@ def _span(chunk: Chunk) -> Span:
         keys[1, owner == NO_TOKEN] = NO_TOKEN
     end = chunk.start + len(chunk.tokens)
     shared = 0 if chunk.prefix is None else chunk.prefix.length
-    return Span(chunk.start, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.tokens], keys, shared)
+    return Span(chunk.start, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.rows], keys, shared)

@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ class Chunk:
     samples: Indices  # of next tokens that are wanted behind them: into the feed's `sample_at`
     places: Indices  # of these in the chunk
     start: int = 0  # where they begin in the packed pass
+
+    @cached_property
+    def rows(self) -> np.ndarray | slice:
+        """The tokens, as the fastest index into their sequence's table."""
+        first, end = int(self.tokens[0]), int(self.tokens[-1]) + 1
+        return slice(first, end) if end - first == len(self.tokens) else self.tokens
 
     @property
     def prefix(self) -> Prefix | None:

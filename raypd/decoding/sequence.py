@@ -48,6 +48,7 @@ class Sequence:
     table: np.ndarray = field(default_factory=lambda: np.zeros((4, LEAST_REGION), dtype=np.int32))
     place: np.ndarray = field(default_factory=lambda: np.full(LEAST_REGION, _NO_SLOT, dtype=np.int64))
     dropped: np.ndarray = field(default_factory=lambda: np.zeros(LEAST_REGION, dtype=bool))  # left the cache for good
+    has_dropped: bool = False
     size: int = 0  # own tokens ever fed
     cached: int = 0  # own tokens before this one went through the model
     start: int = 0  # first slot of the region in the cache
@@ -69,7 +70,7 @@ class Sequence:
         """Raises ProgramError where the program's next feed cannot be carried out."""
         self._check(feed)
         for index in feed.drop:
-            self.dropped[index - self.base] = True
+            self.dropped[index - self.base] = self.has_dropped = True
             self.unplace([index - self.base])
         for index, segment in feed.move.items():
             self.table[_SEGMENT, index - self.base] = segment
@@ -154,8 +155,9 @@ class Sequence:
 
     def waiting(self) -> np.ndarray:
         """Own tokens that must go through the model before the current feed is answered."""
-        dropped = self.dropped[self.cached : self.size]
-        return self.cached + np.flatnonzero(~dropped) if dropped.any() else np.arange(self.cached, self.size)
+        if not self.has_dropped:
+            return np.arange(self.cached, self.size)
+        return self.cached + np.flatnonzero(~self.dropped[self.cached : self.size])
 
     def place_tokens(self, chunk: np.ndarray, cache: KVCache) -> np.ndarray:
         """Slots [n] for own tokens [n], in a larger region where needed. Raises OutOfSlots, and has changed nothing."""

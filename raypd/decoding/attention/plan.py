@@ -1,6 +1,7 @@
 """What a kernel reads of a pass: its blocks of queries, and who sees whom as integers, a few a token."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -66,14 +67,15 @@ class KernelPlan:
         items: list[tuple[int, Item]] = []  # with the rows of its block
         first_key = 0
         for (span, group), clear in zip(grouped, _clear(spans, queries, words, keys), strict=True):
-            size = _size(span.size * repeat, rows, repeat)
+            span_queries = span.size
+            size = _size(span_queries * repeat, rows, repeat)
             block = size // repeat
-            causal = span.size > block and span.causal
-            for first in range(0, span.size, block):
-                count = min(block, span.size - first)
+            causal = span_queries > block and span.causal
+            for first in range(0, span_queries, block):
+                count = min(block, span_queries - first)
                 own_keys = span.length
                 if causal:
-                    own_keys = span.length - span.size + first + count
+                    own_keys = span.length - span_queries + first + count
                     clear = own_keys - count
                 item = Item(span.a + first, count, group.start, group.length, span.start, own_keys, clear, first_key)
                 items.append((size, item))
@@ -127,6 +129,7 @@ def _clear(spans: list[Span], queries: np.ndarray, words: np.ndarray, keys: np.n
     return (np.minimum(nearest, firsts[1:]) - firsts[:-1]).tolist()
 
 
+@cache
 def _size(queries: int, rows: tuple[int, ...], repeat: int) -> int:
     """The rows of a block for so many queries and query heads."""
     return max(next((fitting for fitting in rows if fitting >= queries), rows[-1]), power_of_two(repeat))
