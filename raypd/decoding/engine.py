@@ -189,6 +189,7 @@ class Engine:
         return reason
 
     def _samples(self, chunks: list[Chunk]) -> _Samples:
+        """What a pass is asked for, in the order in which it is computed."""
         requests, places, few = SampleRequests(), list[int](), list[bool]()
         for chunk in chunks:
             seq, feed, asked = chunk.seq, chunk.seq.feed, len(chunk.samples)

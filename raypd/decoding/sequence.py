@@ -83,7 +83,7 @@ class Sequence:
         self.table[POSITION, here] = feed.positions[shared:]
         self.table[_SEGMENT, here] = 0 if feed.segments is None else feed.segments[shared:]
         self.table[_STEP, here] = self.steps
-        if len(self.reach) > 1 or feed.segments is not None or feed.reach:
+        if len(self.reach) > 1 or feed.segments is not None or feed.reach:  # else the one segment, which sees itself
             self._check_segments([0] if feed.segments is None else sorted(set(feed.segments[shared:])))
         self.feed, self.predictions, self._draws = feed, Predictions([], []), []
         self.size += new

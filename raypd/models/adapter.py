@@ -20,6 +20,7 @@ from raypd.models.source import HUB_ID, Source, explained, looks_local
 
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
+_NO_COMPILER = "TORCHDYNAMO_DISABLE"
 # Warnings of bitsandbytes and torch that peft's import causes and that a user can do nothing about.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
@@ -28,12 +29,15 @@ warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", categor
 def import_peft() -> None:
     """Imports peft, and not torch's compiler, which takes 1.5 s: bitsandbytes, which peft imports, compiles what only
     its own weights need."""
-    before = os.environ.get("TORCHDYNAMO_DISABLE", "")
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # torch reads it in each call of `compile`
+    before = os.environ.get(_NO_COMPILER)
+    os.environ[_NO_COMPILER] = "1"  # torch reads it in each call of `compile`
     try:
         import peft  # noqa: F401
     finally:
-        os.environ["TORCHDYNAMO_DISABLE"] = before
+        if before is None:
+            del os.environ[_NO_COMPILER]
+        else:
+            os.environ[_NO_COMPILER] = before
 
 
 @dataclass(frozen=True)

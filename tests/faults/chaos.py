@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest import SkipTest
 
 import psutil
@@ -113,7 +113,8 @@ def lying(seed: int) -> Callable[[Call], Reply]:
     draw = random.Random(seed)
 
     def reply(call: Call) -> Reply:
-        usage, content = {"prompt_tokens": 50, "completion_tokens": 4}, cast("Any", '{"Brand": "Acme"}')
+        usage = {"prompt_tokens": 50, "completion_tokens": 4}
+        content: Any = '{"Brand": "Acme"}'
         kind = draw.choice(_LIES) if draw.random() < 0.1 else ""
         if kind in usage:
             usage[kind] = draw.choice((-7, 10**27))

@@ -12,6 +12,7 @@ from raypd.config import ModelConfig
 from raypd.errors import ModelError
 from raypd.models.adapter import _contradicts
 from raypd.models.load import load_model
+from tests.processes import ended, start
 from tests.tiny import save_tiny, tiny_model
 
 TOKENS = torch.arange(3, 27)[None]
@@ -133,3 +134,17 @@ def test_folders_that_hold_no_adapter(refused: Any, tmp_path: Path) -> None:
                           ('{"peft_type": "LORA", "target_modules": ["q_proj"]}', "cannot be read")):  # fmt: skip
         (tmp_path / "adapter_config.json").write_text(config)
         assert words in refused(tmp_path)
+
+
+def test_the_check_of_an_adapter_leaves_torchs_compiler_out_and_the_environment_alone(base, tmp_path):
+    adapter = save_adapter(tmp_path / "adapter")
+    code = """
+import os, sys
+from raypd.config import ModelConfig
+from raypd.models.load import check_model_config
+check_model_config(ModelConfig(name=sys.argv[1], adapter=sys.argv[2], device="cpu"))
+assert "peft" in sys.modules and "bitsandbytes" in sys.modules
+assert "torch._inductor.compile_fx" not in sys.modules
+assert "TORCHDYNAMO_DISABLE" not in os.environ
+"""
+    ended(start("-c", code, str(base), str(adapter)))
