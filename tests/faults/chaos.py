@@ -1,11 +1,11 @@
 """`make chaos MINUTES=60 SEED=n`: runs under faults that are drawn at random, one after the other, verified after each.
 
-A round is a run on disk or on a real S3 server, with a fake engine, a real one over a tiny model, or a server behind an
-API, which now and then lies, fails or breaks off. Its process, its workers and its ledger are killed, it is interrupted
-and started twice, S3 fails, cuts and is away; it is started again until it ends well. Then no document may be lost or
-doubled, `raypd verify` has to pass, the bill has to be documents x price and the sum of its nodes, and `raypd status`
-has to say what verify says. The faults of a round are drawn from SEED and the round's number alone: `make chaos SEED=n
-ROUND=k` runs that round again.
+A round is a run by either executor, on disk or on a real S3 server, with a fake engine, a real one over a tiny model,
+or a server behind an API, which now and then lies, fails or breaks off. Its process, its workers and its ledger are
+killed, it is interrupted and started twice, S3 fails, cuts and is away; it is started again until it ends well. Then no
+document may be lost or doubled, `raypd verify` has to pass, the bill has to be documents x price and the sum of its
+nodes, and `raypd status` has to say what verify says. The faults of a round are drawn from SEED and the round's number
+alone: `make chaos SEED=n ROUND=k` runs that round again.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from raypd.verify.verification import verify
 from tests import s3
 from tests.fault_proxy import Faults, Proxy
 from tests.faults import on_cluster, one_machine
-from tests.faults.trial import WORKERS, Trial
+from tests.faults.trial import EXECUTORS, WORKERS, Trial
 from tests.processes import LONG, children, end_all
 from tests.servers import Call, Reply, serving
 from tests.tiny import save_tiny
@@ -73,10 +73,13 @@ class Round:
 
 def run_round(draw: random.Random, folder: Path) -> Round:
     """Draws a round and runs it."""
+    executor = os.environ["RAYPD_TEST_EXECUTOR"] = draw.choice(EXECUTORS)
     if draw.random() < 0.15:
         fault = draw.choice(_WHOLE)
         found = fault(folder)
-        return Round(str(fault.__doc__), found.documents, found.lost, found.doubled, 1, Counter([fault.__name__]))
+        return Round(
+            f"{fault.__doc__}, {executor}", found.documents, found.lost, found.doubled, 1, Counter([fault.__name__])
+        )
     on_s3, engine = draw.random() < 0.5, draw.choices(("fake", "real", "server"), (5, 3, 2))[0]
     odd = ["", "program", "kill", "sleep 1"] if engine == "fake" else ["", "program"]
     titles = [draw.choice(odd) if draw.random() < 0.03 else f"sleep 0.0{draw.randint(1, 9)}" for _ in range(200)]
@@ -98,7 +101,7 @@ def run_round(draw: random.Random, folder: Path) -> Round:
         trial = Trial(folder, titles, draw.choice((5, 10, 40)), **keys)
         storage.configure(trial.config.storage)
         stack.callback(storage.configure, StorageConfig())
-        made = Round(f"{engine} on {'S3' if on_s3 else 'disk'}", len(titles))
+        made = Round(f"{engine} on {'S3' if on_s3 else 'disk'}, {executor}", len(titles))
         build = "tests.cluster.fakes:build" if engine == "fake" else "raypd.answering.components:build"
         while _start(trial, build, draw, made, proxy) != 0:
             if made.starts > 2 * _STARTS:
