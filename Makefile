@@ -6,6 +6,7 @@
 # make installed: the wheel alone, in an empty environment, runs the quickstart from another folder.
 # make vllm: an environment of its own, .venv-vllm, with raypd and vLLM for a machine without GPUs (4 GB).
 # make openvino: the same for OpenVINO, .venv-openvino, for make benchmark alone.
+# make kernels: compile the GPU kernels for sm80, sm89 and sm90 by the oldest and the newest triton of TRITONS.
 # make azurite: Azure's emulator of storage, for the tests of az:// (npm).
 # make benchmark KEYS='benchmark.only=[W1]': raypd beside its peers on the same tokens (docs/benchmark.md).
 # make table NAME=ippd-2-squad DATA=folder LIMIT=n: a table of the papers, trainings and all, in docs/quality.md; no NAME: the list.
@@ -22,7 +23,7 @@ SIDE ?= -n 2 --dist loadscope
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: help setup demo test test-slow faults chaos installed benchmark table gpu vllm openvino azurite lint format clean
+.PHONY: help setup demo test test-slow faults chaos installed kernels benchmark table gpu vllm openvino azurite lint format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -50,6 +51,12 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m 'slow and not idle' $(SIDE)
 	$(BIN)/python -m pytest -m idle
+
+# PYTHONPATH: before the triton of the environment.
+kernels: setup
+	for version in $(TRITONS); do \
+	$(BIN)/python $(PIP) --no-deps --target build/triton-$$version triton==$$version && \
+	PYTHONPATH=build/triton-$$version $(BIN)/python -m pytest tests/decoding/test_triton.py -k compile $(SIDE) || exit 1; done
 
 azurite: .azurite/node_modules
 
@@ -99,6 +106,7 @@ format: setup
 VLLM := .venv-vllm
 OPENVINO := .venv-openvino
 LEFT_OUT := ("torch", "torchaudio", "torchvision", "torchcodec", "opencv")
+TRITONS := 3.6.0 3.9.0
 PIP := -m pip install --quiet --disable-pip-version-check
 # $(1): folder of the environment. $(2): the package. $(3): its version, and what else goes without requirements.
 # $(4): what else goes with them.

@@ -26,6 +26,7 @@ from raypd.run.layout import output_folder
 from raypd.run.records import Estimate, RecordError, RunRecord
 from raypd.run.text import counted
 
+_BASELINE_SECONDS = 75.0  # where --minutes says no other
 _FEW = 30  # documents: the note says that more would be better
 _MILLION = 1e6  # documents of a prediction without a corpus
 _PREDICTED = (
@@ -101,10 +102,14 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
         baseline: list[MethodSpeed] = []
         if options.baseline and config.decoding.method != "autoregressive":
             changed = with_changes(config, {"decoding.method": "autoregressive"})
-            limit = ends - time.monotonic()
-            plain = profiler.profile(changed, documents, limit, "measure autoregressive") if limit > 0 else None
-            if plain is not None and plain.documents_per_second:
+            limit = _BASELINE_SECONDS if options.minutes is None else max(1.0, ends - time.monotonic())
+            plain = profiler.profile(changed, documents, limit, "measure autoregressive", slow=True)
+            if plain.documents_per_second:
                 baseline = [speed_of(sample, plain, notes)]
+                costs, limit = [cost for cost in plain.costs if cost is not None], changed.decoding.max_new_tokens
+                if cut := sum(cost.decode_tokens >= limit for cost in costs):
+                    note = f"autoregressive: {cut} of {counted(len(costs), 'answer')} did not end before"
+                    notes.append(f"{note} decoding.max_new_tokens={limit}: with weights trained to end it costs less")
             else:
                 notes.append("there was no time to measure autoregressive decoding: raise --minutes")
     total = sample.scan.documents if options.documents is None else bootstrap.exact(options.documents)
@@ -140,6 +145,8 @@ def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> Metho
     if errors := [cost.error for _, cost in done if cost.error is not None]:
         failed = f"{len(errors)} of {counted(len(done), 'document')} failed"
         notes.append(f"{profiled.method}: {failed}, the first: {errors[0]}")
+    if not profiled.complete:
+        notes.append(f"{profiled.method}: the time ended before the sample was done: a guess; raise --minutes")
     machine, worker = np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())]), profiled.worker
     expected, took = zip(*profiled.samples, strict=True)
     pace = bootstrap.ratio(took, expected, machine)
@@ -171,8 +178,6 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
     scan, notes = sample.scan, []
     if config.model.is_fake:
         notes.append("model: fake. These figures are made up: no model read the documents")
-    if not profiled.complete:
-        notes.append("the time given ended before the sample was done: a guess; raise --minutes")
     if len(sample.documents) < _FEW:
         drawn = counted(len(sample.documents), "document")
         notes.append(f"the sample is small ({drawn}): raise --sample for a narrower interval")

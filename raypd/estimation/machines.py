@@ -80,7 +80,6 @@ class MethodSpeed:
             gpu=self.gpu,
             source=self.source,
             documents_per_second=figure(1 / self.seconds),
-            seconds_per_document=figure(self.seconds),
             tokens_per_document={name: figure(tokens) for name, tokens in self.tokens.items()},
             times_autoregressive=None if baseline is None else figure(baseline.seconds / self.seconds),
         )

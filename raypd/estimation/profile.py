@@ -148,8 +148,13 @@ class Profiler:
         """(documents answered, documents wanted) of the profile that is being made."""
         return self._done
 
-    def profile(self, config: RunConfig, documents: Sequence[Document], limit: float = math.inf) -> Profile:
-        """Profiles a configuration, for `limit` seconds at most. Raises UserError: it cannot be run, EngineBroken."""
+    def profile(
+        self, config: RunConfig, documents: Sequence[Document], limit: float = math.inf, slow: bool = False
+    ) -> Profile:
+        """Profiles a configuration, for `limit` seconds at most. Raises UserError: it cannot be run, EngineBroken.
+
+        slow: a full engine may end nothing in time. The sample alone, in two thirds of it at most, gives tokens; the
+        seconds a token are of that or of the full engine, which of them decoded more."""
         began = time.perf_counter()
         self._done = (0, 0)
         vllm = config.engine.kind == "vllm"
@@ -160,10 +165,13 @@ class Profiler:
         loaded = time.perf_counter()
         # One document a category: the instruction of each is computed once.
         first = {sampling.kind_of(document, config)[0]: place for place, document in enumerate(documents)}
-        self._answer(config, parts, [documents[place] for place in first.values()], 0, math.inf)
+        places = range(len(documents)) if slow else list(first.values())
+        sample, alone_seconds = [documents[place] for place in places], 2 * limit / 3 if slow else math.inf
+        warm = self._answer(config, parts, sample, 0, alone_seconds)
         warmed = time.perf_counter()
-        meter, unit, tokens, (lead, count) = self._answer(config, parts, documents, most_in_flight(config), limit)
-        facts = self.facts(config)
+        full = self._answer(config, parts, documents, most_in_flight(config), limit + (loaded - warmed if slow else 0))
+        meter, *_, (lead, count) = max(full, warm, key=lambda part: part[0].totals()[3]) if slow else full
+        _, unit, tokens, _ = warm if slow else full
         if vllm:
             parts.engine.close()  # type: ignore[attr-defined]
         del parts
@@ -173,9 +181,10 @@ class Profiler:
         rates = spent[:2] / np.maximum(spent[2:], 1)
         costs = _costs(config, unit, tokens, rates, len(documents))
         samples = [(float(part[2:] @ rates), float(part[:2].sum())) for part in window]
-        later = sum(cost.seconds for place in first.values() if (cost := costs[place]) is not None)
+        later = sum(cost.seconds for place in places if (cost := costs[place]) is not None)
         times = (float(spent[:2].sum()), samples, loaded - began, max(0.0, warmed - loaded - later))
-        return Profile(config.decoding.method, costs, *times, facts, complete)
+        complete = complete or (slow and None not in costs)
+        return Profile(config.decoding.method, costs, *times, self.facts(config), complete)
 
     def _answer(
         self, config: RunConfig, parts: WorkerComponents, documents: Sequence[Document], in_flight: int, limit: float
@@ -277,10 +286,12 @@ class RemoteProfiler(OneWorker):
         facts: WorkerFacts = self.call("the worker to measure on", "facts", config, progress=lambda _: None)
         return facts
 
-    def profile(self, config: RunConfig, documents: Sequence[Document], limit: float, label: str) -> Profile:
+    def profile(
+        self, config: RunConfig, documents: Sequence[Document], limit: float, label: str, slow: bool = False
+    ) -> Profile:
         """As `Profiler.profile`, and shows under a label how far it is. RunError, too, where the process dies."""
         with _display(label) as update:
-            profile: Profile = self.call(label, "profile", config, list(documents), limit, progress=update)
+            profile: Profile = self.call(label, "profile", config, list(documents), limit, slow, progress=update)
             return profile
 
 

@@ -406,7 +406,6 @@ class SpeedEstimate:
     gpu: str | None = None  # that it holds for; None for a CPU
     source: str  # in words
     documents_per_second: Figure
-    seconds_per_document: Figure | None = None
     tokens_per_document: dict[str, Figure] = field(default_factory=dict)
     times_autoregressive: Figure | None = None  # on the same GPU; None: not measured
 

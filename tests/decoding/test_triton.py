@@ -68,10 +68,11 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
 
 @needs_triton
 @pytest.mark.parametrize(("capability", "dtype", "dim", "rows", "flags"), [
-    (89, "bf16", 128, 64, {"SPLIT": True}), (90, "bf16", 128, 128, {}),
-    *slow((80, "bf16", 128, 64, {}), (89, "fp16", 64, 64, {}), (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}),
-          (89, "bf16", 256, 64, {}), (89, "fp32", 256, 32, {}), (90, "bf16", 96, 16, {"WORDS": 2}),
-          (90, "bf16", 128, 64, {"SPLIT": True}), (90, "bf16", 256, 64, {"SOFTCAP": True}))])  # fmt: skip
+    (80, "bf16", 128, 64, {}), (89, "bf16", 128, 64, {"SPLIT": True}), (90, "bf16", 128, 128, {}),
+    *slow((89, "fp16", 64, 64, {}), (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}), (89, "bf16", 256, 64, {}),
+          (89, "bf16", 128, 64, {"SPLIT": True, "WORDS": 2, "WINDOW": True}), (89, "fp32", 256, 16, {"SPLIT": True}),
+          (90, "bf16", 96, 16, {"WORDS": 2}), (90, "bf16", 128, 64, {"SPLIT": True}),
+          (90, "bf16", 256, 64, {"SOFTCAP": True}))])  # fmt: skip
 def test_attention_compiles_into_what_a_card_has(capability, dtype, dim, rows, flags, monkeypatch, tmp_path):
     from raypd.decoding.attention import triton_kernel
 

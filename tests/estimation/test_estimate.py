@@ -370,6 +370,25 @@ def test_time_that_ends_while_the_engine_fills_leaves_a_guess(tmp_path, fake_tim
     assert whole.documents_per_second / 2 < guess.documents_per_second <= 1.1 * whole.documents_per_second
 
 
+@pytest.mark.parametrize("share", [3.5, 1.52])  # of the seconds that the sample alone takes
+def test_a_slow_method_is_priced_though_a_full_engine_ends_nothing(tmp_path, fake_time, share) -> None:
+    """By the tokens of the sample alone; with next to no time left for the full engine, by its seconds, too."""
+    config = corpus(tmp_path, 200, engine={"max_num_seqs": 64}, decoding={"method": "autoregressive"})
+    documents = sampling.draw(config, 10).documents
+    whole = Profiler(1).profile(config, documents)
+    began = fake_time.now
+    Profiler(1)._answer(
+        config, profile.build(config, 1, None), documents, 0, math.inf
+    )  # the model's load and the sample
+    limit = share * (fake_time.now - began - whole.load_seconds)
+    fake_time.stop = fake_time.now + whole.load_seconds + limit
+    guess = Profiler(1).profile(config, documents, limit, slow=True)
+    for name in ("decode_tokens", "rows"):
+        assert [getattr(cost, name) for cost in guess.costs] == [getattr(cost, name) for cost in whole.costs]
+    assert guess.complete
+    assert 0.4 < guess.documents_per_second / whole.documents_per_second < 1.3  # the sample alone fills no pass
+
+
 def stub_profiler(monkeypatch: pytest.MonkeyPatch, measured) -> None:
     for name, stub in (("__enter__", lambda self: self), ("__exit__", lambda *_: None), ("profile", measured)):
         monkeypatch.setattr(profile.RemoteProfiler, name, stub)
@@ -378,20 +397,25 @@ def stub_profiler(monkeypatch: pytest.MonkeyPatch, measured) -> None:
 def test_autoregressive_decoding_is_measured_where_it_is_asked_for(tmp_path, monkeypatch) -> None:
     methods: list[str] = []
 
-    def note(_: object, config: RunConfig, documents: list, limit: float, label: str) -> Profile:
+    def note(_: object, config: RunConfig, documents: list, limit: float, label: str, slow: bool = False) -> Profile:
         methods.append(config.decoding.method)
-        costs = [DocumentCost(1.0, 10, 0, 2)] * len(documents)
-        return _profile(costs, method=config.decoding.method, load_seconds=3.0, warmup_seconds=2.0)
+        costs = [DocumentCost(1.0, 10, 0, 512 if slow else 2)] * len(documents)
+        return _profile(costs, method=config.decoding.method, complete=not slow, load_seconds=3.0, warmup_seconds=2.0)
 
     stub_profiler(monkeypatch, note)
     plain, with_it = (estimate(corpus(tmp_path, 100), EstimateOptions(sample=20, baseline=b)) for b in (False, True))
     assert methods == ["hyper_parallel", "hyper_parallel", "autoregressive"]
     assert (plain.baseline, plain.startup_seconds) == ([], 5.0)
     assert [one.method for one in with_it.baseline] == ["autoregressive"]
+    assert [note for note in with_it.notes if "autoregressive" in note] == [
+        "autoregressive: the time ended before the sample was done: a guess; raise --minutes",
+        "autoregressive: 20 of 20 answers did not end before decoding.max_new_tokens=512: "
+        "with weights trained to end it costs less",
+    ]
 
 
 def test_a_baseline_for_which_no_time_was_left_is_named_and_one_document_is_one(tmp_path, monkeypatch, capsys) -> None:
-    def measured(_: object, config: RunConfig, documents: list, limit: float, label: str) -> Profile:
+    def measured(_: object, config: RunConfig, documents: list, *limits: object, slow: bool = False) -> Profile:
         if config.decoding.method == "autoregressive":
             return _profile([None] * len(documents), complete=False, seconds=0.0)
         return _profile([DocumentCost(1.0, 10, 0, 2)] * len(documents))

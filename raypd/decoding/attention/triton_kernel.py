@@ -76,7 +76,7 @@ def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, tup
     row_bytes = max(16, power_of_two(dim)) * itemsize
     keys = min(64 if large else 32, max(16, 16_384 // row_bytes))
     if itemsize > 2:  # products without tensor cores
-        return {16: (16, 4), 32: (16, 4)}
+        return {16: (16, 4)}
     if row_bytes > 256:
         return {16: (keys, 4), 64: (keys, 8)}
     return {16: (keys, 4), 64: (keys, 4), **({128: (keys, 8)} if large else {})}
@@ -101,7 +101,7 @@ def _attend(  # type: ignore[no-untyped-def]
     prefix_slot, prefix = tl.load(item + 2).to(tl.int64), tl.load(item + 3)
     own_slot, own_length = tl.load(item + 4).to(tl.int64), tl.load(item + 5)
     clear, first_key = tl.load(item + 6), tl.load(item + 7)
-    prefix_begin, split_row = tl.load(item + 8), tl.load(item + 9)
+    prefix_begin = tl.load(item + 8)
     row = tl.arange(0, ROWS)
     is_row = row < count * REPEAT
     token = (first + row // REPEAT).to(tl.int64)
@@ -110,9 +110,7 @@ def _attend(  # type: ignore[no-untyped-def]
     is_dim, is_value_dim = dim < DIM, value_dim < VALUE_DIM
     place = token[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
     query = tl.load(query_rows + place, mask=is_row[:, None] & is_dim[None, :], other=0.0)  # [ROWS, DIM_BLOCK]
-    position = tl.load(queries + token * FIELDS, mask=is_row, other=0)
-    step = tl.load(queries + token * FIELDS + 1, mask=is_row, other=0)
-    start = tl.load(starts + token, mask=is_row, other=0) if WINDOW else position
+    start = tl.load(starts + token, mask=is_row, other=0) if WINDOW else row
     high = tl.full([ROWS], float("-inf"), WIDE)  # the highest score so far, the sum of weights relative to it, and
     total = tl.zeros([ROWS], WIDE)
     mixed = tl.zeros([ROWS, VALUE_BLOCK], WIDE)  # the values by those weights
@@ -141,6 +139,8 @@ def _attend(  # type: ignore[no-untyped-def]
             value = tl.load(value_base + slot * value_slot, mask=is_value_dim[None, :], other=0.0)
             high, total, mixed = _take(query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
 
+    position = tl.load(queries + token * FIELDS, mask=is_row, other=0)
+    step = tl.load(queries + token * FIELDS + 1, mask=is_row, other=0)
     for begin in range(done, own_length, BLOCK):
         offset = begin + tl.arange(0, BLOCK)
         is_key = offset < own_length
@@ -153,16 +153,29 @@ def _attend(  # type: ignore[no-untyped-def]
         value = tl.load(value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0)
         high, total, mixed = _take(query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
 
+    _store(out, split, split_lse, item, row, head, value_dim, high, total, mixed, HEADS, VALUE_DIM, REPEAT, SPLIT)
+
+
+@triton.jit
+def _store(  # type: ignore[no-untyped-def]
+    out, split, split_lse, item, row, head, value_dim, high, total, mixed,
+    HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, REPEAT: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Writes the sums of a block. Its item is read once more: kept through the loops it is one register too many."""
+    token = (tl.load(item, volatile=True) + row // REPEAT).to(tl.int64)
+    is_row = row < tl.load(item + 1, volatile=True) * REPEAT
+    is_value_dim = (value_dim < VALUE_DIM)[None, :]
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
     if SPLIT:
+        split_row = tl.load(item + 9)
         is_part, is_row = is_row & (split_row >= 0), is_row & (split_row < 0)
         part = (split_row + row // REPEAT).to(tl.int64) * HEADS + head
         place = part[:, None] * VALUE_DIM + value_dim[None, :]
-        tl.store(split + place, mixed, mask=is_part[:, None] & is_value_dim[None, :])
+        tl.store(split + place, mixed, mask=is_part[:, None] & is_value_dim)
         lse = high + tl.log(tl.where(total == 0, 1.0, total))  # -inf where it has seen nothing
         tl.store(split_lse + part, lse, mask=is_part)
     place = (token * HEADS + head)[:, None] * VALUE_DIM + value_dim[None, :]
-    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & is_value_dim[None, :])
+    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & is_value_dim)
 
 
 @triton.jit
