@@ -22,7 +22,7 @@ from raypd.training import attention
 
 
 def load_for_training(config: RunConfig) -> LoadedModel:
-    """The model with float32 weights, or LoRA matrices beside frozen ones. Raises ModelError as `load_model`."""
+    """The model in float32 with model.adapter merged, or without it and with LoRA. Raises ModelError as `load_model`."""
     set_seed(config.training.seed)  # LoRA matrices are drawn
     full = config.training.weights == "full" and not REGISTRY[config.decoding.method].heads
     quantization = config.model.quantization
@@ -30,7 +30,7 @@ def load_for_training(config: RunConfig) -> LoadedModel:
         raise ModelError("training.weights full: quantized weights cannot be trained; use lora, or quantization none")
     if quantization in ("w8a8", "fp8"):
         raise ModelError(f"model.quantization {quantization} is for decoding: train with none, or nf4 or int8 and lora")
-    keys = {"adapter": None, **({"dtype": "float32"} if full else {})}
+    keys = {"dtype": "float32"} if full else {"adapter": None}
     loaded = load_model(config.model.model_copy(update=keys))
     _check_attention(loaded.model, loaded.name)
     make_trainable(loaded, config)

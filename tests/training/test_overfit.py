@@ -9,6 +9,7 @@ from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.medusa import MedusaHeads, cartesian_tree
 from raypd.errors import ModelError
+from raypd.estimation.checks import with_changes
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.load import load_model
 from raypd.models.medusa_heads import save_heads
@@ -179,3 +180,6 @@ def test_an_adapter_is_all_that_was_trained(tmp_path, quantization):
     if quantization == "none":
         assert not torch.equal(rows[0][fork], rows[1][fork])
         torch.testing.assert_close(rows[0][:fork], rows[1][:fork], rtol=0, atol=0)
+        full = {"training": {**config.training.model_dump(), "weights": "full"}}
+        begun = load_for_training(with_changes(config, {**full, "model.adapter": settings[0]["adapter"]})).model
+        torch.testing.assert_close(begun.state_dict(), decoded.state_dict())  # all weights are trained on from it
