@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -75,6 +76,9 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
         raise RunError(_why_not(address, f"it is not there after {_START_SECONDS:g} s")) from None
     except Exception as error:  # of any kind: on a busy machine Ray raises bare ones, too
         raise RunError(_why_not(address, str(error))) from None
+    if threading.current_thread() is threading.main_thread():
+        # Ray's handler in C++ prints a trace before it calls ours, and where that takes long it aborts the process.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
     return True
 
 

@@ -22,7 +22,7 @@ from raypd.training import attention
 
 
 def load_for_training(config: RunConfig) -> LoadedModel:
-    """The model in float32 with model.adapter merged, or without it and with LoRA. Raises ModelError as `load_model`."""
+    """The model in float32 with model.adapter merged, or without it and with LoRA. Raises as `load_model`."""
     set_seed(config.training.seed)  # LoRA matrices are drawn
     full = config.training.weights == "full" and not REGISTRY[config.decoding.method].heads
     quantization = config.model.quantization

@@ -126,7 +126,7 @@ def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here, exe
         driver.run_extract(run, build=build)
 
 
-def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, ray_here) -> None:
+def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path, ray_here) -> None:
     """Each unit from the third on waits for a file before it begins, so that no session is done before its end.
 
     Drivers that come and go on a cluster that stays; tests/storage/test_runs.py has them with a Ray of their own.
@@ -145,13 +145,13 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, 
     second = run.start()
     run.go("two")
     run.wait(8)
-    second.send_signal(signal.SIGINT)
+    second.send_signal(signal.SIGTERM)
     out, err = second.communicate(timeout=LONG)
     assert second.returncode == 130
     state = re.fullmatch(r"interrupted: (\d+) of 12 units committed; the same command resumes", err.splitlines()[-1])
     assert state, err
     assert int(state[1]) in (7, 8)  # it may not have heard of the last one yet
-    assert "Traceback" not in err + out
+    assert not [word for word in ("Traceback", "SIGTERM received") if word in err + out]  # the latter is Ray's own
 
     third = run.start()
     run.go("three")
