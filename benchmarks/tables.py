@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -23,13 +24,15 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import human_eval, speedup
-from benchmarks.compare_runs import compare
 from benchmarks.table import machine
+from raypd.config import ModelConfig
 from raypd.config.yaml_file import parse
 from raypd.errors import UserError
 from raypd.evaluation.score import evaluate, read_answers
+from raypd.models.load import load_tokenizer
 from raypd.run import layout, read
 from raypd.run.records import Manifest
+from raypd.tasks.columns import row_values
 
 _REGISTRY, _PAGE = Path(__file__).with_suffix(".yaml"), Path(__file__).parents[1] / "docs" / "quality.md"
 _DONE = (layout.MANIFEST, layout.TRAINING, "config.json")  # one of them is in a folder that is whole
@@ -86,17 +89,21 @@ def _split(command: str) -> list[str]:
     ]
 
 
-def figure(column: str, run: Path, first: Path, labels: Path | None) -> str:
-    """What a run has in a column: a measure of `raypd evaluate`, or of the run itself, or the mean of a counter."""
-    made, before = (read.record(Manifest, str(folder), layout.MANIFEST) or Manifest() for folder in (run, first))
+def figure(column: str, run: Path, first: Path, labels: Path | None, among: set[str] | None = None) -> str:
+    """What a run has in a column: a measure of `raypd evaluate`, or of the run itself, or the mean of a counter.
+
+    among: the documents that count, where a column is of answers; None: all."""
+    manifest, before = (read.record(Manifest, str(folder), layout.MANIFEST) or Manifest() for folder in (run, first))
     if column == "documents/s":
-        return f"{made.documents_per_second:.3g}"
+        return f"{_pace(manifest):.3g}"
     if column == "x the first":
-        return f"{made.documents_per_second / before.documents_per_second:.2f}"
+        return f"{_pace(manifest) / _pace(before):.2f}"
+    if column in ("prefill s", "decode s"):
+        return f"{manifest.cost.seconds.get(column[:-2], 0.0):.0f}" if manifest.cost else ""
     if column == "tokens decoded":
-        return f"{made.decode_tokens / max(1, made.documents):.1f}"
+        return f"{manifest.decode_tokens / max(1, manifest.documents):.1f}"
     if column == "same answers":
-        return "" if run == first else str(compare(str(run), str(first)).agreement)
+        return "" if run == first else _same(run, first)
     if column == "theoretical speedup":
         if run == first:
             return "1"
@@ -109,8 +116,35 @@ def figure(column: str, run: Path, first: Path, labels: Path | None) -> str:
     for measure in measures:
         if (measure.name, measure.of) == (column, ""):
             return f"{measure.value:.3f} ({measure.low:.3f} to {measure.high:.3f})"
-    found = [value for rows in read_answers(str(run)).values() for row in rows if (value := _counter(row, column))]
-    return f"{fmean(found):.2f}" if found else ""
+    by_document = read_answers(str(run))
+    rows = [row for id in by_document if among is None or id in among for row in by_document[id]]
+    if column == "parallel":
+        return f"{fmean((_counter(row, 'threads') or 0) > 1 for row in rows):.0%}"
+    if column.endswith(" saved"):
+        name = {"cached": "max_cached_tokens", "attended": "attended_tokens"}[column.split()[0]]
+        ours, flat = (fmean(_counter(row, f"{way}.{name}") or 0.0 for row in rows) for way in ("apar", "flattened"))
+        return f"{1 - ours / flat:.1%}"
+    counts = [count for row in rows if (count := _counter(row, column)) is not None]
+    return f"{fmean(counts):.2f}" if counts else ""
+
+
+def _pace(manifest: Manifest) -> float:
+    """Documents a second of decoding: the start of Ray and the model are left out, which a short run is full of."""
+    spent = manifest.cost.seconds if manifest.cost else {}
+    seconds = spent.get("prefill", 0.0) + spent.get("decode", 0.0)
+    return manifest.documents / seconds if seconds else manifest.documents_per_second
+
+
+def _same(run: Path, first: Path) -> str:
+    """Answers that are the same as the first run's, letter for letter, those that were cut included."""
+    sides = []
+    for folder in (run, first):
+        side: dict[tuple[str, str], tuple[str | None, str | None]] = {}
+        for key, rows in read_answers(str(folder)).items():
+            side |= {(key, value.key): (value.value, value.raw) for row in rows for value in row_values(row)}
+        sides.append(side)
+    keys = sides[0].keys() & sides[1].keys()
+    return f"{sum(sides[0][key] == sides[1][key] for key in keys) / len(keys):.1%} of {len(keys):,}"
 
 
 def _counter(row: dict[str, Any], name: str) -> float | None:
@@ -124,17 +158,54 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
     """A table as Markdown, after all that it needs was made."""
     for step in table.get("needs", []):
         maker.make(step, steps[step])
-    runs = {key: maker.make(f"{name}/{_file(key)}", of["run"]) for key, of in table["runs"].items()}
-    labels = maker.file(table["labels"]) if "labels" in table else None
-    first = next(iter(runs.values()))
     lines = ["| | paper | " + " | ".join(table["columns"]) + " |", "|---" * (2 + len(table["columns"])) + "|"]
+    for key, of in table.get("sets", {}).items():
+        lines.append("| " + " | ".join([key, of["paper"], *_described(maker.file(of["file"]))]) + " |")
+    runs = {key: maker.make(f"{name}/{_file(key)}", of["run"]) for key, of in table.get("runs", {}).items()}
+    labels = maker.file(table["labels"]) if "labels" in table else None
     for key, run in runs.items():
-        cells = [figure(column, run, first, labels) for column in table["columns"]]
-        lines.append("| " + " | ".join([key, str(table["runs"][key]["paper"]), *cells]) + " |")
+        paper = table["runs"][key]["paper"]
+        for group, among in _groups(table, maker).items():
+            cells = [figure(column, run, next(iter(runs.values())), labels, among) for column in table["columns"]]
+            row = f"{key}, {group}" + (f" ({len(among)})" if among else "") if group else key
+            lines.append("| " + " | ".join([row, str(paper[group] if group else paper), *cells]) + " |")
     part = f"the first {maker.limit} documents of each file, to try it" if maker.limit else "all documents"
     limit = f" LIMIT={maker.limit}" if maker.limit else ""
     about = f"{time.strftime('%Y-%m-%d')}; {machine()}; {part}: `make table NAME={name}{limit}`"
     return "\n".join([f"## {table['title']}", "", about, "", *lines, ""])
+
+
+def _described(path: Path) -> list[str]:
+    """What a file holds: documents and attributes of a category; or contexts, questions of one, and the mean tokens of
+    contexts, questions (with their choices) and answers by the embedded model's tokenizer."""
+    documents = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if "questions" not in documents[0]:
+        attributes: defaultdict[str, set[str]] = defaultdict(set)
+        for document in documents:
+            attributes[document["category"]] |= set(document["target"])
+        return [f"{len(documents):,}", f"{fmean(map(len, attributes.values())):.2f}"]
+    tokenizer = load_tokenizer(ModelConfig())
+    questions = [question for document in documents for question in document["questions"]]
+    texts = (
+        [document["context"] for document in documents],
+        ["\n".join([question["question"], *question.get("choices", [])]) for question in questions],
+        ["A" if question.get("choices") else question["answers"][0] for question in questions if question["answers"]],
+    )
+    means = [fmean(len(tokenizer.encode(text, add_special_tokens=False)) for text in of_kind) for of_kind in texts]
+    return [f"{len(documents):,}", *(f"{mean:.2f}" for mean in (len(questions) / len(documents), *means))]
+
+
+def _groups(table: dict[str, Any], maker: Maker) -> dict[str, set[str] | None]:
+    """Documents by category, of a table with `categories`: all of them, those but `left_out`, each category."""
+    if "categories" not in table:
+        return {"": None}
+    path, left_out = maker.file(table["categories"]["file"]), table["categories"]["left_out"]
+    documents = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    categories: defaultdict[str, set[str]] = defaultdict(set)
+    for document in documents:
+        categories[document["category"]].add(document["id"])
+    others = {document["id"] for document in documents if document["category"] not in left_out}
+    return {"all": None, f"without {', '.join(left_out)}": others, **dict(sorted(categories.items()))}
 
 
 def _file(name: str) -> str:

@@ -151,7 +151,7 @@ def test_every_command_is_one_and_every_need_a_step(tmp_path, monkeypatch):
     for name, table in registry["tables"].items():
         for step in table.get("needs", []):
             maker.make(step, registry["steps"][step])
-        for key, run in table["runs"].items():
+        for key, run in table.get("runs", {}).items():
             maker.make(f"{name}/{tables._file(key)}", run["run"])
     outputs = [load_config(file, keys).output.path for command, file, *keys in asked if command != "model"]
     assert all(output.startswith(str(tmp_path)) for output in outputs)
@@ -165,8 +165,39 @@ def test_a_section_and_its_page(texts, tmp_path):
     for name, run in zip("ab", texts, strict=True):
         (tmp_path / "t" / name).symlink_to(run)
     text = tables.section("t", table, tables.Maker(tmp_path, tmp_path, None), {})  # nothing is to be made
-    assert "| a | 1 |  | 1.000 (1.000 to 1.000) |\n| b | 2 | 25.0% [4-74%] of 4 values | 0.500 (0.500" in text
+    assert "| a | 1 |  | 1.000 (1.000 to 1.000) |\n| b | 2 | 25.0% of 4 | 0.500 (0.500" in text
     registry = {"tables": {"t": table, "u": {"title": "U"}}, "missing": {"V": "no GPU"}}
     page = tables.page("", registry, {"t": text})
     assert "* `u`: U" in page
     assert text in tables.page(page, registry, {"u": "## U\n"})
+
+
+def test_a_table_by_category_and_one_of_data(finished, tmp_path):
+    """Threads by the categories of a file, two of them left out of a mean; what a file of questions holds."""
+    parts = {"a": (3, 60), "b": (1, 90), "c": (5, 20)}  # threads, and most cached tokens, of 100
+    counters = {
+        id: {"threads": threads, "apar": {"max_cached_tokens": cached}, "flattened": {"max_cached_tokens": 100}}
+        for id, (threads, cached) in parts.items()
+    }
+    answers = {id: {**COLUMNS, "text": "x", "counters": json.dumps(counters[id])} for id in parts}
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "APAR").symlink_to(finished("apar", "generation", answers))
+    kinds = {"a": "writing", "b": "coding", "c": "math"}
+    lines = [json.dumps({"id": id, "category": kind}) + "\n" for id, kind in kinds.items()]
+    (tmp_path / "kinds.jsonl").write_text("".join(lines))
+    paper = dict.fromkeys(["all", "without coding, math", "coding", "math", "writing"], "p")
+    categories = {"file": "kinds.jsonl", "left_out": ["coding", "math"]}
+    columns, runs = ["threads", "parallel", "cached saved"], {"APAR": {"paper": paper, "run": "-"}}
+    table = {"title": "T", "columns": columns, "categories": categories, "runs": runs}
+    maker = tables.Maker(tmp_path, tmp_path, None)
+    text = tables.section("t", table, maker, {})
+    assert (
+        "| APAR, all | p | 3.00 | 67% | 43.3% |\n| APAR, without coding, math (1) | p | 3.00 | 100% | 40.0% |" in text
+    )
+    assert "| APAR, coding (1) | p | 1.00 | 0% | 10.0% |" in text
+    questions = [{"question": "Who?", "answers": ["me"]}, {"question": "Why?", "answers": []}]
+    (tmp_path / "q.jsonl").write_text(json.dumps({"context": "It was me.", "questions": questions}) + "\n")
+    sets = {"S": {"paper": "1", "file": "q.jsonl"}}
+    assert "| S | 1 | 1 | 2.00 | 4.00 | 2.00 | 1.00 |" in tables.section(
+        "s", {"title": "S", "columns": [], "sets": sets}, maker, {}
+    )
