@@ -8,13 +8,14 @@ from typing import Any
 from raypd.run.records import CardUse, Energy, WorkerTime
 
 _JOULES_PER_KWH = 3.6e6
+_GIVEN_UP = (15, 16)  # NVML's numbers for a GPU that is lost, and for one that has to be reset
 
 
 class CardWatch:
     """What this process's GPUs take and do, since it began. gpus: of this worker, or a fraction of one."""
 
     def __init__(self, gpus: float) -> None:
-        self._gpus, (self._nvml, self._handles) = gpus, _open(gpus)
+        self._gpus, (self._nvml, self._handles, self._refusal) = gpus, _open(gpus)
         self._use: CardUse | None = None
         self._before = self._total()
 
@@ -46,14 +47,14 @@ class CardWatch:
         return self._use
 
     def is_lost(self) -> bool:
-        """Whether the driver has given one of them up (Xid 79, a reset that is due)."""
-        nvml = self._nvml
+        """Whether the driver has given one of them up (Xid 79, a reset is due), also before this process began."""
+        said = self._refusal
         try:
             for handle in self._handles:
-                nvml.nvmlDeviceGetMemoryInfo(handle)
-        except nvml.NVMLError as error:
-            return getattr(error, "value", None) in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
-        return False
+                self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        except self._nvml.NVMLError as error:
+            said = error
+        return getattr(said, "value", None) in _GIVEN_UP
 
 
 def together(uses: Iterable[CardUse | None]) -> CardUse | None:
@@ -62,20 +63,20 @@ def together(uses: Iterable[CardUse | None]) -> CardUse | None:
     return reduce(CardUse.plus, known) if known else None
 
 
-def _open(gpus: float) -> tuple[Any, list[Any]]:
-    """NVML and the GPUs that CUDA_VISIBLE_DEVICES shows to this process; none where NVML does not answer."""
+def _open(gpus: float) -> tuple[Any, list[Any], Exception | None]:
+    """NVML, the GPUs that CUDA_VISIBLE_DEVICES shows to this process, and why NVML has none of them where it fails."""
     try:
         import pynvml
 
         if not gpus:
-            return pynvml, []
+            return pynvml, [], None
         pynvml.nvmlInit()
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = map(str, range(pynvml.nvmlDeviceGetCount())) if shown is None else map(str.strip, shown.split(","))
         by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-        return pynvml, [by_index(int(n)) if n.isdigit() else by_name(n) for n in names if n not in ("", "-1")]
-    except Exception:  # no package, no driver, no right: NVML has an exception for each
-        return None, []
+        return pynvml, [by_index(int(n)) if n.isdigit() else by_name(n) for n in names if n not in ("", "-1")], None
+    except Exception as error:  # no package, no driver, no right, a lost GPU: NVML has an exception for each
+        return None, [], error
 
 
 def of(reports: Iterable[WorkerTime], watts_per_gpu: float | None, co2e_grams_per_kwh: float | None) -> Energy:

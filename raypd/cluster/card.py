@@ -9,6 +9,7 @@ from raypd.run import layout
 
 _MOST_DEATHS = 2
 _CUDA = re.compile(r"CUDA(-capable| error| driver)|CUBLAS_STATUS_(?!ALLOC)|cuDNN error|CUDNN_STATUS|NVML")
+_UNSEEN = re.compile(r"was given a GPU, and torch .* sees none|torch sees no CUDA device")
 _MEMORY = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC")
 # Of CUDA's errors those that no kernel and no document can cause. An illegal address or a failed assertion may be
 # either's: such a document is looked for, unless the driver has given the card up.
@@ -44,9 +45,13 @@ class CardLog:
         self._node, self._card = node, os.environ.get("CUDA_VISIBLE_DEVICES", "0")
         self._folder = storage.join(output, layout.FAILURES, "cards", f"{node}-{self._card.replace(',', '-')}")
         self._process, self._is_lost = process, is_lost
+        self._deaths: list[str] = []  # before this process
 
     def blames(self, text: str, loading: bool = False) -> bool:
-        """Whether the card is to blame for an error; while a model loads, for each of CUDA."""
+        """Whether the card is to blame for an error; while a model loads, for each of CUDA, and where torch sees no GPU
+        if the card has failed before: that alone may as well be the driver's."""
+        if loading and _UNSEEN.search(text):
+            return bool(self._deaths) or self._is_lost()
         return is_fault(text) or (is_cuda_error(text) and (loading or self._is_lost()))
 
     def died(self, text: str) -> None:
@@ -55,7 +60,7 @@ class CardLog:
 
     def left_out(self) -> str | None:
         """Why nothing runs on the card any more; None: it may. Raises OSError."""
-        deaths = storage.names(self._folder)
+        self._deaths = deaths = storage.names(self._folder)
         if len(deaths) < _MOST_DEATHS:
             return None
         why = storage.read(storage.join(self._folder, deaths[-1])).decode(errors="replace").strip().rpartition("\n")[2]

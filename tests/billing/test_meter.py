@@ -121,8 +121,7 @@ def driver(monkeypatch, counts: bool = True) -> list[int]:
                            nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=[50, 90][card]),
                            nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=[2 << 30, 40 << 30][card]),
                            nvmlDeviceGetClockInfo=lambda card, kind: [900, 2100][card],
-                           nvmlDeviceGetMaxClockInfo=lambda card, kind: 2520,
-                           NVML_ERROR_GPU_IS_LOST=15, NVML_ERROR_RESET_REQUIRED=16)  # fmt: skip
+                           nvmlDeviceGetMaxClockInfo=lambda card, kind: 2520)  # fmt: skip
     if not counts:
         fake.nvmlDeviceGetTotalEnergyConsumption = mock.Mock(side_effect=error)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
@@ -162,6 +161,8 @@ def test_how_gpus_are_used(monkeypatch) -> None:
     assert (watch().samples, watch.is_lost()) == (8, False)
     error.value = 15
     assert watch.is_lost()
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetHandleByIndex", mock.Mock(side_effect=error))
+    assert energy.CardWatch(2).is_lost()  # before this process began
 
 
 @pytest.mark.parametrize("package", [None, "without a driver"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig, RunConfig
 from raypd.dataset.planner import plan
 from raypd.errors import ModelError, RunError
+from raypd.models.load import resolve_device
 from raypd.run import manifest
 from raypd.run.retry_policy import UnitLog
 from tests.cluster import fakes
@@ -85,6 +87,32 @@ def test_two_deaths_of_a_card_leave_it_out_and_blame_no_document(
     assert sum(deaths) == (0 if blamed else 1 + 2 + 3)
     left_out = "GPU 3 of node  is left out, 2 worker processes died "
     assert [why.partition("of it: ")[0] for why in ends] == ["died", "died", left_out if blamed else "died", "died"]
+
+
+@pytest.mark.parametrize(("first", "lost", "ends"), [
+    (ECC, False, ["died", "died", "left out"]), (None, True, ["died", "died", "left out"]),
+    (None, False, ["sees no"] * 3)])  # fmt: skip
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_card_that_its_next_process_does_not_see_is_left_out(run, monkeypatch, device, first, lost, ends) -> None:
+    """Only where nobody ever saw it is the driver to blame, which ends the run."""
+    (unit,) = plan(run)
+    unseen = with_keys(run, model={"name": "a/model", "device": device})
+    build = lambda config, threads: resolve_device(config.model.device)  # noqa: E731
+    monkeypatch.setattr("os._exit", sys.exit)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("raypd.billing.energy.CardWatch.is_lost", lambda self: lost)
+    seen = []
+    for number in range(3):
+        config, parts = (run, failing(first, True)) if first and number == 0 else (unseen, build)
+        try:
+            worker = DecodeWorker(WorkerSpec(config, run.output.path, "s", build=parts, gpus=1.0))
+        except SystemExit:
+            seen.append("died")
+        else:
+            error = worker.run(unit).error or ""
+            assert (worker.hello()[1] is not None) == ("is left out" in error)
+            seen.append(next(iter(re.findall("left out|sees no", error)), error))
+    assert seen == ends
 
 
 def test_too_little_memory_is_no_fault_of_a_card(run) -> None:
