@@ -23,7 +23,7 @@ from raypd.billing.budget import BudgetReached
 from raypd.cluster import ledger_actor, ray_session
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
-from raypd.models.load import check_model_config
+from raypd.models.load import check_gpu, check_model_config
 from raypd.run import console, layout, manifest, records, text
 from raypd.run.training import Curve, TrainingAttempt, TrainingData, TrainingRecord
 from raypd.tasks import check_task
@@ -121,7 +121,7 @@ def _fit(
     together = workers > 1 or config.training.sharding != "none"  # torch's store listens on every address
     trainer = (TorchTrainer if together else DataParallelTrainer)(
         _train_on_worker,
-        train_loop_config={"config": config, "rate": rate, "threads": resources.threads, "board": board},
+        train_loop_config={"config": config, "rate": rate, "resources": resources, "board": board},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=resources.gpus > 0, resources_per_worker=per_worker),
         run_config=TrainRun(
             name=_name(config, rate),
@@ -176,8 +176,10 @@ def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]
 
     config: RunConfig = arguments["config"]
     storage.configure(config.storage)
-    torch.set_num_threads(arguments["threads"])
+    torch.set_num_threads(arguments["resources"].threads)
     try:
+        if arguments["resources"].gpus and config.model.device == "auto":
+            check_gpu()
         loaded = load_for_training(config)
         data, train, validation = prepare(config, loaded.tokenizer, loaded.context_length)
     except UserError as error:

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from raypd.cluster.driver import run_extract
+from raypd.cluster.ray_session import WorkerResources
 from raypd.config.load import make_config
 from raypd.errors import InputError, ModelError
 from raypd.run.console import Interrupted
-from raypd.training.job import run_training
+from raypd.training.job import _train_on_worker, run_training
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
 
@@ -25,6 +26,16 @@ pytestmark = pytest.mark.timeout(900)  # up to three starts of Ray Train, beside
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("base"), hidden_size=64))
+
+
+def test_a_worker_with_a_gpu_that_it_does_not_see_does_not_train_on_the_cpu(tmp_path, monkeypatch):
+    arguments = {
+        "config": short(tmp_path, "no/model", "a", model={"device": "auto"}),
+        "resources": WorkerResources(1, 1.0, 1),
+    }
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    with pytest.raises(RuntimeError, match=r"ModelError.*was given a GPU, and torch .* sees none"):
+        _train_on_worker(arguments)
 
 
 @pytest.mark.slow  # tests/fitting/test_fit.py trains and decodes, too
