@@ -140,7 +140,9 @@ def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
         assert line in dockerfile
     for place in ("head", "worker"):
         assert ". /opt/raypd/infra/docker/node-environment.sh;" in CLUSTER[f"{place}_start_ray_commands"][-1]
-    assert "-v /tmp/ray:/tmp/ray" in CLUSTER["docker"]["run_options"]  # where Prometheus finds Ray's list of nodes
+    gpus = {"-e NVIDIA_VISIBLE_DEVICES=all", "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
+    # /tmp/ray: where Prometheus finds Ray's list of nodes
+    assert {"-v /tmp/ray:/tmp/ray", *gpus} <= set(CLUSTER["docker"]["run_options"])
 
 
 def test_the_image_with_vllm_has_versions_that_raypd_and_vllm_take_and_both_name_the_driver_of_cuda_13():
