@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from raypd.decoding.memory import has_main_memory, is_out_of_memory
+from raypd.decoding.transfer import to_device
 
 NO_MEMORY = "there is no memory for more"
 
@@ -100,7 +101,7 @@ class KVCache:
 
     def compact(self, start: int, offsets: np.ndarray) -> None:
         """Moves the slots at rising `offsets` [n] of a region together at its beginning, in every layer."""
-        slots = torch.from_numpy(start + offsets).to(self.device)
+        slots = to_device(start + offsets, self.device)
         for store in (*self.keys.values(), *self.values.values()):
             store[start : start + len(offsets)] = store[slots]
 

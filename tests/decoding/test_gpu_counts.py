@@ -14,6 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.gpu import LARGE, SHAPES, Work
 from raypd.decoding import engine as engines
+from raypd.decoding import kv_cache
 from raypd.decoding.attention import plan, sdpa, step
 from raypd.decoding.engine import Engine
 from raypd.decoding.llama import Llama
@@ -69,6 +70,19 @@ class Launches:
         return lambda *args, **_: self.counts[-1].count(self.name, [args[number] for number in self.moved])
 
 
+def count_copies(monkeypatch, passed: list[Counts]) -> None:
+    """Tells copies by `to_device` from others."""
+
+    def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+        passed[-1].pinned = True
+        moved = torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        passed[-1].pinned = False
+        return moved
+
+    for module in (engines, plan, step, kv_cache):
+        monkeypatch.setattr(module, "to_device", to_device)
+
+
 def passes(monkeypatch, attention: str, packed: bool, documents: int, fp8: bool = False) -> list[Counts]:
     """Hyper-parallel decoding by Qwen3-8B's layers: each pass."""
     from raypd.decoding import cuda_layer
@@ -84,17 +98,10 @@ def passes(monkeypatch, attention: str, packed: bool, documents: int, fp8: bool 
     monkeypatch.setattr(triton_kernel, "refusal", lambda _: None)
     monkeypatch.setattr(sdpa, "_has_kernel", lambda *_: True)
 
-    def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-        passed[-1].pinned = True
-        moved = torch.from_numpy(np.ascontiguousarray(array)).to(device)
-        passed[-1].pinned = False
-        return moved
-
     def sample(self, samples, logits, hidden) -> torch.Tensor:
         return torch.tensor([[5.0], [-1.0]]).repeat(1, len(samples.places))
 
-    for module in (engines, plan, step):
-        monkeypatch.setattr(module, "to_device", to_device)
+    count_copies(monkeypatch, passed)
     monkeypatch.setattr(Engine, "_sample", sample)
     with META:
         config = Qwen3Config(**{**LARGE, **SHAPES["Qwen3-8B"], "num_hidden_layers": LAYERS})
@@ -129,3 +136,12 @@ def test_without_triton_scores_are_not_written_out_either(monkeypatch):
     for counts in passes(monkeypatch, "sdpa", False, 64):
         assert not {"softmax", "_softmax", "logsumexp", "exp"} & set(counts.kernels)
         assert set(counts.copies) == {"pinned"}
+
+
+def test_a_region_closes_up_while_the_host_goes_on(monkeypatch):
+    cache = kv_cache.KVCache(64, None, META)
+    cache.layer(0, *[torch.empty(1, 2, 16, device=META)] * 2)
+    with Counts() as counts:
+        count_copies(monkeypatch, [counts])
+        cache.compact(8, np.array([0, 3, 4]))
+    assert set(counts.copies) == {"pinned"}
