@@ -12,9 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
+from raypd.billing.book import Book
 from raypd.cluster import ledger_actor
 from raypd.dataset import writer
 from raypd.report.status import Watch
+from raypd.run.records import Bill, CardUse, WorkerTime
 from tests.faults.trial import Trial
 from tests.processes import LONG, children, end_all, ended, start, wait_for
 
@@ -53,6 +55,16 @@ def check_sums(tree: dict[str, Any]) -> None:
         assert sum(own["documents"] for own in tree["categories"].values()) == tree["totals"]["documents"]
     for worker in tree["workers"]:
         assert all(a[1] <= b[0] + 1e-3 for a, b in zip(worker["spans"], worker["spans"][1:], strict=False))
+
+
+def test_a_driver_that_does_not_answer_is_said_once() -> None:
+    ledger = object.__new__(ledger_actor.Ledger)
+    ledger.book, ledger._heard, ledger._starts = Book(Bill("s", 100.0, 0.0)), {}, 0
+    for number, gpus in enumerate((0.0, 1.0, 1.0)):
+        ledger.report(WorkerTime(f"w{number}", "n", 100.0, gpus=gpus), (0, 0))
+        assert ["NVML" in note for note in ledger.book.last.notes] == [True] * min(1, number)
+    ledger.report(WorkerTime("w0", "n", 100.0, sequence=9, gpus=1.0, cards=CardUse(1)), (0, 0))
+    assert len(ledger.book.last.notes) == 1
 
 
 def check_rows(run: Trial) -> None:

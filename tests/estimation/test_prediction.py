@@ -37,6 +37,7 @@ def test_the_products_are_counted() -> None:
     out = CliRunner().invoke(app, ["estimate", "--model", QWEN, "--instance", "g6e.48xlarge"]).stdout
     assert f"hyper_parallel on L40S                {1 / sum(parts.values()):.3g}\n" in out
     assert "PREDICTED for L40S, not measured: products 80%" in out
+    assert "6.28 of others in the" in out
 
 
 @pytest.mark.parametrize(("changes", "part"), [

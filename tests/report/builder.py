@@ -17,7 +17,7 @@ from raypd import storage
 from raypd.billing.book import Book
 from raypd.billing.meter import Meter
 from raypd.dataset import writer
-from raypd.run.records import Bill, Manifest, NodeTime, RunRecord, Session, UnitSummary, WorkerTime, write
+from raypd.run.records import Bill, CardUse, Manifest, NodeTime, RunRecord, Session, UnitSummary, WorkerTime, write
 from raypd.tasks.columns import EXTRACTION
 
 CATEGORIES = {"headphones": ["Brand", "Fit", "Connection", "Noise cancelling", "Battery life in h", "Color"],
@@ -180,7 +180,8 @@ class _Worker:
 
     def __init__(self, number: int, began: float) -> None:
         self.now = began
-        self.meter = Meter(f"n{number}", "hyper_parallel", 1.0, lambda: self.now, lambda: 310.0 * (self.now - began))
+        self.meter = Meter(f"n{number}", "hyper_parallel", 1.0, lambda: self.now, lambda: 310.0 * (self.now - began),
+                           lambda: CardUse(1, 0.7, 40.0, 1500.0, 2520.0))  # fmt: skip
         self.meter._totals.worker = f"worker-{number}"
 
     def do(self, unit: UnitSummary, rows: list[dict[str, Any]]) -> WorkerTime:

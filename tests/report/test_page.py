@@ -13,6 +13,7 @@ import pytest
 
 from raypd import storage
 from raypd.answering import components
+from raypd.cli import summary
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import InputError
@@ -49,7 +50,9 @@ def test_figures_stand_on_the_page(make):
     run = make(units=20, documents=25, sessions=2, budget_usd=2.0)
     text = shown(run)
     axes = ["running time, minutes", "spent, USD", "documents/s", "confidence, 0 to 1", "budget $2.00"]
-    says(text, "500", "of the budget of $2.00", "2 sessions", *run.sample.errors, *axes)
+    use = "GPUs 70% busy, 40 GiB at most, 1,500 of 2,520 MHz"
+    says(text, "500", "of the budget of $2.00", "2 sessions", use, *run.sample.errors, *axes)
+    assert f"use:    {use}" in summary._cost_lines(run.bill.cost)
 
 
 def test_a_run_without_a_price_says_so_and_draws_no_money(make):
