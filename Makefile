@@ -85,13 +85,13 @@ benchmark: setup
 table: setup
 	$(BIN)/python -m benchmarks.tables $(or $(NAME),--list) $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT))
 
-# Interrupted, so that pytest prints what it has; killed, it prints nothing.
+# Interrupted, so that both print what they have; killed, they print nothing.
 GPU_TESTS := gpu-tests.xml
 # No setup: as it is run on a machine that has these packages and gets no others. Both parts together stay below ten minutes.
 gpu:
 	status=0; rm -f $(GPU_TESTS); side=$$($(PYTHON) -c 'import xdist' 2> /dev/null && echo "-n 8"); \
 	timeout -s INT -k 20 280 $(PYTHON) -m pytest --noconftest $$side --junitxml=$(GPU_TESTS) tests/test_gpu.py || status=1; \
-	timeout 290 $(PYTHON) -m benchmarks.gpu --seconds 220 --tests $(GPU_TESTS) || status=1; exit $$status
+	timeout -s INT -k 10 290 $(PYTHON) -m benchmarks.gpu --seconds 220 --tests $(GPU_TESTS) || status=1; exit $$status
 
 lint: setup
 	$(BIN)/ruff check raypd jobs infra examples benchmarks tests
