@@ -3,6 +3,9 @@ must be set before triton is imported."""
 
 import copy
 import dataclasses
+import random
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,9 +26,9 @@ from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.pack import layers_error
 from raypd.decoding.quantized import E4M3, in_fp8, quantize
 from raypd.decoding.visibility import Reach
-from tests.decoding.cases import CASES, pair
+from tests.decoding.cases import CASES, _stacked, pair
 from tests.decoding.drivers import logits_of, never, prompts_of
-from tests.decoding.kernel_cases import compare, slow
+from tests.decoding.kernel_cases import compare, random_pass, slow
 from tests.decoding.test_properties import check
 from tests.tiny import in_float64, tiny_model
 
@@ -52,6 +55,18 @@ def test_a_random_pass_is_what_torchs_attention_makes_of_it(seed, monkeypatch):
     assert (bool(merged), bool(shared)) == (seed in (0, 3), seed == 3)
 
 
+def test_the_leading_keys_that_all_queries_of_a_span_see_are_counted():
+    """What is read without a mask: results are the same with fewer."""
+    for seed in range(30):
+        step = random_pass(random.Random(seed), CPU, 60)
+        ((_, items),) = plan.KernelPlan(step, 1, (64,)).blocks
+        for item in items.tolist():
+            span = next(span for group in step.groups for span in group.spans if span.a == item[0])
+            hidden = np.flatnonzero(~span.seen.all(0))
+            exact = int(hidden[0]) if len(hidden) else span.length
+            assert item[6] == exact if span.size == 1 or span.causal else item[6] <= exact
+
+
 # Not bfloat16, whose bits the interpreter multiplies as integers (triton-lang/triton#11584).
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.float16, 2e-3)])
 def test_other_precisions(dtype, atol):
@@ -60,7 +75,7 @@ def test_other_precisions(dtype, atol):
 
 
 @pytest.mark.parametrize(("kind", "extra"), [
-    ("mistral", {"sliding_window": 7}), ("qwen3", {}), *slow(("llama", {"attention_bias": True}), ("qwen2", {})),
+    ("mistral", {"sliding_window": 7}), ("qwen3", {}), ("llama", {"attention_bias": True}), *slow(("qwen2", {})),
 ])  # fmt: skip
 @torch.inference_mode()
 def test_layers_for_gpus_give_the_logits_of_transformers(kind, extra):
@@ -112,7 +127,9 @@ def test_layers_in_fp8_are_those_in_torch():
     assert layers_error(model, CudaLayer, triton_kernel.attend) <= 0.05
 
 
-def test_what_is_wrong_on_a_device_is_not_taken_there():
+def test_what_is_wrong_on_a_device_is_not_taken_there(monkeypatch):
+    split, shared = plan._split, []
+
     def of_all_keys(step, layer, query, key, value):
         whole = dataclasses.replace(
             step, groups=[PrefixGroup([sees_all(s) for s in g.spans], g.start, g.length) for g in step.groups], plans={}
@@ -122,8 +139,18 @@ def test_what_is_wrong_on_a_device_is_not_taken_there():
     def sees_all(span):
         return dataclasses.replace(span, reach=np.full_like(span.reach, Reach.ALL))
 
-    for attend, right in ((triton_kernel.attend, True), (of_all_keys, False)):
-        assert (error_of(attend, CPU, torch.float16, 4, 2, 16) <= 1) == right
+    def without_the_parts(*arguments):
+        monkeypatch.setattr(triton_kernel, "_merge", mock.MagicMock())
+        return triton_kernel.attend(*arguments)
+
+    # Of a GPU: it splits long keys, and reads the prefix once for several texts.
+    monkeypatch.setattr(triton_kernel, "card", lambda _: ((8, 9), 50))
+    monkeypatch.setattr(plan, "_split", lambda items, fill: shared.append(items) or split(items, fill))
+    for attend, right in ((triton_kernel.attend, True), (of_all_keys, False), (without_the_parts, False)):
+        assert (error_of(attend, CPU, torch.float16, 2, 1, 16) <= 1) == right
+    items = [item for _, item in shared[0]]
+    assert any(not item.own_keys for item in items)
+    assert max(item.own_keys for item in items) > 1.5 * plan._LEAST_PART
     model = tiny_model("qwen3").half()
 
     class Unnormed(CudaLayer):
@@ -137,6 +164,13 @@ OTHERS = slow(("intra_prompt", "gemma2"), ("apar", "llama"), ("space", "mistral"
 BY_GRAPHS = slow(
     ("hyper_parallel", "llama"), ("intra_prompt", "gemma2"), ("apar", "qwen2"), ("pasta", "mistral"), ("space", "qwen3")
 )
+
+
+def test_layers_for_gpus_decode_in_parallel_what_the_unmodified_model_says():
+    model, stock = (in_float64(one) for one in pair("qwen3"))
+    case = _stacked((1, 2), isolate_values=False)(stock)
+    engine = Engine(Llama(model, CudaLayer), max_num_seqs=3, max_num_batched_tokens=60, attention="triton")
+    case.check(engine.run(case.programs()), 1e-9)
 
 
 @pytest.mark.parametrize(("method", "kind"), [("hyper_parallel", "qwen3"), *OTHERS])
@@ -156,6 +190,7 @@ class Replays:
 
     def __init__(self, monkeypatch) -> None:
         self.captured = self.replayed = 0
+        self.pools = set()  # of memory, each with its stream
         monkeypatch.setattr(graphs, "captured", self._capture)
 
     def engine(self, model, **sizes) -> Engine:
@@ -163,6 +198,7 @@ class Replays:
         return engine
 
     def _capture(self, run, device, pool, stream):
+        self.pools.add((pool, stream))
         run()
         places = self._places()
         with OnDevice():
@@ -202,11 +238,15 @@ def test_long_keys_are_split_in_graphs_too(monkeypatch):
     monkeypatch.setattr(plan, "_LEAST_PART", 16)
     monkeypatch.setattr(triton_kernel, "card", lambda _: ((8, 0), 20))
     monkeypatch.setattr(graphs, "_LEAST_ROWS", 4)
-    model, prompts = in_float64(pair("llama")[0]), prompts_of(3, 2, 30, plain=1)
-    engines = Engine(copy.deepcopy(model)), Replays(monkeypatch).engine(model)
+    model, prompts, replays = in_float64(pair("llama")[0]), prompts_of(3, 2, 30, plain=1), Replays(monkeypatch)
+    engines = Engine(copy.deepcopy(model)), replays.engine(model)
+    engines[1].graphs.pool, engines[1].graphs.stream = "a pool", "a stream"
     answers = [tokens_in(engine.run(autoregressive(prompt, 4, never) for prompt in prompts)) for engine in engines]
     assert answers[0] == answers[1]
     assert any(graph.split_rows for graph in engines[1].graphs.graphs.values())
+    assert replays.pools == {("a pool", "a stream")}
+    assert engines[1].graphs.logits(torch.zeros(1025), torch.zeros(1025), SimpleNamespace(groups=[], kept=[0])) is None
+    assert graphs.MOST_TOKENS == 1024
 
 
 @pytest.mark.parametrize("window", [None, 6])
@@ -253,6 +293,22 @@ def test_the_benchmark_of_gpus_makes_its_table(monkeypatch, capsys):
     rows = [line.split(" | ")[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("| tiny")]
     assert [attention for method, attention in rows if method.startswith("hyper_parallel")] == ["sdpa", "triton"] * 2
     assert len(rows) == 7
+
+
+def test_an_interrupted_benchmark_prints_what_it_has(monkeypatch, capsys):
+    line = ["tiny", "generate", "sdpa", 2, "1.00", "2.00", 3, "4", "5.0", "-"]
+    monkeypatch.setattr(gpu, "row", mock.Mock(side_effect=[line, KeyboardInterrupt]))
+    monkeypatch.setattr(gpu, "passes", lambda *_: ({"prefill": 0.5}, "a table of the profiler"))
+    monkeypatch.setattr("sys.argv", ["gpu", "--tiny"])
+    assert gpu.main() == 1
+    said = capsys.readouterr().out
+    for words in (
+        "a table of the profiler",
+        "| tiny | generate | sdpa |",
+        "summary: estimates",
+        "masks for 64 sequences",
+    ):
+        assert words in said
 
 
 def tokens_in(answer) -> list:

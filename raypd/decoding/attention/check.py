@@ -7,8 +7,10 @@ from raypd.decoding.attention.step import Attend, AttentionLayer, PrefixGroup, S
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.visibility import Reach
 
-_PREFIX = 40
-_SPANS = [(90, 90), (1, 130), (5, 70)]  # queries and own keys: a prompt, a text in decoding, values in parallel
+# Queries and own keys: a prompt, a text in decoding whose keys are split, values in parallel; and so many texts in
+# decoding that the prefix is read once for all.
+_PREFIX = 280
+_SPANS = [(90, 90), (1, 420), (5, 70), *[(1, 20)] * 16]
 
 
 def error_of(attend: Attend, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> float:
