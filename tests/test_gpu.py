@@ -16,7 +16,9 @@ import torch
 
 from raypd.decoding import engine as decoding
 from raypd.decoding.attention import sdpa
+from raypd.decoding.llama import Llama
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.pack import pack
 from raypd.decoding.quantized import Fp8Linear
 from tests.decoding.cases import CASES, Case, Knowing, pair, run_all
 from tests.decoding.drivers import never, prompts_of
@@ -74,6 +76,27 @@ def test_graphs_are_exact(method):
     engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=30, attention="triton", cuda_graphs=True)
     case.check(engine.run(case.programs()), 1e-9)
     assert not engine.graphs.failed
+
+
+@needs_triton
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("method", ["hyper_parallel", "autoregressive"])
+def test_packed_layers(method, kind, dtype, cuda_graphs):
+    """In float64 to rounding; in bfloat16 as `pack` chooses them, near the same weights in float64."""
+    from raypd.decoding.cuda_layer import CudaLayer
+
+    model, stock = pair(kind)
+    if dtype == torch.float64:
+        packed, case, atol = Llama(in_float64(model).cuda(), CudaLayer), case_of(method, kind, True), 1e-9
+    else:
+        packed, case, atol = pack(model.bfloat16().cuda()), CASES[method](in_float64(stock.bfloat16())), 0.5
+    assert {type(layer) for layer in packed.layers} == {CudaLayer}
+    sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 30}
+    engine = Engine(packed, **sizes, attention="triton", cuda_graphs=cuda_graphs)
+    case.check(engine.run(case.programs()), atol)
+    assert not cuda_graphs or (engine.graphs.graphs and not engine.graphs.failed)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])

@@ -1,4 +1,5 @@
-"""A pytest plugin that runs tests/test_gpu.py on a CPU: `.cuda()` is nothing, and sdpa goes the way of a GPU."""
+"""A pytest plugin that runs tests/test_gpu.py on a CPU: `.cuda()` is nothing, and sdpa writes scores out, as
+on a GPU without its kernel."""
 
 import torch
 
