@@ -42,7 +42,7 @@ from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
 from raypd.dataset import writer
 from raypd.dataset.reader import read_table
-from raypd.errors import ConfigError, RunError
+from raypd.errors import ConfigError, RunError, raised_as
 from raypd.estimation import bootstrap, sampling
 from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.profile import Profiler
@@ -184,10 +184,8 @@ class Processor:
 
     def bill(self) -> WorkersBill:
         """What all pipelines' workers have metered until now. Raises RunError where the actor that keeps it is gone."""
-        try:
+        with raised_as(RunError, "the bill is lost with the actor that kept it", ray.exceptions.RayError):
             reports: list[WorkerTime] = [] if self._ledger is None else ray.get(self._ledger.reports.remote())
-        except ray.exceptions.RayError as error:
-            raise RunError(f"the bill is lost with the actor that kept it: {error}") from None
         nodes = self._nodes(self._share())
         usd_per_second = {node: _usd_per_second(nodes, node) for node in {report.node for report in reports}}
         return of_workers(reports, time.time(), usd_per_second)

@@ -1,7 +1,8 @@
 """Errors that a user can act on. The command line prints their text alone; all else is a bug and keeps its trace."""
 
+import contextlib
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 
 def did_you_mean(wanted: str, known: Iterable[str], shown: Callable[[str], object] = repr) -> str:
@@ -14,6 +15,16 @@ def in_words(error: Exception) -> str:
     """An error of Python's own for a user, who has no function to call where a number is too long to be read."""
     text = str(error)
     return "a number has more digits than can be read" if "set_int_max_str_digits" in text else text
+
+
+@contextlib.contextmanager
+def raised_as(kind: type[BaseException], words: str, *caught: type[Exception], advice: str = "") -> Iterator[None]:
+    """Raises what is `caught` within (None named: OSError) as a `kind`: the words, the error's own, the advice."""
+    kinds = caught or (OSError,)
+    try:
+        yield
+    except kinds as error:
+        raise kind(f"{words}: {error}{advice}") from None
 
 
 class UserError(Exception):

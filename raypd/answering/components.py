@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from raypd.config import CascadeConfig, ModelConfig, RunConfig
 from raypd.config.model import MOST_REQUESTS, MOST_SEQS
-from raypd.errors import ModelError
+from raypd.errors import ModelError, raised_as
 from raypd.tasks import build_task, task_alone
 from raypd.tasks.base import Task
 from raypd.tasks.cascade import Cascade, SecondProgram
@@ -148,7 +148,7 @@ def _of_raypd(config: RunConfig, threads: int | None, load: Load | None, share: 
     load = load or load_model
     loaded, sizes = load(config.model), config.engine
     loaded.packed = loaded.packed or pack(loaded.model)
-    try:
+    with raised_as(ModelError, "engine", ValueError):
         engine = decoding.Engine(
             loaded.packed,
             max_num_seqs=sizes.most_seqs,
@@ -158,8 +158,6 @@ def _of_raypd(config: RunConfig, threads: int | None, load: Load | None, share: 
             attention=sizes.attention,
             cuda_graphs=sizes.cuda_graphs,
         )
-    except ValueError as error:
-        raise ModelError(f"engine: {error}") from None
     if loaded.device.type == "cuda":
         warm_up(engine, min(engine.budget.most, loaded.context_length // 2))
     return engine, build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)

@@ -21,7 +21,7 @@ from raypd.cli.run import config_over, run_task
 from raypd.config import RunConfig
 from raypd.config.load import load_config
 from raypd.config.render import render
-from raypd.errors import ConfigError, RunError, UserError
+from raypd.errors import ConfigError, RunError, UserError, raised_as
 from raypd.run import load
 from raypd.run.text import clean, said
 
@@ -387,13 +387,11 @@ def schema_suggest(
     if output is None:
         print(clean(text), end="")
         return
-    try:
+    with raised_as(ConfigError, f"{output}: cannot be written"):
         if force:
             storage.put(output, text.encode())
         elif not storage.put_new(output, text.encode()):
             raise ConfigError(refusal)
-    except OSError as error:
-        raise ConfigError(f"{output}: cannot be written: {error}") from None
 
 
 @_model_app.command("add-tokens")

@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 from raypd.config import KINDS, TEMPLATES, Attribute, Category, RunConfig, redact
 from raypd.config.schema import categories_of, is_file
 from raypd.config.yaml_file import YamlFile, parse
-from raypd.errors import ConfigError, did_you_mean
+from raypd.errors import ConfigError, did_you_mean, raised_as
 
 _PATHS = (
     "input.path", "task.categories_file", "task.schema", "task.template", "task.few_shot",
@@ -45,10 +45,8 @@ def override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
             raise ConfigError(
                 f"{redact(given)!r}: an override is written key=value, for instance decoding.method=autoregressive"
             )
-        try:
+        with raised_as(ConfigError, repr(redact(given)), TypeError):
             set_key(tree, key, value_of(value))
-        except TypeError as error:
-            raise ConfigError(f"{redact(given)!r}: {error}") from None
 
 
 def _checked(source: YamlFile, overrides: list[str] | None, folder: Path | None = None) -> RunConfig:

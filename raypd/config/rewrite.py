@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from raypd.config import RunConfig
 from raypd.config.load import anchor_paths, load_config, set_key, value_of
-from raypd.errors import ConfigError, RunError
+from raypd.errors import ConfigError, RunError, raised_as
 
 _MARK = "# Written by {}."
 
@@ -51,10 +51,8 @@ def write(
     roundtrip.dump(tree, out)
     reasons = [part for line in why.splitlines() for part in textwrap.wrap(line, 98, break_on_hyphens=False)]
     lines = [_MARK.format(by), *(f"# {line}" for line in reasons), ""]
-    try:
+    with raised_as(RunError, f"{target}: cannot be written", advice="; --output names another file"):
         target.write_text("\n".join(lines) + "\n" + out.getvalue(), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error}; --output names another file") from None
     made = load_config(target)
     for key, value in changes.items():
         if attrgetter(key)(made) != value:

@@ -14,7 +14,7 @@ from raypd.dataset import writer
 from raypd.dataset.jsonl import BOM, Line, lines, open_lines
 from raypd.dataset.listing import objects
 from raypd.dataset.split import line_limit
-from raypd.errors import ConfigError, InputError, RunError
+from raypd.errors import ConfigError, InputError, RunError, raised_as
 from raypd.run import layout
 from raypd.run.text import one_line
 from raypd.tasks.base import Document
@@ -56,10 +56,8 @@ def write(config: RunConfig, output: str) -> tuple[int, int]:
             errors.append(_error(config, name, line, fields, reason))
     for name, encoded in ((layout.BATCH_OUTPUT, answers), (layout.BATCH_ERRORS, errors)):
         path = storage.join(output, name)
-        try:
+        with raised_as(RunError, f"{path}: cannot be written", advice="; the same command writes it"):
             storage.put(path, "".join(encoded).encode())
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error}; the same command writes it") from None
     return len(answers), len(errors)
 
 
@@ -68,16 +66,14 @@ def _lines(config: RunConfig) -> Iterator[tuple[Line, dict[str, Any] | None]]:
     if len(files) != 1 or files[0].format != "jsonl":
         raise ConfigError(f"input.path {config.input.path}: task.openai takes one batch file, .jsonl[.gz|.zst]")
     (file,) = files
-    try:
-        with closing(open_lines(file.path, file.compression)) as opened:
-            for line in lines(opened, line_limit(config.input.max_document_bytes)):
-                try:
-                    fields = json.loads((line.data or b"").removeprefix(BOM if line.offset == 0 else b""))
-                except (ValueError, RecursionError):
-                    fields = None
-                yield line, fields if isinstance(fields, dict) else None
-    except (OSError, EOFError) as error:
-        raise InputError(f"{file.path}: cannot be read: {error}") from None
+    read = raised_as(InputError, f"{file.path}: cannot be read", OSError, EOFError)
+    with read, closing(open_lines(file.path, file.compression)) as opened:
+        for line in lines(opened, line_limit(config.input.max_document_bytes)):
+            try:
+                fields = json.loads((line.data or b"").removeprefix(BOM if line.offset == 0 else b""))
+            except (ValueError, RecursionError):
+                fields = None
+            yield line, fields if isinstance(fields, dict) else None
 
 
 def _rows(output: str) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:

@@ -7,6 +7,7 @@ import lxml.etree
 import lxml.html
 
 from raypd.config import InputConfig
+from raypd.errors import raised_as
 from raypd.run.text import counted
 from raypd.tasks.sandbox import time_limit
 
@@ -50,10 +51,8 @@ def text_of_file(data: bytes, format: str, source: InputConfig) -> str:
 
 def _html(text: str) -> str:
     parser = lxml.html.HTMLParser(remove_comments=True, remove_pis=True, encoding="utf-8")
-    try:
+    with raised_as(ValueError, "HTML that cannot be read", lxml.etree.LxmlError):
         page = lxml.html.document_fromstring(text.encode(), parser=parser)
-    except lxml.etree.LxmlError as error:
-        raise ValueError(f"HTML that cannot be read: {error}") from None
     if any(entry.type_name == "ERR_RESOURCE_LIMIT" for entry in parser.error_log):
         raise ValueError("HTML that cannot be read whole: its elements are nested more than 256 deep")
     for element in list(page.iter(*_UNSEEN)):

@@ -19,7 +19,7 @@ from raypd import storage
 from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.config import RunConfig
-from raypd.errors import ConfigError, RunError, UserError
+from raypd.errors import ConfigError, RunError, UserError, raised_as
 from raypd.estimation import sampling
 from raypd.estimation.agreement import Floor, Judge, values_of
 from raypd.estimation.bootstrap import exact
@@ -183,12 +183,10 @@ class _Trials:
         tree = asdict(trial)
         del tree["agreement"]  # the reference decides it
         line = {"key": key, "about": self.about, "at": time.time(), "trial": tree}
-        try:
+        with raised_as(RunError, f"{self.path}: cannot be written", advice="; --output names another place"):
             torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"\n", b"")
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(("\n" if torn else "") + json.dumps(line) + "\n")
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be written: {error}; --output names another place") from None
 
     def show(self, trial: Trial, reference: bool) -> None:
         outcome, same = f"{trial.speed:.3g} documents/s", trial.agreement

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from raypd import storage
 from raypd.config import ModelConfig
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, raised_as
 from raypd.evaluation.calibration import calibrate, calibration_error, reliability
 from raypd.evaluation.score import labelled_values
 from raypd.run.load import load_record
@@ -29,10 +29,8 @@ def calibrate_run(
     path = Path(output) if output is not None else Path(str(weights), FILE)
     values = labelled_values(run, labels, labels_column, tolerance)
     made = calibrate(values)
-    try:
+    with raised_as(ConfigError, f"{path}: cannot be written"):
         made.write(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error}") from None
     before, after = (calibration_error(reliability(values, calibration)) for calibration in (None, made))
     return (
         f"{path}: fitted on {len(values):,} values, {sum(v.right for v in values) / len(values):.0%} of them right\n"

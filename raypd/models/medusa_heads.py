@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from raypd.decoding.methods.apar import Tree
 from raypd.decoding.methods.medusa import MedusaHeads
-from raypd.errors import ModelError
+from raypd.errors import ModelError, raised_as
 
 
 def save_heads(heads: MedusaHeads, folder: str | Path) -> None:
@@ -36,10 +36,8 @@ def read_sizes(folder: str | Path) -> dict[str, Any]:
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise ModelError(f"decoding.heads {folder}: no Medusa heads there: {name} is missing")
-    try:
+    with raised_as(ModelError, f"decoding.heads {folder}: config.json cannot be read", ValueError):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"decoding.heads {folder}: config.json cannot be read: {error}") from None
     if not isinstance(config, dict) or "heads" not in config:
         raise ModelError(f"decoding.heads {folder}: no Medusa heads there: config.json is that of something else")
     _check_shapes(folder, config)
@@ -56,11 +54,9 @@ def _check_shapes(folder: Path, config: dict[str, Any]) -> None:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelError(f"decoding.heads {folder}: config.json does not tell the heads' shape: {reason}") from None
-    try:
-        with safe_open(folder / "model.safetensors", "pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ModelError(f"decoding.heads {folder}: model.safetensors cannot be read: {error}") from None
+    unreadable = raised_as(ModelError, f"decoding.heads {folder}: model.safetensors cannot be read", SafetensorError)
+    with unreadable, safe_open(folder / "model.safetensors", "pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     if shapes != expected:
         name = min(n for n in shapes.keys() | expected.keys() if shapes.get(n) != expected.get(n))
         raise ModelError(

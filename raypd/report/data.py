@@ -9,7 +9,7 @@ from typing import Any
 
 from raypd import storage
 from raypd.config.secrets import redact
-from raypd.errors import RunError
+from raypd.errors import RunError, raised_as
 from raypd.report.ledger import read_bill
 from raypd.report.sample import read_sample
 from raypd.report.units import CommittedUnit, Units, read_units, unit_objects
@@ -120,7 +120,7 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
 
     Raises ConfigError: neither a run nor an estimate, or no readable run.json; RunError: a torn file, or storage is
     away."""
-    try:
+    with raised_as(RunError, f"{root}: cannot be read"):
         try:
             record = load_record(root, overrides)
         except NoRun:
@@ -128,8 +128,6 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
                 raise
             return report
         return RunReport(root, record.fingerprint, record.config, record.versions)
-    except OSError as error:
-        raise RunError(f"{root}: cannot be read: {error}") from None
 
 
 def _without_run(root: str) -> RunReport | None:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from raypd import storage
 from raypd.config.yaml_file import dump
-from raypd.errors import RunError
+from raypd.errors import RunError, raised_as
 from raypd.estimation import tables
 from raypd.report import charts, comparison
 from raypd.report.data import RunReport
@@ -46,10 +46,8 @@ def write(run: RunReport, path: str | None = None) -> str:
 
 def put(path: str, data: bytes, name: str = "", advice: str = "") -> None:
     """Writes a file. Raises RunError when it cannot, with its name and advice."""
-    try:
+    with raised_as(RunError, f"{path}: {name}cannot be written", advice=advice):
         storage.put(path, data)
-    except OSError as error:
-        raise RunError(f"{path}: {name}cannot be written: {error}{advice}") from None
 
 
 def render(run: RunReport) -> str:

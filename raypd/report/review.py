@@ -15,7 +15,7 @@ from raypd import storage
 from raypd.config import Attribute, ExtractionConfig, RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.reader import read_unit
-from raypd.errors import ConfigError, InputError
+from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report import page
 from raypd.report.texts import marked, text_in
 from raypd.run.load import load_run
@@ -153,10 +153,8 @@ def harmless(cell: str) -> str:
 
 def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
     """(line, cells) of a corrected CSV, as `harmless` had them. Raises InputError."""
-    try:
+    with raised_as(InputError, f"{file}: cannot be read", OSError, ValueError):
         text = Path(file).read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file}: cannot be read: {error}") from None
     reader = csv.DictReader(io.StringIO(text))
     if missing := set(COLUMNS[:7]) - set(reader.fieldnames or ()):
         raise InputError(f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`")

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from raypd.errors import RunError
+from raypd.errors import RunError, raised_as
 from raypd.report.status import Status, Watch, WorkerState
 from raypd.run import text
 
@@ -24,10 +24,8 @@ _COLORS = {"complete": "green", "running": "cyan", "busy": "green", "idle": "yel
 def show(watch: Watch, *, again: float | None = None, as_json: bool = False, console: Console | None = None) -> None:
     """Prints how a run stands. again: seconds between looks, None: one. Raises RunError where the first look fails."""
     console = console or Console(highlight=False, markup=False)
-    try:
+    with raised_as(RunError, f"{watch.root}: cannot be read"):
         status = watch.look()
-    except OSError as error:
-        raise RunError(f"{watch.root}: cannot be read: {error}") from None
     if as_json:
         _follow(watch, status, again, lambda look: print(json.dumps(asdict(look)), flush=True))
     elif again is None or not console.is_terminal:

@@ -6,7 +6,7 @@ from raypd import storage
 from raypd.config import ExtractionConfig, RunConfig
 from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
-from raypd.errors import ConfigError, InputError
+from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report.data import RunReport
 from raypd.run.load import load_run
 from raypd.run.text import clean
@@ -29,10 +29,8 @@ def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
     for unit in planner.plan(config, run.root):
         if unit.id not in ids:
             continue
-        try:
+        with raised_as(InputError, "--texts", InputError, storage.StorageError):
             documents = read_unit(unit, config)
-        except (InputError, storage.StorageError) as error:
-            raise InputError(f"--texts: {error}") from None
         for document in documents:
             sampled = shown.get((clean(document.source, 200), document.place))
             if sampled is not None and document.error is None:

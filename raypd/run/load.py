@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from raypd import storage
 from raypd.config import RunConfig, StorageConfig
 from raypd.config.load import make_config, value_of
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, raised_as
 from raypd.run import layout, records
 
 
@@ -52,11 +52,9 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
     if isinstance(tree.get("task"), dict):
         for key in ("categories_file", "schema"):  # the categories themselves stand there
             tree["task"].pop(key, None)
-    try:
+    with raised_as(ConfigError, f"{output}: a file that the run's prompts come from cannot be read"):
         config = make_config(tree, overrides)
         fingerprint = config.fingerprint()
-    except OSError as error:
-        raise ConfigError(f"{output}: a file that the run's prompts come from cannot be read: {error}") from None
     if fingerprint != record.fingerprint:
         raise ConfigError(
             f"{output}: its configuration makes the fingerprint {fingerprint}, and the run has {record.fingerprint}: "

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from raypd import storage
+from raypd.errors import raised_as
 from raypd.run.text import iso
 
 _R = TypeVar("_R")
@@ -35,10 +36,8 @@ def from_json(kind: type[_R], tree: Any, file: str) -> _R:
 
 def read(kind: type[_R], path: str) -> _R:
     """The record in a file. Raises RecordError where it holds no such record, OSError where it cannot be read."""
-    try:
+    with raised_as(RecordError, f"{path}: cannot be read", ValueError):
         tree = json.loads(storage.read(path))
-    except ValueError as error:
-        raise RecordError(f"{path}: cannot be read: {error}") from None
     return from_json(kind, tree, path)
 
 

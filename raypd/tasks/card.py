@@ -7,7 +7,7 @@ from pathlib import Path
 import raypd
 from raypd.config import ANSWER_KEYS, ExtractionConfig, RunConfig
 from raypd.config.card import CARD, card_of
-from raypd.errors import ModelError
+from raypd.errors import ModelError, raised_as
 from raypd.tasks.prompting import template_text
 
 
@@ -38,11 +38,9 @@ def check_card(config: RunConfig) -> None:
         file = Path(name or "", CARD)
         if name is None or not file.is_file():
             continue
-        try:
+        with raised_as(ModelError, f"{file}: cannot be read", OSError, ValueError, TypeError, KeyError):
             card = json.loads(file.read_text(encoding="utf-8"))
             task, method, template, decoding = (card[key] for key in ("task", "method", "template", "decoding"))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ModelError(f"{file}: cannot be read: {error}") from None
         if task == config.task.kind and template != _template(config):
             raise ModelError(
                 f"{key} {name!r} was trained with another prompt template (task.template): use that one, or train again"

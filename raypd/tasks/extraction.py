@@ -20,7 +20,7 @@ from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.decoding.program import Program
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, raised_as
 from raypd.models.vocabulary import token_texts
 from raypd.tasks.automata import automaton_of, record_pattern, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
@@ -140,10 +140,8 @@ class ExtractionTask:
         if key in self._of_type:
             return self._of_type[key]
         where = f"task.categories.{category}: {attribute.name!r}"
-        try:
+        with raised_as(ConfigError, where, ValueError):
             grammar = Grammar(automaton_of(attribute), self._vocabulary)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
         if not self._writes_keys:
             _check_length(attribute, grammar, self._vocabulary, self.decoding.max_value_tokens, where)
         self._of_type[key] = grammar

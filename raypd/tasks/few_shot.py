@@ -8,7 +8,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from raypd.config import Category, QuestionAnsweringConfig, RunConfig
-from raypd.errors import ConfigError, in_words
+from raypd.errors import ConfigError, in_words, raised_as
 from raypd.tasks.base import Document
 from raypd.tasks.columns import value_in
 from raypd.tasks.documents import category_of, text_of
@@ -35,16 +35,12 @@ def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
 
 def _rows(path: str, key: str) -> Iterator[tuple[str, Any]]:
     """(file:line, what stands there) of JSON lines. Raises ConfigError."""
-    try:
+    with raised_as(ConfigError, f"{path}: {key} cannot be read", OSError, UnicodeDecodeError):
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {key} cannot be read: {error}") from None
     for number, line in enumerate(lines, 1):
         if line.strip():
-            try:
+            with raised_as(ConfigError, f"{path}:{number}: not JSON", ValueError):
                 yield f"{path}:{number}", json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
 
 
 def _solved(question: dict[str, Any]) -> dict[str, str]:

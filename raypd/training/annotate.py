@@ -16,7 +16,7 @@ from raypd.config.load import load_config
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.dataset.writer import rows_of
-from raypd.errors import InputError, UserError
+from raypd.errors import InputError, UserError, raised_as
 from raypd.tasks.base import Document
 from raypd.training.example import Skip
 from raypd.training.structure import LEAST_WORDS, TOPIC_WORDS, Promise, Sync
@@ -93,13 +93,11 @@ def main(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")] = None,
 ) -> None:
     """Print what a teacher is to mark, as JSON lines for `raypd generate`."""
-    try:
+    with raised_as(SystemExit, "error", UserError):
         run = load_config(config, overrides or [])
         storage.configure(run.storage)
         for request in requests(run):
             print(json.dumps(request, ensure_ascii=False))
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
 
 
 if __name__ == "__main__":

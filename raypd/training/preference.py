@@ -22,7 +22,7 @@ from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.dataset.writer import rows_of
 from raypd.decoding.methods.pasta_lang import Lexer, Piece, readable
-from raypd.errors import ConfigError, InputError, UserError
+from raypd.errors import ConfigError, InputError, UserError, raised_as
 from raypd.run.load import load_record, load_run
 from raypd.run.read import by_document
 from raypd.tasks.base import Document, Record
@@ -51,12 +51,10 @@ def check(config: RunConfig) -> None:
     overrides = [f"storage.{key}={value}" for key, value in config.storage.model_dump(exclude_defaults=True).items()]
     for name, method in (("samples", "pasta"), ("baseline", "autoregressive"), ("judged", None)):
         run = getattr(preference, name)
-        try:
+        with raised_as(ConfigError, f"training.preference.{name}", ConfigError):
             recorded = _recorded(run, method, overrides)
             if name == "samples":
                 _check_alike(config, run, recorded)
-        except ConfigError as error:
-            raise ConfigError(f"training.preference.{name}: {error}") from None
 
 
 def _recorded(run: str, method: str | None, overrides: Sequence[str]) -> dict[str, Any]:
@@ -247,14 +245,12 @@ def main(
 ) -> None:
     """Print what a judge is to be asked, as JSON lines for `raypd generate`."""
     skipped = Counter[str]()
-    try:
+    with raised_as(SystemExit, "error", UserError):
         _recorded(baseline, "autoregressive", overrides or [])
         _recorded(run, "pasta", overrides or [])
         config = load_run(storage.absolute(run), overrides or [])
         for document in comparisons(config, run, baseline, skipped):
             print(json.dumps(document, ensure_ascii=False))
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
     if skipped:
         print(f"left out:{listed(skipped)}", file=sys.stderr)
 
