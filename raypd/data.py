@@ -7,8 +7,6 @@
 A row keeps its columns and gets the answer's, or becomes an error row. A batch whose worker died is done again: rows
 are written at least once, unless the sink commits. What is never lost, never doubled and resumes is `raypd extract`."""
 
-from __future__ import annotations
-
 import time
 import uuid
 import warnings
@@ -95,7 +93,7 @@ class ProcessorEstimate:
 
 def build_processor(
     config: ProcessorConfig, preprocess: RowFunction | None = None, postprocess: RowFunction | None = None
-) -> Processor:
+) -> "Processor":
     """Makes a processor: a function of a Dataset that returns one, and runs nothing itself.
 
     preprocess: makes the row that is asked about of a row; it goes on with the columns it returns. postprocess: makes

@@ -1,7 +1,5 @@
 """What a worker is made of: an engine (of a cascade's two models as one) and a task, with weights or without."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -129,7 +127,7 @@ def build(
     return WorkerComponents(engine, task, sampling, MOST_REQUESTS if batches else config.engine.max_num_seqs)
 
 
-def warm_up(engine: decoding.Engine, tokens: int) -> None:
+def warm_up(engine: "decoding.Engine", tokens: int) -> None:
     """Compiles kernels and chooses products before a worker is ready, with a full pass and with small ones."""
     from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 

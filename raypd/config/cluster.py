@@ -1,10 +1,8 @@
 """Workers, money and nights: nothing here changes an answer."""
 
-from __future__ import annotations
-
 import re
 from datetime import date, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -33,7 +31,7 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
     units_in_flight: int = Field(2, ge=1, description="Units a worker overlaps, so that it does not drain between two")
 
     @model_validator(mode="after")
-    def _min_below_max(self) -> ClusterConfig:
+    def _min_below_max(self) -> Self:
         if self.min_workers > self.max_workers:
             raise ValueError("min_workers is above max_workers")
         return self

@@ -1,10 +1,8 @@
 """Where documents come from, where the table goes, and how storage is reached."""
 
-from __future__ import annotations
-
 import re
 from datetime import date
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -65,7 +63,7 @@ class InputConfig(Section, use_attribute_docstrings=True):
         return tree
 
     @model_validator(mode="after")
-    def _one_table(self) -> InputConfig:
+    def _one_table(self) -> Self:
         if self.format in TABLES and not isinstance(self.path, str):
             raise ValueError(f"format {self.format}: the path is one table")
         if self.format not in TABLES and self.version is not None:
@@ -144,7 +142,7 @@ class StorageConfig(Section, use_attribute_docstrings=True):
         return tree
 
     @model_validator(mode="after")
-    def _key_has_its_kind(self) -> StorageConfig:
+    def _key_has_its_kind(self) -> Self:
         if self.kms_key_id is not None and self.sse != "aws:kms":
             raise ValueError("kms_key_id needs sse aws:kms")
         return self

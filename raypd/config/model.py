@@ -1,8 +1,6 @@
 """The model, how it decodes, how much of that at once, and a second model for what the first is not sure of."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -206,7 +204,7 @@ class EngineConfig(Section, use_attribute_docstrings=True):
         return value
 
     @model_validator(mode="after")
-    def _graphs_of_the_kernel(self) -> EngineConfig:
+    def _graphs_of_the_kernel(self) -> Self:
         if self.cuda_graphs and self.attention != "triton":
             raise ValueError("cuda_graphs needs engine.attention: triton")
         if self.vllm and self.kind != "vllm":

@@ -1,11 +1,9 @@
 """A whole run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
@@ -63,7 +61,7 @@ class RunConfig(Section):
         return tree
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> RunConfig:
+    def _parts_fit(self) -> Self:
         method, kind = self.decoding.method, self.task.kind
         if method not in METHODS[kind]:
             raise ValueError(f"decoding.method {method} does not do {kind}; choose from {', '.join(METHODS[kind])}")
@@ -103,7 +101,7 @@ class RunConfig(Section):
             place = ".".join(["cascade", *map(str, reason["loc"])])
             raise ValueError(f"{place}: {reason['msg'].removeprefix('Value error, ')}") from None
 
-    def second_model(self) -> RunConfig | None:
+    def second_model(self) -> "RunConfig | None":
         """The run that the cascade's second model would do alone; None: there is no cascade."""
         if self.cascade.model is None:
             return None

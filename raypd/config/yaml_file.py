@@ -1,11 +1,9 @@
 """YAML 1.2 as configurations are written in it, with the line of every key for the errors."""
 
-from __future__ import annotations
-
 import io
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import ConstructorError, SafeConstructor
@@ -74,7 +72,7 @@ class YamlFile:
         self.lines: dict[tuple[str | int, ...], int] = {}
 
     @classmethod
-    def read(cls, path: Path) -> YamlFile:
+    def read(cls, path: Path) -> Self:
         """Reads a file. Raises ConfigError with the line of what is wrong."""
         try:
             node = _compose(path.read_text(encoding="utf-8"))

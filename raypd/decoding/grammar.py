@@ -2,8 +2,6 @@
 its value is complete (closing quote, newline, or one completion left, which is then not decoded) and, where its type
 asks for it, which tokens may come next."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -43,7 +41,7 @@ class Vocabulary:
         bounds = pairwise([*np.flatnonzero(np.diff(heads, prepend=-1)).tolist(), len(heads)])
         self._heads = [(chr(heads[begin]), np.arange(begin, end)) for begin, end in bounds]
 
-    def accepted(self, automaton: Automaton, state: int) -> tuple[np.ndarray, np.ndarray]:
+    def accepted(self, automaton: "Automaton", state: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that an automaton can read in a state, in rising order, and the states after them: [n] each."""
         read: list[tuple[int, int]] = []
         rows: list[np.ndarray] = []
@@ -66,7 +64,7 @@ class Vocabulary:
         table = table[table[:, 0].argsort()]
         return table[:, 0], table[:, 1]
 
-    def _by_column(self, automaton: Automaton, state: int, places: np.ndarray, depth: int) -> list[np.ndarray]:
+    def _by_column(self, automaton: "Automaton", state: int, places: np.ndarray, depth: int) -> list[np.ndarray]:
         """[n, 2] each, of tokens at these places, character by character of all of them: where most can be read."""
         if not depth:
             ranges = [some for head, some in self._heads if automaton.next(state, head) != DEAD]

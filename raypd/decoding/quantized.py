@@ -1,8 +1,6 @@
 """Linear layers with weights and inputs in 8 bits, for inference. A row of the weight has one scale, and every input
 row, which is a token, its own: what else is in the pass makes no difference."""
 
-from __future__ import annotations
-
 import torch
 from transformers import PreTrainedModel
 
@@ -22,7 +20,7 @@ class Int8Linear(torch.nn.Module):
         self.scale, self.bias = scale, bias  # float32 [out_features]
 
     @classmethod
-    def of(cls, linear: torch.nn.Linear) -> Int8Linear:
+    def of(cls, linear: torch.nn.Linear) -> "Int8Linear":
         weight = linear.weight.detach().float()
         scale = (weight.abs().amax(1) / 127).clamp_min(1e-30)
         return cls((weight / scale[:, None]).round().to(torch.int8), scale, linear.bias)
@@ -46,7 +44,7 @@ class Fp8Linear(torch.nn.Module):
         self.scale, self.bias = scale, bias  # float32 [1, out_features]
 
     @classmethod
-    def of(cls, linear: torch.nn.Linear) -> Fp8Linear:
+    def of(cls, linear: torch.nn.Linear) -> "Fp8Linear":
         weight, scale = in_fp8(linear.weight.detach())
         return cls(weight, scale.t(), linear.bias)
 

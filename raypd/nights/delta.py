@@ -1,7 +1,5 @@
 """The nightly table as a Delta table, which follows raypd's own list: a log of which objects each night shows."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -91,7 +89,7 @@ def difference(root: str, objects: Iterable[str]) -> str:
     )
 
 
-def _opened(root: str) -> tuple[DeltaTable | None, dict[str, int]]:
+def _opened(root: str) -> "tuple[DeltaTable | None, dict[str, int]]":
     """The Delta table, None where there is none, and the objects that it shows: place below the root -> bytes."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError

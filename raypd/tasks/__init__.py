@@ -1,7 +1,5 @@
 """Tasks: a document -> a prompt with places for answers; decoded tokens -> checked records."""
 
-from __future__ import annotations
-
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,7 @@ TASKS = {
 
 
 def build_task(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None = None
+    config: RunConfig, tokenizer: "PreTrainedTokenizerBase", context_length: int, model: "PreTrainedModel | None" = None
 ) -> Task:
     """The task that a configuration names; Medusa heads follow `model`'s device (None: they stay as they were saved).
 

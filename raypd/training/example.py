@@ -2,8 +2,6 @@
 method's own program runs with a teacher in the model's place; the number of a feed is the step of its tokens, and what
 the teacher answers at `sample_at` are the targets. So the mask of training is `visible` over what decoding feeds."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -44,12 +42,12 @@ class Example:
     shared: int = 0  # the first tokens, an instruction in common with other examples
     until: dict[int, int] = field(default_factory=dict)  # the step before which a token left the cache
     initial: float = 0.0  # log-probability of the targets under the model before a preference round
-    draw: Callable[[Example, torch.Generator | None], Example] | None = None  # what is trained on, if random
+    draw: "Callable[[Example, torch.Generator | None], Example] | None" = None  # what is trained on, if random
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def drawn(self, generator: torch.Generator | None = None) -> Example:
+    def drawn(self, generator: torch.Generator | None = None) -> "Example":
         """The example as it is trained on this time."""
         return self if self.draw is None else self.draw(self, generator)
 
