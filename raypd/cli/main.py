@@ -222,7 +222,8 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
     config = load.load_run(run, overrides or [])
     check = table_check.verify_table if load.is_nightly(run) else verification.verify
     result = check(run, config, threads)
-    print(result.to_json() if as_json else clean(findings.describe(result)))
+    tree = {"passed": result.passed, **asdict(result)}
+    print(json.dumps(tree, indent=2) if as_json else clean(findings.describe(result)))
     if not result.passed:
         raise typer.Exit(1)
 

@@ -123,8 +123,6 @@ def _check_known(planned: Plan, done: set[str], output: str) -> None:
 
 @dataclass
 class DriverSession:
-    """One session on a cluster."""
-
     config: RunConfig
     output: str
     planned: Plan
@@ -190,7 +188,8 @@ class DriverSession:
         executor.admit = accounts.admit
         if accounts.deadline is not None:  # how many it takes is known after the first unit
             executor.wanted = max(1, config.cluster.min_workers)
-        self._run(executor, accounts, planned.left(self.done), self.units - self.done_units)
+        units = (unit for unit in planned if unit.id not in self.done)
+        self._run(executor, accounts, units, self.units - self.done_units)
         if self._apart and not accounts.held:
             singles = take_apart(self.output, self._apart, config.fingerprint())
             self.units += len(singles) - len(self._apart)

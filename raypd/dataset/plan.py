@@ -5,7 +5,7 @@
 import json
 import tempfile
 import uuid
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -20,8 +20,8 @@ from raypd.run.unit import Part, Unit, make_unit
 
 _CHUNK_PARTS = 20_000  # parts of a chunk: some tens of megabytes while it is made or read
 _BATCH_UNITS = 64
-_TYPES = {"str": pa.string(), "str | None": pa.string(), "int": pa.int64(), "bool": pa.bool_()}
-_PART = pa.struct([(field.name, _TYPES[str(field.type)]) for field in fields(Part)])
+_TYPES: dict[Any, pa.DataType] = {str: pa.string(), str | None: pa.string(), int: pa.int64(), bool: pa.bool_()}
+_PART = pa.struct([(field.name, _TYPES[field.type]) for field in fields(Part)])
 _SCHEMA = pa.schema(
     {"id": pa.string(), "damaged": pa.string(), "only": pa.list_(pa.int32()), "parts": pa.list_(_PART)}.items()
 )
@@ -40,9 +40,6 @@ class Plan:
     def __iter__(self) -> Iterator[Unit]:
         """The units that can be read. Raises RunError when a chunk is damaged; storage.Unavailable."""
         return (unit for unit in self.all() if unit.damaged is None)
-
-    def left(self, done: Container[str]) -> Iterator[Unit]:
-        return (unit for unit in self if unit.id not in done)
 
     def damaged(self) -> Iterator[Unit]:
         """The units that cannot be read, each with its reason in `damaged`."""

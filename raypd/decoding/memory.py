@@ -1,5 +1,6 @@
 """When the device has no memory for a pass: how many tokens a pass may hold from then on."""
 
+import contextlib
 import logging
 from pathlib import Path
 
@@ -33,26 +34,15 @@ def slots_that_fit(free: int, total: int, peak: int, slot: int) -> int:
 def has_main_memory(size: int) -> bool:
     """Whether so many bytes are free, beside a spare part of the machine's, or its container's, memory: an operating
     system hands out more than it has, and ends the process when that is used, where a GPU's driver would refuse."""
-    return all(size <= free - _SPARE * total for total, free in (_of_machine(), _of_container()))
-
-
-def _of_machine() -> tuple[int, int]:
-    """(bytes, free ones); as good as endless where the system does not tell."""
-    try:
+    sizes: list[tuple[int, int]] = []  # (bytes, free ones), as far as the system tells
+    with contextlib.suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":") for line in _MACHINE.read_text().splitlines())
-        return 1024 * int(lines["MemTotal"].split()[0]), 1024 * int(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError):
-        return 0, 2**63
-
-
-def _of_container() -> tuple[int, int]:
-    """The same of the control group (version 2) that the process is in, where that has a limit."""
-    try:
+        sizes.append((1024 * int(lines["MemTotal"].split()[0]), 1024 * int(lines["MemAvailable"].split()[0])))
+    with contextlib.suppress(OSError, KeyError, ValueError):  # of the process's control group (version 2)
         limit = int((_CONTAINER / "memory.max").read_text())  # "max": none
         held = dict(line.split() for line in (_CONTAINER / "memory.stat").read_text().splitlines())
-        return limit, limit - int((_CONTAINER / "memory.current").read_text()) + int(held["inactive_file"])
-    except (OSError, KeyError, ValueError):
-        return 0, 2**63
+        sizes.append((limit, limit - int((_CONTAINER / "memory.current").read_text()) + int(held["inactive_file"])))
+    return all(size <= free - _SPARE * total for total, free in sizes)
 
 
 class TokenBudget:

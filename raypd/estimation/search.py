@@ -98,7 +98,11 @@ class Search:
         return (1, trial.speed) if self.agrees(trial) else (0, trial.agreement.share if trial.agreement.of else 0.0)
 
     def _all(self) -> None:
-        self._refer()
+        extraction = self.config.task.kind == "extraction"
+        if self.reference_kind != "guided" or not extraction:
+            self._try({"decoding.method": "autoregressive"}, reference=True)
+        if extraction and (self.reference_kind == "guided" or (self.reference_kind == "auto" and self._poor())):
+            self._try({"decoding.method": "guided"}, reference=True)
         if self.reference.error is not None:
             return
         if not self.judged:
@@ -129,13 +133,6 @@ class Search:
             self.show(again, False)
             if again.usable:
                 trial.speeds += again.speeds
-
-    def _refer(self) -> None:
-        extraction = self.config.task.kind == "extraction"
-        if self.reference_kind != "guided" or not extraction:
-            self._try({"decoding.method": "autoregressive"}, reference=True)
-        if extraction and (self.reference_kind == "guided" or (self.reference_kind == "auto" and self._poor())):
-            self._try({"decoding.method": "guided"}, reference=True)
 
     def _poor(self) -> bool:
         """Whether values that autoregressive decoding broke keep the floor from being judged, or are most of all."""

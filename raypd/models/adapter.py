@@ -15,7 +15,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from raypd.config import ModelConfig
-from raypd.errors import ModelError
+from raypd.errors import ModelError, raised_as
 from raypd.models.source import HUB_ID, Source, explained, looks_local
 
 _SETTINGS = "adapter_config.json"
@@ -65,10 +65,6 @@ def find_adapter(config: ModelConfig) -> Adapter | None:
         return Adapter(name, folder / _SETTINGS, folder / _WEIGHTS)
     if not HUB_ID.fullmatch(name):
         raise ModelError(f"model.adapter {name!r} is neither a local folder nor a Hub id (owner/name)")
-    return _from_hub(name)
-
-
-def _from_hub(name: str) -> Adapter:
     with explained(Source(name, name, False, None, False), "the adapter cannot be fetched"):
         try:
             return Adapter(name, *(Path(hf_hub_download(name, file)) for file in (_SETTINGS, _WEIGHTS)))
@@ -147,8 +143,6 @@ def attach_adapter(model: PreTrainedModel, adapter: Adapter, merge: bool) -> Pre
 
     wrapped: Any = PeftModel.from_pretrained(model, str(adapter.settings.parent), is_trainable=False)
     if merge:
-        try:
-            return wrapped.merge_and_unload(safe_merge=True)
-        except ValueError as error:  # safe_merge found values that are not finite
-            raise ModelError(f"model.adapter {adapter.name!r} cannot be merged: {error}") from error
+        with raised_as(ModelError, f"model.adapter {adapter.name!r} cannot be merged", ValueError):
+            return wrapped.merge_and_unload(safe_merge=True)  # ValueError: values that are not finite
     return wrapped.base_model.model

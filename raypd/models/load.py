@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from raypd.config import ModelConfig
 from raypd.decoding import native
 from raypd.decoding.quantized import quantize
-from raypd.errors import ModelError
+from raypd.errors import ModelError, raised_as
 from raypd.models import embedded
 from raypd.models.adapter import attach_adapter, check_adapter, find_adapter, import_peft
 from raypd.models.guard import check_architecture, check_decodable
@@ -37,7 +37,15 @@ class LoadedModel:
 
 def check_model_config(config: ModelConfig, machine: bool = True) -> None:
     """Checks config.json (of the Hub, too), adapter and, if `machine`, GPUs and bitsandbytes. Raises ModelError."""
-    _check_combinations(config)
+    if config.quantization != "none" and config.dtype == "float64":
+        raise ModelError(
+            f"model.quantization {config.quantization} and model.dtype float64: quantized layers compute in float32 "
+            "at most; use dtype auto, or quantization none"
+        )
+    if config.quantization != "none" and config.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
+        raise ModelError(
+            f"model.quantization {config.quantization}: works on cpu and cuda, not on model.device {config.device!r}"
+        )
     if machine:
         _check_machine(config)
     if config.name == embedded.NAME and config.adapter is None and config.revision is None:
@@ -114,10 +122,8 @@ def resolve_device(name: str) -> torch.device:
         if device.index is not None and device.index >= count:
             raise ModelError(f"model.device {name!r}: this machine has {count} CUDA devices, counted from cuda:0")
     elif device.type != "cpu":
-        try:
+        with raised_as(ModelError, f"model.device {name!r} cannot be used here", RuntimeError, AssertionError):
             torch.empty(1, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise ModelError(f"model.device {name!r} cannot be used here: {error}") from error
     return device
 
 
@@ -175,18 +181,6 @@ def _check_machine(config: ModelConfig) -> None:
 
 def _cpu_has(*capabilities: str) -> bool:
     return any(torch.cpu.get_capabilities().get(name, False) for name in capabilities)
-
-
-def _check_combinations(config: ModelConfig) -> None:
-    if config.quantization != "none" and config.dtype == "float64":
-        raise ModelError(
-            f"model.quantization {config.quantization} and model.dtype float64: quantized layers compute in float32 "
-            "at most; use dtype auto, or quantization none"
-        )
-    if config.quantization != "none" and config.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
-        raise ModelError(
-            f"model.quantization {config.quantization}: works on cpu and cuda, not on model.device {config.device!r}"
-        )
 
 
 def _check_base(config: ModelConfig, base: PretrainedConfig) -> None:

@@ -11,7 +11,7 @@ from raypd.cluster import driver
 from raypd.config import OutputConfig, RunConfig
 from raypd.dataset import planner
 from raypd.dataset.plan import Plan, PlanWriter
-from raypd.errors import ConfigError, RunError
+from raypd.errors import ConfigError, RunError, raised_as
 from raypd.nights import changes, delta, schema_change, table
 from raypd.nights.changes import Input
 from raypd.run import console, layout, manifest, read, records
@@ -41,7 +41,6 @@ class Night:
     nothing_new: bool = False
 
     def describe(self) -> str:
-        """In words, for the user."""
         where = storage.join(self.root, layout.CURRENT)
         lines, documents = [], counted(self.documents, "document")
         if self.damaged.units:
@@ -136,13 +135,10 @@ class NightRun:
     def _read_state(self) -> tuple[records.NightState | None, str | None]:
         """The last good night, and the version of its record, which tonight's replaces."""
         path = storage.join(self.root, layout.STATE)
-        try:
+        with raised_as(RunError, f"{path}: cannot be read"), contextlib.suppress(FileNotFoundError):
             version = storage.version(path)
             return read.record(records.NightState, path), version
-        except FileNotFoundError:
-            return None, None
-        except OSError as error:
-            raise RunError(f"{path}: cannot be read: {error}") from None
+        return None, None
 
     def _replace_state(self, state: records.NightState) -> None:
         """Raises RunError when somebody else was first."""

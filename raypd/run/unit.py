@@ -1,7 +1,5 @@
 """A unit of work, committed as one and once: its id is a pure function of what is read and of the fingerprint."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence
@@ -70,7 +68,7 @@ class Unit:
         """Where it begins in its first object."""
         return self.parts[0].start
 
-    def subset(self, rows: Sequence[int]) -> Unit:
+    def subset(self, rows: Sequence[int]) -> "Unit":
         """Some of its documents as a unit of their own."""
         digest = hashlib.sha256(",".join(map(str, rows)).encode()).hexdigest()[:_SUBSET_DIGITS]
         return replace(self, id=f"{self.id}.{digest}", only=tuple(rows))

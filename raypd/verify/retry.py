@@ -38,7 +38,6 @@ class Retried:
     waiting: int = 0  # units that were never committed; a plain run does them
 
     def describe(self) -> str:
-        """In words, for the user."""
         lines = [f"retried {counted(self.tried, 'failed document')}: {self.ok:,} ok now, {self.failed:,} failed again"]
         if not self.tried:
             lines = ["nothing to retry" if self.left_out else "nothing to retry: no document has failed"]

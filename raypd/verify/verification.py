@@ -1,8 +1,7 @@
 """The proof that a run lost and doubled nothing: input and output become tables on disk, which SQL compares."""
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -83,9 +82,6 @@ class Verification:
         self.ok = scratch.number(f"SELECT count(*) FROM {present} WHERE ok")
         self.found = scratch.number(f"SELECT count(*) FROM {present}")
         self.failed = self.found - self.ok
-
-    def to_json(self) -> str:
-        return json.dumps({"passed": self.passed, **asdict(self)}, indent=2)
 
 
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:

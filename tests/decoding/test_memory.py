@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from raypd.decoding import memory, native, scheduler
+from raypd.decoding import kv_cache, memory, native, scheduler
 from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
@@ -162,7 +162,8 @@ def test_a_cache_in_main_memory_leaves_the_rest_alone(monkeypatch: pytest.Monkey
     expected = said(free, prompts, 3)
     slot, most = 2 * len(free.cache.keys) * free.cache.keys[0][0].nbytes, free.cache.allocator.slots - 2048
     engine = Engine(tiny_model("llama"), max_num_seqs=12)
-    monkeypatch.setattr(memory, "_of_machine", lambda: (0, slot * (most - engine.cache.allocator.slots)))
+    free_slots = lambda: most - engine.cache.allocator.slots  # noqa: E731
+    monkeypatch.setattr(kv_cache, "has_main_memory", lambda size: size <= slot * free_slots())
     assert said(engine, prompts, 3) == expected
     assert 4096 < engine.cache.allocator.slots <= most
     engine, most = Engine(tiny_model("llama")), 0
@@ -194,7 +195,8 @@ def test_a_cache_grows_by_what_is_wanted_where_it_cannot_double(monkeypatch: pyt
     cache = KVCache(64, None, torch.device("cpu"))
     key = torch.ones(1, 2, 4)
     cache.write(0, torch.tensor([1]), key, key)
-    monkeypatch.setattr(memory, "_of_machine", lambda: (0, 2 * key.nbytes * (100 - cache.allocator.slots)))
+    free = lambda: 2 * key.nbytes * (100 - cache.allocator.slots)  # noqa: E731
+    monkeypatch.setattr(kv_cache, "has_main_memory", lambda size: size <= free())
     assert [cache.alloc(64), cache.alloc(32)] == [0, 64]
     assert cache.allocator.slots == len(cache.keys[0]) == 96
     with pytest.raises(OutOfSlots, match="32 slots wanted, 0 of 96 free, and there is no memory for more"):
