@@ -31,8 +31,6 @@ _ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a session stands."""
-
     at: float  # unix second
     usd: float  # of this session
     usd_per_second: float

@@ -41,7 +41,6 @@ class SeenColumns:
 
 
 def columns_of(lines: Iterable[bytes]) -> SeenColumns:
-    """The columns of lines of JSONL."""
     rows, seen = [], [*lines]
     for data in seen:
         with contextlib.suppress(ValueError, RecursionError):

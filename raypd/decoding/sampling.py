@@ -1,8 +1,6 @@
 """Picking the next token: greedy, temperature, top-k, top-p, among all or allowed tokens. Random draws come from the
 sequence, one uniform number a token, so that an answer does not depend on its batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,8 +14,6 @@ from raypd.decoding.transfer import to_device
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are picked."""
-
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # 0: all
     top_p: float = 1.0
@@ -49,7 +45,7 @@ class AllowedTokens:
             self._masks[device, vocabulary] = to_device(np.packbits(bits, bitorder="little"), device)
         return self._masks[device, vocabulary]
 
-    def where(self, kept: np.ndarray) -> AllowedTokens:
+    def where(self, kept: np.ndarray) -> "AllowedTokens":
         """Some of them: kept [n] bool."""
         return AllowedTokens(self.ids[kept], None if self.outcomes is None else self.outcomes[kept])
 
@@ -70,10 +66,10 @@ class SampleRequests:
     def __len__(self) -> int:
         return len(self.draws)
 
-    def part(self, begin: int, end: int) -> SampleRequests:
+    def part(self, begin: int, end: int) -> "SampleRequests":
         return SampleRequests(self.sampling[begin:end], self.draws[begin:end], self.allowed_token_ids[begin:end])
 
-    def in_order(self, order: Sequence[int]) -> SampleRequests:
+    def in_order(self, order: Sequence[int]) -> "SampleRequests":
         lists = self.sampling, self.draws, self.allowed_token_ids
         return SampleRequests(*([some[i] for i in order] for some in lists))  # type: ignore[arg-type]
 

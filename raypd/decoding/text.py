@@ -15,8 +15,6 @@ Stops = Callable[[Sequence[int]], bool]
 
 @dataclass
 class Prompt:
-    """Token ids."""
-
     tokens: Sequence[int]
     shared: int = 0  # leading ids: an instruction in common with other prompts
 

@@ -2,8 +2,6 @@
 
 A speed holds for the GPU it was measured on; a type with another gets no figure. One worker: one GPU, or its cores."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -74,7 +72,7 @@ class MethodSpeed:
     machine: str | None = None  # that measured it; None where the speed was given
     tokens: dict[str, Array] = field(default_factory=dict)
 
-    def estimate(self, baseline: MethodSpeed | None) -> SpeedEstimate:
+    def estimate(self, baseline: "MethodSpeed | None") -> SpeedEstimate:
         return SpeedEstimate(
             method=self.method,
             gpu=self.gpu,
@@ -87,8 +85,6 @@ class MethodSpeed:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """One kind of node."""
-
     name: str
     workers: int  # of one node
     usd_per_hour: float

@@ -79,8 +79,6 @@ class _CategoryCounts:
 
 @dataclass
 class Suggestion:
-    """What was found."""
-
     categories: dict[str, _CategoryCounts] = field(default_factory=dict)
     lines: int = 0  # that the model wrote
     unreadable: int = 0  # of them: no `attribute: value`

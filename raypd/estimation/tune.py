@@ -2,8 +2,6 @@
 
 Every measurement is a line of a file beside the new configuration, and is not made again: Ctrl-C loses at most one."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -50,8 +48,6 @@ class TuneOptions:
 
 @dataclass
 class TuneResult:
-    """What was found."""
-
     search: Search
     best: Trial
     kind: NodeKind  # whose price stands

@@ -22,8 +22,6 @@ _MEASURES = ("scored F1", "strict F1", "values right")
 
 @dataclass
 class WrongValue:
-    """A value that is not what the label says."""
-
     attribute: str
     label: str
     value: str

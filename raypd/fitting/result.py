@@ -60,5 +60,4 @@ class FitResult:
 
     @property
     def choice(self) -> CandidateScore | None:
-        """The score that is recommended."""
         return next((score for score in self.scores if score.name == self.recommended), None)

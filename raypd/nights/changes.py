@@ -66,8 +66,6 @@ def _content_hash(document: Document, config: RunConfig) -> int:
 
 @dataclass
 class Input:
-    """What tonight's input is."""
-
     digest: str  # of all of it
     units: int = 0  # that can be read
     apart: set[str] = field(default_factory=set)  # ids of units of which one object is unreadable: a unit an object
@@ -139,7 +137,6 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, index: Iterable[
 
 
 def units_are_the_same(scratch: Scratch) -> bool:
-    """Whether tonight's units are those of last night."""
     return not scratch.number(
         "SELECT count(*) FROM (SELECT DISTINCT unit FROM old WHERE live) o FULL JOIN planned p USING (unit) "
         "WHERE o.unit IS NULL OR p.unit IS NULL"

@@ -17,7 +17,6 @@ class Change:
     anew: set[str] = field(default_factory=set)  # categories to extract whole, as nothing is of use
 
     def describe(self) -> str:
-        """In words, for the user."""
         parts = [f"{name}: {', '.join(a.name for a in attributes)}" for name, attributes in self.added.items()]
         parts += [f"{name}: everything" for name in sorted(self.anew)]
         return "; ".join(parts) or "attributes were removed, and there is nothing to extract"

@@ -51,7 +51,6 @@ def put(path: str, data: bytes, name: str = "", advice: str = "") -> None:
 
 
 def render(run: RunReport) -> str:
-    """The page of a run."""
     named = [(run.config.get(key) or {}).get(name) for key, name in _SUBTITLE]
     return fill(
         "report.html.j2",

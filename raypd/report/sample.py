@@ -5,7 +5,6 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +15,7 @@ from raypd.errors import RunError
 from raypd.report.units import CommittedUnit
 from raypd.run.read import by_document, spread
 from raypd.run.text import NONE, clean, share
-from raypd.tasks.columns import RowValue, row_values
+from raypd.tasks.columns import Row, RowValue, row_values
 from raypd.verify import dead_letters
 
 _UNITS = 60  # read whole or in part for answers
@@ -29,13 +28,10 @@ _ENTRIES = 60  # values of one document
 _VALUE_CHARACTERS = 400
 _TEXT_CHARACTERS = 1500
 _THREADS = 16
-Row = dict[str, Any]  # of a unit's object
 
 
 @dataclass
 class SampleDocument:
-    """A document of the sample with its answers."""
-
     id: str
     source: str
     row: int

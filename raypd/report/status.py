@@ -22,8 +22,6 @@ _RATE_SECONDS = 600.0  # the speed of now is that of the last ten minutes
 
 @dataclass
 class WorkerState:
-    """A worker."""
-
     worker: str
     node: str
     state: str  # now: startup, busy, idle, ended

@@ -1,7 +1,5 @@
 """The files in a run's folder as types: fields are the JSON's keys, also of other versions. Unix seconds, USD."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -205,8 +203,7 @@ class CardUse:
         clock = f"{self.mhz:,.0f} of {self.most_mhz:,.0f} MHz" if self.most_mhz else f"{self.mhz:,.0f} MHz"
         return f"GPUs {self.busy:.0%} busy, {self.memory_gib:.3g} GiB at most, {clock}"
 
-    def plus(self, other: CardUse) -> CardUse:
-        """Both together."""
+    def plus(self, other: "CardUse") -> "CardUse":
         count = max(self.samples + other.samples, 1)
         busy, *clocks = ((getattr(self, name) * self.samples + getattr(other, name) * other.samples) / count
                          for name in ("busy", "mhz", "most_mhz"))  # fmt: skip
@@ -391,7 +388,7 @@ class Figure:
         """Whether a value lies in the interval; None without one."""
         return None if self.low is None or self.high is None else self.low <= value <= self.high
 
-    def times(self, factor: float) -> Figure:
+    def times(self, factor: float) -> "Figure":
         """The quantity in another unit."""
         low, high = (None if end is None else end * factor for end in (self.low, self.high))
         return Figure(self.value * factor, low, high)

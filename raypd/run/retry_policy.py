@@ -4,8 +4,6 @@ are the suspects of the next death, and are divided again. A document that was a
 error row, so 256 documents cost three deaths a culprit. Deaths are counted on storage, so that they outlive worker and
 driver."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +20,6 @@ _MOST_BLIND = 5  # deaths before the first checkpoint: there is nothing to divid
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt at a unit."""
-
     number: int = 1  # of the attempts that counted
     deaths: int = 0  # worker processes that died of it
     blind: int = 0  # of these, those that left no checkpoint though they should
@@ -47,7 +43,7 @@ class Attempt:
         unsuspected = [row for row in remaining if row not in suspected] if len(suspects) < len(remaining) else []
         return [*groups, unsuspected] if unsuspected else groups
 
-    def after_death(self, checkpoint: Sequence[int]) -> Attempt | None:
+    def after_death(self, checkpoint: Sequence[int]) -> "Attempt | None":
         """The next attempt; None: the unit is given up. checkpoint: the rows of the last one, none without one."""
         rows = tuple(checkpoint) if self.bisecting else ()
         deaths = self.deaths + 1

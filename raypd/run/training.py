@@ -9,8 +9,6 @@ Curve = list[tuple[int, float | None, float | None]]  # (step, loss of the lates
 
 @dataclass
 class TrainingData:
-    """What was trained on."""
-
     documents: int
     validation_documents: int
     tokens: int  # of one epoch, an instruction counted once a pass
@@ -32,8 +30,6 @@ class TrainingAttempt:
 
 @dataclass
 class TrainingRecord:
-    """What a training did."""
-
     method: str
     data: TrainingData
     attempts: list[TrainingAttempt]
@@ -54,7 +50,6 @@ class TrainingRecord:
         return sum(attempt.tokens for attempt in self.attempts)
 
     def describe(self) -> str:
-        """In words, for the user."""
         data, best = self.data, self.best
         lines = [
             f"{data.documents:,} documents, {data.targets:,} targets an epoch; {best.steps:,} steps at "
@@ -81,7 +76,6 @@ class TrainingProgress:
     measured: tuple[float | None, float | None] = (None, None)  # losses, where this step measured them
 
     def describe(self) -> str:
-        """In words, for the user."""
         parts = [f"step {self.step:,} of {self.steps:,}"]
         parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
         parts += [f"validation loss {self.validation_loss:.4f}"] if self.validation_loss is not None else []

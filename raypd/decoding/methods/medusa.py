@@ -6,11 +6,9 @@ the last token picks a child of it, if one guessed that; and so on down. So ever
 behind exactly the text before it, for any heads; sampled too, since drafts are fixed before the draw. Typical
 acceptance, which changes the distribution, is not built."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -66,7 +64,7 @@ class MedusaHeads(torch.nn.Module):
     @classmethod
     def for_model(
         cls, model: PreTrainedModel, count: int = 2, layers: int = 2, base_model: str = "", tree: Tree | None = None
-    ) -> MedusaHeads:
+    ) -> Self:
         """Heads to be trained, like the model: each says at first what the model's own output embeddings say."""
         weight = model.get_output_embeddings().weight
         heads = cls(count, layers, weight.shape[1], weight.shape[0], base_model, tree).to(weight.device, weight.dtype)
@@ -89,7 +87,6 @@ class MedusaHeads(torch.nn.Module):
 
     @torch.no_grad()
     def draft(self, hidden: Sequence[torch.Tensor], tree: Tree) -> list[list[int]]:
-        """The guesses of a tree's nodes."""
         if not tree.paths or not hidden:
             return [[] for _ in hidden]
         best = self(torch.stack(list(hidden))).topk(1 + max(tree.ranks), dim=-1).indices.tolist()

@@ -10,8 +10,6 @@ begins: a topic may hold ">", "<", "/>" and quotes. A known tag that is not clos
 one character a byte, because a token may hold a part of a character; `readable` turns it into text for people.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections import deque
@@ -37,8 +35,6 @@ _BEHIND_VALUE = re.compile(r"[ \t\r]*/?>|[ \t\r]+[A-Za-z_][A-Za-z0-9_-]*[ \t\r]*
 
 @dataclass
 class Tag:
-    """A tag of PASTA-LANG."""
-
     kind: str  # promise, sync, open, close, stray (</promise>, of no use), or cut (no markup: where a thread was cut)
     attributes: dict[str, str] = field(default_factory=dict)
 
@@ -127,7 +123,7 @@ class Lexer:
             return False
         return True
 
-    def _tag(self, closing: bool, name: str, parsed: _ParsedTag) -> Tag:
+    def _tag(self, closing: bool, name: str, parsed: "_ParsedTag") -> Tag:
         kind = _KINDS.get((closing, name), "stray")
         text = readable(self.begun)
         if kind == "stray":
@@ -239,7 +235,7 @@ class PastaAnswer:
 class Written:
     """What a thread wrote, in pieces of text and tags, one character a byte; the children's own where they belong."""
 
-    pieces: list[Piece | Written] = field(default_factory=list)
+    pieces: "list[Piece | Written]" = field(default_factory=list)
     undecoded: int = 0  # characters at the beginning that were not decoded: a child's <async>
 
     def ends_with_promise(self) -> bool:
