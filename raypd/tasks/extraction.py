@@ -226,12 +226,7 @@ class ExtractionTask:
             return program, lambda answer: [self._read_json(category, answer)]
         slotted = self._slotted(category, stack)
         if self.decoding.method == "guided":
-            slots = guided(
-                slotted,
-                value_tokens,
-                lambda slot, value: slot.grammar.closing(value.tokens),
-                lambda slot, value: slot.grammar.behind(value.tokens),
-            )
+            slots = guided(slotted, value_tokens)
         else:
             slots = hyper_parallel(slotted, value_tokens, self.decoding.isolate == "values")
         return slots, lambda values: self._read_slots(category, len(stack), values)

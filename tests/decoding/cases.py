@@ -133,6 +133,12 @@ class EverySeventh:
     def completion(self, state: int) -> str | None:
         return None
 
+    def closing(self, tokens: list[int]) -> list[int]:
+        return [*tokens[-1:], 3 + len(tokens)]
+
+    def behind(self, tokens: list[int]) -> int:
+        return 0
+
 
 def slotted(rng: random.Random, documents: int, shared: bool) -> SlottedPrompt:
     """A prompt of `documents` stacked documents with ragged skeletons."""
@@ -166,12 +172,9 @@ def _stacked(stacks: tuple[int, ...], isolate_values: bool) -> Callable[[PreTrai
 
 
 def _guided(stock: PreTrainedModel) -> Case:
-    """Every value behind all of the answer before it; what `rest` puts behind a value is seen by the next."""
+    """Every value behind all of the answer before it; what `closing` puts behind a value is seen by the next."""
     rng = random.Random(5)
     prompts = [slotted(rng, 1, shared=bool(i % 2)) for i in range(5)]
-
-    def rest(slot: Slot, value: Value) -> list[int]:
-        return [*value.tokens[-1:], 3 + len(value.tokens)]
 
     def values(prompt: SlottedPrompt) -> Iterator[list]:
         text, begin = [], 0
@@ -181,11 +184,11 @@ def _guided(stock: PreTrainedModel) -> Case:
             allowed = lambda tokens, slot=slot: slot.grammar.allowed(tokens[-1] if tokens else 0, 9)  # noqa: E731
             value = reference.autoregressive(stock, text, 6, seventh, allowed)
             tokens = [token for token, _, _ in value]
-            text += [*tokens[:-1], *rest(slot, Value(tokens))]
+            text += [*tokens[:-1], *slot.grammar.closing(tokens)]
             yield value
 
     expected = [list(values(prompt)) for prompt in prompts]
-    return Case(lambda: [guided(prompt, 6, rest) for prompt in prompts], compared(expected, seventh))
+    return Case(lambda: [guided(prompt, 6) for prompt in prompts], compared(expected, seventh))
 
 
 def tree_of(rng: random.Random, contexts: int, instruction: list[int]) -> PromptTree:

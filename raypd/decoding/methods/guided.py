@@ -2,22 +2,19 @@
 structured output with its fixed parts skipped: no token takes a pass that the schema gives, within a value neither.
 Every value sees the whole answer before it: the yardstick for HPD where a model's own JSON breaks off."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
-from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value
+from raypd.decoding.methods.hyper_parallel import SlottedPrompt, Value
 from raypd.decoding.program import Feed, Program
 
 
 def guided(
     prompt: SlottedPrompt,  # instruction, document and the answer's keys, each slot behind its key
     max_value_tokens: int,
-    closing: Callable[[Slot, Value], Sequence[int]],
-    behind: Callable[[Slot, Value], int] = lambda slot, value: 0,
 ) -> Program[list[Value]]:
-    """Decodes one value a slot, each complete before the next begins. `closing`: the ids that follow on a value's
-    tokens but the last, so that it stands whole in the text: the last token itself where it ends with the value, else
-    what it leaves to be written. `behind`: how many tokens before the last are not of it: they leave the cache."""
+    """Decodes one value a slot, each complete before the next begins. The grammar's `closing` follows on a value's
+    tokens but the last, so that it stands whole in the text; what its `behind` counts leaves the cache."""
     values: list[Value] = []
     # Tokens that were fed; those that stay; where the prompt goes on behind the last value.
     fed, position, begin = 0, 0, 0
@@ -46,7 +43,7 @@ def guided(
                 break
         value.closed, value.completion = slot.grammar.done(state), slot.grammar.completion(state)
         values.append(value)
-        tail, begin = [*tokens[:-1], *closing(slot, value)], slot.end + 1
-        drop = range(fed - behind(slot, value), fed)
+        tail, begin = [*tokens[:-1], *slot.grammar.closing(value.tokens)], slot.end + 1
+        drop = range(fed - slot.grammar.behind(value.tokens), fed)
         position -= len(drop)
     return values
