@@ -1,7 +1,5 @@
 """A run: plan, skip what is committed, stream the rest through decode workers, add up what is there."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -40,7 +38,7 @@ _JUDGED_AFTER = 100  # documents of a session, after which cluster.max_failed_sh
 
 
 def run_extract(
-    config: RunConfig, *, verbose: bool = False, build: Build | None = None, planned: Plan | None = None
+    config: RunConfig, *, verbose: bool = False, build: "Build | None" = None, planned: Plan | None = None
 ) -> records.Manifest:
     """Runs or resumes until every unit is committed, and writes the manifest.
 
@@ -129,7 +127,7 @@ class DriverSession:
     done: set[str]  # ids of the units that were committed before
     lease: RunLease
     verbose: bool
-    build: Build
+    build: "Build"
     answered_documents: int = 0  # of this session
     failed_documents: int = 0  # of these
     unit_errors: dict[str, str] = field(default_factory=dict)
@@ -198,7 +196,7 @@ class DriverSession:
         if accounts.held:
             raise accounts.reached()
 
-    def _run(self, executor: Executor, accounts: Accounts, units: Iterator[Unit], count: int) -> None:
+    def _run(self, executor: "Executor", accounts: "Accounts", units: Iterator[Unit], count: int) -> None:
         from raypd.cluster.in_flight import Tick
 
         ended = 0
