@@ -24,8 +24,8 @@ NOT_HELD = {  # keywords that say what is valid, and that would not be held to
     "propertyNames", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties",
 }  # fmt: skip
 _MOST_VALUES = 20_000
-_MOST_PROPERTIES = 5_000  # behind all references
-_DEEPEST = 50  # objects in objects
+MOST_PROPERTIES = 5_000  # behind all references
+DEEPEST = 50  # objects in objects
 Tree = dict[str, Any]
 
 
@@ -142,11 +142,11 @@ class _Flattened:
             raise _Refused(f"{at}: an object without `properties` cannot be decoded in slots; name its properties")
         if isinstance(schema.get("additionalProperties"), dict):
             raise _Refused(f"{at}.additionalProperties: names that are not known cannot be decoded in slots")
-        if len(path) > _DEEPEST:
-            raise _Refused(f"{at}: objects are nested more than {_DEEPEST} deep")
+        if len(path) > DEEPEST:
+            raise _Refused(f"{at}: objects are nested more than {DEEPEST} deep")
         self.properties += len(schema["properties"])
-        if self.properties > _MOST_PROPERTIES:
-            raise _Refused(f"{at}: with what it refers to the schema has more than {_MOST_PROPERTIES:,} properties")
+        if self.properties > MOST_PROPERTIES:
+            raise _Refused(f"{at}: with what it refers to the schema has more than {MOST_PROPERTIES:,} properties")
         required = schema.get("required", [])
         for name, inner in schema["properties"].items():
             self._add(inner, f"{at}.properties.{name}", [*path, name], name in required, optional, within)
@@ -190,8 +190,8 @@ class _Flattened:
         """(what a schema says behind its references, without null; whether it may be null; the references)"""
         nullable = False
         for steps in itertools.count():
-            if steps > _DEEPEST:
-                raise _Refused(f"{at}: schemas in schemas, more than {_DEEPEST} deep")
+            if steps > DEEPEST:
+                raise _Refused(f"{at}: schemas in schemas, more than {DEEPEST} deep")
             if not isinstance(schema, dict):
                 raise _Refused(f"{at}: a value of any kind cannot be decoded; give it a type")
             beside = {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}

@@ -118,14 +118,14 @@ def _error(config: RunConfig, name: str, line: Line, fields: dict[str, Any] | No
 
 
 def _fault(config: RunConfig, fields: dict[str, Any], reason: str) -> BadRequest:
+    if reason.startswith(SCHEMA):
+        return BadRequest(reason, RESPONSE_FORMAT, "invalid_value")
     try:
         read_request(Document(0, "", fields), config)
     except BadRequest as error:
         return error
     if reason.startswith(TOO_LONG):
         return BadRequest(reason, "messages", "context_length_exceeded")
-    if reason.startswith(SCHEMA):
-        return BadRequest(reason, RESPONSE_FORMAT, "invalid_value")
     return BadRequest(reason, None, _SERVER_ERROR)
 
 

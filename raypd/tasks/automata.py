@@ -12,7 +12,7 @@ from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf, OrNull,
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks import pattern_table
 from raypd.tasks.prompting import encode
-from raypd.tasks.sandbox import Unfinished, run_apart
+from raypd.tasks.sandbox import Unfinished, run_once
 
 # In a slot thousands may be grouped, and a comma that no digit follows, a brace or the line's end closes it.
 _INTEGER_SLOT = r"-?(0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(,[0-9]{3}){1,5})(,[ \n\"}]|[}\n])"
@@ -144,9 +144,9 @@ def _edges(pattern: str, without: str = "") -> tuple[pattern_table.Edges, list[i
     if pattern in _OURS:
         return pattern_table.table_of(pattern, without)
     try:
-        reason, table, finals = run_apart(pattern_table.__file__, [pattern, without])
+        reason, table, finals = run_once(pattern_table.__file__, (pattern, without)) or ("", [], [])
     except Unfinished as unfinished:
-        reason, table, finals = "" if unfinished.limited else str(unfinished), [], []
+        reason, table, finals = str(unfinished), [], []
     if reason:
         raise ValueError(f"the pattern {_shown(pattern)} cannot be decoded: {reason.partition('. This may')[0]}")
     if reason is not None:

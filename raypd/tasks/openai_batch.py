@@ -2,16 +2,18 @@
 be done is an error, and never passed over. No torch here: `model: fake` has none."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from outlines_core.json_schema import build_regex_from_schema
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raypd.config import GenerationConfig, RunConfig, ascii_digits
-from raypd.config.schema import NOT_HELD, referred
+from raypd.config.schema import DEEPEST, MOST_PROPERTIES, NOT_HELD, referred
+from raypd.tasks import pattern_table
 from raypd.tasks.base import Document
 from raypd.tasks.documents import conversation
+from raypd.tasks.sandbox import Unfinished, run_once
 
 URL = "/v1/chat/completions"
 TOO_LONG = "too long"  # an error record of a prompt that does not fit the context begins so
@@ -174,27 +176,33 @@ def _held_to(response: _ResponseFormat | None, config: RunConfig) -> tuple[bool,
     try:
         if schema.get("type") != "object":
             raise ValueError("its type must be object")
-        _check_held(schema, schema, ())
-        return True, ascii_digits(build_regex_from_schema(json.dumps(schema), "[ ]?"))
-    except ValueError as error:
+        _check_held(schema, schema, (), iter(range(MOST_PROPERTIES)))
+        reason, pattern, _ = run_once(pattern_table.__file__, json.dumps(schema)) or ("", "", [])
+        if reason is not None:
+            raise ValueError(reason or "its pattern is too large to be ready in a few seconds")
+        return True, ascii_digits(pattern)
+    except (ValueError, RecursionError, Unfinished) as error:
         raise BadRequest(f"{SCHEMA}: {error}", RESPONSE_FORMAT, "invalid_value") from None
 
 
-def _check_held(root: Any, schema: Any, within: tuple[str, ...]) -> None:
+def _check_held(root: Any, schema: Any, within: tuple[str, ...], left: Iterator[int], depth: int = 0) -> None:
     """Raises ValueError for what a pattern does not hold an answer to: bounds of numbers, a schema without an end."""
     if not isinstance(schema, dict):
         return
+    if next(left, None) is None or depth > DEEPEST:
+        raise ValueError(f"more than {MOST_PROPERTIES:,} schemas with what it refers to, or {DEEPEST} in one another")
     for keyword in _NOT_HELD & schema.keys():
         raise ValueError(f"{keyword} would not be held to; take it out")
     if isinstance(ref := schema.get("$ref"), str):
         if ref in within:
             raise ValueError(f"{ref} holds itself: a schema without an end cannot be decoded")
-        _check_held(root, referred(root, ref), (*within, ref))
-    for key in ("items", "additionalProperties"):
-        _check_held(root, schema.get(key), within)
-    for some in (schema.get("properties", {}).values(), *(schema.get(key, []) for key in ("anyOf", "oneOf", "allOf"))):
-        for inner in some:
-            _check_held(root, inner, within)
+        _check_held(root, referred(root, ref), (*within, ref), left, depth + 1)
+    parts = [schema.get("items"), schema.get("additionalProperties")]
+    for key in ("properties", "anyOf", "oneOf", "allOf", "prefixItems"):
+        some = schema.get(key)
+        parts += some.values() if isinstance(some, dict) else some if isinstance(some, list) else []
+    for part in parts:
+        _check_held(root, part, within, left, depth + 1)
 
 
 def _turn(number: int, message: _Message) -> dict[str, str]:

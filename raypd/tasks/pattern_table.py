@@ -1,4 +1,4 @@
-"""A regular expression as a table of states; one of a user's in a process of its own, which is this file.
+"""A regular expression as a table of states, a JSON Schema as one; a user's in a process of its own: this file.
 
 A pattern can take minutes and all memory to be made ready: repetitions of repetitions multiply."""
 
@@ -7,9 +7,11 @@ import json
 import sys
 
 import outlines_core
+from outlines_core.json_schema import build_regex_from_schema
 
 CPU_SECONDS, _MEMORY = 10, 1 << 30
 MOST_EDGES = 25_000
+_MOST_LETTERS = 1 << 20  # of a pattern: a longer one has more edges
 _END_TOKEN = 256  # the index has one beside the bytes
 _END = 1  # a character that no value has
 Edges = list[dict[str, int]]
@@ -45,14 +47,17 @@ def _main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    given = json.load(sys.stdin)
     try:
-        table, finals = table_of(*json.load(sys.stdin))
+        if isinstance(given, str):  # a schema
+            pattern = build_regex_from_schema(given, "[ ]?", 64)  # it writes {} for references in more than 64
+            large, answer = len(pattern) > _MOST_LETTERS, [None, pattern, []]
+        else:
+            table, finals = table_of(*given)
+            large, answer = sum(map(len, table)) > MOST_EDGES, [None, table, finals]
     except ValueError as error:
-        answer: list[object] = [str(error), [], []]
-    else:
-        large = sum(map(len, table)) > MOST_EDGES
-        answer = ["", [], []] if large else [None, table, finals]
-    json.dump(answer, sys.stdout)
+        large, answer = False, [str(error), [], []]
+    json.dump(["", [], []] if large else answer, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 import contextlib
 import ctypes
 import json
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,24 +48,20 @@ def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
     try:
         answer = run_apart(__file__, [text, values])
     except Unfinished as reason:
-        if reason.limited:
-            raise TemplateFault(f"it is not rendered within {CPU_SECONDS} s: does a loop of it end?") from None
         raise TemplateFault(f"it cannot be rendered: {reason}") from None
+    if answer is None:
+        raise TemplateFault(f"it is not rendered within {CPU_SECONDS} s: does a loop of it end?")
     if "fault" in answer:
         raise TemplateFault(answer["fault"], answer["line"])
     return list(answer["texts"])
 
 
 class Unfinished(Exception):
-    """A process of its own that failed; limited: it was ended by its limits."""
-
-    def __init__(self, message: str, limited: bool = False) -> None:
-        super().__init__(message)
-        self.limited = limited
+    """A process of its own that failed."""
 
 
 def run_apart(file: str, value: Any) -> Any:
-    """Runs a Python file, which limits itself, as a process with JSON on stdin; what it prints. Raises Unfinished."""
+    """What a Python file, which limits itself, prints to JSON on stdin; None: a limit ended it. Raises Unfinished."""
     # -P: this folder has a numbers.py, which is not Python's.
     command = [sys.executable, "-P", file]
     try:
@@ -73,11 +69,13 @@ def run_apart(file: str, value: Any) -> Any:
     except subprocess.TimeoutExpired:
         raise Unfinished(f"no end within {_WALL_SECONDS:.0f} s") from None
     if done.returncode < 0:
-        late = -done.returncode in (signal.SIGXCPU, signal.SIGKILL)
-        raise Unfinished("it takes too long" if late else "it takes too much memory", limited=True)
+        return None
     if done.returncode:
         raise Unfinished(done.stderr.decode(errors="replace").strip()[-300:])
     return json.loads(done.stdout)
+
+
+run_once = lru_cache(128)(run_apart)  # of values that can be hashed
 
 
 @contextlib.contextmanager

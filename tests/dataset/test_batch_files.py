@@ -4,6 +4,7 @@ Held against types that we did not write (the `openai` package) and against an u
 
 import json
 import re
+from functools import reduce
 
 import jsonschema
 import pytest
@@ -27,7 +28,8 @@ PRODUCT = {"type": "object", "properties": {"brand": {"type": "string"}, "size":
                                                        "maxItems": 3},
                                             "new": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
            "required": ["brand", "size", "prices", "new"], "additionalProperties": False,
-           "$defs": {"size": {"enum": ["S", "M", 7]}}}  # fmt: skip
+           "$defs": {"size": {"$ref": "#/$defs/2"}, "2": {"$ref": "#/$defs/3"}, "3": {"$ref": "#/$defs/4"},
+                     "4": {"$ref": "#/$defs/5"}, "5": {"enum": ["S", "M", 7]}}}  # fmt: skip
 
 
 def held_to(schema):
@@ -35,6 +37,10 @@ def held_to(schema):
 
 
 RECURSIVE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+TWICE = {f"{n}": {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)}  # the last is in it 2^40 times
+DOUBLED = {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {**TWICE, "40": {"type": "string"}}}
+NESTED = reduce(lambda schema, _: {"type": "object", "properties": {"a": schema}}, range(300), {"type": "string"})
+OPTIONAL = {"type": "object", "properties": {f"{n}": {} for n in range(500)}}  # a pattern of each that may be the first
 BOUNDED = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"minimum": 3}}}}}
 
 
@@ -185,6 +191,10 @@ WRONG = [  # other keys of a line or of its body, the parameter that is named, a
     ({"response_format": {"type": "json_schema"}}, "response_format", "needs it, with name and schema"),
     ({"response_format": held_to({"type": "array"})}, "response_format", "its type must be object"),
     ({"response_format": held_to(RECURSIVE)}, "response_format", "# holds itself"),
+    ({"response_format": held_to(DOUBLED)}, "response_format", "more than 5,000 schemas"),
+    ({"response_format": held_to(NESTED)}, "response_format", "or 50 in one another"),
+    ({"response_format": held_to(OPTIONAL)}, "response_format", "its pattern is too large"),
+    ({"response_format": held_to({"type": "object", "properties": [1]})}, "response_format", "not an object"),
     ({"response_format": ODD}, "response_format", "json_schema.schema: Unsupported type: foo"),
     ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"), ({"stop": ["x", ""]}, "stop", "empty"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
