@@ -27,12 +27,14 @@ class Reply:
     """What it is told. body: several parts are written one by one, with a Content-Length of `headers`.
 
     broken: "reset" breaks the connection in place of an answer, "cut" behind half of the body.
+    pause: seconds between two bytes of headers.
     """
 
     status: int
     body: bytes | Iterable[bytes] = b""
     headers: dict[str, str] = field(default_factory=dict)
     broken: str = ""
+    pause: float = 0.0
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -63,6 +65,10 @@ def serving(reply: Callable[[Call], Reply], port: int = 0) -> Iterator[str]:
             length = {"Content-Length": str(len(made.body))} if isinstance(made.body, bytes) else {}
             for name, value in {**length, **made.headers}.items():
                 self.send_header(name, value)
+            for byte in b"".join(self._headers_buffer) if made.pause else ():
+                self.wfile.write(bytes([byte]))
+                time.sleep(made.pause)
+            self._headers_buffer = [] if made.pause else self._headers_buffer
             self.end_headers()
             for part in parts if self.command != "HEAD" else ():
                 self.wfile.write(part[: len(part) // 2] if made.broken else part)

@@ -2,6 +2,7 @@
 token for each role, turns messages into ids as with weights; the engine turns them back."""
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -9,16 +10,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from http.client import HTTPResponse
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from requests.exceptions import RequestException
+from requests.exceptions import ReadTimeout, RequestException
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from raypd.config import HIDDEN, RunConfig, redact
 from raypd.decoding.counts import Finished, TokenCounts
@@ -30,8 +33,10 @@ _log = logging.getLogger(__name__)
 CONTEXT = 400_000  # bytes of a prompt and its answer; what the server cannot take it refuses, for that document alone
 _ROLES, _END = ("system", "user", "assistant"), "<|end|>"
 _AGAIN = (408, 429, 500, 502, 503, 504)
+_OF_THE_PROMPT = (400, 413, 422)  # it is refused: no failure of the server
 _AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
 _CHUNK = 1 << 14  # bytes that are read at a time
+_SLOWEST = 1 << 16  # bytes that make the time of an answer a second longer
 _BYTES, _BYTES_A_TOKEN = 1 << 20, 64  # of an answer, and for each token that it may have
 _TEMPLATE_TOKENS = 4096  # that a server may count for a prompt over its bytes
 _LONGEST_WAIT = 600.0  # seconds that a server may ask to wait
@@ -41,6 +46,30 @@ _PAUSE = 30.0  # seconds of that, doubled while requests fail, up to _LONGEST_WA
 
 class Unreachable(RuntimeError):
     """The server does not answer, or refuses for now, for as long as is tried."""
+
+
+class _TimedAdapter(HTTPAdapter):
+    def get_connection_with_tls_context(self, *given: Any, **keys: Any) -> Any:
+        pool = super().get_connection_with_tls_context(*given, **keys)
+        if "ConnectionCls" not in vars(pool):
+            pool.ConnectionCls = type("Timed", (type(pool).ConnectionCls,), {"response_class": staticmethod(_timed)})
+        return pool
+
+
+def _timed(sock: Any, *given: Any, **keys: Any) -> HTTPResponse:
+    """All of an answer, headers too, comes in the socket's timeout, or a second later for each _SLOWEST bytes."""
+    raw, end = sock.makefile("rb", 0), time.monotonic() + sock.gettimeout()
+    read = raw.readinto
+
+    def read_in_time(buffer: Any) -> int:
+        nonlocal end
+        if time.monotonic() > end:
+            raise TimeoutError
+        end += (size := read(buffer)) / _SLOWEST
+        return int(size)
+
+    raw.readinto = read_in_time
+    return HTTPResponse(SimpleNamespace(makefile=lambda _: io.BufferedReader(raw)), *given, **keys)  # type: ignore[arg-type]
 
 
 def check_endpoint(config: RunConfig) -> None:
@@ -57,17 +86,18 @@ def check_endpoint(config: RunConfig) -> None:
             f"model.endpoint.key_variable: the environment variable {endpoint.key_variable} holds no key; set it "
             "(on a cluster in the job's runtime environment), or set the key to null for a server without one"
         )
-    with contextlib.suppress(RequestException):  # what cannot be reached from here may be from a worker
-        reply = requests.head(endpoint.url, timeout=5, allow_redirects=False)
-        target = urljoin(endpoint.url, reply.headers.get("location", ""))
-        if reply.is_redirect and urlsplit(target)[:2] != urlsplit(endpoint.url)[:2]:
-            raise ConfigError(
-                f"model.endpoint.url: {endpoint.url} redirects to {redact(target)[:200]}; documents are not sent "
-                "there: set the URL that is meant"
-            )
-        batches = f"{endpoint.url.rstrip('/')}/batches"
-        if endpoint.batch and requests.get(batches, timeout=5, allow_redirects=False).status_code == 404:
-            raise ConfigError(f"model.endpoint.batch: {endpoint.url} has no batch API (/batches); set it to false")
+    how: dict[str, Any] = {"timeout": 5, "allow_redirects": False, "stream": True}
+    for path in ("batches", "files") if endpoint.batch else ("chat/completions",):
+        url = f"{endpoint.url.rstrip('/')}/{path}"
+        # What cannot be reached from here may be from a worker. An empty request costs nothing, and holds no document.
+        with contextlib.suppress(RequestException), requests.Session() as session:
+            session.mount(f"{urlsplit(url).scheme}://", _TimedAdapter())
+            reply = session.get(url, **how) if endpoint.batch else session.post(url, json={}, **how)
+            if reply.is_redirect:
+                moved = f"{url} redirects to {redact(urljoin(url, reply.headers['location']))[:200]}"
+                raise ConfigError(f"model.endpoint.url: {moved}; documents are not sent there: set the right URL")
+            if endpoint.batch and reply.status_code == 404:
+                raise ConfigError(f"model.endpoint.batch: {endpoint.url} has no batch API (/{path}); set it to false")
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -105,8 +135,7 @@ class EndpointEngine:
         self._answers = self._tokens = 0
         self.patience = 1.0  # seconds that a step waits for an answer
         self._session = requests.Session()
-        self._session.mount("http://", HTTPAdapter(pool_maxsize=at_once))
-        self._session.mount("https://", HTTPAdapter(pool_maxsize=at_once))
+        self._session.mount(f"{urlsplit(self.endpoint.url).scheme}://", _TimedAdapter(pool_maxsize=at_once))
         check_endpoint(config)  # on this machine, too
         self._base = self.endpoint.url.rstrip("/")
         self._url = f"{self._base}/chat/completions"
@@ -152,7 +181,7 @@ class EndpointEngine:
                 content = "".join(part.get("text", "") for part in content)
             text = written = self._shown(content)
         except (LookupError, TypeError, AttributeError):
-            raise RuntimeError(self._unexpected(json.dumps(tree))) from None
+            raise self._unexpected(json.dumps(tree), self._url) from None
         if begun and begun.strip() in text:  # the answer's beginning, which the prompt gives; a server writes it again
             text = text.partition(begun.strip())[2].lstrip("\n")
         stopped = choice.get("finish_reason") == "stop"
@@ -186,15 +215,15 @@ class EndpointEngine:
             shared = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
             prompt, answer = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
         except (TypeError, ValueError, AttributeError, OverflowError):
-            raise RuntimeError(self._unexpected(json.dumps(usage))) from None
+            raise self._unexpected(json.dumps(usage), self._url) from None
         most = prompt_bytes + _TEMPLATE_TOKENS, self.config.decoding.max_new_tokens
         if not (0 <= shared <= prompt <= most[0] and 0 <= answer <= most[1]):
-            raise RuntimeError(
+            raise self._failure(
                 f"{self._url}: its usage says {prompt:,} tokens read ({shared:,} cached) and {answer:,} written; at "
                 f"most {most[0]:,} were sent and {most[1]:,} asked for"
             )
         with self._lock:
-            self._answers, self._tokens = self._answers + 1, self._tokens + prompt + answer
+            self._answers, self._tokens, self._failed_in_a_row = self._answers + 1, self._tokens + prompt + answer, 0
         return TokenCounts(prompt - shared, shared, answer, 1)
 
     def _reply(self, url: str, most: int, **request: Any) -> dict[str, Any]:
@@ -205,60 +234,53 @@ class EndpointEngine:
         except (ValueError, RecursionError):
             tree = None
         if not isinstance(tree, dict):
-            raise RuntimeError(self._unexpected(data.decode(errors="replace")))
+            raise self._unexpected(data.decode(errors="replace"), url)
         return tree
 
-    def _data(self, url: str, most: int, **request: Any) -> bytes:
+    def _data(self, url: str, most: int, **request: Any) -> bytearray:
         for attempt in range(self.endpoint.retries + 1):
             self._wait_for_turn()
             wait = min(2.0**attempt, _LONGEST_WAIT)
             try:
                 status, headers, data = self._request(url, most, **request)
-            except (RequestException, HTTPError, TimeoutError) as error:
+            except (ReadTimeout, ReadTimeoutError):
+                reason = f"{url}: no whole answer in model.endpoint.timeout_seconds: {self.endpoint.timeout_seconds:g}"
+            except (RequestException, HTTPError) as error:
                 reason = self._shown(f"{url}: {error}")
             else:
                 if status == 200:
-                    self._failed_in_a_row = 0
                     return data
-                words = " ".join(redact(self._shown(data[:2000].decode(errors="replace"))).split())
+                words = " ".join(redact(self._shown(data.decode(errors="replace"))[:2000]).split())
                 reason = f"{url}: {status}: {words[:300]}"
                 if 300 <= status < 400:
                     where = self._shown(headers.get("location", ""))[:200]
                     reason = f"{url}: {status}: redirects to {where}; documents are not sent there"
                 if status not in _AGAIN:
-                    raise RuntimeError(reason)
+                    raise RuntimeError(reason) if status in _OF_THE_PROMPT else self._failure(reason)
                 with contextlib.suppress(ValueError):
                     wait = max(wait, float(headers.get("retry-after", 0)))
                 if wait > _LONGEST_WAIT:
-                    raise RuntimeError(f"{reason} (it asks to wait {wait:,.0f} s)")
-            self._count_failure(reason)
+                    raise self._failure(f"{reason} (it asks to wait {wait:,.0f} s)")
+            self._failure(reason)
             if attempt < self.endpoint.retries:
                 if wait >= _PAUSE:
                     _log.warning("%s: waiting %.0f s", reason, wait)
                 time.sleep(wait)
         raise Unreachable(reason)
 
-    def _request(self, url: str, most: int, **request: Any) -> tuple[int, Mapping[str, str], bytes]:
-        """(status, headers, body) of one request; without a body of its own it is a GET.
-
-        Raises TimeoutError, RuntimeError where the answer has no end."""
-        seconds = self.endpoint.timeout_seconds
-        end = time.monotonic() + seconds
-        method = "POST" if request else "GET"
-        with self._session.request(
-            method, url, timeout=seconds, stream=True, allow_redirects=False, **request
-        ) as reply:
-            data = b""
+    def _request(self, url: str, most: int, **request: Any) -> tuple[int, Mapping[str, str], bytearray]:
+        """(status, headers, body) of a request, a GET where it has no body. Raises RuntimeError: it has no end."""
+        how = {"timeout": self.endpoint.timeout_seconds, "stream": True, "allow_redirects": False, **request}
+        with self._session.request("POST" if request else "GET", url, **how) as reply:
+            data = bytearray()
             while chunk := reply.raw.read1(_CHUNK, decode_content=True):
                 data += chunk
                 if len(data) > most:
-                    raise RuntimeError(f"{url}: the answer has more than {most:,} bytes")
-                if time.monotonic() > end:
-                    raise TimeoutError(f"no whole answer after {seconds:g} s (model.endpoint.timeout_seconds)")
+                    raise self._failure(f"{url}: the answer has more than {most:,} bytes")
             return reply.status_code, reply.headers, data
 
-    def _count_failure(self, reason: str) -> None:
-        """After many failures in a row all requests wait, longer each time, so that a server can come back."""
+    def _failure(self, reason: str) -> RuntimeError:
+        """An error of the server. After many in a row all requests wait, longer each time, so that it can come back."""
         with self._lock:
             self._failed_in_a_row += 1
             rounds, rest = divmod(self._failed_in_a_row, _IN_A_ROW)
@@ -268,10 +290,12 @@ class EndpointEngine:
                 _log.warning(
                     "%d requests failed in a row: no more for %.0f s: %s", self._failed_in_a_row, pause, reason
                 )
+        return RuntimeError(reason)
 
-    def _unexpected(self, text: str) -> str:
-        found = " ".join(redact(self._shown(text[:2000])).split())
-        return f"{self._url}: expected a chat completion, found {found[:200]}"
+    def _unexpected(self, text: str, url: str) -> RuntimeError:
+        words = " ".join(redact(self._shown(text)[:2000]).split())
+        expected = "a chat completion" if url == self._url else "an answer of the batch API"
+        return self._failure(f"{url}: expected {expected}, found {words[:200]}")
 
     def _shown(self, text: str) -> str:
         """What the server says, without the key that it was sent."""

@@ -21,7 +21,8 @@ _MOST_BYTES = 100 << 20
 _MOST_ANSWERED = 1 << 30
 _DAY = 24 * 3600  # in which a batch is answered, or expires
 _LONGEST_LOOK = 60.0  # seconds between two looks
-_FAULTS = (RuntimeError, LookupError, TypeError, AttributeError)  # all but the first of an answer of another shape
+_OF_SHAPE = (LookupError, TypeError, AttributeError, ValueError, RecursionError)  # of an answer that is none
+_FAULTS = (RuntimeError, *_OF_SHAPE)
 _OVER = ("completed", "failed", "expired", "cancelled")
 
 
@@ -45,6 +46,8 @@ class BatchEngine(EndpointEngine):
         self._contents: dict[str, set[str]] = {}  # custom_ids of every batch that was looked into
         self._collects = False
         self._look, self._pause = 0.0, 1.0
+        self._came = "", ""  # the URL that answered last, and the beginning of what it said
+        self._silent: dict[str, float] = {}  # when a batch first did not answer (monotonic)
 
     @property
     def pending(self) -> int:
@@ -126,49 +129,56 @@ class BatchEngine(EndpointEngine):
 
     def _read(self, name: str) -> list[Finished]:
         """The answers of a batch, once it is over."""
+        answers: dict[Any, dict[str, Any]] = {}
         try:
             batch = self._reply(f"{self._base}/batches/{name}", self._most_bytes)
             if (status := batch.get("status")) not in _OVER:
                 return []
             files = batch.get("output_file_id"), batch.get("error_file_id")
             answers = {line.get("custom_id"): line for file in files for line in self._lines(file)}
-        except Unreachable as error:  # the batch goes on meanwhile
+            lost: Exception = RuntimeError(f"{self._base}/batches: batch {name} is {status}, without an answer to it")
+        except Unreachable as error:
             _log.warning("batch %s: %s", name, error)
-            return []
+            if time.monotonic() - self._silent.setdefault(name, time.monotonic()) < _DAY:
+                return []  # the batch goes on meanwhile
+            lost = error
         except _FAULTS as fault:
-            answers, status = {}, str(self._error(fault))
+            lost = self._error(fault)
         finished = []
         for digest, lines in self._sent.pop(name).items():
             self._contents.get(name, set()).discard(digest)
-            answer = answers.get(digest, {"error": f"batch {name} is {status}, without an answer to this request"})
-            finished += [self._finished(line, answer) for line in lines]
+            finished += [self._finished(line, answers.get(digest, lost)) for line in lines]
         return finished
 
-    def _finished(self, line: _BatchRequest, answer: dict[str, Any]) -> Finished:
+    def _finished(self, line: _BatchRequest, answer: dict[str, Any] | Exception) -> Finished:
         try:
+            if isinstance(answer, Exception):
+                raise answer
             reply = answer.get("response") or {}
             if _status(answer) != 200:
                 words = json.dumps(answer.get("error") or reply.get("body"))
                 raise RuntimeError(f"{self._base}/batches: {self._shown(words)[:300]}")
             continuation, counts = self._answer(reply.get("body") or {}, line.prompt_bytes, line.begun)
         except _FAULTS as fault:
-            return Finished(line.tag, None, self._error(fault), TokenCounts())
+            return Finished(line.tag, None, self._error(fault, answer), TokenCounts())
         return Finished(line.tag, continuation, None, counts)
 
-    def _error(self, fault: Exception) -> RuntimeError:
-        if isinstance(fault, RuntimeError):
+    def _error(self, fault: Exception, answer: Any = None) -> Exception:
+        """A fault as an error row says it. answer: where it is not what came last."""
+        if not isinstance(fault, _OF_SHAPE):
             return fault
-        return RuntimeError(f"{self._base}/batches: not as OpenAI's API answers ({type(fault).__name__}: {fault})")
+        url, text = self._came if answer is None else (f"{self._base}/batches", json.dumps(answer))
+        return self._unexpected(text, url)
+
+    def _data(self, url: str, most: int, **request: Any) -> bytearray:
+        data = super()._data(url, most, **request)
+        self._failed_in_a_row, self._came = 0, (url, data[: 1 << 16].decode(errors="replace"))
+        return data
 
     def _lines(self, file: str | None) -> list[dict[str, Any]]:
-        """A file of the server, a JSON object a line; None: it has none. Raises RuntimeError."""
-        if file is None:
-            return []
-        data = self._data(f"{self._base}/files/{file}/content", _MOST_ANSWERED)
-        try:
-            return [json.loads(line) for line in data.splitlines() if line.strip()]
-        except ValueError:
-            raise RuntimeError(self._unexpected(data[:2000].decode(errors="replace"))) from None
+        """A file of the server, a JSON object a line; None: it has none. Raises RuntimeError, or one of _OF_SHAPE."""
+        data = self._data(f"{self._base}/files/{file}/content", _MOST_ANSWERED) if file is not None else b""
+        return [json.loads(line) for line in data.splitlines() if line.strip()]
 
 
 def _status(line: dict[str, Any]) -> Any:

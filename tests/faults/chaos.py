@@ -116,6 +116,8 @@ def lying(seed: int) -> Callable[[Call], Reply]:
     draw = random.Random(seed)
 
     def reply(call: Call) -> Reply:
+        if call.body == b"{}":  # whether it redirects, before a run
+            return Reply(400)
         usage = {"prompt_tokens": 50, "completion_tokens": 4}
         content: Any = '{"Brand": "Acme"}'
         kind = draw.choice(_LIES) if draw.random() < 0.1 else ""

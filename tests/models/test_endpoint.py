@@ -55,6 +55,8 @@ def server(reply):
     received = []
 
     def answer(call):
+        if call.body == b"{}":  # whether it redirects
+            return Reply(400)
         body = json.loads(call.body)
         received.append((call.path, call.headers["Authorization"], body))
         status, tree = reply(body, len(received) - 1)
@@ -254,13 +256,14 @@ def dripping():
     (Reply(307, headers=ELSEWHERE), "redirects to http://other.example/v1"),
     (Reply(429, headers={"Retry-After": "3600"}), "(it asks to wait 3,600 s)"),
     (Reply(200, BOMB, {"Content-Encoding": "gzip"}), "the answer has more than"),
-    (Reply(200, dripping(), {"Content-Length": "1000"}), "no whole answer after 1 s (model.endpoint.timeout_sec"),
+    (Reply(200, dripping(), {"Content-Length": "1000"}), "no whole answer in model.endpoint.timeout_seconds: 1"),
+    (Reply(200, headers={"X-Slow": "x" * 100}, pause=0.1), "no whole answer in model.endpoint.timeout_seconds: 1"),
 ])  # fmt: skip
 def test_a_server_that_lies_makes_an_error_row_with_the_reason(tmp_path, key, reply, reason):
     """reply: of one that quotes the key that it was sent, a function of it."""
 
     def answer(call):
-        made = Reply(200) if call.method == "HEAD" else reply
+        made = Reply(400) if call.body == b"{}" else reply
         return made(call.headers["Authorization"]) if callable(made) else made
 
     with serving(answer) as url:
@@ -274,15 +277,36 @@ def test_many_failures_in_a_row_make_all_wait(tmp_path, slept):
     with server(lambda body, before: (503, {"error": "down"})) as (url, received):
         engine = EndpointEngine(configuration(tmp_path, url, retries=24), byte_tokenizer())
         with pytest.raises(RuntimeError, match="503"):
-            engine._reply(f"{url}/chat/completions", 1000, json={})
+            engine._reply(f"{url}/chat/completions", 1000, json={"n": 1})
     assert (len(received), max(slept)) == (25, 600.0)  # its own waits are at most ten minutes
     assert engine._next > time.monotonic() + 20  # and after 20 in a row no request is sent for half a minute
 
 
+SHAPELESS, BOUNDLESS = (200, {"choices": []}), (200, {**completion("Well.")[1], "usage": {"prompt_tokens": 10**27}})
+
+
+@pytest.mark.parametrize(("reply", "failures"), [
+    ((401, {}), 20), (SHAPELESS, 20), (BOUNDLESS, 20), ((400, {}), 0), (completion("Well."), 0)])  # fmt: skip
+def test_answers_that_are_the_servers_failure_count_and_refused_prompts_do_not(tmp_path, slept, reply, failures):
+    """A good answer among them, before the last 20, begins the count anew."""
+    with server(lambda body, before: completion("Well.") if before == 5 else reply) as (url, received):
+        config = with_keys(configuration(tmp_path, url, retries=0), engine={"max_num_seqs": 1})
+        engine = EndpointEngine(config, byte_tokenizer())
+        for n in range(26):
+            engine.submit((feed for feed in [Feed([65], [0])]), tag=n, sampling=None, seed=n)
+        finished(engine)
+    assert (len(received), engine._failed_in_a_row) == (26, failures)
+    assert (engine._next > time.monotonic() + 20) == (failures > 0)
+
+
 def test_a_server_that_redirects_gets_no_document(tmp_path, key):
-    words = r"redirects to http://other\.example/v1; documents are not sent there"
-    with serving(lambda _: Reply(302, headers=ELSEWHERE)) as url, pytest.raises(ConfigError, match=words):
-        run_extract(configuration(tmp_path, f"{url}/moved"))
+    for target in (ELSEWHERE["Location"], "/v2"):  # of the same host, too
+        moved = lambda call, to=target: Reply(302 if call.path.endswith("s") else 200, headers={"Location": to})  # noqa: E731
+        with serving(moved) as url:
+            named = target if "//" in target else f"{url}{target}"
+            words = f"{url}/v1/chat/completions redirects to {named}; documents are not sent there"
+            with pytest.raises(ConfigError, match=re.escape(words)):
+                run_extract(configuration(tmp_path, f"{url}/v1"))
     with pytest.raises(ValidationError, match=r"model\.endpoint\.url"):
         configuration(tmp_path, "file:///etc/passwd")
 

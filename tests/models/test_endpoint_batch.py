@@ -29,7 +29,7 @@ class Vendor:
         if self.down:
             return Reply(503)
         path = call.path.removeprefix("/v1").split("?")[0]
-        if call.method == "HEAD":
+        if path == "/files" and call.method == "GET":
             return Reply(200)
         if path == "/files":
             head = f"Content-Type: {call.headers['Content-Type']}\n\n".encode()
@@ -86,8 +86,8 @@ def vendor(monkeypatch):
         yield vendor
 
 
-def engine_with(vendor, tmp_path, texts):
-    engine = BatchEngine(configuration(tmp_path, vendor.url, batch=True, retries=0), byte_tokenizer())
+def engine_with(vendor, tmp_path, texts, **endpoint):
+    engine = BatchEngine(configuration(tmp_path, vendor.url, batch=True, retries=0, **endpoint), byte_tokenizer())
     engine.patience = 0.01
     for number, text in enumerate(texts):
         tokens = engine.tokenizer(f"<|user|>{text}<|end|><|assistant|>")["input_ids"]
@@ -144,9 +144,48 @@ def test_a_batch_holds_no_more_than_the_server_takes(tmp_path, vendor, monkeypat
     assert [len(file.splitlines()) for file in vendor.files.values()] == [2, 2, 1]
 
 
-def test_answers_of_another_shape_are_error_rows(tmp_path, vendor, monkeypatch):
+def test_answers_of_another_shape_are_error_rows_that_say_what_came(tmp_path, vendor, monkeypatch):
+    engine = engine_with(vendor, tmp_path, "0")
+    vendor.answered["b0"] = ('{"custom_id": "x"}\n[7]', "")
+    words = (
+        f'{vendor.url}/files/answers-of-b0/content: expected an answer of the batch API, found {{"custom_id": "x"}} [7]'
+    )
+    assert str(finished(engine)[0].error) == words
+    engine = engine_with(vendor, tmp_path, "1")
     monkeypatch.setattr(Vendor, "told", lambda self, tree: Reply(200, b'{"data": [7], "id": 3}'))
-    assert "not as OpenAI's API answers" in str(finished(engine_with(vendor, tmp_path, "0"))[0].error)
+    words = f'{vendor.url}/batches?limit=100: expected an answer of the batch API, found {{"data": [7], "id": 3}}'
+    assert str(finished(engine)[0].error) == words
+    monkeypatch.undo()
+
+
+def test_a_file_of_many_megabytes_takes_as_long_as_its_bytes_come(tmp_path, vendor):
+    """More time than timeout_seconds: bytes that come give it more."""
+
+    def slowly(parts):
+        for part in parts:
+            time.sleep(0.1)
+            yield part
+
+    engine = engine_with(vendor, tmp_path, "0", timeout_seconds=1)
+    part = b" " * (1 << 20)
+    with serving(lambda call: Reply(200, slowly([part] * 20), {"Content-Length": str(20 << 20)})) as url:
+        assert len(engine._data(url, 1 << 30)) == 20 << 20
+    engine.endpoint = engine.endpoint.model_copy(update={"timeout_seconds": 30})
+    started = time.process_time()
+    with serving(lambda call: Reply(200, part * 60)) as url:
+        assert len(engine._data(url, 1 << 30)) == 60 << 20
+    assert time.process_time() - started < 3  # a copy of all for each 16 kB takes seconds
+
+
+def test_a_batch_whose_file_cannot_be_fetched_for_a_day_ends_as_error_rows(tmp_path, vendor, monkeypatch):
+    engine = engine_with(vendor, tmp_path, "0")
+    monkeypatch.setattr(Vendor, "answers", lambda self, name: 1 / 0)
+    while not engine._silent:
+        engine.step()
+    assert engine.pending == 1
+    monkeypatch.setattr(endpoint_batch, "_DAY", 0)
+    engine._look = 0.0
+    assert "/files/answers-of-b0/content" in str(finished(engine)[0].error)
 
 
 def test_a_server_without_a_batch_api_is_refused_at_once(tmp_path, monkeypatch):
