@@ -39,6 +39,7 @@ class Progress(NamedTuple):
     failed: int = 0  # of these
     begun: bool = False  # whether its first document was planned
     seconds_left: float | None = None  # until all of it is answered, at its pace so far, where there is one
+    waiting: str = ""  # what the engine waits for, if it does so for long
 
 
 @dataclass(eq=False)
@@ -98,7 +99,8 @@ class RequestQueue:
     def progress(self) -> dict[str, Progress]:
         """How far every unit in flight is."""
         with self._changed:
-            return {unit: state.progress() for unit, state in self._units.items()}
+            waiting = getattr(self.parts.engine, "waiting", "")
+            return {unit: state.progress()._replace(waiting=waiting) for unit, state in self._units.items()}
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
         """Stops a unit, if it is in flight. only_waiting: unless some of it was begun."""

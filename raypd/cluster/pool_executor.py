@@ -47,6 +47,7 @@ class PoolExecutor:
         self._exhausted = False  # the source is
         self._left = 0  # units that have not ended
         self._deaths = Deaths()
+        self._waits = {""}  # of workers, that were said
         self._polled = 0.0
         self._unit_seconds = 0.0  # what units took lately
 
@@ -61,6 +62,9 @@ class PoolExecutor:
                 return
             yield from self._wait()
             progress = [unit.progress for worker in self.workers for unit in worker.assignments.values()]
+            for waiting in {unit.waiting for unit in progress} - self._waits:
+                self._waits.add(waiting)
+                self.say(waiting)
             answered, failed = sum(unit.answered for unit in progress), sum(unit.failed for unit in progress)
             yield Tick(answered, failed, sum(worker.ready for worker in self.workers))
 

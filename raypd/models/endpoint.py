@@ -4,7 +4,6 @@ token for each role, turns messages into ids as with weights; the engine turns t
 import contextlib
 import io
 import json
-import logging
 import os
 import threading
 import time
@@ -29,11 +28,10 @@ from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Program
 from raypd.errors import ConfigError
 
-_log = logging.getLogger(__name__)
 CONTEXT = 400_000  # bytes of a prompt and its answer; what the server cannot take it refuses, for that document alone
 _ROLES, _END = ("system", "user", "assistant"), "<|end|>"
 _AGAIN = (408, 429, 500, 502, 503, 504)
-_OF_THE_PROMPT = (400, 413, 422)  # it is refused: no failure of the server
+_REFUSED = (400, 401, 403, 404, 413, 422)  # a prompt, a key or a name; no pause helps
 _AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
 _CHUNK = 1 << 14  # bytes that are read at a time
 _SLOWEST = 1 << 16  # bytes that make the time of an answer a second longer
@@ -121,6 +119,7 @@ class EndpointEngine:
     """Sends prompts to the server: `engine.max_num_seqs` at a time, so many a minute as the configuration allows."""
 
     sequences: Sequence[Any] = ()
+    waiting = ""  # the last long wait, said by the driver; "" after an answer
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         assert config.model.endpoint is not None
@@ -224,6 +223,7 @@ class EndpointEngine:
             )
         with self._lock:
             self._answers, self._tokens, self._failed_in_a_row = self._answers + 1, self._tokens + prompt + answer, 0
+            self.waiting = ""
         return TokenCounts(prompt - shared, shared, answer, 1)
 
     def _reply(self, url: str, most: int, **request: Any) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class EndpointEngine:
                     where = self._shown(headers.get("location", ""))[:200]
                     reason = f"{url}: {status}: redirects to {where}; documents are not sent there"
                 if status not in _AGAIN:
-                    raise RuntimeError(reason) if status in _OF_THE_PROMPT else self._failure(reason)
+                    raise RuntimeError(reason) if status in _REFUSED else self._failure(reason)
                 with contextlib.suppress(ValueError):
                     wait = max(wait, float(headers.get("retry-after", 0)))
                 if wait > _LONGEST_WAIT:
@@ -264,7 +264,7 @@ class EndpointEngine:
             self._failure(reason)
             if attempt < self.endpoint.retries:
                 if wait >= _PAUSE:
-                    _log.warning("%s: waiting %.0f s", reason, wait)
+                    self.waiting = f"{reason}: waiting {wait:.0f} s"
                 time.sleep(wait)
         raise Unreachable(reason)
 
@@ -287,9 +287,7 @@ class EndpointEngine:
             if rest == 0:
                 pause = min(_PAUSE * 2 ** (rounds - 1), _LONGEST_WAIT)
                 self._next = max(self._next, time.monotonic() + pause)
-                _log.warning(
-                    "%d requests failed in a row: no more for %.0f s: %s", self._failed_in_a_row, pause, reason
-                )
+                self.waiting = f"{self._failed_in_a_row} requests failed in a row: no more for {pause:.0f} s: {reason}"
         return RuntimeError(reason)
 
     def _unexpected(self, text: str, url: str) -> RuntimeError:

@@ -75,6 +75,17 @@ def test_an_idle_worker_gets_a_unit_that_has_not_begun() -> None:
     assert calls(own.workers[2]) == [["u2"]]
 
 
+def test_a_long_wait_of_an_engine_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, said = assigning(worker(BEGUN._replace(waiting="429: waiting 60 s"))), list[str]()
+    for name in ("_watch_nodes", "_assign", "_resize"):
+        monkeypatch.setattr(own, name, lambda: None)
+    monkeypatch.setattr(own, "_wait", lambda: iter(()))
+    own.say = said.append
+    ticks = own.run(iter(()), 1)
+    assert [type(next(ticks)).__name__ for _ in range(3)] == ["Tick"] * 3
+    assert said == ["429: waiting 60 s"]
+
+
 @pytest.mark.parametrize("why", ["begun", "its only unit", "closing", "nobody is idle", "not the end"])
 def test_no_unit_is_taken_back(why: str) -> None:
     busy = worker(*[BEGUN] * (2 if why == "begun" else 1), *[Progress()] * (why not in ("begun", "its only unit")))

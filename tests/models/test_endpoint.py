@@ -286,7 +286,8 @@ SHAPELESS, BOUNDLESS = (200, {"choices": []}), (200, {**completion("Well.")[1], 
 
 
 @pytest.mark.parametrize(("reply", "failures"), [
-    ((401, {}), 20), (SHAPELESS, 20), (BOUNDLESS, 20), ((400, {}), 0), (completion("Well."), 0)])  # fmt: skip
+    ((302, {}), 20), (SHAPELESS, 20), (BOUNDLESS, 20),
+    ((400, {}), 0), ((401, {}), 0), (completion("Well."), 0)])  # fmt: skip
 def test_answers_that_are_the_servers_failure_count_and_refused_prompts_do_not(tmp_path, slept, reply, failures):
     """A good answer among them, before the last 20, begins the count anew."""
     with server(lambda body, before: completion("Well.") if before == 5 else reply) as (url, received):
@@ -297,6 +298,7 @@ def test_answers_that_are_the_servers_failure_count_and_refused_prompts_do_not(t
         finished(engine)
     assert (len(received), engine._failed_in_a_row) == (26, failures)
     assert (engine._next > time.monotonic() + 20) == (failures > 0)
+    assert ("20 requests failed in a row: no more for 30 s: " in engine.waiting) == (failures > 0)
 
 
 def test_a_server_that_redirects_gets_no_document(tmp_path, key):
