@@ -101,6 +101,7 @@ def _init(**keys: Any) -> None:
     it leaves our handler of SIGTERM alone, too.
 
     Raises what it raises, or TimeoutError after _START_SECONDS; then, as at Ctrl-C, nothing that it started is left."""
+    import psutil
     import ray
 
     outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -120,7 +121,8 @@ def _init(**keys: Any) -> None:
         error = outcome.get(timeout=_START_SECONDS)
     except (queue.Empty, KeyboardInterrupt) as reason:
         for process in ray_private.children() - before:
-            process.kill()
+            with contextlib.suppress(psutil.Error):  # its parent took it along
+                process.kill()
         raise (TimeoutError if isinstance(reason, queue.Empty) else KeyboardInterrupt) from None
     if error is not None:
         raise error

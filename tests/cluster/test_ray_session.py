@@ -20,7 +20,7 @@ import ray
 from raypd.answering import progress
 from raypd.answering.check import check_model
 from raypd.cli import summary
-from raypd.cluster import driver, ray_session
+from raypd.cluster import driver, ray_private, ray_session
 from raypd.config import ClusterConfig
 from raypd.errors import ModelError, RunError
 from raypd.estimation.checks import with_changes
@@ -158,7 +158,12 @@ def test_what_goes_wrong_while_ray_starts_is_an_interrupt_or_a_line(monkeypatch,
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_ray_that_never_starts_has_a_deadline_hears_ctrl_c_and_leaves_nothing(monkeypatch, interrupted) -> None:
-    started = []
+    started, ended_child = [], subprocess.Popen(["sleep", "300"])
+    gone = psutil.Process(ended_child.pid)  # a grandchild that ends while the others are killed
+    ended_child.kill()
+    ended_child.wait()
+    children = ray_private.children
+    monkeypatch.setattr(ray_private, "children", lambda: children() | ({gone} if started else set()))
 
     def init(**_):
         started.append(subprocess.Popen(["sleep", "300"]))
