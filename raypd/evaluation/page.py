@@ -95,7 +95,7 @@ def find(run: str, labels: str, labels_column: str, tolerance: float) -> tuple[l
             continue
         row = rows[0] if rows else {}
         target = flat_values(gold[id]["target"])
-        category = str(row.get("category") or gold[id].get("category") or "")
+        category = score.category_of(row, gold[id], names)
         asked = names.get(category, {name: name for name in target})
         record = flat_values(json.loads(row["record"])) if row else {}
         values = {asked.get(value["name"], value["name"]): value for value in row.get("values") or []}

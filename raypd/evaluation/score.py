@@ -177,6 +177,12 @@ def asked_attributes(run: str) -> Asked:
     return _names(task)
 
 
+def category_of(row: Row, labels: Row, asked: Asked) -> str:
+    """That of an answer; where a document has none, the only one of the run, or what its labels say."""
+    only = next(iter(asked)) if len(asked) == 1 else labels.get("category")
+    return str(row.get("category") or only or "")
+
+
 def _names(task: Row) -> Asked:
     return {
         category: {a["name"]: ".".join(a.get("path") or [a["name"]]) for a in schema["attributes"]}
@@ -211,7 +217,7 @@ def _score(answers: Answers, gold: Labels, tolerance: float, attributes: Asked) 
         labels, rows = gold[key], answers[key]
         if "target" in labels:
             record = flat_values(json.loads(rows[0]["record"])) if rows else {}
-            category = str((rows[0]["category"] if rows else None) or labels.get("category") or "")
+            category = category_of(rows[0] if rows else {}, labels, attributes)
             lists = "scored" in labels or bool(labels.get("accepted"))
             target = flat_values(labels["target"])
             names = target.keys() & set(attributes[category].values() if category in attributes else target)
