@@ -10,7 +10,8 @@ class TokenCounts:
 
     prefill_tokens: int = 0  # of its first feed, put through the model for it
     shared_tokens: int = 0  # of its first feed, in the cache already, computed for another program
-    decode_tokens: int = 0  # of its answer, end tokens too: the first of each value, and what later feeds hold
+    # Of its answer, end tokens too: no mask, no draft that was rejected, but the keys that `guided` is given.
+    decode_tokens: int = 0
     steps: int = 0  # feeds that were answered
 
 

@@ -54,6 +54,7 @@ class Feed:
     want_logits: bool = False  # for a method that verifies
     want_hidden: bool = False  # last hidden states, which the output embeddings read, for heads
     draft: DraftRequest | None = None
+    decoded: int | None = None  # tokens of the answer so far, where feeds hold drafts, too; None: all of later feeds
     pattern: str | Mapping[str, Any] | None = None
 
 

@@ -186,9 +186,8 @@ class Scheduler:
         seq.in_flight = False
         if seq.steps == 0:
             seq.counts.prefill_tokens += len(chunk.tokens)
-            seq.counts.decode_tokens += len(chunk.samples)
-        else:
-            seq.counts.decode_tokens += len(chunk.tokens)
+        if seq.feed.decoded is None:
+            seq.counts.decode_tokens += len(chunk.samples if seq.steps == 0 else chunk.tokens)
         seq.cached = int(chunk.tokens[-1]) + 1
         if seq.cached < seq.size:
             return False
@@ -214,6 +213,7 @@ class Scheduler:
             self.sequences.remove(seq)
         self.full = False
         seq.release(self.cache)
+        seq.counts.decode_tokens = getattr(answer, "decoded", seq.counts.decode_tokens)  # of a method that drafts
         if seq.prefix is not None:
             seq.prefix.users -= 1
         return Finished(seq.tag, answer, error, seq.counts)

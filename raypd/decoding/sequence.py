@@ -86,6 +86,7 @@ class Sequence:
         if len(self.reach) > 1 or feed.segments is not None or feed.reach:  # else the one segment, which sees itself
             self._check_segments([0] if feed.segments is None else sorted(set(feed.segments[shared:])))
         self.feed, self.predictions, self._draws = feed, Predictions([], []), []
+        self.counts.decode_tokens = self.counts.decode_tokens if feed.decoded is None else feed.decoded
         self.size += new
 
     def _check(self, feed: Feed) -> None:

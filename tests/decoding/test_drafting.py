@@ -106,6 +106,23 @@ def test_the_cache_holds_the_text_and_one_draft(method, segments):
     assert done[0].answer.tokens == text
 
 
+@pytest.mark.parametrize("method", ["space", "medusa", "apar_medusa", "apar"])
+def test_decoded_tokens_are_those_of_the_answer_and_no_mask_or_rejected_draft(method):
+    """And never fewer than before: busy time is booked by what has come."""
+    model, stock = pair("llama")
+    prompt = prompts_of(9)[0]
+    text = text_of(stock, prompt, 40)
+    apart = apar(prompt, 40, 250, 251, frozenset(text[-1:]))  # nothing drafted: what was fed is what was decoded
+    program = apart if method == "apar" else well_drafted(method, stock, prompt, text, 0.6, 40, text[-1])[0]
+    engine, counted, done = Engine(model), [0], []
+    engine.submit(program)
+    while engine.pending:
+        done += engine.step()
+        counted += [sequence.counts.decode_tokens for sequence in engine.sequences]
+    assert counted == sorted(counted)
+    assert done[0].counts.decode_tokens == text.index(text[-1]) + 1 >= counted[-1] > 3
+
+
 @pytest.mark.parametrize(("method", "sampling"), [
     ("space", Sampling(1.5, top_k=3)), ("space", Sampling(2.0, top_p=0.65)), ("medusa", Sampling(1.5, top_k=3)),
 ])  # fmt: skip

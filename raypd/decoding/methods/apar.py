@@ -216,6 +216,7 @@ class AparGroup:
             drop=drop,
             move={index: segment for index, segment in self.move.items() if index not in set(drop)},
             want_hidden=bool(tree.paths),
+            decoded=self.predicted if tree.paths else None,
         )
 
     def _new_drafts(self) -> _Drafts:

@@ -34,6 +34,10 @@ class DraftedContinuation(Continuation):
     accepted: int = 0
 
     @property
+    def decoded(self) -> int:
+        return len(self.tokens)
+
+    @property
     def average_accepted_tokens(self) -> float:
         """Tokens decoded a forward pass (SPACE, section 4.1): 1 is autoregressive."""
         return len(self.tokens) / self.steps if self.steps else 0.0

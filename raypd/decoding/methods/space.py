@@ -94,6 +94,7 @@ def space(
             drop=drop,
             move=move,
             want_logits=sampling.temperature > 0,
+            decoded=len(answer.tokens),
         )
         answer.steps += 1
         verified = _verify(predictions, drafted, sampling, random)
