@@ -35,7 +35,7 @@ _INSTRUCTION = (
     "List what this document states, one fact a line, as `attribute: value`. An attribute is a general name of one to "
     "three words that other documents of this kind have, too; a value is copied from the document. Write nothing else."
 )
-_EXAMPLE = (
+_EXAMPLE = (  # none of its values becomes an answer: what does not stand in the document is dropped
     "Oakline desk lamp, 45 cm high, brushed steel, E27 socket, 2 year warranty",
     "brand: Oakline\nproduct type: desk lamp\nheight: 45 cm\nmaterial: brushed steel\nsocket: E27\nwarranty: 2 year",
 )

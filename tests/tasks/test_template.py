@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from raypd.config import Attribute, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError, ModelError
+from raypd.estimation import suggest
 from raypd.models.load import load_tokenizer
 from raypd.tasks import prompting
 from raypd.tasks.base import Document
@@ -74,6 +75,14 @@ def test_nothing_in_a_prompt_could_be_an_answer() -> None:
     task = ExtractionConfig.model_validate({"categories": {"things": {"attributes": attributes}}})
     questions = template_text(None, "question_answering.j2")
     assert not re.search(r"[0-9\"']", "".join([*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)]))
+
+
+def test_the_example_of_schema_suggest_becomes_no_answer() -> None:
+    """It holds values: a model that repeats them says what does not stand in its document, and that is dropped."""
+    echoed = suggest.Suggestion()
+    echoed.read("things", "Acme boots, size 42, waterproof", suggest._EXAMPLE[1])
+    assert (echoed.lines, echoed.invented) == (6, 6)
+    assert echoed.categories["things"].attributes == {}
 
 
 def test_a_template_that_is_no_utf_8_is_named(tmp_path) -> None:
