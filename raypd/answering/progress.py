@@ -27,31 +27,35 @@ class ProgressLines:
 
 
 class RunDisplay:
-    """A bar on a terminal, lines elsewhere. total: documents, which may change; done: committed before it began."""
+    """A bar on a terminal, lines elsewhere. total: documents, counted if `exact`; done: committed before it began."""
 
-    def __init__(self, total: int, done: int) -> None:
-        self.total, self._before, self._done = total, done, done
+    def __init__(self, total: int, done: int, exact: bool = True) -> None:
+        self.total, self.exact, self._before, self._done = total, exact, done, done
         self._started, self._lines, self._begun = time.monotonic(), ProgressLines(), False
         console = Console(file=sys.stderr)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} documents"),
+            TextColumn("{task.completed:.0f}/{task.fields[planned]} documents"),
             TextColumn("{task.fields[rate]}/s"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[failed]} failed"),
             console=console,
             disable=not console.is_terminal,
         )
-        self._row = self._bar.add_task(_LOADING, total=total, completed=done, failed=0, rate="0")
+        self._row = self._bar.add_task(_LOADING, total=total, completed=done, failed=0, rate="0", planned=self._planned)
 
     def __enter__(self) -> None:
         self._bar.start()
         if self._bar.disable:
-            self._lines.show(f"{self._done}/{self.total} documents, {_LOADING}", at_once=True)
+            self._lines.show(f"{self._done}/{self._planned} documents, {_LOADING}", at_once=True)
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+    @property
+    def _planned(self) -> str:
+        return f"{self.total}" if self.exact else f"about {self.total}"
 
     def begin(self) -> None:
         """The first worker is ready: documents/s are counted from here on."""
@@ -67,11 +71,12 @@ class RunDisplay:
         # None as long as that is too short to tell.
         measured = (self._done - self._before) / seconds if self._begun and seconds >= _RATE_SECONDS else None
         rate = "-" if measured is None else number(measured)
-        self._bar.update(self._row, total=self.total, completed=self._done, failed=failed, rate=rate)
+        shown = self._planned
+        self._bar.update(self._row, total=self.total, completed=self._done, planned=shown, failed=failed, rate=rate)
         if self._bar.disable and self._begun:
             speed = f", {rate}/s" if measured is not None else ""
             left = f", {duration((self.total - self._done) / measured)} left" if measured else ""
-            self._lines.show(f"{self._done}/{self.total} documents{speed}{left}, {failed} failed")
+            self._lines.show(f"{self._done}/{self._planned} documents{speed}{left}, {failed} failed")
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""

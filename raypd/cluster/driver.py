@@ -137,7 +137,7 @@ class DriverSession:
         self.units, self.done_units = self.planned.units, len(self.done)
         self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
-        self._display = progress.RunDisplay(self.planned.documents, self.done_documents)
+        self._display = progress.RunDisplay(self.planned.documents, self.done_documents, self.planned.exact)
         self._executor: Executor | None = None
         self._accounts: Accounts | None = None
 
@@ -220,6 +220,7 @@ class DriverSession:
     def _update(self, answered: int = 0, failed: int = 0) -> None:
         if not self.planned.exact and self.done_units:  # lines cut by bytes: units are of about as many
             self._display.total = round(self.done_documents * self.units / self.done_units)
+            self._display.exact = self.done_units == self.units
         self._display.update(self.done_documents + answered, self.failed_documents + failed)
 
     def _error(self, reason: str) -> RunError:

@@ -210,6 +210,28 @@ def test_a_line_comes_at_once_then_every_ten_seconds_and_only_when_it_says_somet
     assert last == "90/130 documents, 2.2/s, 18 s left, 1 failed"
 
 
+def test_an_estimate_of_the_documents_is_called_about_until_all_are_counted(clock, capsys) -> None:
+    display = progress.RunDisplay(1800, 0, exact=False)
+    with display:
+        display.begin()
+        clock.now = 20
+        display.update(20, 0)
+        display.total, display.exact, clock.now = 1790, True, 40
+        display.update(1790, 0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "0/about 1800 documents, loading the model"
+    assert (lines[1].split(",")[0], lines[2].split(",")[0]) == ("20/about 1800 documents", "1790/1790 documents")
+
+
+@pytest.mark.parametrize("committed", [1, 4])
+def test_a_run_counts_its_documents_as_its_units_end(committed: int) -> None:
+    display = SimpleNamespace(update=lambda *_: None)
+    counts = {"done_units": committed, "units": 4, "done_documents": 10 * committed, "failed_documents": 0}
+    own = SimpleNamespace(planned=SimpleNamespace(exact=False), _display=display, **counts)
+    driver.DriverSession._update(own)  # type: ignore[arg-type]
+    assert (display.total, display.exact) == (40, committed == 4)
+
+
 def test_a_run_that_stands_still_says_so_once_and_no_rate_is_shown_before_there_is_one(clock, capsys) -> None:
     display = progress.RunDisplay(130, 0)
     with display:
