@@ -59,7 +59,14 @@ class TrainingRecord:
         lines += [f"left out: {count:,} x {reason}" for reason, count in data.skipped.items()]
         lines.append(f"{self.tokens:,} tokens in {self.seconds:,.0f} s, ${self.usd:.4f}")
         key = {"adapter": "model.adapter", "heads": "decoding.heads"}.get(self.weights.rpartition("/")[2], "model.name")
-        return "\n".join([*lines, f"to decode with it: {key}={self.weights}"])
+        lines.append(f"to decode with it: {key}={self.weights}")
+        losses = [(step, loss) for step, _, loss in best.curve if loss is not None]
+        if len(losses) > 1 and best.validation_loss >= losses[0][1]:
+            lines.append(f"validation loss never fell below that of step {losses[0][0]:,}: more labels, a lower rate?")
+        if key != "decoding.heads":  # which change no answer
+            lines.append("answers were not scored: decode labelled documents kept apart, `raypd evaluate RUN LABELS`;")
+            lines.append("of an extraction `raypd fit` measures F1, too, and what more labels would do")
+        return "\n".join(lines)
 
 
 @dataclass
