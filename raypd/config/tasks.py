@@ -9,6 +9,7 @@ import warnings
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
+import regex
 from pydantic import AfterValidator, Field, model_validator
 
 from raypd.config.data import InputConfig
@@ -67,6 +68,14 @@ def ascii_digits(pattern: str) -> str:
         return ("0-9" if inside else "[0-9]") if match[0] == r"\d" else match[0]
 
     return pattern if pattern.startswith("(?u)") else re.sub(r"\\.|[\[\]]", replaced, pattern)
+
+
+def _matches(pattern: str, text: str) -> bool:
+    r"""Whether the whole text matches: `re` tries (a+)+ for ever, and its \w is not the decoder's."""
+    try:
+        return regex.fullmatch(pattern, text, timeout=1.0) is not None  # seconds of the processor
+    except TimeoutError:
+        return False
 
 
 def _plain_name(name: str) -> str:
@@ -148,7 +157,7 @@ class Attribute(Section):
             return False
         if self.type == "enum":
             return value in self.values
-        if self.regex is not None and not re.fullmatch(self.regex, value):
+        if self.regex is not None and not _matches(self.regex, value):
             return False
         return (self.min_length or 0) <= len(value) <= (self.max_length or len(value))
 
@@ -204,7 +213,8 @@ class Attribute(Section):
                 return "type pattern needs `pattern`"
             try:
                 re.compile(self.pattern)
-            except re.error as error:
+                regex.compile(self.pattern)
+            except (re.error, regex.error, RecursionError, OverflowError) as error:
                 return f"the pattern is no regular expression: {error}"
         form = NUMBERS.get(self.type)
         if (self.type == "enum" and not self.values) or (self.values and self.type != "enum" and form is None):

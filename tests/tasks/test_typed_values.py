@@ -20,13 +20,14 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import DEAD, Bounded, Grammar, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Predictions
+from raypd.errors import ConfigError
 from raypd.tasks import build_task
 from raypd.tasks.automata import automaton_of, json_object
 from raypd.tasks.columns import record_of, value_in
 from raypd.tasks.values import check, find_span
 from raypd.training.example import Skip
 from raypd.training.extraction import value_text
-from tests.runs import answer, run_config
+from tests.runs import answer, extraction, run_config
 from tests.tasks.test_extraction import CONTEXT, document
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -245,9 +246,10 @@ def test_patterns_that_cannot_be_decoded_say_why() -> None:
 @pytest.mark.parametrize("pattern", ["(((a{1,100}){1,100}){1,100}){1,100}", "(.*a.{20,30}){5}"])
 def test_a_pattern_that_explodes_is_refused_in_seconds_and_takes_no_memory_here(pattern: str) -> None:
     """Its index takes 6.6 GB, or 40 s in which no signal is heard."""
+    config = run_config(extraction(c=[{"name": "a", "type": "pattern", "pattern": pattern}]))
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ValueError, match="too large to be ready in a few seconds"):
-        automaton_of(Attribute(name="a", type="pattern", pattern=pattern))
+    with pytest.raises(ConfigError, match=r"^task\.categories\.c: 'a': .* too large to be ready in a few seconds"):
+        build_task(config, tiny_tokenizer(), CONTEXT)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 200_000  # KiB
 
 
