@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from raypd.config import TEMPLATES, Category, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError, ModelError
 from raypd.tasks.few_shot import LabelledExamples
-from raypd.tasks.sandbox import TemplateFault, render, render_apart, time_limit
+from raypd.tasks.sandbox import BoundedSandbox, TemplateFault, render, render_apart, time_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,6 +92,9 @@ def rendered(
     """Turns in the chat template, `header`: with the answer's; applied here alone, so that parts fit together.
 
     Raises ValueError: the template refuses the turns, is wrong, or does not end."""
+    from transformers.utils import chat_template_utils
+
+    chat_template_utils.ImmutableSandboxedEnvironment = BoundedSandbox
     options = {"add_generation_prompt": header, "enable_thinking": thinking}
     try:
         with time_limit(_TEMPLATE_SECONDS):

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -25,6 +26,19 @@ class TemplateFault(Exception):
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
         self.line = line
+
+
+class BoundedSandbox(ImmutableSandboxedEnvironment):
+    """Of a model's own template, in this process: no single operation takes minutes, or all memory."""
+
+    intercepted_binops = frozenset(["*", "**", "%"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        wide = operator == "%" and isinstance(left, str) and re.search(r"%[^a-z%]*(\*|\d{5})", left)
+        sizes = [] if operator == "%" else [len(n) if hasattr(n, "__len__") else abs(n) for n in (left, right)]
+        if wide or max(sizes, default=0) > 10_000:  # as a number, or characters, or items
+            raise jinja2.sandbox.SecurityError(f"{operator} with more than 10,000")
+        return super().call_binop(context, operator, left, right)
 
 
 def render(text: str, values: list[dict[str, Any]]) -> list[str]:

@@ -51,7 +51,9 @@ def test_what_a_template_may_not_do(tmp_path, text: str, words: str) -> None:
 
 @pytest.mark.parametrize(("template", "words"), [
     (ENDLESS, "does not end within 0.3 s"), ("{{ nothing.there }}", "cannot be applied: 'nothing' is undefined"),
-    ("{% for %}", "cannot be applied"), ("{{ raise_exception('no') }}", "cannot be applied: no")])  # fmt: skip
+    ("{% for %}", "cannot be applied"), ("{{ raise_exception('no') }}", "cannot be applied: no"),
+    ("{{ 10 ** (10 ** 8) % 7 }}", r"\*\* with more than 10,000"), ("{{ 'a' * 10 ** 9 }}", r"\* with more than"),
+    ("{{ '%1000000000d' % 1 }}", "% with more than"), ("{{ '%*d' % (9, 1) }}", "% with more than")])  # fmt: skip
 def test_a_model_s_own_chat_template_that_does_not_work_is_named(monkeypatch, template: str, words: str) -> None:
     monkeypatch.setattr(prompting, "_TEMPLATE_SECONDS", 0.3)
     tokenizer = tiny_tokenizer()
@@ -60,6 +62,12 @@ def test_a_model_s_own_chat_template_that_does_not_work_is_named(monkeypatch, te
         prompting.pieces(tokenizer, "a message", [])
     with pytest.raises(ModelError, match=words):
         prompting.end_tokens(tokenizer)
+
+
+def test_a_model_s_own_chat_template_may_count_and_repeat() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ 7 % 4 }} {{ 2 ** 3 * 1.5 }} {{ '-' * 3 }} {{ '%04d%% %s' % (messages|length, 'a') }}"
+    assert prompting.rendered(tokenizer, [{"role": "user", "content": "?"}]) == "3 12.0 --- 0001% a"
 
 
 def test_nothing_in_a_prompt_could_be_an_answer() -> None:
