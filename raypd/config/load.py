@@ -34,7 +34,10 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
 
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
     """Checks a tree of no file; its paths are relative to the current folder. Raises ConfigError with all mistakes."""
-    return _checked(YamlFile(None, copy.deepcopy(tree)), overrides)
+    try:
+        return _checked(YamlFile(None, copy.deepcopy(tree)), overrides)
+    except RecursionError:
+        raise ConfigError("the configuration, or a schema in it, is nested too deeply") from None
 
 
 def override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:

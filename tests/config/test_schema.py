@@ -189,3 +189,8 @@ def test_attributes_that_cannot_have_a_column_each(attributes: Any, words: str) 
     with pytest.raises(ConfigError, match=words):
         make_config(tree)
     make_config(tree, ["output.columns=record"])
+
+
+def test_a_schema_nested_too_deeply_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="the configuration, or a schema in it, is nested too deeply"):
+        make_config(config_tree({"schema": _nested(400, lambda inner: {"properties": {"a": inner}})}))
