@@ -56,15 +56,19 @@ def _checked(source: YamlFile, overrides: list[str] | None, folder: Path | None 
     tree: dict[str, Any] = source.tree
     override(tree, overrides)
     task: Any = tree.get("task")
-    sources = [k for k in ("schema", "categories", "categories_file") if isinstance(task, dict) and task.get(k)]
+    keys = ("schema", "attributes", "categories", "categories_file")
+    sources = [key for key in keys if isinstance(task, dict) and task.get(key)]
     if len(sources) > 1:
         raise ConfigError(f"task.{sources[0]} and task.{sources[1]} are both set: keep one")
     if sources == ["categories_file"]:
         task["categories"] = YamlFile.read(Path(task["categories_file"])).tree
     if sources == ["schema"]:
         task["categories"] = categories_of(task["schema"], folder or Path())
-        if isinstance(tree.get("input"), dict):
-            tree["input"].setdefault("category_column", None)  # one schema: documents need not name it
+    if sources == ["attributes"] and isinstance(task["attributes"], list):
+        attributes = [{"name": name} if isinstance(name, str) else name for name in task["attributes"]]
+        task |= {"categories": {"record": {"attributes": attributes}}, "attributes": []}
+    if sources in (["schema"], ["attributes"]) and isinstance(tree.get("input"), dict):
+        tree["input"].setdefault("category_column", None)  # one schema: documents need not name it
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -141,6 +145,8 @@ def _explain(error: ValidationError, source: YamlFile) -> str:
         keys = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
         # Pydantic names the kind of a task, which does not stand there.
         place = tuple(part for i, part in enumerate(keys) if not (i == 1 and keys[0] == "task" and part in KINDS))
+        if place[:4] == ("task", "categories", "record", "attributes") and "attributes" in source.tree["task"]:
+            place = ("task", *place[3:])
         if item["type"] == "extra_forbidden":
             near = did_you_mean(str(place[-1]), _keys_of(keys[:-1]))
             there = [

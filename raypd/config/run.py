@@ -127,7 +127,7 @@ class RunConfig(Section):
 
     def _categories_known(self, task: ExtractionConfig) -> None:
         if not task.categories:
-            raise ValueError("task.categories is empty: name at least one category and its attributes")
+            raise ValueError("task.categories is empty: name at least one and its attributes, or set task.attributes")
         if self.input.category_column is None and self.input.category is None and len(task.categories) > 1:
             raise ValueError("input.category_column is null: set input.category to one of task.categories")
         if self.input.category is not None and self.input.category not in task.categories:

@@ -293,6 +293,7 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
     """Category -> {description, attributes}; an attribute is {name, description, type: text | number | integer |
     boolean | enum | date | time | date-time | pattern | rows, values: of an enum, many: a list, columns: of rows,
     required}"""
+    attributes: list[Any] = Field([], description="In place of categories, of all documents: names, or as above")
     categories_file: str | None = Field(None, description="YAML with the same mapping, for long schemas")
     schema: str | dict | None = Field(  # type: ignore[assignment]
         None,
@@ -320,7 +321,7 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
         columns = super().wanted_columns(source)
         # With a category for all, the column may be missing.
-        if source.category_column is not None and source.category is None:
+        if source.category_column is not None and source.category is None and len(self.categories) > 1:
             columns["input.category_column"] = source.category_column
         return columns
 

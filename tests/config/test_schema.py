@@ -10,6 +10,8 @@ from raypd.config.load import load_config, make_config
 from raypd.config.render import render
 from raypd.config.schema import categories_of
 from raypd.errors import ConfigError
+from raypd.tasks.base import Document
+from raypd.tasks.documents import category_of
 from tests.runs import config_tree, extraction, run_config
 
 MODULE = '''
@@ -194,3 +196,21 @@ def test_attributes_that_cannot_have_a_column_each(attributes: Any, words: str) 
 def test_a_schema_nested_too_deeply_is_one_line() -> None:
     with pytest.raises(ConfigError, match="the configuration, or a schema in it, is nested too deeply"):
         make_config(config_tree({"schema": _nested(400, lambda inner: {"properties": {"a": inner}})}))
+
+
+def test_documents_of_one_kind_need_no_category(tmp_path: Path) -> None:
+    size = {"name": "Size", "type": "number"}
+    short = make_config(config_tree({"attributes": ["Brand", size]}))
+    whole = make_config(config_tree(extraction(record=["Brand", size]), input={"category_column": None}))
+    assert (short.task, short.fingerprint()) == (whole.task, whole.fingerprint())
+    named = make_config(config_tree(extraction(shoes=["Brand"])))
+    assert category_of(Document(0, "0"), named.input, named.task.categories) == "shoes"
+    several = make_config(config_tree(extraction(shoes=["Brand"], hats=["Brand"])))
+    assert ["input.category_column" in c.wanted_columns() for c in (short, named, several)] == [False, False, True]
+    (tmp_path / "run.yaml").write_text(
+        "input: {path: a}\noutput: {path: b}\ntask:\n  attributes:\n  - a\n  - {type: x}\n"
+    )
+    with pytest.raises(ConfigError, match=r"run\.yaml:6: task\.attributes\.1\.type: choose from text"):
+        load_config(tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match=r"task\.attributes: Input should be a valid list \(it is 'Brand'\)"):
+        make_config(config_tree({"attributes": "Brand"}))
