@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from raypd import storage
 from raypd.config import ModelConfig, RunConfig
@@ -123,6 +126,7 @@ class Answer:
     error: str | None = None  # why there is nothing
     span: Any = None  # of a record {attribute: [begin, end] of a text in its document}
     raw: Any = None  # of a record {attribute: what was decoded, where no value could be made of it}
+    parsed: Any = None  # of a record asked for by a pydantic model: an instance, None where it does not validate
 
     def _repr_html_(self) -> str:
         shown = {k: v if isinstance(v, dict) else {"": v} for k, v in vars(self).items() if v is not None}
@@ -142,23 +146,22 @@ class LLM:
 
     def extract(self, documents: str | Sequence[str | Mapping[str, Any]], schema: Any) -> list[Answer]:
         """Extracts a schema's attributes from texts (or one), or records of title, description, category."""
-        documents = [documents] if isinstance(documents, (str, Mapping)) else documents
+        documents = _listed(documents)
         plain = not any(isinstance(document, Mapping) for document in documents)
         fields = [dict(document) if isinstance(document, Mapping) else {"text": document} for document in documents]
         columns = {"text_columns": ["text"], "category_column": None} if plain else {}
         rows = self._rows("extraction", {"input": {"path": "-", **columns}, "task": task_of(schema)}, fields)
-        return [_extracted(*records) for records in rows]
+        return [_extracted(records[0], schema) for records in rows]
 
     def answer(self, context: str, questions: str | Sequence[str | Mapping[str, Any]]) -> list[Answer]:
         """Answers questions on one context: texts (or one), or records of question, choices, multi_select."""
-        questions = [questions] if isinstance(questions, (str, Mapping)) else questions
-        rows = self._rows("question_answering", {}, [{"context": context, "questions": list(questions)}])[0]
+        fields = {"context": _listed(context)[0], "questions": [*_listed(questions)]}
+        rows = self._rows("question_answering", {}, [fields])[0]
         return [_answered(record, "question_answering") for record in rows]
 
     def generate(self, prompts: str | Sequence[str | list[Any]]) -> list[Answer]:
         """Writes an answer to each prompt: texts, or conversations as lists of turns; of these the last answer."""
-        prompts = [prompts] if isinstance(prompts, str) else prompts
-        rows = self._rows("generation", {}, [{"prompt": prompt} for prompt in prompts])
+        rows = self._rows("generation", {}, [{"prompt": prompt} for prompt in _listed(prompts)])
         return [_answered(turns[-1], "generation") for turns in rows]
 
     def _rows(self, kind: str, tree: dict[str, Any], fields: Sequence[dict[str, Any]]) -> list[list[Record]]:
@@ -190,6 +193,13 @@ class LLM:
         return self._models[key]
 
 
+def _listed(given: Any) -> Sequence[Any]:
+    listed: Sequence[Any] = [given] if isinstance(given, (str, bytes, Mapping)) else given
+    if any(isinstance(item, bytes) for item in listed):
+        raise TypeError("bytes are no text: decode them, as by .decode()")
+    return listed
+
+
 def _answered(row: Record, kind: str) -> Answer:
     from raypd.tasks.columns import SHAPES
 
@@ -197,14 +207,17 @@ def _answered(row: Record, kind: str) -> Answer:
     return Answer(columns.get(shape.answer), columns.get("confidence"), columns.get(str(shape.status)), row.error)
 
 
-def _extracted(row: Record) -> Answer:
+def _extracted(row: Record, schema: Any) -> Answer:
     if row.error is not None:
         return Answer(error=row.error)
     values = row.columns["values"]
     confidence, status, span, raw = (
         {value["name"]: value.get(key) for value in values} for key in ("confidence", "status", "span", "raw")
     )
-    return Answer(json.loads(row.columns["record"]), confidence, status, span=span, raw=raw)
+    parsed = None
+    with suppress(ValidationError, AttributeError):  # the latter: it is no pydantic model
+        parsed = schema.model_validate_json(row.columns["record"])
+    return Answer(json.loads(row.columns["record"]), confidence, status, span=span, raw=raw, parsed=parsed)
 
 
 def extract(
@@ -379,7 +392,7 @@ def _stored(config: RunConfig, digest: str, batches: Callable[[], Iterable[pa.Ta
 def _is_path(item: Any) -> bool:
     if not isinstance(item, str):
         return isinstance(item, Path)
-    return not any(map(str.isspace, item)) and ("/" in item or item.endswith(_DATA) or Path(item).exists())
+    return os.path.exists(item) or (not any(map(str.isspace, item)) and ("/" in item or item.endswith(_DATA)))
 
 
 def _table_of_rows(rows: Sequence[Any]) -> pa.Table:

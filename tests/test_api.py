@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel, Field
 
 import raypd
 from raypd.errors import ConfigError, InputError
@@ -68,6 +69,33 @@ def test_what_is_no_table_of_documents_is_refused(source, error, said, tmp_path:
     with pytest.raises(error, match=said):
         raypd.extract(source, ["Brand"], model="fake")
     assert not os.listdir(tmp_path)
+
+
+def test_a_list_of_files_with_blanks_in_their_names_is_of_paths(tmp_path: Path, monkeypatch, in_process) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my file.jsonl").write_text('{"id": "a", "title": "hat"}\n{"id": "b", "title": "cap"}\n')
+    run = raypd.extract(["my file.jsonl"], ["Brand"], model="fake", text="title")
+    assert list(run.to_pandas()["id"]) == ["a", "b"]
+    assert raypd.extract(["x " * 3000], ["Brand"], model="fake").manifest.documents == 1
+
+
+class Shoe(BaseModel):
+    brand: str
+    size: int | None = None
+
+
+class Long(Shoe):
+    brand: str = Field(min_length=1000)
+
+
+def test_a_pydantic_model_gives_instances_and_bytes_are_no_text() -> None:
+    llm = raypd.LLM("fake")
+    (answer,) = llm.extract("a shoe", Shoe)
+    assert answer.parsed == Shoe(**answer.value)
+    assert [llm.extract("a shoe", schema)[0].parsed for schema in (Long, ["brand"])] == [None, None]
+    for call in (lambda: llm.extract(b"a", Shoe), lambda: llm.answer("a", [b"a"]), lambda: llm.generate(b"a")):
+        with pytest.raises(TypeError, match="bytes are no text"):
+            call()
 
 
 def test_a_run_that_has_not_ended_is_no_run(tmp_path: Path) -> None:
