@@ -106,6 +106,14 @@ def test_version_help_and_mistyped_commands(raypd) -> None:
     assert "extract" in err
 
 
+def test_the_help_of_estimate_fits_80_columns(raypd, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = raypd("estimate", "--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for option in ("--throughput [GPU=]RATE", "--tokens SHARED OWN KEYS VALUES PASSES", "--baseline / --no-baseline"):
+        assert any(line.startswith(f"  {option}") for line in lines), option
+
+
 def test_the_readme_puts_the_command_on_the_path() -> None:
     """The line that it names, in a new shell, after `make setup`."""
     (line,) = [line.strip() for line in (ROOT / "README.md").read_text().splitlines() if "/activate" in line]
