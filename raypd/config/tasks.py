@@ -320,8 +320,9 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
 
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
         columns = super().wanted_columns(source)
-        # With a category for all, the column may be missing.
-        if source.category_column is not None and source.category is None and len(self.categories) > 1:
+        # With a category for all the column may be missing; with one category it may, unless it was named.
+        unnamed = len(self.categories) == 1 and source.category_column == "category"
+        if source.category_column is not None and source.category is None and not unnamed:
             columns["input.category_column"] = source.category_column
         return columns
 

@@ -206,7 +206,9 @@ def test_documents_of_one_kind_need_no_category(tmp_path: Path) -> None:
     named = make_config(config_tree(extraction(shoes=["Brand"])))
     assert category_of(Document(0, "0"), named.input, named.task.categories) == "shoes"
     several = make_config(config_tree(extraction(shoes=["Brand"], hats=["Brand"])))
-    assert ["input.category_column" in c.wanted_columns() for c in (short, named, several)] == [False, False, True]
+    misspelt = make_config(config_tree(extraction(shoes=["Brand"]), input={"category_column": "kinds"}))
+    wanted = ["input.category_column" in c.wanted_columns() for c in (short, named, several, misspelt)]
+    assert wanted == [False, False, True, True]
     (tmp_path / "run.yaml").write_text(
         "input: {path: a}\noutput: {path: b}\ntask:\n  attributes:\n  - a\n  - {type: x}\n"
     )
