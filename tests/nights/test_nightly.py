@@ -32,6 +32,7 @@ from raypd.tasks.base import Record, Request
 from raypd.verify.scratch import Scratch
 from tests.cluster import fakes
 from tests.dataset.test_bad_input import damage_pages
+from tests.processes import LONG, start
 from tests.runs import extraction, says, with_keys
 
 
@@ -125,6 +126,18 @@ def extracted(config: RunConfig, made: Night) -> list[str]:
 
 
 DOCUMENTS = {f"d{i}": f"title {i}" for i in range(25)}
+
+
+def test_of_two_nights_at_once_one_is_refused_and_nothing_is_lost(run, write, tmp_path) -> None:
+    write("a.jsonl", DOCUMENTS)
+    config = with_keys(run(), model={"name": "fake", "fake": {"load_seconds": 5}})
+    (tmp_path / "night.yaml").write_text(config.model_dump_json())
+    both = [start("-m", "raypd", "nightly", str(tmp_path / "night.yaml")) for _ in range(2)]
+    said = [process.communicate(timeout=LONG) for process in both]
+    assert sorted(process.returncode for process in both) == [0, 1], said
+    assert sum("has been at work on it since" in err for _, err in said) == 1
+    assert rows(config).keys() == DOCUMENTS.keys()
+    assert verify_table(config.output.path, config).passed
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
