@@ -1,5 +1,5 @@
-"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG [module:build]; and what its workers
-are made of, beside tests/cluster/fakes.py.
+"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG [module:build [retry]], where `retry`
+tries its error rows again; and what its workers are made of, beside tests/cluster/fakes.py.
 
 RAYPD_TEST_CLOCK=-86400: the clocks of the driver and of every worker are set back by a day as soon as the file that
 RAYPD_TEST_CLOCK_FILE names exists; each then leaves a file FILE-PID.
@@ -58,9 +58,14 @@ if __name__ == "__main__":
     from raypd.cli.main import report_errors
     from raypd.cluster.driver import run_extract
     from raypd.config.load import load_config
+    from raypd.verify.retry import retry_errors
 
     set_clock()
     module, _, name = (sys.argv[2:] or ["tests.cluster.fakes:build"])[0].partition(":")
+    config, build = load_config(sys.argv[1]), getattr(importlib.import_module(module), name)
     with report_errors():
-        made = run_extract(load_config(sys.argv[1]), build=getattr(importlib.import_module(module), name))
+        if sys.argv[3:]:
+            print(retry_errors(config, build=build).describe())
+            sys.exit()
+        made = run_extract(config, build=build)
         print(f"documents={made.documents} ok={made.ok} failed={made.failed}")

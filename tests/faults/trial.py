@@ -52,12 +52,13 @@ class Trial:
         sections |= {name: {**sections.get(name, {}), **values} for name, values in keys.items()}
         self.config = run_config(sections.pop("task", None), corpus, folder / "out", **sections)
         self.output = self.config.output.path
+        self.words: tuple[str, ...] = ()  # ("retry",): the next starts try error rows again
         self.file = folder / "run.yaml"
         self.file.write_text(self.config.model_dump_json())  # JSON is YAML
 
     def start(self, build: str = "tests.cluster.fakes:build", **environment: str) -> subprocess.Popen[str]:
         """Starts the run as a process; `build` makes a worker's engine and task."""
-        return start("-m", "tests.faults.run", str(self.file), build, **environment)
+        return start("-m", "tests.faults.run", str(self.file), build, *self.words, **environment)
 
     def finish(self, build: str = "tests.cluster.fakes:build", **environment: str) -> str:
         """Runs to the end, which must be a good one; what it printed."""
