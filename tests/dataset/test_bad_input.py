@@ -17,11 +17,13 @@ from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError, RunError
+from raypd.report import page
+from raypd.report.data import load
 from raypd.run.unit import Part, make_unit
 from raypd.run.unreadable import Unreadable
 from raypd.verify import findings, verification
 from tests.cluster import fakes
-from tests.runs import parquet, read_all, run_here, says, with_keys, write_jsonl
+from tests.runs import extraction, parquet, read_all, run_config, run_here, says, with_keys, write_jsonl
 
 
 def ids(run) -> Counter[str]:
@@ -118,6 +120,47 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(tmp_pat
     assert driver.run_extract(corpus).units_unreadable == 0  # files of other formats end no run badly
     result = verification.verify(corpus.output.path, corpus)
     assert (result.passed, "b.xlsx, deep/READ.ME, linked" in findings.describe(result)) == (True, True)
+
+
+def test_ten_thousand_tiny_files_are_one_run(tmp_path, config, in_process) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(10_000):
+        (tmp_path / f"in/{number}.jsonl").write_text(f'{{"id": {number}, "title": "t"}}\n')
+    run = config(str(tmp_path / "in"), unit_documents=500)
+    assert driver.run_extract(run, build=fakes.build).units <= 30
+    assert ids(run) == Counter(map(str, range(10_000)))
+
+
+@pytest.mark.parametrize("most", [1_000_000, 6_000_000])
+def test_a_row_of_five_megabytes_is_an_error_row_or_an_answer(tmp_path, config, in_process, most: int) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["b" * 5_000_000, "a", "c"])), max_document_bytes=most)
+    driver.run_extract(run, build=fakes.build)
+    rows = pq.read_table(f"{run.output.path}/units").sort_by("row").to_pylist()
+    assert [len(row["category"] or "") for row in rows] == [5_000_000 if most > 5_000_000 else 0, 1, 1]
+    assert ("input.max_document_bytes is 1000000" in str(rows[0]["error"])) == (most < 5_000_000)
+
+
+def test_ids_that_are_objects_are_none_and_the_place_stands_for_them(tmp_path, config) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": {"a": 1}, "title": "x"}\n{"id": ["b"], "title": "y"}\n')
+    read = [(d.id, d.error) for d in read_all(config(str(tmp_path / "a.jsonl")))]
+    assert read == [("a.jsonl:0", None), ("a.jsonl:31", None)]
+
+
+def test_a_category_named_as_a_path_writes_nothing_outside_the_output(tmp_path, in_process) -> None:
+    name = "../../x"
+    path = tmp_path / "a/b/in.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"id": "0", "title": "t", "category": name}) + "\n")
+    run = run_config(
+        extraction(**{name: ["a"]}),
+        path,
+        tmp_path / "a/b/out",
+        input={"text_columns": ["title"]},
+        model={"name": "fake"},
+    )
+    assert driver.run_extract(run).ok == 1
+    page.write(load(run.output.path))
+    assert {p for p in tmp_path.rglob("*") if p.is_file() and "a/b/out/" not in str(p)} == {path}
 
 
 def test_many_files_of_no_format_are_counted(tmp_path, corpus) -> None:
