@@ -6,6 +6,7 @@ import shutil
 import signal
 from pathlib import Path
 
+from raypd.report.status import Watch
 from tests.faults.apart import apart, mount
 from tests.faults.trial import Outcome, Trial, gated, kill
 from tests.processes import ended, wait_for
@@ -95,6 +96,8 @@ def _disk_full(folder: Path) -> str:
     (inner / "ballast").write_bytes(b"x" * 920_000)
     printed = ended(trial.start(), 1)
     assert trial.committed() < 30
+    state = Watch(trial.output, []).look().state
+    assert state != "running", state  # what was to say how it ended had no room either
     mount(str(inner), "remount,size=64m")
     trial.finish()
     shutil.copytree(trial.output, folder / "out")
