@@ -156,10 +156,11 @@ def test_it_says_which_estimates_held(tmp_path: Path, monkeypatch: pytest.Monkey
     lines = [["Qwen3-8B", "hyper_parallel", "triton", 256, "9", "28.0"],
              ["Qwen3-8B", "generate", "sdpa", 64, "32", "2.0"],
              ["Qwen3-8B", "vllm", "its own", "failed: ..."]]  # fmt: skip
-    shares = {("Qwen3-8B", "triton"): {"prefill": 0.5, "decode": 0.6}, ("tiny", "sdpa"): {"prefill": 0.1}}
+    packed = {"prefill": 0.5, "decode": 0.6, "kernels": 13.0, "host": 9.0}
+    shares = {("Qwen3-8B", "triton"): packed, ("tiny", "sdpa"): {"prefill": 0.1}}
     if text is not None:
         (tmp_path / "t.xml").write_text(text)
-    _, *said, exact = gpu.summary(lines, shares, str(tmp_path / "t.xml"))
-    assert [line.split()[0] for line in said] == ["MISSED", "held", "held", "not", "held"]
+    _, *said, exact = gpu.summary(lines, shares, None, str(tmp_path / "t.xml"))
+    assert [line.split()[0] for line in said] == ["MISSED", "held", "held", "not", "held", "held", "MISSED", "not"]
     assert (said[0][-18:], said[2][-17:]) == ("0.82, measured 0.5", "13.8, measured 14")
     assert words in exact

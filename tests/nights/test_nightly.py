@@ -128,6 +128,7 @@ def extracted(config: RunConfig, made: Night) -> list[str]:
 DOCUMENTS = {f"d{i}": f"title {i}" for i in range(25)}
 
 
+@pytest.mark.slow
 def test_of_two_nights_at_once_one_is_refused_and_nothing_is_lost(run, write, tmp_path) -> None:
     write("a.jsonl", DOCUMENTS)
     config = with_keys(run(), model={"name": "fake", "fake": {"load_seconds": 5}})
