@@ -26,7 +26,7 @@ from raypd.run.layout import output_folder
 from raypd.run.records import Estimate, RecordError, RunRecord
 from raypd.run.text import counted
 
-_BASELINE_SECONDS = 75.0  # where --minutes says no other
+_BASELINE_SECONDS = 60.0  # where --minutes says no other
 _FEW = 30  # documents: the note says that more would be better
 _MILLION = 1e6  # documents of a prediction without a corpus
 _PREDICTED = (
@@ -106,9 +106,9 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
             plain = profiler.profile(changed, documents, limit, "measure autoregressive", slow=True)
             if plain.documents_per_second:
                 baseline = [speed_of(sample, plain, notes)]
-                costs, limit = [cost for cost in plain.costs if cost is not None], changed.decoding.max_new_tokens
-                if cut := sum(cost.decode_tokens >= limit for cost in costs):
-                    note = f"autoregressive: {cut} of {counted(len(costs), 'answer')} did not end before"
+                limit = changed.decoding.max_new_tokens
+                if cut := sum(cost is not None and cost.decode_tokens >= limit for cost in plain.costs):
+                    note = f"autoregressive: {cut} of {counted(len(plain.costs), 'answer')} did not end before"
                     notes.append(f"{note} decoding.max_new_tokens={limit}: with weights trained to end it costs less")
             else:
                 notes.append("there was no time to measure autoregressive decoding: raise --minutes")

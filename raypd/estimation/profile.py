@@ -170,13 +170,13 @@ class Profiler:
         warm = self._answer(config, parts, sample, 0, alone_seconds)
         warmed = time.perf_counter()
         full = self._answer(config, parts, documents, most_in_flight(config), limit + (loaded - warmed if slow else 0))
-        meter, *_, (lead, count) = max(full, warm, key=lambda part: part[0].totals()[3]) if slow else full
+        readings, *_, (lead, count) = max(full, warm, key=lambda part: part[0][-1, 4]) if slow else full
         _, unit, tokens, _ = warm if slow else full
         if vllm:
             parts.engine.close()  # type: ignore[attr-defined]
         del parts
         gc.collect()  # the engine's cache must be gone before the next one makes its own
-        window, complete = _window(np.array(meter.readings), lead, count)
+        window, complete = _window(readings, lead, count)
         spent = window.sum(0)  # prefill seconds, decode seconds, prefill tokens, decode tokens
         rates = spent[:2] / np.maximum(spent[2:], 1)
         costs = _costs(config, unit, tokens, rates, len(documents))
@@ -184,14 +184,19 @@ class Profiler:
         later = sum(cost.seconds for place in places if (cost := costs[place]) is not None)
         times = (float(spent[:2].sum()), samples, loaded - began, max(0.0, warmed - loaded - later))
         complete = complete or (slow and None not in costs)
+        if slow and None in costs:  # the shorter ones have ended; the others took at least what they have so far
+            ended = sum(np.array([cost.prefill_tokens, cost.decode_tokens]) for cost in costs if cost is not None)
+            each = (warm[0][-1, 3:] - ended) / costs.count(None)
+            rest = DocumentCost(float(each @ rates), float(each[0]), 0.0, float(each[1]))
+            costs = [rest if cost is None else cost for cost in costs]
         return Profile(config.decoding.method, costs, *times, self.facts(config), complete)
 
     def _answer(
         self, config: RunConfig, parts: WorkerComponents, documents: Sequence[Document], in_flight: int, limit: float
-    ) -> tuple[SteppedMeter, UnitState, Tokens, tuple[int, int]]:
+    ) -> tuple[Array, UnitState, Tokens, tuple[int, int]]:
         """Answers round after round until the window has ended and each was answered once.
 
-        in_flight: documents; 0: each is answered once, no window. Also returns tokens by row, and the window."""
+        in_flight: documents; 0: each is answered once, no window. Returns readings, tokens by row, and the window."""
         ends = time.monotonic() + limit
         # Twice what is in flight behind the window keeps the engine full to its end.
         count = 4 * in_flight + (2 if in_flight else 1) * len(documents)
@@ -214,7 +219,8 @@ class Profiler:
             with contextlib.suppress(Cancelled):
                 answering.result()
             meter.read()  # answers are read after the step that ended them
-            return meter, unit, meter.end(_UNIT).categories, window
+            # As of now: the engine still steps, and behind this block the unit's seconds are lost ones.
+            return np.array(meter.readings), unit, meter.end(_UNIT).categories, window
 
     def _load(self, model: Any) -> Any:
         from raypd.models.load import load_model
@@ -237,7 +243,6 @@ def _copy(config: RunConfig, document: Document, index: int, number: int) -> Doc
 
 def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:
     """What was metered in equal parts of the window (of all, where time cut it early), `[parts, 4]`; if it is whole."""
-    readings = readings.reshape(-1, 5)
     begin, end = np.searchsorted(readings[:, 0], (lead, lead + count))
     begin = 0 if end == len(readings) and begin > end // 2 else begin
     window = readings[begin : end + 1, 1:]

@@ -370,6 +370,20 @@ def test_time_that_ends_while_the_engine_fills_leaves_a_guess(tmp_path, fake_tim
     assert whole.documents_per_second / 2 < guess.documents_per_second <= 1.1 * whole.documents_per_second
 
 
+def test_a_limit_leaves_the_seconds_that_were_spent_and_what_had_not_ended(tmp_path) -> None:
+    """By a request queue of its own, whose engine takes another step while the sample is given up."""
+    costs = {"name": "fake", "fake": COSTS | {"load_seconds": 0.0, "decode_tokens_per_second": 200}}
+    keys = {"engine": {"max_num_seqs": 64}, "model": costs, "decoding": {"method": "autoregressive"}}
+    config = corpus(tmp_path, 200, **keys)
+    documents = sampling.draw(config, 10).documents
+    assert min(Profiler(1).profile(config, documents, limit=0.5).seconds for _ in range(3)) > 0.25
+    guess = Profiler(1).profile(config, documents, limit=2.0, slow=True)
+    ended = [cost.decode_tokens for cost in guess.costs if cost is not None and cost.rows]
+    assert (guess.complete, 0 < len(ended) < 10) == (False, True)
+    assert np.mean([cost.decode_tokens for cost in guess.costs if cost is not None]) > np.mean(ended)
+    assert None not in guess.costs
+
+
 @pytest.mark.parametrize("share", [3.5, 1.52])  # of the seconds that the sample alone takes
 def test_a_slow_method_is_priced_though_a_full_engine_ends_nothing(tmp_path, fake_time, share) -> None:
     """By the tokens of the sample alone; with next to no time left for the full engine, by its seconds, too."""
