@@ -43,10 +43,10 @@ See the papers' tables as they come out here, each beside the paper's row, and m
 DATA=...`, trainings and all, writes this page. SmolLM2-135M is smaller than any model of the papers: compare
 differences of rows.
 
-Where the methods lose here. IPPD: against a prompt a question whose context is cached it gains a sixth at most (on SQuAD
-the paper's loses to prefix caching), and in bfloat16 a quarter of the answers differ, of an untrained model that seldom
-ends by itself. APAR: nothing is gained where nothing is parallel (coding, math), and in MT bench's extraction its
-threads hold more in the cache than the flat text.
+Where the methods lose here. IPPD: against a prompt a question whose context is cached it gains a sixth at most (on
+SQuAD the paper's loses to prefix caching), and in bfloat16 a quarter of the answers differ, of an untrained model that
+seldom ends by itself. APAR: nothing is gained where nothing is parallel (coding, math), and in MT bench's extraction
+its threads hold more in the cache than the flat text.
 """
 
 
