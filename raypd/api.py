@@ -155,7 +155,7 @@ class LLM:
 
     def answer(self, context: str, questions: str | Sequence[str | Mapping[str, Any]]) -> list[Answer]:
         """Answers questions on one context: texts (or one), or records of question, choices, multi_select."""
-        fields = {"context": _listed(context)[0], "questions": [*_listed(questions)]}
+        fields = {"context": _listed([context])[0], "questions": [*_listed(questions)]}
         rows = self._rows("question_answering", {}, [fields])[0]
         return [_answered(record, "question_answering") for record in rows]
 

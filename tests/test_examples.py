@@ -18,6 +18,7 @@ import raypd
 
 fake = raypd.LLM("fake")
 assert len(fake.extract("one text", ["Brand"])) == len(fake.generate("Hello")) == len(fake.answer("x", "Who?")) == 1
+assert fake.answer(None, "Who?")[0].error
 errors = [result.error for result in fake.extract([None, "a\\0b", "\\ud800 shoe", " "], ["Brand"])]
 assert errors == ["no text in text", "column 'text' holds NUL characters", "column 'text' holds half a surrogate pair",
                   "no text in text"], errors

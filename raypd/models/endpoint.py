@@ -2,20 +2,16 @@
 token for each role, turns messages into ids as with weights; the engine turns them back."""
 
 import contextlib
-import io
 import json
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from http.client import HTTPResponse
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
-from requests.adapters import HTTPAdapter
 from requests.exceptions import ReadTimeout, RequestException
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -27,6 +23,7 @@ from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Program
 from raypd.errors import ConfigError
+from raypd.models.timed_http import TimedAdapter
 
 CONTEXT = 400_000  # bytes of a prompt and its answer; what the server cannot take it refuses, for that document alone
 _ROLES, _END = ("system", "user", "assistant"), "<|end|>"
@@ -34,7 +31,6 @@ _AGAIN = (408, 429, 500, 502, 503, 504)
 _REFUSED = (400, 401, 403, 404, 413, 422)  # a prompt, a key or a name; no pause helps
 _AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
 _CHUNK = 1 << 14  # bytes that are read at a time
-_SLOWEST = 1 << 16  # bytes that make the time of an answer a second longer
 _BYTES, _BYTES_A_TOKEN = 1 << 20, 64  # of an answer, and for each token that it may have
 _TEMPLATE_TOKENS = 4096  # that a server may count for a prompt over its bytes
 _LONGEST_WAIT = 600.0  # seconds that a server may ask to wait
@@ -44,30 +40,6 @@ _PAUSE = 30.0  # seconds of that, doubled while requests fail, up to _LONGEST_WA
 
 class Unreachable(RuntimeError):
     """The server does not answer, or refuses for now, for as long as is tried."""
-
-
-class _TimedAdapter(HTTPAdapter):
-    def get_connection_with_tls_context(self, *given: Any, **keys: Any) -> Any:
-        pool = super().get_connection_with_tls_context(*given, **keys)
-        if "ConnectionCls" not in vars(pool):
-            pool.ConnectionCls = type("Timed", (type(pool).ConnectionCls,), {"response_class": staticmethod(_timed)})
-        return pool
-
-
-def _timed(sock: Any, *given: Any, **keys: Any) -> HTTPResponse:
-    """All of an answer, headers too, comes in the socket's timeout, or a second later for each _SLOWEST bytes."""
-    raw, end = sock.makefile("rb", 0), time.monotonic() + sock.gettimeout()
-    read = raw.readinto
-
-    def read_in_time(buffer: Any) -> int:
-        nonlocal end
-        if time.monotonic() > end:
-            raise TimeoutError
-        end += (size := read(buffer)) / _SLOWEST
-        return int(size)
-
-    raw.readinto = read_in_time
-    return HTTPResponse(SimpleNamespace(makefile=lambda _: io.BufferedReader(raw)), *given, **keys)  # type: ignore[arg-type]
 
 
 def check_endpoint(config: RunConfig) -> None:
@@ -89,7 +61,7 @@ def check_endpoint(config: RunConfig) -> None:
         url = f"{endpoint.url.rstrip('/')}/{path}"
         # What cannot be reached from here may be from a worker. An empty request costs nothing, and holds no document.
         with contextlib.suppress(RequestException), requests.Session() as session:
-            session.mount(f"{urlsplit(url).scheme}://", _TimedAdapter())
+            session.mount(f"{urlsplit(url).scheme}://", TimedAdapter())
             reply = session.get(url, **how) if endpoint.batch else session.post(url, json={}, **how)
             if reply.is_redirect:
                 moved = f"{url} redirects to {redact(urljoin(url, reply.headers['location']))[:200]}"
@@ -134,7 +106,7 @@ class EndpointEngine:
         self._answers = self._tokens = 0
         self.patience = 1.0  # seconds that a step waits for an answer
         self._session = requests.Session()
-        self._session.mount(f"{urlsplit(self.endpoint.url).scheme}://", _TimedAdapter(pool_maxsize=at_once))
+        self._session.mount(f"{urlsplit(self.endpoint.url).scheme}://", TimedAdapter(pool_maxsize=at_once))
         check_endpoint(config)  # on this machine, too
         self._base = self.endpoint.url.rstrip("/")
         self._url = f"{self._base}/chat/completions"

@@ -372,12 +372,12 @@ def test_time_that_ends_while_the_engine_fills_leaves_a_guess(tmp_path, fake_tim
 
 def test_a_limit_leaves_the_seconds_that_were_spent_and_what_had_not_ended(tmp_path) -> None:
     """By a request queue of its own, whose engine takes another step while the sample is given up."""
-    costs = {"name": "fake", "fake": COSTS | {"load_seconds": 0.0, "decode_tokens_per_second": 200}}
+    costs = {"name": "fake", "fake": COSTS | {"load_seconds": 0.0, "decode_tokens_per_second": 100}}
     keys = {"engine": {"max_num_seqs": 64}, "model": costs, "decoding": {"method": "autoregressive"}}
     config = corpus(tmp_path, 200, **keys)
     documents = sampling.draw(config, 10).documents
-    assert min(Profiler(1).profile(config, documents, limit=0.5).seconds for _ in range(3)) > 0.25
-    guess = Profiler(1).profile(config, documents, limit=2.0, slow=True)
+    assert Profiler(1).profile(config, documents, limit=3.0).seconds > 0.8
+    guess = Profiler(1).profile(config, documents, limit=3.0, slow=True)
     ended = [cost.decode_tokens for cost in guess.costs if cost is not None and cost.rows]
     assert (guess.complete, 0 < len(ended) < 10) == (False, True)
     assert np.mean([cost.decode_tokens for cost in guess.costs if cost is not None]) > np.mean(ended)
