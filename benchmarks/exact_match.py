@@ -1,6 +1,6 @@
 """How often IPPD gives the very answer of one prompt a question, and where it does not, why (IPPD, table 2).
 
-    python -m benchmarks.exact_match squad2.dev.jsonl --contexts 200 --dtype bfloat16
+    python -m benchmarks.exact_match squad2.dev.jsonl --contexts 200 --dtype bfloat16 [--stable]
 
 The reference is `autoregressive` at batch 1. Beside IPPD stands the noise floor: `autoregressive` at batch N against
 the same reference, which differs by rounding alone. Of each answer that differs are printed the first token that does
@@ -88,8 +88,11 @@ def difference(reference: Reference, tokens: Sequence[int]) -> Difference | None
 class ExactMatch:
     """A model and the two forms of the task: `ippd`, and `alone`, which has a prompt of its own for each question."""
 
-    def __init__(self, loaded: LoadedModel, contexts_per_prompt: int = 1, max_answer_tokens: int = 32) -> None:
-        self.loaded, self.model = loaded, pack(loaded.model)  # packed, as in a run
+    def __init__(
+        self, loaded: LoadedModel, contexts_per_prompt: int = 1, max_answer_tokens: int = 32, stable: bool = False
+    ) -> None:
+        self.loaded, self.model = loaded, pack(loaded.model, stable)  # packed, as in a run
+        self.stable = stable
         self.ippd = self._task("intra_prompt", contexts_per_prompt, max_answer_tokens)
         self.alone = self._task("autoregressive", 1, max_answer_tokens)
 
@@ -104,7 +107,7 @@ class ExactMatch:
 
     def run(self, programs: Iterable[Program[Any]], batch: int) -> list[Any]:
         """What programs return."""
-        return Engine(self.model, max_num_seqs=batch).run(list(programs))
+        return Engine(self.model, max_num_seqs=batch, stable=self.stable).run(list(programs))
 
     def compare(self, documents: Sequence[Document], batch: int) -> list[Outcome]:
         """The outcomes of all questions of some contexts. batch: prompts decoded at the same time."""
@@ -162,13 +165,14 @@ def main(
     batch: Annotated[int, typer.Option(help="N: prompts in decoding at the same time")] = 16,
     contexts_per_prompt: int = 1,
     max_answer_tokens: int = 32,
+    stable: Annotated[bool, typer.Option(help="As engine.stable: true")] = False,
     group: Annotated[int, typer.Option(help="Contexts between two lines of progress")] = 4,
 ) -> None:
     """Exact match of IPPD against one prompt a question, beside its noise floor."""
     outcomes: list[Outcome] = []
     documents = list(_read_documents(data, contexts))
     loaded = load_model(ModelConfig.model_validate({"name": model, "dtype": dtype}))
-    exact_match = ExactMatch(loaded, contexts_per_prompt, max_answer_tokens)
+    exact_match = ExactMatch(loaded, contexts_per_prompt, max_answer_tokens, stable)
     for start in range(0, len(documents), group):
         began = time.monotonic()
         outcomes += exact_match.compare(documents[start : start + group], batch)

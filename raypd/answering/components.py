@@ -145,7 +145,7 @@ def _of_raypd(config: RunConfig, threads: int | None, load: Load | None, share: 
         torch.set_num_threads(threads)
     load = load or load_model
     loaded, sizes = load(config.model), config.engine
-    loaded.packed = loaded.packed or pack(loaded.model)
+    loaded.packed = loaded.packed or pack(loaded.model, sizes.stable)
     with raised_as(ModelError, "engine", ValueError):
         engine = decoding.Engine(
             loaded.packed,
@@ -155,6 +155,7 @@ def _of_raypd(config: RunConfig, threads: int | None, load: Load | None, share: 
             memory_share=share * min(1.0, config.cluster.gpus_per_worker or 1.0),
             attention=sizes.attention,
             cuda_graphs=sizes.cuda_graphs,
+            stable=sizes.stable,
         )
     if loaded.device.type == "cuda":
         warm_up(engine, min(engine.budget.most, loaded.context_length // 2))

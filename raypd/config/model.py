@@ -181,6 +181,9 @@ class EngineConfig(Section, use_attribute_docstrings=True):
     there is no AMX; triton on a GPU of capability 8.0 or more in 16 bits, where a pass to try it is right; else sdpa"""
     cuda_graphs: bool = False
     """Small passes run as CUDA graphs, which are not measured yet (needs attention: triton)"""
+    stable: bool = False
+    """An answer is the same bits whatever is decoded beside it, in one prompt or in several; slower (needs bfloat16 on
+    a CPU with AVX-512 BF16)"""
     threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")
     vllm: Keys = Field({})
     """Arguments of vLLM's EngineArgs over those of raypd, such as {tensor_parallel_size: 2, max_model_len: 8192}"""
@@ -209,6 +212,8 @@ class EngineConfig(Section, use_attribute_docstrings=True):
             raise ValueError("cuda_graphs needs engine.attention: triton")
         if self.vllm and self.kind != "vllm":
             raise ValueError("vllm: these are arguments of vLLM's engine: set engine.kind: vllm")
+        if self.stable and self.kind == "vllm":
+            raise ValueError("stable: vLLM does not know it: set engine.kind: raypd")
         return self
 
 

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from raypd.decoding.attention import avx512
 from raypd.decoding.attention.kernels import chosen
 from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.counts import Finished
 from raypd.decoding.few_tokens import FewTokens
 from raypd.decoding.graphs import MOST_TOKENS, Graphs
 from raypd.decoding.kv_cache import NO_MEMORY, KVCache
-from raypd.decoding.llama import Llama, is_llama
+from raypd.decoding.llama import Llama, NativeLayer, is_llama
 from raypd.decoding.memory import LEAST_TOKENS, TokenBudget, is_out_of_memory, slots_that_fit
 from raypd.decoding.program import DraftRequest, Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, SampleRequests, Sampling, sample
@@ -56,8 +57,8 @@ class _Flight:
 
 class Engine:
     """Runs many programs over one model: `submit` them, then `step` while any is `pending`. Raises ValueError where the
-    attention is not installed, cannot run on the model's device, or has no CUDA graphs, and where a GPU has no memory
-    for the cache."""
+    attention is not installed, cannot run on the model's device, or has no CUDA graphs, the model cannot be `stable`,
+    and where a GPU has no memory for the cache."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class Engine:
         memory_share: float = 1.0,  # of what is free on a GPU, that the cache may take: others may need the rest
         attention: str = "auto",  # sdpa (torch), avx512 (CPU, bfloat16), triton (GPU); auto: the fastest there
         cuda_graphs: bool = False,  # small passes run as CUDA graphs (graphs.py), with attention "triton"
+        stable: bool = False,  # a token's logits are the same bits in every pass: the model is `pack`ed so
         passes: int | None = None,  # in flight at the same time, of different programs; None: on CUDA 2, else 1
     ) -> None:
         if cuda_graphs and attention != "triton":
@@ -84,6 +86,13 @@ class Engine:
         self.model.eval()
         if isinstance(self.model, Llama) and self.device.type == "cpu":
             self.few = FewTokens(self.model.head, text.vocab_size)
+        if stable:
+            if type(getattr(self.model, "layers", [None])[0]) is not NativeLayer:
+                raise ValueError(
+                    "stable: only products in C add up in one order: Llama, Mistral, Qwen2 or Qwen3 in bfloat16, on a "
+                    "processor with AVX-512 BF16"
+                )
+            self.attend = avx512.attend_stable
         self.cache = KVCache(_FIRST_SLOTS, cache_tokens, self.device)
         self.graphs: Graphs | None = None
         self.budget = TokenBudget(max_num_batched_tokens)

@@ -24,12 +24,12 @@ _TOLERANCE = 0.05  # of its logits, relative to float64
 _log = logging.getLogger(__name__)
 
 
-def pack(model: PreTrainedModel) -> PreTrainedModel | Llama:
+def pack(model: PreTrainedModel, stable: bool = False) -> PreTrainedModel | Llama:
     """A model made faster where possible, as exact: in bfloat16 on a CPU, in 16 bits on a GPU. It takes the weights:
-    use it, not `model`."""
+    use it, not `model`. stable: for an engine that is, where that is not the fastest, too."""
     if model.device.type == "cuda":
         return _on_gpu(model)
-    in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16)
+    in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16) or (stable and native.refusal() is None)
     if not in_c and not is_possible():
         return model
     layer = NativeLayer if in_c else AmxLayer

@@ -1,6 +1,8 @@
 """The Llama family written out, and its packed linear layers, against transformers and float64."""
 
 import copy
+import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +13,12 @@ from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.linear import PackedLinear, PanelLinear, is_possible, narrowed
 from raypd.decoding.llama import AmxLayer, Layer, Llama, NativeLayer
-from raypd.decoding.methods.autoregressive import autoregressive
+from raypd.decoding.methods.autoregressive import Continuation, autoregressive
+from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.decoding.pack import pack
 from raypd.decoding.stock import Stock
-from tests.decoding.cases import CASES, FAMILIES, case_of, pair
-from tests.decoding.drivers import logits_of, never, prompts_of
+from tests.decoding.cases import CASES, FAMILIES, case_of, eleventh, pair
+from tests.decoding.drivers import logits_of, never, prompts_of, tokens_of
 from tests.tiny import tiny_model
 
 needs_bfloat16 = pytest.mark.skipif(not is_possible(), reason="this processor has no products in bfloat16")
@@ -132,6 +135,34 @@ def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind, 
         engine = Engine(model, max_num_seqs=at_once, max_num_batched_tokens=tokens)
         found.add(repr(engine.run(case.programs())))  # tokens and log-probabilities
     assert len(found) == 1
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_stable_engine_answers_as_one_prompt_a_question_in_the_very_bits(kind: str) -> None:
+    model = pack(
+        tiny_model(kind, head_dim=32, **({"sliding_window": 70} if kind == "mistral" else {})).bfloat16(), stable=True
+    )
+    rng = random.Random(0)
+
+    def context() -> Context:
+        return Context(tokens_of(rng, 20, 150), [Question(tokens_of(rng, 1, 30), eleventh) for _ in range(5)])
+
+    def answers(prompts: list[PromptTree], at_once: int, tokens: int) -> list[Continuation]:
+        engine = Engine(model, max_num_seqs=at_once, max_num_batched_tokens=tokens, stable=True)
+        return [answer for of_prompt in engine.run(intra_prompt(p, 30) for p in prompts) for answer in of_prompt]
+
+    tree = PromptTree(range(5, 42), [context() for _ in range(4)])
+    apart = [PromptTree(tree.instruction, [replace(c, questions=[q])]) for c in tree.contexts for q in c.questions]
+    wanted = answers(apart, 1, 2048)
+    assert {len(answer.tokens) for answer in wanted} > {30}
+    for prompts, at_once, tokens in ((apart, 7, 300), ([tree], 1, 2048), ([tree, *apart[:3]], 4, 100)):
+        assert repr(answers(prompts, at_once, tokens)[: len(wanted)]) == repr(wanted)
+
+
+def test_an_engine_is_not_stable_where_products_are_torchs() -> None:
+    with pytest.raises(ValueError, match="in bfloat16, on a processor with AVX-512 BF16"):
+        Engine(tiny_model("llama"), stable=True)
 
 
 @pytest.mark.parametrize("kind", [torch.nn.Linear, *PACKED])

@@ -117,14 +117,16 @@ def test_a_random_pass_is_as_near_to_float64_as_torchs_attention_is(seed):
         layer = AttentionLayer(0, rng.choice([dim**-0.5, 0.5]), window, rng.choice([None, 2.0]))
         outputs = []
         for attend, dtype in (
-            (avx512.attend, torch.bfloat16), (sdpa.attend, torch.bfloat16), (sdpa.attend, torch.float64)
+            (avx512.attend, torch.bfloat16), (avx512.attend_stable, torch.bfloat16),
+            (sdpa.attend, torch.bfloat16), (sdpa.attend, torch.float64),
         ):  # fmt: skip
             step.cache.keys[0], step.cache.values[0] = keys.to(dtype, copy=True), values.to(dtype, copy=True)
             step._masks.clear()  # they are of one dtype
             outputs.append(attend(step, layer, *(tensor.to(dtype) for tensor in new)).double())
-        kernel, torchs = ((one - outputs[2]).abs() for one in outputs[:2])
-        assert kernel.mean() <= 1.05 * torchs.mean(), layer
-        assert kernel.max() <= 2 * torchs.max(), layer
+        *kernels, torchs = ((output - outputs[3]).abs() for output in outputs[:3])
+        for error in kernels:
+            assert error.mean() <= 1.05 * torchs.mean(), layer
+            assert error.max() <= 2 * torchs.max(), layer
 
 
 @needs_kernel

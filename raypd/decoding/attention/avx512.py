@@ -22,11 +22,41 @@ def attend(
     """`Attend` by one function of C."""
     if key is None or value is None or not _takes(query, key, value):
         return sdpa.attend(step, layer, query, key, value)
-    number, scale, window, softcap = layer
+    query, keys, values = _stored(step, layer, query, key, value)
+    return _attended(step, layer, query, keys, values)
+
+
+def attend_stable(
+    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
+) -> torch.Tensor:
+    """`attend`, whose sums go over the keys that a query sees, whatever lies between them: a token's output is the same
+    bits in every pass and prompt. Keys and values are copied together first, for each segment of queries."""
+    assert key is not None
+    assert value is not None
+    assert _takes(query, key, value)
+    query, keys, values = _stored(step, layer, query, key, value)
+    gathered, slots = step.gathered
+    return _attended(
+        gathered, layer, query, *(x.transpose(0, 1).index_select(1, slots).transpose(0, 1) for x in (keys, values))
+    )
+
+
+def _stored(
+    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The queries with a last stride of 1; the layer's keys and values [slots, kv_heads, head_dim] with the new ones."""
     query, key, value = (new if new.stride(-1) == 1 else new.contiguous() for new in (query, key, value))
-    keys, values = step.cache.layer(number, key, value)  # [slots, kv_heads, head_dim]
+    keys, values = step.cache.layer(layer.number, key, value)
     native.store(step.slots, key, keys)
     native.store(step.slots, value, values)
+    return query, keys, values
+
+
+def _attended(
+    step: Step, layer: AttentionLayer, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """Attention [tokens, heads, head_dim] of queries over keys and values that are stored."""
+    _, scale, window, softcap = layer
     tokens, heads, head_dim = query.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
     out = query.new_empty(tokens, heads, values.shape[2])

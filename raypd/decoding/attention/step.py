@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -174,6 +175,27 @@ class Step:
             batches = _batches([span for span in spans if id(span) not in alone_ids])
             self._calls[window, causal] = alone, [Batch(some, self.slots.device) for some in batches]
         return self._calls[window, causal]
+
+    @cached_property
+    def gathered(self) -> tuple[Step, torch.Tensor]:
+        """The pass over copies of its keys, and the slots [keys] to copy: a span for the queries of each segment, over
+        the prefix and the keys that one of them sees."""
+        spans: list[Span] = []
+        copied: list[np.ndarray] = []
+        start = 0
+        for prefix, span in ((group.start, span) for group in self.groups for span in group.spans):
+            reach = np.pad(span.reach, (0, 1), constant_values=Reach.ALL)  # the last segment is the prefix
+            before = np.zeros((3, span.prefix), dtype=span.keys.dtype)
+            before[0], before[1], before[2] = np.arange(span.prefix), len(span.reach), span.keys[2].min()
+            for first, end in pairwise([0, *np.flatnonzero(np.diff(span.queries[1])) + 1, span.size]):
+                own = np.flatnonzero(span.seen[first:end].any(0))
+                keys = np.concatenate([before, span.keys[:, own]], axis=1)
+                queries = span.queries[:, first:end]
+                spans.append(Span(span.a + first, span.a + end, start, keys.shape[1], reach, queries, keys))
+                copied += [np.arange(prefix, prefix + span.prefix), span.start + own]
+                start += keys.shape[1]
+        slots = to_device(np.concatenate(copied), self.slots.device)
+        return Step(self.cache, [PrefixGroup(spans)], self.slots, self.kept, self.attend), slots
 
     def own_mask(self, batch: Batch, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
         """Additive, over own keys: [spans, 1, repeat * queries, keys], in the dtype of `like`; None where all is seen.
