@@ -44,7 +44,7 @@ def attend_stable(
 def _stored(
     step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The queries with a last stride of 1; the layer's keys and values [slots, kv_heads, head_dim] with the new ones."""
+    """Queries with a last stride of 1; the layer's keys and values [slots, kv_heads, head_dim], the new ones stored."""
     query, key, value = (new if new.stride(-1) == 1 else new.contiguous() for new in (query, key, value))
     keys, values = step.cache.layer(layer.number, key, value)
     native.store(step.slots, key, keys)
