@@ -100,7 +100,7 @@ def _whole_file(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row
     """A file that is a document; what is wrong with it is known when its fields are asked for."""
     with open_lines(part.path, part.compression, version=part.version) as file:
         data = file.read(byte_limit(part.format, source) + 1)
-    yield 0, "", lambda: dict(zip(COLUMNS, (part.name, text_of_file(data, part.format, source)), strict=True))
+    yield 0, "", lambda: dict(zip(COLUMNS, (part.name, text_of_file(data, part, source)), strict=True))
 
 
 def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str, str]:

@@ -1,18 +1,22 @@
 """Files that are a document each: plain text and Markdown, HTML (its visible text), PDF (the text of its pages)."""
 
+import codecs
 import io
+import logging
 import re
 
 import lxml.etree
 import lxml.html
 
 from raypd.config import InputConfig
+from raypd.dataset.jsonl import BOM
 from raypd.errors import raised_as
 from raypd.run.text import counted
+from raypd.run.unit import Part
 from raypd.tasks.sandbox import time_limit
 
 COLUMNS = ("id", "text")  # of the row that such a file is
-_UNSEEN = ("head", "script", "style", "noscript", "template", "svg")  # elements of HTML whose text nobody sees
+_UNSEEN = ("title", "script", "style", "noscript", "template", "svg")  # elements of HTML whose text nobody sees
 _LINES = re.findall(  # elements that begin a line
     r"\w+",
     "address article aside blockquote br dd div dl dt fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header "
@@ -21,6 +25,9 @@ _LINES = re.findall(  # elements that begin a line
 _PDF_SECONDS = 60
 _MARKUP = 16  # bytes of a file for each that its text may have: tags, and the pictures and fonts of a PDF
 _CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w-]+)""", re.IGNORECASE)
+_COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
+_AS_CP1252 = ("ascii", "iso8859-1", "cp1252")  # charsets that browsers take for it, by Python's names
+_log = logging.getLogger(__name__)
 
 
 def byte_limit(format: str, source: InputConfig) -> int:
@@ -28,44 +35,54 @@ def byte_limit(format: str, source: InputConfig) -> int:
     return source.max_document_bytes * (1 if format == "text" else _MARKUP)
 
 
-def text_of_file(data: bytes, format: str, source: InputConfig) -> str:
+def text_of_file(data: bytes, part: Part, source: InputConfig) -> str:
     """The text of a whole file. Raises ValueError with what is wrong with it."""
-    limit = byte_limit(format, source)
+    limit = byte_limit(part.format, source)
     if len(data) > limit:
         raise ValueError(
             f"the file has more than {limit} bytes; input.max_document_bytes is {source.max_document_bytes}"
         )
-    if format == "pdf":
-        return _pdf(data)
+    if part.format == "pdf":
+        return _pdf(data, part.name)
     encoding = source.encoding
-    if format == "html" and encoding == "utf-8" and (charset := _CHARSET.search(data, 0, 4096)):
-        encoding = charset[1].decode()
+    declared = None
+    if part.format == "html" and encoding == "utf-8" and not data.startswith(BOM):
+        declared = _CHARSET.search(_COMMENT.sub(b"", data[:4096]))
+        encoding = declared[1].decode() if declared else encoding
     try:
-        text = data.decode("utf-8-sig" if encoding.lower() == "utf-8" else encoding)
+        if declared and codecs.lookup(encoding).name in _AS_CP1252:
+            text = data.decode("cp1252", "replace")
+        else:
+            text = data.decode("utf-8-sig" if encoding.lower() == "utf-8" else encoding)
     except UnicodeDecodeError as error:
         raise ValueError(f"not {encoding.upper()}: {error.reason} at byte {error.start}; input.encoding") from None
     except LookupError:
         raise ValueError(f"its charset {encoding!r} is none that Python knows; input.encoding says another") from None
-    return _html(text) if format == "html" else text
+    return _html(text) if part.format == "html" else text
 
 
 def _html(text: str) -> str:
-    parser = lxml.html.HTMLParser(remove_comments=True, remove_pis=True, encoding="utf-8")
+    text = re.sub(r"(?i)</(?:body|html)\s*>", "", text)  # libxml2 drops what stands behind
+    parser = lxml.html.HTMLParser(remove_comments=True, remove_pis=True, huge_tree=True, encoding="utf-8")
     with raised_as(ValueError, "HTML that cannot be read", lxml.etree.LxmlError):
         page = lxml.html.document_fromstring(text.encode(), parser=parser)
     if any(entry.type_name == "ERR_RESOURCE_LIMIT" for entry in parser.error_log):
-        raise ValueError("HTML that cannot be read whole: its elements are nested more than 256 deep")
-    for element in list(page.iter(*_UNSEEN)):
-        element.drop_tree()
-    for element in page.iter(*_LINES):
-        element.text, element.tail = f"\n{element.text or ''}", f"\n{element.tail or ''}"
-    for cell in page.iter("td", "th"):
-        cell.tail = f" {cell.tail or ''}"
-    lines = (" ".join(line.split()) for line in "".join(page.itertext()).splitlines())
+        raise ValueError("HTML that cannot be read whole: its elements are nested more than 2048 deep")
+    pieces = []  # the tree stays as it is: lxml lets no control character be written into it
+    walk = lxml.etree.iterwalk(page, ("start", "end"))
+    for event, element in walk:
+        pieces.append("\n" if element.tag in _LINES else "")
+        if event == "end":
+            pieces += [" " if element.tag in ("td", "th") else "", element.tail or ""]
+        elif element.tag in _UNSEEN:
+            walk.skip_subtree()
+        else:
+            pieces.append(element.text or "")
+    lines = (" ".join(line.split()) for line in "".join(pieces).splitlines())
     return "\n".join(line for line in lines if line)
 
 
-def _pdf(data: bytes) -> str:
+def _pdf(data: bytes, name: str) -> str:
     import pypdf  # here, as most runs need none of it
 
     try:
@@ -73,11 +90,13 @@ def _pdf(data: bytes) -> str:
             pdf = pypdf.PdfReader(io.BytesIO(data))
             if pdf.is_encrypted and not pdf.decrypt(""):
                 raise ValueError("it has a password")
-            pages = [page.extract_text().strip() for page in pdf.pages]
+            pages = [page.extract_text().replace("\0", "").strip() for page in pdf.pages]
     except TimeoutError:
         raise ValueError(f"a PDF that is not read within {_PDF_SECONDS} s") from None
     except Exception as error:  # pypdf's own for some faults of a file, and any of Python's for others
         raise ValueError(f"a PDF that cannot be read: {error or type(error).__name__}") from None
     if not any(pages):
         raise ValueError(f"a PDF without text on its {counted(len(pages), 'page')}, as scans are: it needs OCR first")
+    if not all(pages):
+        _log.warning("%s: no text on %d of %s, as on scans", name, pages.count(""), counted(len(pages), "page"))
     return "\n\n".join(pages)

@@ -4,9 +4,9 @@ import gzip
 import io
 
 import pyarrow as pa
+import pypdf
 import pytest
 from matplotlib.figure import Figure
-from pypdf import PdfWriter
 
 from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, InputError
@@ -19,7 +19,7 @@ PAGE = b"""<!doctype html><html><head><title>Shop</title><style>p {color: red}</
 
 def pdf(*words: str, password: str | None = None) -> bytes:
     """A PDF of a page for each of some texts."""
-    writer, made = PdfWriter(), io.BytesIO()
+    writer, made = pypdf.PdfWriter(), io.BytesIO()
     for text in words:
         page, figure = io.BytesIO(), Figure()
         figure.text(0.1, 0.5, text)
@@ -50,6 +50,30 @@ def test_each_file_is_a_document_with_its_text(tmp_path, config) -> None:
         "e.pdf": "first page\n\nsecond page",
         "below/c.HTML": "Mug & saucer\nMade of clay, 0.3 l\nblue\nBrand Acme\none\ntwo",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "text"), [
+    (b"<html><body><p>one</p></body></html>\n<div>footer</div>", "one\nfooter"),
+    (b"<html><head><title>t</title></head><body>one</body></html >" * 2, "one\none"),
+    (b"<!DOCTYPE html><title>x</title><main>hello</main>", "hello"),
+    (b"<meta charset=latin-1><p>5 \x80\x81", "5 \u20ac\ufffd"), (b"<meta charset=us-ascii><p>\x80", "\u20ac"),
+    (b"\xef\xbb\xbf<meta charset=latin-1><p>K\xc3\xa4se", "K\u00e4se"),
+    (b"<!-- <meta charset=klingon> --><meta charset=cp1252><p>\x80", "\u20ac"),
+    (b"<!-- <meta charset=latin-1> --><p>\xc3\xa4", "\u00e4"),
+    (b"<p>a \x0b b &#11; c \xef\xbf\xbe</p>d", "a\nb\nc \ufffe\nd"),
+    (b"<p>a<img src='%s'>b" % (b"x" * 11_000_000), "ab"), (b"<i>" * 2000 + b"x", "x"),
+])  # fmt: skip
+def test_html_is_read_as_browsers_do(tmp_path, config, page: bytes, text: str) -> None:
+    (tmp_path / "a.html").write_bytes(page)
+    assert texts(tmp_path, config) == {"a.html": text}
+
+
+def test_pages_of_a_pdf_without_text_are_counted_and_nul_characters_dropped(tmp_path, config, monkeypatch, caplog):
+    (tmp_path / "a.pdf").write_bytes(pdf("one", "", "three"))
+    read = pypdf.PageObject.extract_text
+    monkeypatch.setattr(pypdf.PageObject, "extract_text", lambda page: f"\0{read(page)}\0")
+    assert texts(tmp_path, config) == {"a.pdf": "one\n\n\n\nthree"}
+    assert caplog.messages == ["a.pdf: no text on 1 of 3 pages, as on scans"]
 
 
 BAD = {
