@@ -19,7 +19,8 @@ _FORMATS = {".ndjson": "jsonl"} | {f".{name}": name for name in ("jsonl", "csv",
 _NAMED = 5
 _ENDINGS = "raypd reads .jsonl, .csv and .tsv (also with .gz or .zst), .parquet and .arrow"
 _READ = f"{_ENDINGS}; it follows no links to folders"
-_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_CACHE = re.compile(r"(?:.*/)?cache-[0-9a-f]{16}[^/]*\.arrow")  # of Hugging Face, beside a saved dataset
 
 
 class InputObject(NamedTuple):
@@ -63,10 +64,6 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
     )
     path_hashes: set[int] = set()  # kept only where one root can hold what another does
     for number, root in enumerate(roots):
-        if source.format == "auto" and storage.is_folder(root) and (kind := tables.kind_of(root)):
-            raise InputError(
-                f"{root}: set input.format to {kind}; or to parquet to read files of earlier versions, too"
-            )
         before, after = _overlaps(root, roots[:number]), _overlaps(root, roots[number + 1 :])
         readable = 0
         skipped: storage.Object | None = None
@@ -75,6 +72,8 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
                 if item.name not in names:
                     continue
                 names.remove(item.name)
+            if _CACHE.fullmatch(item.name) and not item.path.endswith(root):
+                continue
             format, compression = ("reader", None) if source.reader else _format(item.name, source.format)
             if format is None:
                 if literal(root) != root:
@@ -132,7 +131,7 @@ def _unsupported(path: str, setting: str) -> str:
     return f"{path}: {_ENDINGS}; if it is one of these under another name, set input.format"
 
 
-def partition_keys(name: str) -> dict[str, str]:
+def partition_keys(name: str) -> dict[str, str | None]:
     """Columns in an object's folders, as Hive has them: {"country": "DE"} of "country=DE/part-0.parquet"."""
     pairs = [folder.partition("=") for folder in name.split("/")[:-1]]
-    return {unquote(key): unquote(value) for key, equals, value in pairs if key and equals and value != _NO_PARTITION}
+    return {unquote(key): None if value == _NULL else unquote(value) for key, equals, value in pairs if key and equals}

@@ -166,7 +166,8 @@ HIVE = "country=DE/date=2026-11-21"
 def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, config, suffix) -> None:
     folder = tmp_path / "in" / HIVE
     folder.mkdir(parents=True)
-    (tmp_path / "in/country=a%2Fb").mkdir()
+    for name in ("a%2Fb", "__HIVE_DEFAULT_PARTITION__"):
+        (tmp_path / f"in/country={name}").mkdir()
     rows = pd.DataFrame({"title": ["x", "y"], "country": ["own", "too"]})
     write = {"csv": lambda frame, path: frame.to_csv(path, index=False),
              "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
@@ -174,9 +175,10 @@ def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, con
     write(rows[["title"]], folder / f"a.{suffix}")
     write(rows, folder / f"b.{suffix}")
     write(rows[["title"]], tmp_path / f"in/country=a%2Fb/c.{suffix}")
+    write(rows[["title"]], tmp_path / f"in/country=__HIVE_DEFAULT_PARTITION__/d.{suffix}")
     keys = {"text_columns": ["title", "country"], "id_column": None, "category_column": "country"}
     fields = [d.fields for d in read_all(config(str(tmp_path / "in"), **keys))]
-    assert [d["country"] for d in fields] == ["DE", "DE", "own", "too", "a/b", "a/b"]
+    assert [d["country"] for d in fields] == ["DE", "DE", "own", "too", None, None, "a/b", "a/b"]
     assert "date" not in fields[0]
     with pytest.raises(InputError, match=f"c.{suffix}: no column 'country'"):  # of the folder that is given itself
         plan(config(str(tmp_path / "in/country=a%2Fb"), text_columns=["country"], id_column=None))

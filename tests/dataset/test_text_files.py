@@ -131,6 +131,8 @@ def test_rows_of_arrow_files(tmp_path, config, write) -> None:
     table = pa.Table.from_pylist([{"id": n, "title": f"t{n}", "more": [n]} for n in range(200)])
     with write(str(tmp_path / "data-00000-of-00001.arrow"), table.schema) as file:
         file.write_table(table, max_chunksize=30)
+    (tmp_path / "cache-0123456789abcdef.arrow").write_bytes((tmp_path / "data-00000-of-00001.arrow").read_bytes())
+    assert plan(config(str(tmp_path / "cache-0123456789abcdef.arrow"))).documents == 200
     run = config(str(tmp_path), unit_documents=70)
     assert [d.fields for d in read_all(run)] == [{"id": n, "title": f"t{n}"} for n in range(200)]
     assert max(unit.rows for unit in plan(run)) <= 70
