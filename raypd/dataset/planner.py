@@ -5,6 +5,7 @@ disk, so that memory does not grow with the number of objects."""
 import contextlib
 import hashlib
 import itertools
+import os
 import sqlite3
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -57,8 +58,7 @@ def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
     before = stored(output) if output is not None else None
     alone = stored_alone(output) if output is not None else set()
     source = tables.pinned(config.input, before.totals.version if before is not None else None)
-    planning = _Planning(config, alone, _TAIL_UNITS if output is not None else 0)
-    planning.version = source.version
+    planning = _Planning(config, source, alone, _TAIL_UNITS if output is not None else 0)
     if before is None or before.totals.cut != cut:
         digest = hashlib.sha256()
         planning.add(digested(objects(source, passed), digest))
@@ -76,12 +76,14 @@ def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
 
 
 class _Planning:
-    def __init__(self, config: RunConfig, alone: set[str], tail_units: int) -> None:
+    def __init__(self, config: RunConfig, source: InputConfig, alone: set[str], tail_units: int) -> None:
         self.config, self.alone, self.fingerprint = config, alone, config.fingerprint()
         self._tail_units = tail_units
-        self.writer, self.columns = PlanWriter(), Columns(config)
+        self.writer, self.columns = PlanWriter(), Columns(config, tables.optional_columns(source, config))
         self.objects = 0  # that were looked into
-        self.version: int | None = None  # of a table
+        self.version = source.version  # of a table
+        self._paths = {*map(storage.absolute, [source.path] if isinstance(source.path, str) else source.path)}
+        self._kind_of = lru_cache(4096)(tables.kind_of)
         self._kept = self._readable = 0
         self._damage: str | None = None  # of the first object that cannot be read
 
@@ -91,7 +93,7 @@ class _Planning:
 
     def add(self, items: Iterable[InputObject]) -> None:
         """Looks into objects and cuts them into units, the last of them into smaller ones."""
-        inspected = storage.in_threads(lambda item: inspect(item, self.config, self.columns), items, _THREADS)
+        inspected = storage.in_threads(self._inspected, items, _THREADS)
         tail: deque[Unit] = deque()
         parts = 0
         for count, unit in enumerate(self._units(self._looked_into(inspected)), 1):
@@ -102,6 +104,19 @@ class _Planning:
                 self.writer.add(tail.popleft())
         for unit in itertools.chain.from_iterable(storage.in_threads(self._pieces, tail, _THREADS)):
             self.writer.add(unit)
+
+    def _inspected(self, item: InputObject) -> Inspected:
+        """Raises InputError for a file of a table, beside which those of earlier versions lie."""
+        folder = item.path
+        if item.format == "parquet" and self.config.input.format == "auto" and folder not in self._paths:
+            for _ in item.name.split("/"):  # up to the folder that was given
+                folder = folder.rpartition("/")[0]
+                if "=" not in os.path.basename(folder) and (kind := self._kind_of(folder)):
+                    raise InputError(
+                        f"{folder}: with this folder as input.path set input.format to {kind}; or to parquet to read "
+                        "files of earlier versions, too"
+                    )
+        return inspect(item, self.config, self.columns)
 
     def _looked_into(self, inspected: Iterable[Inspected]) -> Iterator[Inspected]:
         for item in inspected:

@@ -52,8 +52,8 @@ def columns_of(lines: Iterable[bytes]) -> SeenColumns:
 class Columns:
     """The columns of a configuration, looked for in one object after the other."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.wanted = config.wanted_columns()
+    def __init__(self, config: RunConfig, optional: set[str]) -> None:
+        self.wanted, self.optional = config.wanted_columns(), optional  # by a table's schema
         # An object without any of these has nothing to read.
         self.content = {k: n for k, n in self.wanted.items() if k not in ("input.id_column", "input.category_column")}
         self._seen: set[str] = set()
@@ -63,7 +63,7 @@ class Columns:
     def lacks(self, columns: SeenColumns) -> str | None:
         """Why an object cannot be read: a column that a schema lacks, or all text columns of its lines."""
         if columns.schema:
-            missing = [(key, name) for key, name in self.wanted.items() if name not in columns.names]
+            missing = [item for item in self.wanted.items() if item[1] not in self.optional.union(columns.names)]
         else:
             nothing = columns.objects and not set(columns.names).intersection(self.content.values())
             missing = list(self.content.items()) if nothing else []
@@ -287,6 +287,4 @@ def _broken(error: Exception, part: Part, line: int) -> Exception:
     numbered = isinstance(error, OSError) and (error.errno is not None or isinstance(error, storage.StorageError))
     if part.compression is None or numbered:  # or its storage is out of reach
         return error
-    return InputError(
-        f"cannot be read as {part.compression} after line {line}: {error}; the file is damaged or cut short"
-    )
+    return InputError(f"cannot be read as {part.compression} after line {line}: {error}; it is damaged or cut short")

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from raypd import storage
-from raypd.config import TABLES, InputConfig
+from raypd.config import TABLES, InputConfig, RunConfig
 from raypd.errors import ConfigError, InputError
 
 _METADATA = "metadata"
@@ -41,6 +41,30 @@ def folder(source: InputConfig) -> str:
     return root if inside and str(source.path).endswith(".json") else str(source.path)
 
 
+def optional_columns(source: InputConfig, config: RunConfig) -> set[str]:
+    """The columns of a table's version that are null in files which lack them: those that were written before.
+
+    Raises ConfigError; InputError, also where files may have a wanted column under another name."""
+    if source.format == "delta":
+        table = _delta(str(source.path), source.version)
+        partitions, fields = table.metadata().partition_columns, table.schema().fields
+        renamed = {f.name for f in fields if f.metadata.get("delta.columnMapping.physicalName", f.name) != f.name}
+        optional = {f.name for f in fields if f.nullable and f.name not in partitions}
+    elif source.format == "iceberg":
+        table = _iceberg(str(source.path), source.version)
+        partitions = {field.source_id for spec in table.specs().values() for field in spec.fields}
+        fields = table.scan(snapshot_id=source.version).projection().fields
+        ever = {(f.name, f.field_id) for schema in table.schemas().values() for f in schema.fields}
+        renamed = {f.name for f in fields if any((n == f.name) != (i == f.field_id) for n, i in ever)}
+        added = (f for f in fields if not f.required and f.initial_default is None)
+        optional = {f.name for f in added if f.field_id not in partitions}
+    else:
+        return set()
+    if other := renamed.intersection(config.wanted_columns().values()):
+        raise InputError(f"{source.path}: column {min(other)!r} was renamed, or replaces another: write the table anew")
+    return optional
+
+
 def file_names(source: InputConfig) -> set[str]:
     """The files of a table's version, below its folder. Raises ConfigError, InputError."""
     root = str(source.path)
@@ -52,9 +76,7 @@ def file_names(source: InputConfig) -> set[str]:
                 "REORG TABLE ... APPLY (PURGE), then ALTER TABLE ... DROP FEATURE deletionVectors"
             )
         return {unquote(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()}
-    table = _iceberg(root)
-    if source.version is not None and table.snapshot_by_id(source.version) is None:
-        raise InputError(f"{root}: input.version {source.version}: no such snapshot, or it has expired")
+    table = _iceberg(root, source.version)
     names, location = set(), table.location().rstrip("/") + "/"
     try:
         tasks = list(table.scan(snapshot_id=source.version).plan_files()) if source.version is not None else []
@@ -86,16 +108,19 @@ def _delta(root: str, version: int | None) -> Any:
         raise InputError(f"{root}: the Delta table cannot be read{asked}: {error}") from None
 
 
-def _iceberg(path: str) -> Any:
+def _iceberg(path: str, version: int | None = None) -> Any:
     try:
         from pyiceberg.table import StaticTable
     except ImportError:
         raise ConfigError("input.format iceberg needs the package pyiceberg: pip install 'raypd[iceberg]'") from None
     metadata = path if path.endswith(".json") else _newest_metadata(path)
     try:
-        return StaticTable.from_metadata(storage.absolute(metadata), _properties(path))
+        table = StaticTable.from_metadata(storage.absolute(metadata), _properties(path))
     except Exception as error:  # pyiceberg's, pydantic's and pyarrow's
         raise _unread(error, metadata, "cannot be read as the metadata of an Iceberg table") from None
+    if version is not None and table.snapshot_by_id(version) is None:
+        raise InputError(f"{path}: input.version {version}: no such snapshot, or it has expired")
+    return table
 
 
 def _unread(error: Exception, path: str, what: str) -> Exception:

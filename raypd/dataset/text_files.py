@@ -44,16 +44,14 @@ def text_of_file(data: bytes, part: Part, source: InputConfig) -> str:
         )
     if part.format == "pdf":
         return _pdf(data, part.name)
-    encoding = source.encoding
-    declared = None
-    if part.format == "html" and encoding == "utf-8" and not data.startswith(BOM):
-        declared = _CHARSET.search(_COMMENT.sub(b"", data[:4096]))
-        encoding = declared[1].decode() if declared else encoding
+    encoding, errors = source.encoding, "strict"
+    head = b"" if data.startswith(BOM) else _COMMENT.sub(b"", data[:4096])
     try:
-        if declared and codecs.lookup(encoding).name in _AS_CP1252:
-            text = data.decode("cp1252", "replace")
-        else:
-            text = data.decode("utf-8-sig" if encoding.lower() == "utf-8" else encoding)
+        if part.format == "html" and encoding == "utf-8" and (charset := _CHARSET.search(head)):
+            encoding = charset[1].decode()
+            if codecs.lookup(encoding).name in _AS_CP1252:
+                encoding, errors = "cp1252", "replace"
+        text = data.decode("utf-8-sig" if encoding.lower() == "utf-8" else encoding, errors)
     except UnicodeDecodeError as error:
         raise ValueError(f"not {encoding.upper()}: {error.reason} at byte {error.start}; input.encoding") from None
     except LookupError:
