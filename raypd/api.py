@@ -400,8 +400,10 @@ def _table_of_rows(rows: Sequence[Any]) -> pa.Table:
         if not isinstance(row, (str, Mapping)) or isinstance(row, str) != isinstance(rows[0], str):
             kinds = "texts or dicts, all alike" if isinstance(row, (str, Mapping)) else "paths, texts or dicts"
             raise ConfigError(f"source[{number}]: a list is of {kinds}, not {type(row).__name__}")
+    named = [{"text": row} if isinstance(row, str) else row for row in rows]
+    names = dict.fromkeys(name for row in named for name in row)
     try:
-        return pa.Table.from_pylist([{"text": row} if isinstance(row, str) else dict(row) for row in rows])
+        return pa.table({name: [row.get(name) for row in named] for name in names})
     except (pa.ArrowException, UnicodeError) as error:
         raise InputError(f"the list cannot be stored: {error}") from None
 

@@ -46,9 +46,9 @@ def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, i
     assert "2 documents, 1 failed" in page
 
 
-@pytest.mark.parametrize(
-    "documents", [["a red shoe"], ["a hat/cap", "a shirt w/o sleeves"], [{"id": "x", "title": "hat", "n": 1}]]
-)
+@pytest.mark.parametrize("documents", [
+    ["a red shoe"], ["a hat/cap", "a shirt w/o sleeves"], [{"id": "x", "title": "hat", "n": 1}],
+    [{"title": "hat"}, {"description": "a red cap"}]])  # fmt: skip
 def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkeypatch, in_process) -> None:
     monkeypatch.chdir(tmp_path)
     run = raypd.extract(documents, ["Brand"], model="fake")
