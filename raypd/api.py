@@ -21,12 +21,13 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from raypd import storage
-from raypd.config import ModelConfig, RunConfig
+from raypd.config import TEXT_FILES, ModelConfig, RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
 from raypd.errors import ConfigError, InputError
 from raypd.run import layout, records
 from raypd.run.load import load_record, load_run
+from raypd.storage.common import literal
 
 if TYPE_CHECKING:
     from raypd.answering.components import WorkerComponents
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from raypd.tasks.base import Record
     from raypd.verify.verification import Verification
 
-_DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".gz", ".zst")  # ends of names of data files
+_DATA = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst")  # ends of names of data files
 _WHOLE = "_SUCCESS"  # beside the files of a table that was written whole
 Settings = Mapping[str, Any] | None  # other keys of the configuration, dotted
 Columns = str | Sequence[str] | None
@@ -325,7 +326,7 @@ def _config(
             )
         return load_config(source, _overrides(settings))
     paths: str | list[str] | None = str(source) if isinstance(source, (str, Path)) else None
-    if isinstance(source, (list, tuple)) and all(map(_is_path, source)):
+    if isinstance(source, (list, tuple)) and all(map(_may_be_path, source)) and any(map(_is_path, source)):
         paths = [str(path) for path in source]
     if paths is None:
         digest, columns, batches = _in_memory(source)
@@ -390,9 +391,16 @@ def _stored(config: RunConfig, digest: str, batches: Callable[[], Iterable[pa.Ta
 
 
 def _is_path(item: Any) -> bool:
+    """Whether it is there, or a path by its scheme, its ending or the signs of a glob."""
     if not isinstance(item, str):
         return isinstance(item, Path)
-    return os.path.exists(item) or (not any(map(str.isspace, item)) and ("/" in item or item.endswith(_DATA)))
+    below = "/" in item and ("://" in item or literal(item) != item or item.lower().endswith((*TEXT_FILES,)))
+    named = below or item.lower().endswith(_DATA)
+    return os.path.exists(item) or (named and not any(map(str.isspace, item)))
+
+
+def _may_be_path(item: Any) -> bool:
+    return _is_path(item) or (isinstance(item, str) and "/" in item and not any(map(str.isspace, item)))
 
 
 def _table_of_rows(rows: Sequence[Any]) -> pa.Table:

@@ -47,7 +47,7 @@ def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, i
 
 
 @pytest.mark.parametrize("documents", [
-    ["a red shoe"], ["a hat/cap", "a shirt w/o sleeves"], [{"id": "x", "title": "hat", "n": 1}],
+    ["a red shoe"], ["a hat/cap", "a shirt w/o sleeves"], ["24/7", "Bose/QC45"], [{"id": "x", "title": "hat", "n": 1}],
     [{"title": "hat"}, {"description": "a red cap"}]])  # fmt: skip
 def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkeypatch, in_process) -> None:
     monkeypatch.chdir(tmp_path)
@@ -56,7 +56,8 @@ def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(("source", "error", "said"), [
-    (["a.jsonl", "runs/b"], InputError, "a.jsonl: no such file"),
+    (["a.jsonl", "runs/b"], InputError, "a.jsonl: no such file"), (["b/*"], InputError, "no file matches"),
+    (["runs/a.pdf", "runs/b"], InputError, "no such file"), ([], InputError, "no rows"),
     (["a text", {"title": "x"}], ConfigError, r"source\[1\]: a list is of texts or dicts, all alike"),
     (["a text", None], ConfigError, r"source\[1\]: a list is of paths, texts or dicts, not NoneType"),
     (FRAME.head(0), InputError, "no rows"),
