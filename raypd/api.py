@@ -146,13 +146,17 @@ class LLM:
         self._parts: dict[str, WorkerComponents] = {}  # the last one, by the whole configuration
 
     def extract(self, documents: str | Sequence[str | Mapping[str, Any]], schema: Any) -> list[Answer]:
-        """Extracts a schema's attributes from texts (or one), or records of title, description, category."""
-        documents = _listed(documents)
-        plain = not any(isinstance(document, Mapping) for document in documents)
-        fields = [dict(document) if isinstance(document, Mapping) else {"text": document} for document in documents]
-        columns = {"text_columns": ["text"], "category_column": None} if plain else {}
-        rows = self._rows("extraction", {"input": {"path": "-", **columns}, "task": task_of(schema)}, fields)
-        return [_extracted(records[0], schema) for records in rows]
+        """Extracts a schema's attributes from texts (or one), or records of title, description (or text), category."""
+        fields = [dict(one) if isinstance(one, Mapping) else {"text": one} for one in _listed(documents)]
+        texts = ["text" in record and not {"title", "description"} & record.keys() for record in fields]
+        answers: dict[int, Answer] = {}
+        for is_text in {*texts} or {True}:  # a text is asked about as if it came alone
+            numbers = [number for number, kind in enumerate(texts) if kind == is_text]
+            source = {"path": "-", **({"text_columns": ["text"]} if is_text else {})}
+            tree = {"input": source, "task": task_of(schema)}
+            rows = self._rows("extraction", tree, [fields[number] for number in numbers])
+            answers |= {n: _extracted(records[0], schema) for n, records in zip(numbers, rows, strict=True)}
+        return [answers[number] for number in range(len(fields))]
 
     def answer(self, context: str, questions: str | Sequence[str | Mapping[str, Any]]) -> list[Answer]:
         """Answers questions on one context: texts (or one), or records of question, choices, multi_select."""
