@@ -112,7 +112,7 @@ def _check_item(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
     value, status = _read_json(text, closed)
     if status == "invalid":
         return CheckedValue("invalid", None, text)
-    if value is None or (isinstance(value, str) and value.strip().casefold() in _NULLS):
+    if value is None or (isinstance(value, str) and _says_null(attribute, value.strip())):
         return CheckedValue("null", None, text)
     if attribute.type not in ("number", "integer"):
         if status == "truncated" and attribute.type != "text":  # a part of it is another
@@ -129,6 +129,12 @@ def _check_item(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
     if attribute.type == "integer" and math.isfinite(number) and number == int(number):
         number = int(number)
     return CheckedValue("ok", number, text) if math.isfinite(number) else CheckedValue("invalid", None, text)
+
+
+def _says_null(attribute: Attribute, word: str) -> bool:
+    """Whether a text stands for null: not where it is an enum's value, or of a pattern that has no null."""
+    asked = attribute.type == "enum" or (attribute.type == "pattern" and attribute.required)
+    return word.casefold() in _NULLS and not (asked and attribute.item.fits(_typed(attribute, word)))
 
 
 def _typed(attribute: Attribute, value: object) -> str | bool | None:

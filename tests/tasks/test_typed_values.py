@@ -52,7 +52,7 @@ class Product(pydantic.BaseModel):
     count: int
     lit: bool
     color: Literal["red", "red wine", "größer"]
-    one: Literal["x"]
+    one: Literal["null"]
     day: datetime.date
     at: datetime.datetime
     hour: datetime.time
@@ -69,7 +69,7 @@ class Product(pydantic.BaseModel):
     grade: Literal[1, 2, 10]
     step: Literal[0, 0.5, -1.5] | None
     grades: list[Literal[1, 2, 10]] = pydantic.Field(min_length=2, max_length=3)
-    twice: list[Literal["a", "b"]] = pydantic.Field(min_length=2)
+    twice: list[Literal["none", "b"]] = pydantic.Field(min_length=2)
 
 
 SCHEMA = Product.model_json_schema()
@@ -136,7 +136,7 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
         seller: Maker | None = None
         tags: list[str] = pydantic.Field([], max_length=3)
         sizes: list[Size] = []
-        parts: list[Literal["a", "b"]] = pydantic.Field(min_length=2)
+        parts: list[Literal["none", "N/A"]] = pydantic.Field(min_length=2)
         grade: Literal[1, 2, 10]
 
     schema, seen = Thing.model_json_schema(), set()
@@ -160,6 +160,7 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
     assert {"ok", "null"} <= seen
 
 
+MOOD = {"type": "enum", "values": ["none", "N/A", "mild"]}
 LINES = {"type": "rows", "columns": [{"name": "Item"}, {"name": "No", "type": "integer"}]}
 
 
@@ -175,6 +176,12 @@ LINES = {"type": "rows", "columns": [{"name": "Item"}, {"name": "No", "type": "i
     ({"many": True}, ' ["a", "b,\\" c"]', "ok", ["a", 'b," c']), ({"many": True}, ' ["a", "b', "truncated", ["a"]),
     ({"many": True, "type": "number"}, " [1, 23", "truncated", [1]),
     ({"many": True, "type": "enum", "values": ["Red"]}, '["red"]', "ok", ["Red"]),
+    (MOOD, '"none"', "ok", "none"), (MOOD, '"n/a"', "ok", "N/A"), (MOOD, " null", "null", None),
+    (MOOD, '"Null"', "null", None), ({**MOOD, "many": True}, '["N/A", null, "mild"]', "ok", ["N/A", "mild"]),
+    ({"type": "pattern", "pattern": "[A-Za-z]+", "required": True}, '"None"', "ok", "None"),
+    ({"type": "pattern", "pattern": "[A-Za-z]+"}, '"None"', "null", None),
+    ({"type": "pattern", "pattern": "[0-9]+", "required": True}, '"None"', "null", None),
+    ({"type": "rows", "columns": [{"name": "No", **MOOD}]}, '[{"No": "none"}, {"No": null}]', "ok", [{"No": "none"}]),
     ({"many": True, "type": "enum", "values": ["Red"]}, '["red", "blue"]', "invalid", None),
     ({"many": True, "max_items": 1}, '["a", "b"]', "invalid", None), ({"many": True}, '"a"', "ok", ["a"]),
     ({"many": True}, "[]", "ok", []), ({"many": True}, " null", "null", None),
