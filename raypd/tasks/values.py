@@ -142,7 +142,8 @@ def _typed(attribute: Attribute, value: object) -> str | bool | None:
     if attribute.type == "boolean":
         return {"true": True, "false": False, "yes": True, "no": False}.get(word.casefold())
     if attribute.type == "enum":
-        return next((v for v in attribute.values if v.casefold() == word.casefold()), None)
+        alike = [value for value in attribute.values if value.casefold() == word.casefold()]
+        return word if word in alike else alike[0] if len(alike) == 1 else None
     return word
 
 

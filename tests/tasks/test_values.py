@@ -24,6 +24,7 @@ TEXT = Attribute(name="a")
 NUMBER = Attribute(name="a", type="number")
 BOOLEAN = Attribute(name="a", type="boolean")
 ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
+WATTS = Attribute(name="a", type="enum", values=["mW", "MW"])
 
 
 @pytest.mark.parametrize(("attribute", "text", "status", "value"), [
@@ -39,7 +40,7 @@ ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
     (NUMBER, ' "7.5"', "ok", 7.5), (NUMBER, " true", "invalid", None), (NUMBER, " null", "null", None),
     (BOOLEAN, " false", "ok", False), (BOOLEAN, ' "Yes"', "ok", True), (BOOLEAN, ' "maybe"', "invalid", None),
     (ENUM, ' "RED"', "ok", "red"), (ENUM, ' "red wine"', "ok", "Red wine"), (ENUM, ' "größe"', "ok", "größe"),
-    (ENUM, ' "blue"', "invalid", None)])  # fmt: skip
+    (ENUM, ' "blue"', "invalid", None), (WATTS, ' "MW"', "ok", "MW"), (WATTS, ' "mw"', "invalid", None)])  # fmt: skip
 def test_check(attribute, text, status, value):
     checked = check(attribute, text)
     assert (checked.status, checked.value, type(checked.value)) == (status, value, type(value))
