@@ -213,6 +213,7 @@ class _Flattened:
             else:
                 break
             schema = {**inner, **beside} if isinstance(inner, dict) else inner
+        nullable |= schema.get("nullable") is True  # OpenAPI 3.0
         if isinstance(schema.get("type"), list):
             types = [one for one in schema["type"] if one != "null"]
             nullable |= len(types) < len(schema["type"])
@@ -297,6 +298,8 @@ def _bounds(schema: Tree, whole: bool) -> Tree:
     found = {key: schema[key] for key in ("minimum", "maximum") if schema.get(key) is not None}
     for key, beyond, step in (("minimum", math.inf, 1), ("maximum", -math.inf, -1)):
         bound = schema.get(f"exclusive{key.capitalize()}")
+        if isinstance(bound, bool):  # draft 4: whether the other bound is exclusive
+            bound = found.pop(key, None) if bound else None
         if bound is not None:
             own = math.floor(bound) + 1 if step > 0 else math.ceil(bound) - 1
             own = own if whole else math.nextafter(bound, beyond)

@@ -114,6 +114,15 @@ def test_objects_that_a_constant_tells_apart_are_one(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_bounds_and_null_as_draft_4_and_open_api_have_them(tmp_path: Path) -> None:
+    whole = {"type": "integer", "minimum": 1, "exclusiveMinimum": True, "maximum": 9, "exclusiveMaximum": False}
+    null = {"allOf": [{"$ref": "#/$defs/n"}], "nullable": True}
+    schema = {**of(a=whole, b=null, c={"$ref": "#/$defs/n"}), "required": ["a", "b", "c"], "$defs": {"n": whole}}
+    made = load(tmp_path, schema).task.categories["record"].attributes
+    assert [[a.fits(n) for n in (1, 2, 9, 10)] for a in made] == [[False, True, True, False]] * 3
+    assert [a.required for a in made] == [True, False, True]
+
+
 def of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
