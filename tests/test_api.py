@@ -2,6 +2,7 @@
 
 import json
 import os
+from decimal import Decimal
 from pathlib import Path
 
 import pandas as pd
@@ -83,6 +84,7 @@ def test_a_list_of_files_with_blanks_in_their_names_is_of_paths(tmp_path: Path, 
 class Shoe(BaseModel):
     brand: str
     size: int | None = None
+    price: Decimal | None = None
 
 
 class Long(Shoe):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic.json_schema import GenerateJsonSchema
 from ruamel.yaml.error import YAMLError
 
 from raypd.config.tasks import FORMATS, NUMBERS, Attribute
@@ -31,6 +32,12 @@ Tree = dict[str, Any]
 
 class _Refused(Exception):
     """What cannot be decoded, with its path in the schema."""
+
+
+class _OfClass(GenerateJsonSchema):
+    def decimal_schema(self, schema: Any) -> Tree:
+        """A number: as a JSON Schema alone it could be a text of any kind, too."""
+        return dict(super().decimal_schema(schema)["anyOf"][0])
 
 
 def is_file(schema: Any) -> bool:
@@ -68,7 +75,7 @@ def task_of(given: Any) -> Tree:
     if not given:
         raise ConfigError("schema: name the attributes, or give a pydantic model or a JSON Schema")
     if hasattr(given, "model_json_schema"):
-        return {"schema": given.model_json_schema()}
+        return {"schema": given.model_json_schema(schema_generator=_OfClass)}
     if isinstance(given, (str, Path)):
         path = str(given)
         tree = _read(path) if path.endswith((".yaml", ".yml")) else {"properties": {}}
@@ -103,7 +110,7 @@ def _imported(target: str, folder: Path) -> Any:
             f"task.schema: {target!r} is neither a file (.json, .yaml) nor a pydantic model (package.module:Class)"
         )
     try:
-        return TypeAdapter(imported("task.schema", target, folder)).json_schema()
+        return TypeAdapter(imported("task.schema", target, folder)).json_schema(schema_generator=_OfClass)
     except PydanticUserError as error:
         raise ConfigError(f"task.schema: {target}: has no JSON Schema: {error.message}") from None
 
@@ -236,9 +243,9 @@ def referred(root: Any, ref: str) -> Any:
 
 
 def _one_of(options: list[Any], at: str) -> Tree:
-    """What stands for several: a number for what may be written as one, an enum for single texts."""
+    """What stands for several: a number for integers too, an enum for single texts."""
     kinds = {_kind(option) if isinstance(option, dict) else "" for option in options}
-    if "number" in kinds and kinds <= {"number", "integer", "string"}:
+    if kinds == {"number", "integer"}:
         return next(option for option in options if _kind(option) == "number")
     constants = [option.get("const") for option in options if isinstance(option, dict)]
     if len(constants) == len(options) and not {type(constant) for constant in constants} - {str, int}:
