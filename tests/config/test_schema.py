@@ -133,6 +133,8 @@ OBJECT = of(x={"type": "string"})
 @pytest.mark.parametrize(("schema", "words"), [
     (of(offers={"type": "array", "items": of(parts={"type": "array", "items": OBJECT})}),
      r"task.schema: \$.properties.offers: .*column 'parts': a column is a single value"),
+    (of(offers={"type": "array", "items": of(maker=OBJECT)}),
+     r"\$.properties.offers.items.properties.maker: an object in a list's objects cannot be decoded"),
     (of(offers={"type": "array", "items": {"type": "object"}}), r"\$.properties.offers.items: an object without"),
     (of(a=of(b={"type": "object"})), r"\$.properties.a.properties.b: an object without `properties`"),
     ({"$defs": {"N": of(next={"$ref": "#/$defs/N"})}, "$ref": "#/$defs/N"},
