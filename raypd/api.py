@@ -330,7 +330,7 @@ def _config(
             )
         return load_config(source, _overrides(settings))
     paths: str | list[str] | None = str(source) if isinstance(source, (str, Path)) else None
-    if isinstance(source, (list, tuple)) and all(map(_may_be_path, source)) and any(map(_is_path, source)):
+    if isinstance(source, (list, tuple)) and all(map(_is_path, source)) and any(_is_path(s, True) for s in source):
         paths = [str(path) for path in source]
     if paths is None:
         digest, columns, batches = _in_memory(source)
@@ -394,17 +394,13 @@ def _stored(config: RunConfig, digest: str, batches: Callable[[], Iterable[pa.Ta
     return storage.join(folder, "*.parquet")
 
 
-def _is_path(item: Any) -> bool:
-    """Whether it is there, or a path by its scheme, its ending or the signs of a glob."""
+def _is_path(item: Any, surely: bool = False) -> bool:
+    """Whether it may be a path. surely: it is there, or is one by its scheme, its ending or the signs of a glob."""
     if not isinstance(item, str):
         return isinstance(item, Path)
-    below = "/" in item and ("://" in item or literal(item) != item or item.lower().endswith((*TEXT_FILES,)))
-    named = below or item.lower().endswith(_DATA)
+    marked = "://" in item or literal(item) != item or item.lower().endswith((*TEXT_FILES,))
+    named = item.lower().endswith(_DATA) or ("/" in item and (marked or not surely))
     return os.path.exists(item) or (named and not any(map(str.isspace, item)))
-
-
-def _may_be_path(item: Any) -> bool:
-    return _is_path(item) or (isinstance(item, str) and "/" in item and not any(map(str.isspace, item)))
 
 
 def _table_of_rows(rows: Sequence[Any]) -> pa.Table:

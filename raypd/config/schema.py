@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ NOT_HELD = {  # keywords that say what is valid, and that would not be held to
     "multipleOf", "uniqueItems", "contains", "prefixItems", "not", "if", "patternProperties",
     "propertyNames", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties",
 }  # fmt: skip
+_TYPES: dict[str, Any] = {"properties": dict, "$ref": str, "description": str | None}  # of keywords
+_TYPES |= dict.fromkeys(("required", "enum", "allOf", "anyOf", "oneOf"), list)
+_TYPES |= dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), float | int | None)
 _MOST_VALUES = 20_000
 MOST_PROPERTIES = 5_000  # behind all references
 DEEPEST = 50  # objects in objects
@@ -57,7 +60,7 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
     try:
         flat = _Flattened(tree)
         flat.add_object(tree, "$", [], optional=False)
-    except _Refused as error:
+    except (_Refused, OverflowError, ValueError) as error:  # also of a bound that is infinite, or none
         raise ConfigError(f"task.schema: {error}") from None
     if not flat.attributes:
         raise ConfigError("task.schema: $: it has no properties: name what is to be extracted")
@@ -72,8 +75,9 @@ def task_of(given: Any) -> Tree:
 
     given: a pydantic model; a JSON Schema, or the path of one; attributes (names, or {name, type, ...}); {category:
     {attributes}}, or the path of a YAML with that."""
+    expected = "schema: name the attributes, or give a pydantic model or a JSON Schema"
     if not given:
-        raise ConfigError("schema: name the attributes, or give a pydantic model or a JSON Schema")
+        raise ConfigError(expected)
     if hasattr(given, "model_json_schema"):
         return {"schema": given.model_json_schema(schema_generator=_OfClass)}
     if isinstance(given, (str, Path)):
@@ -82,7 +86,10 @@ def task_of(given: Any) -> Tree:
         return {"schema" if _is_json_schema(tree) else "categories_file": path}
     if isinstance(given, Mapping):
         return {"schema" if _is_json_schema(given) else "categories": dict(given)}
-    attributes = [{"name": one} if isinstance(one, str) else dict(one) for one in given]
+    listed = list(given) if isinstance(given, Iterable) else [given]
+    if wrong := [one for one in listed if not isinstance(one, (str, Mapping))]:
+        raise ConfigError(f"{expected}, not {wrong[0]!r:.80}")
+    attributes = [{"name": one} if isinstance(one, str) else dict(one) for one in listed]
     return {"categories": {"record": {"attributes": attributes}}}
 
 
@@ -202,8 +209,7 @@ class _Flattened:
         for steps in itertools.count():
             if steps > DEEPEST:
                 raise _Refused(f"{at}: schemas in schemas, more than {DEEPEST} deep")
-            if not isinstance(schema, dict):
-                raise _Refused(f"{at}: a value of any kind cannot be decoded; give it a type")
+            _check_types(schema, at)
             beside = {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}
             if "$ref" in schema:
                 ref = schema["$ref"]
@@ -237,6 +243,17 @@ class _Flattened:
         return schema, nullable, within
 
 
+def _check_types(schema: Any, at: str) -> None:
+    if not isinstance(schema, dict):
+        raise _Refused(f"{at}: a value of any kind cannot be decoded; give it a type")
+    for keyword in _TYPES.keys() & schema.keys():
+        if not isinstance(schema[keyword], _TYPES[keyword]):
+            raise _Refused(f"{at}.{keyword}: {schema[keyword]!r:.80} is not of its type")
+    for name, inner in schema.get("properties", {}).items():
+        if not isinstance(name, str) or not isinstance(inner, dict):
+            raise _Refused(f"{at}.properties.{name}: expected a name, as text, and its schema")
+
+
 def referred(root: Any, ref: str) -> Any:
     """What a `$ref` of a JSON Schema points to; None: nothing in it."""
     found = root if ref.startswith("#") else None
@@ -247,11 +264,13 @@ def referred(root: Any, ref: str) -> Any:
 
 def _one_of(options: list[Any], at: str) -> Tree:
     """What stands for several: a number for integers too, an enum for single texts."""
-    kinds = {_kind(option) if isinstance(option, dict) else "" for option in options}
-    if kinds == {"number", "integer"}:
+    for option in options:
+        _check_types(option, f"{at}.anyOf")
+    kinds = set(map(_kind, options))
+    if "number" in kinds and kinds <= {"number", "integer"}:
         return next(option for option in options if _kind(option) == "number")
-    constants = [option.get("const") for option in options if isinstance(option, dict)]
-    if len(constants) == len(options) and not {type(constant) for constant in constants} - {str, int}:
+    constants = [option.get("const") for option in options]
+    if not {type(constant) for constant in constants} - {str, int}:
         return {"enum": constants}
     if kinds == {"object"} and (union := _union(options)) is not None:
         return union
@@ -260,7 +279,8 @@ def _one_of(options: list[Any], at: str) -> Tree:
 
 
 def _behind(root: Any, option: Any) -> Any:
-    return referred(root, option["$ref"]) if isinstance(option, dict) and option.keys() == {"$ref"} else option
+    ref = option["$ref"] if isinstance(option, dict) and option.keys() == {"$ref"} else None
+    return referred(root, ref) if isinstance(ref, str) else option
 
 
 def _union(options: list[Tree]) -> Tree | None:
@@ -272,8 +292,8 @@ def _union(options: list[Tree]) -> Tree | None:
         if any(merged.setdefault(key, inner) != inner for key, inner in own.items() if key not in tags):
             return None
     merged = {tag: {"enum": [own[tag]["const"] for own in named]} for tag in tags[:1]} | merged
-    required = set.intersection(*(set(option.get("required", [])) for option in options)) | {*tags[:1]}
-    return {"type": "object", "properties": merged, "required": sorted(required)} if len(tags) == 1 else None
+    required = [key for key in merged if key in tags or all(key in option.get("required", []) for option in options)]
+    return {"type": "object", "properties": merged, "required": required} if len(tags) == 1 else None
 
 
 def _kind(schema: Tree) -> str:

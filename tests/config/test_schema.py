@@ -1,6 +1,7 @@
 """task.schema: what others write, a pydantic model or a JSON Schema, as attributes; what has no slots is refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from raypd.config.load import load_config, make_config
 from raypd.config.render import render
-from raypd.config.schema import categories_of
+from raypd.config.schema import categories_of, task_of
 from raypd.errors import ConfigError
 from raypd.tasks.base import Document
 from raypd.tasks.documents import category_of
@@ -130,7 +131,18 @@ def of(**properties: Any) -> dict[str, Any]:
 OBJECT = of(x={"type": "string"})
 
 
+WRONG = {
+    "required": None, "description": 5, "enum": 5, "$ref": 5, "anyOf": 5, "allOf": {}, "exclusiveMinimum": "1",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(("schema", "words"), [
+    *[(of(a={"type": "integer", k: v}), rf"a\.{re.escape(k)}: .* is not of its type") for k, v in WRONG.items()],
+    (of(a={**OBJECT, "required": True}), r"\$.properties.a.required: True is not of its type"),
+    ("{properties: {5: {type: string}}}", r"\$.properties.5: expected a name, as text"),
+    (of(a={"anyOf": [{"$ref": 5}, {}]}), r"\$.properties.a.anyOf.\$ref: 5 is not of its type"),
+    (of(a={"anyOf": [of(b=5), of(b={"const": "x"})]}), r"\$.properties.a.anyOf.properties.b: expected a name"),
+    (of(a={"type": "integer", "minimum": 1e999, "exclusiveMinimum": True}), "cannot convert float infinity"),
     (of(offers={"type": "array", "items": of(parts={"type": "array", "items": OBJECT})}),
      r"task.schema: \$.properties.offers: .*column 'parts': a column is a single value"),
     (of(offers={"type": "array", "items": of(maker=OBJECT)}),
@@ -160,6 +172,12 @@ OBJECT = of(x={"type": "string"})
 def test_what_cannot_be_decoded_is_refused_with_its_place(tmp_path: Path, schema: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, schema)
+
+
+@pytest.mark.parametrize("given", [5, [5], Path, [Path("a.json")]])
+def test_what_is_no_schema_of_python_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="name the attributes, or give a pydantic model or a JSON Schema, not "):
+        task_of(given)
 
 
 def test_one_schema_at_a_time(tmp_path: Path) -> None:
