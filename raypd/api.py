@@ -153,8 +153,7 @@ class LLM:
         for is_text in {*texts} or {True}:  # a text is asked about as if it came alone
             numbers = [number for number, kind in enumerate(texts) if kind == is_text]
             source = {"path": "-", **({"text_columns": ["text"]} if is_text else {})}
-            tree = {"input": source, "task": task_of(schema)}
-            rows = self._rows("extraction", tree, [fields[number] for number in numbers])
+            rows = self._rows("extraction", {"input": source, "task": task_of(schema)}, [fields[n] for n in numbers])
             answers |= {n: _extracted(records[0], schema) for n, records in zip(numbers, rows, strict=True)}
         return [answers[number] for number in range(len(fields))]
 

@@ -184,8 +184,7 @@ class _Flattened:
                 rows = _Flattened(self.root, properties=self.properties)
                 rows.add_object(schema["items"], f"{at}.items", [], False, inside)
                 if deep := next((column.path for column in rows.attributes if column.path), None):
-                    where = f"{at}.items.properties.{deep[0]}"
-                    raise _Refused(f"{where}: an object in a list's objects cannot be decoded; move its properties up")
+                    raise _Refused(f"{at}.items.properties.{deep[0]}: an object in a list's objects cannot be decoded")
                 self.properties = rows.properties
                 keys |= {"type": "rows", "columns": [a.model_dump(exclude_defaults=True) for a in rows.attributes]}
             else:

@@ -271,7 +271,8 @@ class TaskSection(Section):
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
         """Configuration key -> the column of the input that it names, for every column that must be there."""
         own = {f"task.{key}": getattr(self, key) for key in self.column_keys}
-        return own or {f"input.text_columns {name!r}": name for name in source.text_columns}
+        hint = "" if "text_columns" in source.model_fields_set else ", the default; `raypd init` finds columns of text"
+        return own or {f"input.text_columns {name!r}{hint}": name for name in source.text_columns}
 
 
 class ExamplesConfig(Section, use_attribute_docstrings=True):
