@@ -20,7 +20,6 @@ class ProgressLines:
         self._printed, self._last = time.monotonic(), ""
 
     def show(self, line: str, at_once: bool = False) -> None:
-        """Prints a line if it says something new and it is time."""
         if line != self._last and (at_once or time.monotonic() - self._printed >= _LINE_SECONDS):
             self._printed, self._last = time.monotonic(), line
             print(line, file=sys.stderr, flush=True)

@@ -33,8 +33,6 @@ class Cancelled(Exception):
 
 
 class Progress(NamedTuple):
-    """How far a worker is with a unit."""
-
     answered: int = 0  # documents
     failed: int = 0  # of these
     begun: bool = False  # whether its first document was planned
@@ -97,7 +95,6 @@ class RequestQueue:
         self._thread.join(_CLOSE_SECONDS)  # the end of Python in the midst of its pass would be a crash
 
     def progress(self) -> dict[str, Progress]:
-        """How far every unit in flight is."""
         with self._changed:
             waiting = getattr(self.parts.engine, "waiting", "")
             return {unit: state.progress()._replace(waiting=waiting) for unit, state in self._units.items()}
