@@ -1,7 +1,6 @@
 """The arithmetic of a bill, without Ray, clock or files. Money is whole micro-dollars, shared out by largest remainder,
 so that nodes and parts each add up to the total. A node's money is divided over its slots, one for each worker that
-fits: a worker's seconds go to what it did, a slot without one is startup before the node's first worker and idle after
-it."""
+fits: a worker's seconds go to what it did, a slot without one is startup before the node's first worker, then idle."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +25,6 @@ class Charges:
 
 @dataclass(frozen=True)
 class WorkersBill:
-    """What workers have metered together."""
-
     documents: int  # that were answered
     failed: int  # of these: error rows
     prompt_tokens: int

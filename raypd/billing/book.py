@@ -81,7 +81,6 @@ class Book:
         return _totals(workers, [count for worker in workers for count in worker.categories.values()])
 
     def bill(self, now: float) -> Bill:
-        """The bill as it stands, with all that the book knows."""
         with self._lock:
             until = self.last.until if self.last.final else max(self.last.until, now)
             charges, totals = self.charges(until), self.totals()

@@ -77,7 +77,6 @@ class Meter:
             self._units[unit] = UnitUsage()
 
     def documents(self, unit: str, categories: Iterable[str]) -> None:
-        """Counts the documents of a unit, by the category of each."""
         with self._lock:
             for name in categories:
                 self._units[unit].categories.setdefault(name, zero())["documents"] += 1

@@ -32,8 +32,6 @@ class PriceUnknown(ConfigError):
 
 @checked_dataclass(frozen=True)  # which makes numbers of a table's texts
 class Instance:
-    """An EC2 instance type."""
-
     type: str
     gpus: int
     gpu: str  # tells it from its kin: of the A100, the one with more memory is also faster; "" where there is none
@@ -44,8 +42,6 @@ class Instance:
 
 @dataclass(frozen=True)
 class Price:
-    """Of a machine."""
-
     usd_per_hour: float
     source: str  # where it is from, in words
     date: str = ""  # when it was read there, YYYY-MM[-DD]; "" for the configuration's
@@ -87,7 +83,6 @@ def hosted(cost: CostConfig) -> list[HostedPrice]:
 
 @cache
 def shipped() -> Table:
-    """The table that comes with raypd."""
     table: Table = {}
     for row in _csv("on_demand.csv"):
         mark = "" if row["verified"] == "yes" else ", one source only"
