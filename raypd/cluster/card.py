@@ -33,7 +33,6 @@ def is_cuda_error(text: str) -> bool:
 
 
 def is_fault(text: str) -> bool:
-    """Whether a traceback names a fault of the card itself."""
     return bool(_FAULT.search(text)) and is_cuda_error(text)
 
 

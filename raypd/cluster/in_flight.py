@@ -18,8 +18,6 @@ _DEATHS_WITHOUT_COMMIT = 30  # workers that die so often while nothing is commit
 
 @dataclass
 class Ended:
-    """A unit that was committed, or given up with an error."""
-
     unit: Unit
     result: UnitResult
 

@@ -119,7 +119,6 @@ class Ledger:
         return self._asks.pop(ask)
 
     def died(self) -> None:
-        """A worker goes on with a unit whose last process died."""
         self._deaths += 1
 
     def leave_out(self, worker: str, why: str) -> None:

@@ -1,6 +1,5 @@
 """What Ray knows of a cluster's machines, as the bill needs it: when each came and went, its resources and labels,
-which infra/docker/node-environment.sh sets on EC2, Kubernetes in the pod. What is missing the section `cost` can
-have."""
+which infra/docker/node-environment.sh sets on EC2, Kubernetes in the pod. The section `cost` can have the rest."""
 
 import math
 from collections.abc import Callable

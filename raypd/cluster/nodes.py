@@ -53,5 +53,4 @@ def is_alive(node: str) -> bool:
 
 
 def node_id() -> str:
-    """The id of this process's node; "" outside Ray."""
     return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""

@@ -65,8 +65,6 @@ def unit_blocks(units: Sequence[Unit]) -> Any:
 
 
 class UnitStage:
-    """A decode worker in Ray Data's pool."""
-
     def __init__(self, spec: WorkerSpec) -> None:
         self.worker, self._ledger = DecodeWorker(spec), spec.ledger
         left_out = self.worker.hello()[1]

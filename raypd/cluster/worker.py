@@ -49,8 +49,6 @@ _LEDGER_SECONDS = 5.0  # for it to have one: a ledger that is away is no harm, a
 
 @dataclass
 class WorkerSpec:
-    """What all workers of a run are made from."""
-
     config: RunConfig
     output: str
     session: str
