@@ -91,7 +91,6 @@ class ModelConfig(Section, use_attribute_docstrings=True):
 
     @property
     def is_fake(self) -> bool:
-        """Whether there are no weights, and no answer is real."""
         return self.name == "fake"
 
     @property

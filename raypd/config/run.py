@@ -147,11 +147,9 @@ class RunConfig(Section):
         return isinstance(self.task, GenerationConfig) and self.task.openai
 
     def text_columns(self) -> list[str]:
-        """Columns that must hold text, and together at least some."""
         return self.task.text_columns(self.input)
 
     def wanted_columns(self) -> dict[str, str]:
-        """Configuration key -> the column of the input that it names, for every column that must be there."""
         columns = self.task.wanted_columns(self.input)
         return columns | ({"input.id_column": self.input.id_column} if self.input.id_column is not None else {})
 
