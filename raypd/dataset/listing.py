@@ -105,7 +105,6 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
 
 
 def _overlaps(root: str, roots: list[str]) -> bool:
-    """Whether a path may lie below a root and below another one."""
     start, *starts = (literal(storage.absolute(path)) for path in (root, *roots))
     return any(start.startswith(prefix) or prefix.startswith(start) for prefix in starts)
 

@@ -101,8 +101,6 @@ class Columns:
 
 @dataclass
 class Inspected:
-    """An object that was looked into."""
-
     object: InputObject
     parts: Iterator[Part]  # made as they are asked for; of a damaged object one that holds no document
     columns: SeenColumns | None = None

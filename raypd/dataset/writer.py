@@ -129,7 +129,6 @@ def committed(output: str) -> set[str]:
 
 
 def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> bool:
-    """Whether a unit is done; only its own partition is looked into."""
     return storage.exists(unit_path(output, unit_id, partition))
 
 
@@ -178,7 +177,6 @@ def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
 
 
 def rows_of(run: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """All rows of a run, unit by unit."""
     folder = storage.absolute(run)
     for unit, path in sorted(objects(folder)):
         yield from as_records(read_table(folder, unit, columns, path)[1])
