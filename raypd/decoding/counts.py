@@ -6,8 +6,6 @@ from typing import Any
 
 @dataclass
 class TokenCounts:
-    """What a program has cost."""
-
     prefill_tokens: int = 0  # of its first feed, put through the model for it
     shared_tokens: int = 0  # of its first feed, in the cache already, computed for another program
     # Of its answer, end tokens too: no mask, no draft that was rejected, but the keys that `guided` is given.

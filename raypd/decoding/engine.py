@@ -236,8 +236,7 @@ class Engine:
 
     def _logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
         """[samples, vocabulary] of tokens `ids` [tokens] at their positions [tokens]."""
-        logits: torch.Tensor = self.model(ids, positions, step)[0]
-        return logits
+        return self.model(ids, positions, step)[0]
 
     def _sample(self, samples: _Samples, logits: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
         """[2, samples] tokens and log-probabilities, as `sample`, chunk after chunk."""

@@ -312,7 +312,6 @@ class Grammar:
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def _ended(self, state: int) -> bool:
-        """Whether nothing more is to be decoded."""
         return state == DEAD or self.automaton.ended(state) or self.automaton.completion(state) is not None
 
     def completion(self, state: int) -> str | None:
@@ -349,8 +348,6 @@ _TYPED = _NULL + len(_NULL_TEXT)  # + state of what may stand in place of null
 
 
 class TransitionTable(Automaton):
-    """An automaton over a table of transitions."""
-
     def __init__(
         self,
         table: Sequence[Mapping[str, int]],  # of every state, character -> the state after it

@@ -25,7 +25,6 @@ _FAMILIES = {f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", 
 
 
 def is_llama(model: torch.nn.Module) -> bool:
-    """Whether a model is one of transformers' that `Llama` computes."""
     return type(model).__name__ in _FAMILIES and type(model).__module__.startswith("transformers.models.")
 
 
@@ -45,7 +44,6 @@ class Layer(torch.nn.Module):
         self.build(attention, source.mlp)
 
     def build(self, attention: Any, mlp: Any) -> None:
-        """Takes up the linear layers."""
         self.query, self.key, self.value = attention.q_proj, attention.k_proj, attention.v_proj
         self.output = attention.o_proj
         self.gate, self.up, self.down, self.activation = mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn
@@ -96,8 +94,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 
 class NativeLayer(Layer):
     """A layer by native.c, which takes the weights from transformers'. Float32 sums may go in another order than its
-    own. One product makes queries, keys and values; one makes gate and up, and joins them where weights are
-    bfloat16."""
+    own. One product makes queries, keys and values; one makes gate and up, and joins them in bfloat16."""
 
     @staticmethod
     def takes(source: Any) -> bool:

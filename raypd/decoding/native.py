@@ -31,7 +31,6 @@ def refusal() -> str | None:
 
 
 def has(capability: str) -> bool:
-    """Whether the processor has something that torch.cpu.get_capabilities() lists."""
     return bool(torch.cpu.get_capabilities().get(capability, False))
 
 

@@ -10,14 +10,16 @@ E4M3 = torch.float8_e4m3fn
 _MOST = torch.finfo(E4M3).max
 
 
-class Int8Linear(torch.nn.Module):
-    """In integers, on a CPU with AVX-512 BF16; sums of products are exact."""
-
+class _Linear(torch.nn.Module):
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.weight = torch.nn.Parameter(weight, requires_grad=False)  # int8 [out_features, in_features]
-        self.scale, self.bias = scale, bias  # float32 [out_features]
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)  # [out_features, in_features]
+        self.scale, self.bias = scale, bias
+
+
+class Int8Linear(_Linear):
+    """In integers, on a CPU with AVX-512 BF16; sums of products are exact. Scales are float32 [out_features]."""
 
     @classmethod
     def of(cls, linear: torch.nn.Linear) -> "Int8Linear":
@@ -34,14 +36,8 @@ class Int8Linear(torch.nn.Module):
         return out.view(*x.shape[:-1], self.out_features)
 
 
-class Fp8Linear(torch.nn.Module):
-    """In FP8 (E4M3), on a GPU whose tensor cores have it; sizes are multiples of 16, sums float32."""
-
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.weight = torch.nn.Parameter(weight, requires_grad=False)  # E4M3 [out_features, in_features]
-        self.scale, self.bias = scale, bias  # float32 [1, out_features]
+class Fp8Linear(_Linear):
+    """In FP8 (E4M3), on a GPU that has it; sizes are multiples of 16, sums float32. Scales: [1, out_features]."""
 
     @classmethod
     def of(cls, linear: torch.nn.Linear) -> "Fp8Linear":

@@ -22,6 +22,7 @@ class Sampling:
 GREEDY = Sampling()
 _CPU_ROWS, _DEVICE_ROWS = 16, 512  # rows of logits that are looked at together
 _MANY = 1024  # allowed tokens: more are masked in a row of logits, fewer are picked out of it
+_native_refusal = cache(native.refusal)
 
 
 @dataclass
@@ -141,7 +142,7 @@ def _sample(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
             rows = logits[index] if masked or len(members) < len(requests) else logits
             if masked:
                 rows.masked_fill_(_forbidden(distinct, rows)[which], -torch.inf)
-            in_c = rows.device.type == "cpu" and rows.dtype == torch.bfloat16 and _has_native()
+            in_c = rows.device.type == "cpu" and rows.dtype == torch.bfloat16 and _native_refusal() is None
             if sampling.temperature == 0 and in_c:
                 tokens, logprobs = native.greedy(rows.contiguous())
             else:
@@ -163,11 +164,6 @@ def _outcome_logprobs(
     wider = (first <= begin) & (last >= end) & ~within
     inside, total = (scores.masked_fill(out, -torch.inf).logsumexp(-1) for out in (~within, wider))
     return inside - total
-
-
-@cache
-def _has_native() -> bool:
-    return native.refusal() is None
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:

@@ -43,8 +43,7 @@ class Chunk:
 
 
 class Scheduler:
-    """Continuous batching: admission of programs that fill a pass, packing within the budget, preemption. It leaves
-    alone what is in flight."""
+    """Continuous batching: admission, packing within the budget, preemption; what is in flight is left alone."""
 
     passes = 1  # that may be in flight at the same time, each of other sequences
 

@@ -41,8 +41,6 @@ class TextAnswer(Protocol):
 
 @dataclass(frozen=True)
 class TextModel:
-    """The model, and the run's options, as a method sees them."""
-
     options: Any  # section `decoding` of the configuration
     sampling: Sampling  # of the run; the engine uses it for every program, unless the method draws for itself
     context_length: int  # positions that the model has

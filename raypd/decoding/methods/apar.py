@@ -40,8 +40,6 @@ class AparCost:
 
 @dataclass
 class AparAnswer:
-    """A paragraph tree and its text."""
-
     root: Paragraph
     tokens: list[int] = field(default_factory=list)  # root, first_child, next_sibling, without control tokens
     logprobs: list[float] = field(default_factory=list)
@@ -67,8 +65,6 @@ class AparAnswer:
 
 @dataclass(eq=False)
 class AparNode:
-    """A paragraph in decoding."""
-
     paragraph: Paragraph
     segment: int
     parent: AparNode | None = None
@@ -301,8 +297,7 @@ class AparGroup:
             self.answer.threads += 1
 
     def run(self, heads: Any) -> Program[None]:
-        """Decodes until every thread has come to its end, or no token is left; `heads` guess, where the tree has
-        places."""
+        """Decodes until every thread has ended, or no token is left; `heads` guess, where the tree has places."""
         while self.sequences and self.used < self.max_new_tokens:
             decoding = self.sequences[: self.max_new_tokens - self.used]
             predictions = yield self.feed(decoding)

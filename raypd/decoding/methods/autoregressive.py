@@ -76,7 +76,5 @@ def autoregressive(
 
 
 class AutoregressiveText(TextMethod):
-    """Task `generation`, one token after the other."""
-
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         return autoregressive(prompt, self.options.max_new_tokens, stops)

@@ -13,16 +13,12 @@ from raypd.decoding.visibility import Reach
 
 @dataclass
 class Slot:
-    """The place of one value."""
-
     end: int  # index in the prompt of the token before it
     grammar: Grammar  # how it is written
 
 
 @dataclass
 class SlottedPrompt:
-    """Instruction, documents and skeleton."""
-
     tokens: Sequence[int]
     slots: list[Slot]  # in the order of their ends
     shared: int = 0  # ids of the instruction
@@ -30,8 +26,6 @@ class SlottedPrompt:
 
 @dataclass
 class Value:
-    """The decoded tokens of one slot."""
-
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     completion: str | None = None  # its text where that was clear before its end (null, an enum's only choice left)

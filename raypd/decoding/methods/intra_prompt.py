@@ -32,8 +32,6 @@ class Context:
 
 @dataclass
 class PromptTree:
-    """The instruction and the contexts under it."""
-
     instruction: Sequence[int]  # other prompts may share it
     contexts: list[Context] = field(default_factory=list)
 

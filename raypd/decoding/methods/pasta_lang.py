@@ -196,8 +196,6 @@ CUT = Piece("", Tag("cut"))  # stands where a thread ended that did not come to 
 
 @dataclass
 class PastaThread:
-    """What one thread decoded."""
-
     topic: str | None = None  # of a child: what its promise says
     promised: int = 0  # of a child: positions that the main thread skipped for it
     tokens: list[int] = field(default_factory=list)  # tags and end token among them
@@ -207,8 +205,6 @@ class PastaThread:
 
 @dataclass
 class PastaAnswer:
-    """The text, put together in reading order."""
-
     text: str  # every child's content behind its promise, tags left out
     raw: str  # the same with tags
     warnings: list[str]
