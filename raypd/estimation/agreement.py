@@ -22,8 +22,6 @@ Judge = Literal["low", "share"]
 
 @dataclass(frozen=True)
 class NormalValue:
-    """One value of one document, normalised."""
-
     text: str | None  # None: the document has none
     complete: bool  # not cut, ambiguous or invalid
 
@@ -33,8 +31,6 @@ Answers = Sequence[Mapping[str, NormalValue] | None]  # of each document, by wha
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of two ways to decode."""
-
     agree: int
     of: int  # values
     left_out: int = 0  # values, or documents without any, of which the reference has nothing whole
@@ -104,13 +100,10 @@ def compare(reference: Answers, candidate: Answers) -> Agreement:
 
 def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:
     """What a measured document was answered with; None where it failed or was not done."""
-    if cost is None or cost.error is not None or not cost.rows:
-        return None
-    return normal_values(cost.rows)
+    return normal_values(cost.rows) if cost is not None and cost.error is None and cost.rows else None
 
 
 def normal_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, NormalValue]:
-    """The values of a document's rows."""
     answers = (answer for row in rows for answer in row_values(row))
     return {answer.key: NormalValue(normal(answer.value), answer.status in _WHOLE) for answer in answers}
 

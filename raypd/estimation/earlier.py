@@ -70,6 +70,4 @@ def _overhead(bills: list[records.Bill]) -> Overhead | None:
             busy = [began for began, _, kind, _ in worker.spans if kind == "busy"]
             if busy:
                 startup.append(max(0.0, min(busy) - nodes.get(worker.node, bill.began)))
-    if not startup:
-        return None
-    return Overhead(sum(startup) / len(startup), sum(unpaid) / len(unpaid))
+    return Overhead(sum(startup) / len(startup), sum(unpaid) / len(unpaid)) if startup else None

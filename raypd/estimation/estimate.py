@@ -12,7 +12,7 @@ from raypd import storage
 from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.config import RunConfig
-from raypd.errors import ConfigError, RunError
+from raypd.errors import ConfigError, RunError, raised_as
 from raypd.estimation import bootstrap, earlier, hosted, prediction, profile, sampling
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.checks import check_sample, with_changes
@@ -80,11 +80,9 @@ def _write(result: Estimate, config: RunConfig) -> str | None:
                 return None
     except RecordError:
         return None
-    try:
+    with raised_as(RunError, f"output.path {output}: cannot be written"):
         storage.make_folder(output)
         records.write(path, result)
-    except OSError as error:
-        raise RunError(f"output.path {output}: cannot be written: {error}") from None
     return path
 
 

@@ -38,8 +38,6 @@ _POLL_SECONDS = 0.05
 
 @dataclass
 class DocumentCost:
-    """What one document took."""
-
     seconds: float  # of one worker
     prefill_tokens: float
     shared_tokens: float
@@ -51,8 +49,6 @@ class DocumentCost:
 
 @dataclass
 class WorkerFacts:
-    """A worker's machine."""
-
     machine: str  # in words
     gpu: str | None = None  # as instance types have it; None on a CPU, and for one that no type has
     types: list[tuple[str, str]] = field(default_factory=list)  # other (dtype, quantization) of weights worth a try
@@ -61,8 +57,6 @@ class WorkerFacts:
 
 @dataclass
 class Profile:
-    """One configuration on one worker."""
-
     method: str
     costs: list[DocumentCost | None]  # of the documents in their order; None where one was not answered in time
     seconds: float  # of the window
@@ -288,16 +282,14 @@ class RemoteProfiler(OneWorker):
 
     def facts(self, config: RunConfig) -> WorkerFacts:
         """What its machine is. Raises what `Profiler.facts` raises, RunError."""
-        facts: WorkerFacts = self.call("the worker to measure on", "facts", config, progress=lambda _: None)
-        return facts
+        return self.call("the worker to measure on", "facts", config, progress=lambda _: None)
 
     def profile(
         self, config: RunConfig, documents: Sequence[Document], limit: float, label: str, slow: bool = False
     ) -> Profile:
         """As `Profiler.profile`, and shows under a label how far it is. RunError, too, where the process dies."""
         with _display(label) as update:
-            profile: Profile = self.call(label, "profile", config, list(documents), limit, slow, progress=update)
-            return profile
+            return self.call(label, "profile", config, list(documents), limit, slow, progress=update)
 
 
 @contextlib.contextmanager

@@ -35,8 +35,6 @@ class ScannedDocument:
 
 @dataclass
 class Scan:
-    """The units that were read, and what they hold."""
-
     units: list[Unit]
     counts: list[int]  # documents of each
     scanned: list[ScannedDocument]

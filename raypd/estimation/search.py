@@ -29,8 +29,6 @@ class OutOfTime(Exception):
 
 @dataclass
 class Trial:
-    """One setting that was measured."""
-
     changes: Changes
     speeds: list[float] = field(default_factory=list)  # documents a second of one worker, of each measurement
     agreement: Agreement = field(default_factory=lambda: Agreement(0, 0))
@@ -49,8 +47,6 @@ class Trial:
 
 @dataclass
 class Search:
-    """The search, what it has tried, and why it ended."""
-
     config: RunConfig
     measure: Callable[[Changes, float], Trial]  # of a setting; seconds a document after which it may be cut short
     floor: Floor  # what a setting's agreement must reach

@@ -34,8 +34,6 @@ _IN_FLIGHT = 128  # documents, at a guess: how many there are is only seen when 
 
 @dataclass
 class TuneOptions:
-    """Of the command line."""
-
     sample: int = 32
     minutes: float | None = None
     budget_usd: float | None = None  # most money for measuring, at one node's price
@@ -200,7 +198,6 @@ class _Trials:
 
 
 def describe(changes: Changes) -> str:
-    """The changed keys in one line."""
     return ", ".join(f"{key.partition('.')[2]}={value}" for key, value in changes.items()) or "as it is"
 
 
