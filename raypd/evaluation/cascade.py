@@ -102,7 +102,6 @@ def _trial(config: RunConfig, pairs: _Pairs, labels: str, under: float) -> Casca
 
 
 def describe(tuning: CascadeTuning) -> str:
-    """As a table, and what follows from it."""
     dollars = any(trial.server_usd for trial in (tuning.first, tuning.second))
     head = f"{'under':<14}{'asked':>7}{tuning.first.f1.name:>12}  95% interval    documents/s"
     lines = [head + f"{'  server $/1,000' if dollars else ''}"]

@@ -62,8 +62,6 @@ class ScoreDifference:
 
 @dataclass
 class Evaluation:
-    """Measures of a run, and its differences to another one."""
-
     measures: list[Measure]
     differences: list[ScoreDifference] = field(default_factory=list)
     unlabelled: int = 0  # documents of the run without labels
@@ -410,7 +408,6 @@ def _interval(draws: np.ndarray) -> tuple[float, float, float]:
 
 
 def describe(evaluation: Evaluation) -> str:
-    """As a table, for the user."""
     lines = [f"{'':<24}{'':<18}{'value':>8}  95% interval    documents"]
     for measure in evaluation.measures:
         interval = f"{measure.low:.3f} to {measure.high:.3f}"
