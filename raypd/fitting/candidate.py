@@ -86,7 +86,6 @@ def _run(context: FitContext, changes: dict[str, Any], part: str, output: str) -
 
 
 def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -> CandidateScore:
-    """Runs a model over the test part and scores its answers."""
     config = _run(context, changes, "test", output)
     column = context.config.training.labels_column
     of_all = {m.name: m for m in evaluate(output, context.part("test"), labels_column=column).measures if not m.of}

@@ -32,8 +32,6 @@ _GOLDEN = 0.6180339887498949  # its multiples, less their whole part, lie evenly
 
 @dataclass(frozen=True)
 class FitContext:
-    """What all steps of a fit share."""
-
     config: RunConfig
     folder: str  # of the fit
     verbose: bool
@@ -122,7 +120,6 @@ def teacher_keys(config: RunConfig) -> dict[str, Any]:
 
 
 def teacher_config(config: RunConfig, documents: str, output: str) -> RunConfig:
-    """The configuration of the teacher's run over some documents."""
     return with_changes(config, {**teacher_keys(config), **input_keys(documents), "output.path": output})
 
 

@@ -36,7 +36,6 @@ def write(result: FitResult, why: str) -> str:
 
 
 def describe(result: FitResult, why: str) -> str:
-    """The same for the terminal."""
     rows = [_HEADS, *(_cells(score) for score in result.scores)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "  ".join(f"{{:{'<' if column < 2 else '>'}{width}}}" for column, width in enumerate(widths))
@@ -61,7 +60,6 @@ def describe(result: FitResult, why: str) -> str:
 
 
 def _curves(result: FitResult) -> dict[str, list[tuple[int, float]]]:
-    """(labels, F1) of the candidates of the curve, by name."""
     scores = [score for score in [*result.curve, *result.scores] if score.f1]
     names = dict.fromkeys(score.name for score in result.curve)
     return {name: [(s.labels, s.f1.value) for s in scores if s.name == name and s.f1] for name in names}

@@ -35,8 +35,6 @@ class CandidateScore:
 
 @dataclass(kw_only=True)
 class FitResult:
-    """What a fit has done so far."""
-
     path: str
     identity: str  # digest of what decides which documents are in which part, and their labels
     floor: float
