@@ -42,8 +42,6 @@ def import_peft() -> None:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter whose two files are on this machine."""
-
     name: str
     settings: Path
     weights: Path

@@ -27,8 +27,6 @@ _OVER = ("completed", "failed", "expired", "cancelled")
 
 
 class _BatchRequest(NamedTuple):
-    """A request and who waits for it."""
-
     tag: Any
     body: dict[str, Any]
     prompt_bytes: int

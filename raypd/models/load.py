@@ -139,7 +139,6 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Whether the device is a GPU that multiplies in FP8."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 

@@ -12,8 +12,6 @@ _SLOWEST = 1 << 16  # bytes that make the time of an answer a second longer
 
 
 class TimedAdapter(HTTPAdapter):
-    """Of a session of requests."""
-
     def get_connection_with_tls_context(self, *given: Any, **keys: Any) -> Any:
         pool = super().get_connection_with_tls_context(*given, **keys)
         if "ConnectionCls" not in vars(pool):
