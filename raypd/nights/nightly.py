@@ -90,8 +90,6 @@ def run_night(
 
 @dataclass
 class NightRun:
-    """One call of the command."""
-
     config: RunConfig
     root: str
     lease: RunLease
