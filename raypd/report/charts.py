@@ -186,7 +186,6 @@ def speeds(run: RunReport, clock: RunningTime) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rate(run: RunReport, clock: RunningTime) -> Chart:
-    """Documents a second over running time, with their mean."""
     chart = Chart("Speed over time")
     if not run.units.read or clock.total <= 0:
         return replace(chart, missing="No unit is committed yet.")

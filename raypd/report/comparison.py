@@ -27,7 +27,6 @@ def cheapest(estimate: Estimate) -> MachineEstimate | None:
 
 
 def compare(run: RunReport, estimate: Estimate) -> BillComparison:
-    """The bill of a run beside the estimate."""
     bill, documents = run.bill, run.units.total("documents")
     if estimate.fingerprint is not None and estimate.fingerprint != run.fingerprint:
         return BillComparison(

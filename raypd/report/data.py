@@ -24,8 +24,6 @@ _FAILURES = 20
 
 @dataclass
 class ReportSession:
-    """A session, what it committed and cost."""
-
     id: str
     began: float
     ended: float  # the last that is known of it
@@ -111,7 +109,6 @@ class RunReport(RunFiles):
 
 
 def is_fake(config: dict[str, Any]) -> bool:
-    """Whether the answers were made up by `model: fake`."""
     return (config.get("model") or {}).get("name") == "fake"
 
 

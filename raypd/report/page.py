@@ -1,6 +1,5 @@
 """The report page: one HTML file that loads nothing, runs on a phone and on paper, and trusts no text of a document:
-Jinja escapes all, and the Content-Security-Policy allows the page's own style sheet and script alone, by their
-hashes."""
+Jinja escapes all, and the Content-Security-Policy allows its own style sheet and script alone, by their hashes."""
 
 import base64
 import hashlib

@@ -1,6 +1,5 @@
 """`raypd review RUN`: its least sure documents and some at random, to be corrected, as a page (one file, no server)
-whose button saves a CSV, and as that CSV for a spreadsheet. `--apply` reads either back, and writes documents with
-labels."""
+whose button saves a CSV, and as that CSV. `--apply` reads either back, and writes documents with labels."""
 
 import csv
 import io

@@ -59,8 +59,6 @@ class SampleDocument:
 
 @dataclass
 class SampleAttribute:
-    """What the sample says of one attribute of a category."""
-
     category: str
     name: str
     statuses: Counter[str] = field(default_factory=Counter)

@@ -1,6 +1,5 @@
 """A matplotlib figure as a small inline SVG. Colours become class names (`f-busy`, `s-grid`), so that the page's CSS
-paints them in the light, in the dark and on paper; without inline styles the Content-Security-Policy can forbid
-them."""
+paints them in the light, in the dark and on paper; there are no inline styles, so that the page can forbid them."""
 
 import io
 import re

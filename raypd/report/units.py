@@ -16,9 +16,7 @@ _THREADS = 32
 
 @dataclass
 class CommittedUnit(UnitSummary):
-    """A unit's summary, and where its object stands."""
-
-    path: str = ""
+    path: str = ""  # of its object
 
 
 @dataclass
