@@ -171,8 +171,6 @@ class Seconds:
 
 @dataclass
 class NodeTime:
-    """One machine in a session."""
-
     node: str
     began: float  # on a bill: when the session began to pay for it
     head: bool = False
@@ -423,8 +421,6 @@ class BillEstimate:
 
 @dataclass(kw_only=True)
 class MachineEstimate:
-    """One kind of node."""
-
     name: str
     instance_type: str | None = None
     gpu: str | None = None

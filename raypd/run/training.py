@@ -71,8 +71,6 @@ class TrainingRecord:
 
 @dataclass
 class TrainingProgress:
-    """What a callback is told after a step."""
-
     step: int
     steps: int
     loss: float | None  # of the latest steps

@@ -60,12 +60,10 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Of its first object."""
         return self.parts[0].name
 
     @property
     def start(self) -> int:
-        """Where it begins in its first object."""
         return self.parts[0].start
 
     def subset(self, rows: Sequence[int]) -> "Unit":
