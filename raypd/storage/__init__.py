@@ -18,7 +18,6 @@ from raypd.storage.threads import in_threads
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is on an object store."""
     return path.startswith(("s3://", *cloud.SCHEMES))
 
 
@@ -31,7 +30,6 @@ def absolute(path: str) -> str:
 
 
 def join(root: str, *parts: str) -> str:
-    """A path below a folder."""
     return "/".join([root.rstrip("/"), *parts]) if is_remote(root) else os.path.join(root, *parts)
 
 
@@ -89,7 +87,6 @@ class Storage:
         return self._remote(path).head(path).stamp if is_remote(path) else local.version(path)
 
     def read(self, path: str) -> bytes:
-        """A whole file."""
         return self._remote(path).read(path) if is_remote(path) else local.local_path(path).read_bytes()
 
     def open_read(self, path: str, offset: int = 0, version: str | None = None) -> BinaryIO:

@@ -30,8 +30,6 @@ def split(path: str) -> tuple[str, str]:
 
 
 class CloudReader(RangeReader):
-    """Its client is a CloudStore."""
-
     def _fetch(self, begin: int, length: int) -> bytes:
         condition = {"if_match": f'"{self.version}"'} if self.version else {}
         try:

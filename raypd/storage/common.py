@@ -21,8 +21,6 @@ _OF_THE_FILE = frozenset(
 
 @dataclass(frozen=True)
 class Object:
-    """A file or object that was listed."""
-
     path: str
     name: str  # the path below the folder that was asked for: the same wherever that folder lies
     size: int  # bytes

@@ -93,8 +93,6 @@ def _drain(body: Any, data: bytearray, length: int) -> str | None:
 
 
 class S3(S3Client, ObjectStore):
-    """The same methods as those of `CloudStore`."""
-
     reader = S3Reader
 
     def head(self, path: str) -> Object:
