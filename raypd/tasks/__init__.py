@@ -25,8 +25,7 @@ def build_task(
 
     Raises ConfigError where prompt and answer cannot fit `context_length` positions or a template or example cannot be
     used; ModelError where the tokenizer lacks control tokens of the method, or its heads do not fit the model."""
-    task: Task = resolve_name(TASKS[config.task.kind])(config, tokenizer, context_length, model)
-    return task
+    return resolve_name(TASKS[config.task.kind])(config, tokenizer, context_length, model)
 
 
 def check_task(config: RunConfig) -> None:

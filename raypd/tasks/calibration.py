@@ -34,7 +34,6 @@ class Calibration:
     values: int = 0  # that it was fitted on
 
     def confidence(self, category: str, attribute: str, probability: float, null: bool, stands: bool) -> float:
-        """The calibrated confidence of a value, 0 to 1."""
         score = float(np.dot(self.weights, features(probability, null, stands))) + self.intercept
         score += self.attributes.get(f"{category}/{attribute}", 0.0)
         return 0.5 + 0.5 * math.tanh(score / 2)  # the sigmoid, which no score makes overflow

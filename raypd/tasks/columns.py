@@ -65,8 +65,6 @@ _STATUSES = {"stop": "ok", "length": "truncated"}  # of a text
 
 @dataclass
 class RowValue:
-    """One answer of a row."""
-
     key: str  # tells it from the other answers of its document
     name: str  # what was asked; "" where the document itself asks
     value: str | None

@@ -41,9 +41,7 @@ def text_of(document: Document, columns: list[str]) -> str:
     lines = [(column, str(text).strip()) for column, text in parts if text is not None and str(text).strip()]
     if not lines:
         raise ValueError(f"empty: nothing in {', '.join(columns)}")
-    if len(columns) == 1:
-        return lines[0][1]
-    return "\n".join(f"{column}: {line}" for column, line in lines)
+    return lines[0][1] if len(columns) == 1 else "\n".join(f"{column}: {line}" for column, line in lines)
 
 
 def input_fields(document: Document, config: RunConfig, more: Sequence[str] = ()) -> dict[str, Any]:

@@ -1,8 +1,6 @@
-"""Attribute value extraction: a document of a category becomes a record of typed values (HPD, sections 3 and 4).
-
-The answer is JSON. For `hyper_parallel` its skeleton, all keys without values, is part of the prompt and every value
-is a slot; for `guided` the values stand in the same skeleton one after the other; for `autoregressive` the
-model writes the whole object."""
+"""Attribute value extraction: a document of a category becomes a record of typed values (HPD, sections 3 and 4). The
+answer is JSON. For `hyper_parallel` its skeleton, all keys without values, is part of the prompt and every value is a
+slot; for `guided` its values come one after the other; for `autoregressive` the model writes it whole."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

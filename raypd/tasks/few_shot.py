@@ -88,8 +88,7 @@ class LabelledExamples:
         return "".join(shown for _, shown in self._of[category][: self.settings.count])
 
     def nearest(self, category: str, text: str, encode: Callable[[str], list[int]], limit: int) -> list[int]:
-        """What the prompt of a document shows, the most alike last, as far as `limit` tokens hold it; none that says
-        what the document says."""
+        """What a document's prompt shows, the most alike last, in at most `limit` tokens; none that says the same."""
         examples = self._of[category]
         if self.settings is None or not self.settings.nearest or not examples:
             return []

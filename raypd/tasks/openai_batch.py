@@ -44,8 +44,6 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True)
 class Parameters:
-    """How a prompt is answered."""
-
     max_new_tokens: int
     temperature: float
     top_p: float

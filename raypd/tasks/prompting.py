@@ -49,7 +49,6 @@ def messages(task: ExtractionConfig) -> dict[str, str]:
 
 
 def tag_of(task: ExtractionConfig) -> str:
-    """What a document is tagged as in the prompt."""
     return "product" if "products" in template_text(task.template, "extraction.j2") else "document"
 
 

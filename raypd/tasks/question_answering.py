@@ -1,6 +1,5 @@
 """Many questions on one context, one record a question (IPPD, sections 3 and 4); choices are answered by a letter.
-Pieces (instruction, context, question) are tokenized one by one, so that all methods put the same ids through the
-model."""
+Pieces (instruction, context, question) are tokenized one by one, so that all methods feed the same ids."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

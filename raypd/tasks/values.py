@@ -23,8 +23,6 @@ _BEGINS_AS_NUMBER = re.compile(r"[^a-zA-Z[{]*[\d¼½¾]")
 
 @dataclass
 class CheckedValue:
-    """A decoded value, checked by its attribute's type."""
-
     status: Status
     value: Any  # typed, as JSON has it; None unless the status is ok or, of a text or a list, truncated
     raw: str  # what was decoded
@@ -64,7 +62,6 @@ def _string_end(text: str) -> int | None:
 
 
 def check(attribute: Attribute, text: str, closed: bool = True) -> CheckedValue:
-    """A decoded value by its attribute's type."""
     checked = _check_list(attribute, text, closed) if attribute.many else _check_item(attribute, text, closed)
     valid = checked.value is None or checked.status == "truncated" or attribute.fits(checked.value)
     return checked if valid else CheckedValue("invalid", None, text)
