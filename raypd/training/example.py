@@ -48,7 +48,6 @@ class Example:
         return len(self.tokens)
 
     def drawn(self, generator: torch.Generator | None = None) -> "Example":
-        """The example as it is trained on this time."""
         return self if self.draw is None else self.draw(self, generator)
 
     def visibility(self) -> np.ndarray:
@@ -78,8 +77,6 @@ class Example:
 
 
 class Examples(ABC):
-    """Makes examples of documents."""
-
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.config, self.tokenizer = config, tokenizer
         self.column = config.training.labels_column

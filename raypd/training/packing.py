@@ -86,5 +86,4 @@ def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
 
 
 def count_tokens(examples: Sequence[Example]) -> int:
-    """Tokens of the pass over examples of one instruction."""
     return examples[0].shared + sum(len(example) - example.shared for example in examples)

@@ -1,7 +1,6 @@
 """Preference rounds for PASTA (BoNBoN, section 4): a model learns from the best and the worst of its own answers, by
 theoretical speedup (section 5.1) + quality_weight x (wins less losses against the baseline, in both orders). A run
-keeps texts, not tokens: a sample counts where the interpreter, fed with the tokens of its text, makes the same of
-it."""
+keeps texts, not tokens: a sample counts where the interpreter, fed with the tokens of its text, makes the same."""
 
 import hashlib
 import json
