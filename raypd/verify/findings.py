@@ -63,7 +63,6 @@ def describe(result: Verification) -> str:
 
 
 def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN) -> list[str]:
-    """The first lines, and dots where there are more."""
     return [f"    {one_line(line)}" for line in lines[:limit]] + ["    ..."] * (len(lines) > limit)
 
 

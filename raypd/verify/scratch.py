@@ -60,12 +60,10 @@ class Scratch(ExitStack):
         self._connection.execute(sql)
 
     def row(self, sql: str) -> dict[str, Any]:
-        """The only row of a query."""
         (row,) = self.rows(sql)
         return row
 
     def number(self, sql: str) -> int:
-        """The number that a query counts."""
         return int(*self.row(sql).values())
 
     def rows(self, sql: str) -> Iterator[dict[str, Any]]:
@@ -80,5 +78,4 @@ class Scratch(ExitStack):
 
 
 def quoted(values: Iterable[str]) -> str:
-    """Texts as a list in SQL, without its brackets."""
     return ", ".join("'" + value.replace("'", "''") + "'" for value in values)

@@ -9,7 +9,6 @@ from raypd.run import layout
 
 
 def objects(root: str) -> list[str]:
-    """The paths of all objects, as the readers' list has them."""
     return storage.read(storage.join(root, layout.CURRENT)).decode().splitlines()
 
 
