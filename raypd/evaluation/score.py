@@ -266,7 +266,7 @@ def _is_number(value: Any) -> bool:
 def _plain(value: Any, fold: bool) -> str:
     if value is None:
         return ""
-    text = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    text = value if isinstance(value, str) else f"{value:.15g}" if isinstance(value, float) else json.dumps(value)
     return " ".join((text.casefold() if fold else text).split())
 
 

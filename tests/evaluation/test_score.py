@@ -24,7 +24,9 @@ from tests.tasks.test_extraction import answers, document, make
 
 @pytest.mark.parametrize(("answer", "forms", "outcome"), [
     ("Acme", ["acme "], VC), ("Acme", ["Zeta"], VW), (None, ["Zeta"], VN), ("Acme", [None], NV), (None, [None], NN),
-    (7.0, ["7"], VC), (7.5, [7.5], VC), (True, [True], VC), ("red", ["Red", "red patent"], VC)])  # fmt: skip
+    (7.0, ["7"], VC), (7.5, [7.5], VC), (True, [True], VC), ("red", ["Red", "red patent"], VC),
+    (12345.67, [12345.69], VW), (12345.67, ["12345.69"], VW),
+    ("12345.67", [12345.67], VC), (0.1 + 0.2, ["0.3"], VC)])  # fmt: skip
 def test_outcome_of_a_value(answer, forms, outcome):
     assert score.outcome(answer, forms) == outcome
 
