@@ -133,8 +133,8 @@ def _labelled(answers: Answers, gold: Labels, tolerance: float, attributes: Aske
             of_category = attributes.get(category, {})
             for value in row["values"]:
                 name = of_category.get(value["name"], value["name"])
-                if name not in target or value["confidence"] is None:
-                    continue
+                if name not in target or value["confidence"] is None or value.get("status") == "unsure":
+                    continue  # what was decoded of an unsure value was not kept in the record
                 forms = (gold[key].get("accepted") or {}).get(name) or [target[name]]
                 right = outcome(record.get(name), forms, tolerance) in (VC, NN)
                 null, stands = value["value"] is None, value.get("span") is not None

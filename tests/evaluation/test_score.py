@@ -257,13 +257,13 @@ def test_the_command_writes_what_a_run_reads(config, tmp_path, in_process, monke
 
 
 def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
-    """A null is right where the label is null, and only there."""
-    names = {"Size": "size.eu", "Color": "Color", "Fit": "Fit", "Sport": "Sport"}
-    record = {"size": {"eu": "7"}, "Color": None, "Fit": None, "Sport": "golf"}
+    """A null is right where the label is null, and only there; an unsure value, which was no null, is left out."""
+    names = {"Size": "size.eu", "Color": "Color", "Fit": "Fit", "Sport": "Sport", "Sole": "Sole"}
+    record = {"size": {"eu": "7"}, "Color": None, "Fit": None, "Sport": "golf", "Sole": None}
     texts = {"Size": "7", "Color": None, "Fit": None, "Sport": "golf"}
     values = [{"name": name, "value": text, "confidence": 0.5, "span": None} for name, text in texts.items()]
     row = {"id": "0", "category": "shoes", "record": json.dumps(record), "values": values}
-    target = {"size": {"eu": "8"}, "Color": None, "Fit": "wide", "Sport": None}
+    target = {"size": {"eu": "8"}, "Color": None, "Fit": "wide", "Sport": None, "Sole": None}
     gold = {"id": "0", "target": target, "accepted": {"size.eu": ["8", "7"]}}
     monkeypatch.setattr(score, "read_answers", lambda run: {"0": [row], "1": []})
     monkeypatch.setattr(score, "read_labels", lambda *_: {"0": gold})
@@ -278,3 +278,4 @@ def test_a_file_that_is_none_is_refused(text, tmp_path):
     with pytest.raises(ModelError, match=r"calibration\.json: cannot be read"):
         calibration_of(ModelConfig(name=str(tmp_path)))
     assert calibration_of(ModelConfig(name=str(tmp_path), calibration="none")) is None
+    values.append({"name": "Sole", "value": None, "confidence": 0.3, "span": None, "status": "unsure"})
