@@ -87,7 +87,7 @@ def _rows(by_attribute: Counts) -> list[list[str]]:
 
 def find(run: str, labels: str, labels_column: str, tolerance: float) -> tuple[list[WrongDocument], Counts]:
     """The wrong values of an extraction, and how many there are. Raises InputError as `evaluate`."""
-    gold, names = score.read_labels(labels, labels_column), score.asked_attributes(run)
+    gold, names = score.labels_of(run, labels, labels_column), score.asked_attributes(run)
     mistakes: list[WrongDocument] = []
     by_attribute: Counts = {}
     for id, rows in score.read_answers(run).items():

@@ -33,6 +33,7 @@ Row = dict[str, Any]
 Metric = tuple[str, Callable[[np.ndarray], np.ndarray]]  # the parts of a score, and the figure of their sums
 Answers = dict[str, list[Row]]  # document id -> the rows that answer it; none where it failed
 Labels = dict[str, Row]  # by document id
+_KINDS: dict[str, Any] = {"target": dict, "questions": list, "reference": (str, list), "scored": list, "accepted": dict}
 Asked = dict[str, dict[str, str]]  # category -> the attributes that a run asked for, as its labels call them
 
 
@@ -79,7 +80,7 @@ def evaluate(
 
     Differences are run - `other`, over the same documents. tolerance: the share by which a number may differ from its
     label. labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both."""
-    gold, answers, attributes = read_labels(labels, labels_column), read_answers(run), asked_attributes(run)
+    gold, answers, attributes = labels_of(run, labels, labels_column), read_answers(run), asked_attributes(run)
     scores = _score(answers, gold, tolerance, attributes)
     if not scores:
         what = f"has {labels_column!r}, 'questions' or 'reference'" if answers.keys() & gold.keys() else "has labels"
@@ -107,7 +108,7 @@ def labelled_values(
     run: str, labels: str, labels_column: str = "target", tolerance: float = 0.0
 ) -> list[LabelledValue]:
     """The values of an extraction that have a confidence and a label. Raises InputError as `evaluate`."""
-    return _labelled(read_answers(run), read_labels(labels, labels_column), tolerance, asked_attributes(run))
+    return _labelled(read_answers(run), labels_of(run, labels, labels_column), tolerance, asked_attributes(run))
 
 
 def f1_of(answers: Answers, labels: str, config: RunConfig) -> Measure:
@@ -142,37 +143,51 @@ def _labelled(answers: Answers, gold: Labels, tolerance: float, attributes: Aske
     return values
 
 
-def read_labels(path: str, labels_column: str) -> Labels:
+def read_labels(path: str, labels_column: str, id_column: str = "id") -> Labels:
+    """id_column: that of the documents, which rows of the input have; others have `id`. Raises InputError."""
     labels: Labels = {}
     try:
-        text = storage.read(storage.absolute(path)).decode()
+        lines = storage.read(storage.absolute(path)).decode("utf-8-sig").split("\n")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    for number, line in enumerate(text.splitlines(), 1):
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON lines: {error}") from None
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-            labels[str(record["id"])] = record
-            for question in record.get("questions", []):
+            row = json.loads(line)
+            record = labels_in(row, labels_column)
+            labels[str(row[id_column] if id_column in row else row["id"])] = record
+            for question in record.get("questions", []) if "target" not in record else []:
                 key = "answer_idx" if question.get("choices") else "answers"
                 if not isinstance(question.get(key), list):
                     raise InputError(f"{path}:{number}: a question without a list of {key!r}: label it or leave it out")
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path}:{number}: expected an object with an id") from None
-        if isinstance(record.get(labels_column), dict):
-            record["target"] = record[labels_column]
-        elif labels_column != "target":
-            record.pop("target", None)
     return labels
 
 
+def labels_in(row: Row, labels_column: str) -> Row:
+    """The labels in a row, those of `labels_column` as `target`; what is of another kind is a column of the data."""
+    named = {**row, "target": row.get(labels_column)}
+    return {name: value for name, value in named.items() if isinstance(value, _KINDS.get(name, object))}
+
+
+def labels_of(run: str, labels: str, labels_column: str) -> Labels:
+    """The labels of a run's documents. Raises InputError."""
+    return read_labels(labels, labels_column, (_config(run).get("input") or {}).get("id_column") or "id")
+
+
 def asked_attributes(run: str) -> Asked:
+    return _names(_config(run).get("task") or {})
+
+
+def _config(run: str) -> Row:
     try:
-        task = load_record(storage.absolute(run)).config.get("task") or {}
+        return load_record(storage.absolute(run)).config
     except NoRun:  # a folder of units alone: all that is labelled counts
         return {}
-    return _names(task)
 
 
 def category_of(row: Row, labels: Row, asked: Asked) -> str:

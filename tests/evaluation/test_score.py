@@ -122,9 +122,26 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     labels.write_text('{"id": "0", "questions": [{"question": "Who?"}]}\n')
     with pytest.raises(InputError, match=r"labels\.jsonl:1: a question without a list of 'answers'"):
         score.evaluate(run.output.path, str(labels))
-    labels.write_text("{}\n")
-    with pytest.raises(InputError, match=r"labels\.jsonl:1"):
-        score.evaluate(run.output.path, str(labels))
+    for data, words in ((b"{}\n", ":1: expected an object"), (b"\xe9", ": cannot be read"), (b"[" * 99_999, ":1: exp")):
+        labels.write_bytes(data)
+        with pytest.raises(InputError, match=r"labels\.jsonl" + words):
+            score.evaluate(run.output.path, str(labels))
+    with pytest.raises(InputError, match="cannot be read"):
+        score.evaluate(run.output.path, str(tmp_path))
+
+
+def test_a_row_of_the_input_with_its_columns_is_a_label(config, tmp_path, in_process):
+    """Names of labels may be those of its columns; its id is in the run's column; JSON does not escape U+2028."""
+    row = {"sku": 7, "id": "of another", "title": "x\u2028y\x85", "questions": "Who?", "scored": 1, "accepted": "a"}
+    path, labels = tmp_path / "in.jsonl", tmp_path / "labels.jsonl"
+    path.write_text(json.dumps(row))
+    run = with_keys(config(str(path), id_column="sku"), model={"name": "fake"})
+    driver.run_extract(run, build=build)
+    labels.write_text(json.dumps({**row, "target": {"a": None}}, ensure_ascii=False), encoding="utf-8-sig")
+    assert [(m.name, m.value) for m in score.evaluate(run.output.path, str(labels)).measures][-1] == (
+        "null everywhere",
+        1,
+    )
 
 
 GOLD = {  # id -> (brand, size, label)
@@ -262,6 +279,7 @@ def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
     record = {"size": {"eu": "7"}, "Color": None, "Fit": None, "Sport": "golf", "Sole": None}
     texts = {"Size": "7", "Color": None, "Fit": None, "Sport": "golf"}
     values = [{"name": name, "value": text, "confidence": 0.5, "span": None} for name, text in texts.items()]
+    values.append({"name": "Sole", "value": None, "confidence": 0.3, "span": None, "status": "unsure"})
     row = {"id": "0", "category": "shoes", "record": json.dumps(record), "values": values}
     target = {"size": {"eu": "8"}, "Color": None, "Fit": "wide", "Sport": None, "Sole": None}
     gold = {"id": "0", "target": target, "accepted": {"size.eu": ["8", "7"]}}
@@ -278,4 +296,3 @@ def test_a_file_that_is_none_is_refused(text, tmp_path):
     with pytest.raises(ModelError, match=r"calibration\.json: cannot be read"):
         calibration_of(ModelConfig(name=str(tmp_path)))
     assert calibration_of(ModelConfig(name=str(tmp_path), calibration="none")) is None
-    values.append({"name": "Sole", "value": None, "confidence": 0.3, "span": None, "status": "unsure"})
