@@ -15,9 +15,10 @@ from raypd.errors import ConfigError
 from raypd.estimation import sampling
 from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.profile import DocumentCost, RemoteProfiler
-from raypd.evaluation.score import Answers, Measure, f1_of
+from raypd.evaluation.score import Answers, Labels, Measure, f1_of, labels_in
 from raypd.tasks.base import Document, Record
 from raypd.tasks.cascade import doubt, merged
+from raypd.tasks.documents import unpacked
 
 _Pairs = Sequence[tuple[Document, DocumentCost, DocumentCost]]  # what each model took for a document
 _UNDER = (1.0, *(step / 20 for step in range(19, 0, -1)))  # thresholds, the safest first
@@ -58,8 +59,15 @@ def tune_cascade(
     storage.configure(config.storage)
     check_model(config)
     alone = with_changes(config, {"cascade": CascadeConfig().model_dump()})
-    labelled = with_changes(alone, {"input.path": labels, "input.format": "auto"})
-    documents = sampling.draw(labelled, sample).documents
+    source = {"input.path": labels, "input.format": "auto", "input.version": None, "input.reader": None}
+    column = config.training.labels_column
+    columns = (column, "scored", "accepted")
+    documents = sampling.draw(with_changes(alone, source), sample, columns=columns).documents
+    gold: Labels = {}
+    for document in documents:
+        row = {name: unpacked(document.fields.get(name)) for name in columns}
+        gold[document.id] = labels_in({**row, "category": sampling.kind_of(document, config)[0]}, column)
+    f1_of({key: [] for key in gold}, gold, config)  # fails before a model is asked
     ends = math.inf if minutes is None else time.monotonic() + 60 * minutes
     costs = []
     with RemoteProfiler(config, verbose) as profiler:
@@ -73,7 +81,7 @@ def tune_cascade(
         for document, first, other in zip(documents, *costs, strict=True)
         if first is not None and other is not None
     ]
-    trial = partial(_trial, config, pairs, labels)
+    trial = partial(_trial, config, pairs, gold)
     trials: list[CascadeTrial] = []
     for under in _UNDER:
         trials.append(trial(under))
@@ -83,7 +91,7 @@ def tune_cascade(
     return CascadeTuning(trial(0.0), trial(math.inf), trials, held[-1] if held else None, floor, len(pairs))
 
 
-def _trial(config: RunConfig, pairs: _Pairs, labels: str, under: float) -> CascadeTrial:
+def _trial(config: RunConfig, pairs: _Pairs, labels: Labels, under: float) -> CascadeTrial:
     answers: Answers = {}
     asked, seconds, usd = 0, 0.0, 0.0
     for document, *costs in pairs:

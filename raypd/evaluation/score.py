@@ -111,15 +111,14 @@ def labelled_values(
     return _labelled(read_answers(run), labels_of(run, labels, labels_column), tolerance, asked_attributes(run))
 
 
-def f1_of(answers: Answers, labels: str, config: RunConfig) -> Measure:
-    """F1 of answers: scored where the labels say what is, else strict.
-
-    Raises InputError as `evaluate`."""
+def f1_of(answers: Answers, labels: Labels, config: RunConfig) -> Measure:
+    """F1 of answers: scored where the labels say what is, else strict. Raises InputError: there are no labels."""
     asked = _names(config.model_dump(include={"task"})["task"])
-    scores = list(_score(answers, read_labels(labels, config.training.labels_column), 0.0, asked).values())
+    scores = list(_score(answers, labels, 0.0, asked).values())
     measures = [_measure(name, _METRICS[name], scores) for name in ("scored F1", "strict F1")] if scores else []
     if (measure := next(filter(None, measures), None)) is None:
-        raise InputError(f"{labels}: no document of the sample has a label with a value there")
+        column = config.training.labels_column
+        raise InputError(f"no document of the sample has labels in column {column!r} (training.labels_column)")
     return measure
 
 

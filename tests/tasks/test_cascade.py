@@ -15,7 +15,7 @@ from raypd.billing import book
 from raypd.billing.meter import Meter
 from raypd.cluster.driver import run_extract
 from raypd.decoding.counts import Finished, TokenCounts
-from raypd.errors import ConfigError, RunError
+from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimation.profile import DocumentCost
 from raypd.evaluation import cascade as tuning
 from raypd.tasks.base import Document, Record, Request
@@ -208,10 +208,12 @@ def test_only_a_cascade_that_is_there_changes_the_fingerprint():
 def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, monkeypatch):
     """100 documents: the first model is right where it is at least 0.6 sure, the second always, at 3 times the cost."""
     labels = tmp_path / "labels.jsonl"
-    lines = ({"id": n, "title": f"shoe {n}", "target": {"Brand": "Acme", "Size": n + 1}} for n in range(100))
+    lines = [{"sku": n, "title": f"shoe {n}", "target": {"Brand": "Acme", "Size": n + 1}} for n in range(100)]
     labels.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    profiled = []
 
     def profile(config, documents, limit, label):
+        profiled.append(label)
         second = config.model.name == "fake"
         costs = []
         for number in (int(document.id) for document in documents):
@@ -222,7 +224,8 @@ def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, mon
 
     monkeypatch.setattr(tuning, "RemoteProfiler", lambda *_: nullcontext(SimpleNamespace(profile=profile)))
     monkeypatch.setattr(tuning, "check_model", lambda config: None)
-    config = run_config(SHOES, labels, tmp_path / "out", input=TITLES, cascade=SECOND)
+    table = TITLES | {"id_column": "sku", "format": "delta", "version": 3}  # the corpus; the labels are JSON lines
+    config = run_config(SHOES, tmp_path / "table", tmp_path / "out", input=table, cascade=SECOND)
     result = tuning.tune_cascade(config, str(labels), 0.9, 100)
     tried = [trial.under for trial in result.trials]
     assert tried == sorted(tried, reverse=True)
@@ -237,5 +240,9 @@ def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, mon
     impossible = tuning.tune_cascade(config, str(labels), 1.1, 100)
     assert impossible.best is None
     assert "no threshold surely holds 1.1" in tuning.describe(impossible)
+    profiled.clear()
+    with pytest.raises(InputError, match=r"no document of the sample has labels in column 'gold'"):
+        tuning.tune_cascade(with_keys(config, training={"labels_column": "gold"}), str(labels), 0.9, 100)
+    assert profiled == []  # that is known before anything is decoded
     with pytest.raises(ConfigError, match="name the second model"):
         tuning.tune_cascade(run_config(**config_tree(SHOES)), str(labels), 0.9, 100)
