@@ -167,11 +167,10 @@ def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
 
 def _typed(attribute: Attribute, text: str, file: str, line: int) -> Any:
     """A corrected value by its attribute's type. Raises InputError."""
-    if not text.strip() or text.strip() == "null":
+    if not text.strip():
         return None
-    plain = attribute.type in ("number", "integer", "boolean") or attribute.many
-    checked = check(attribute, text if plain else json.dumps(text, ensure_ascii=False))
-    if checked.status != "ok":
+    checked = check(attribute, text if attribute.many else json.dumps(text, ensure_ascii=False))
+    if checked.status not in ("ok", "null"):
         kind = f"one of {', '.join(attribute.values)}" if attribute.values else f"a {attribute.type}"
         raise InputError(f"{file}:{line}: {text!r} is no value of {attribute.name!r}, which is {kind}")
     return checked.value

@@ -15,7 +15,8 @@ from raypd.report import review
 from tests.runs import config_tree, extraction
 
 ATTRIBUTES = [{"name": "Brand"}, {"name": "Size", "type": "number"},
-              {"name": "Color", "type": "enum", "values": ["red", "blue"]}, {"name": "Tags", "many": True}]  # fmt: skip
+              {"name": "Color", "type": "enum", "values": ["red", "blue"]}, {"name": "Tags", "many": True},
+              {"name": "New", "type": "boolean"}]  # fmt: skip
 
 
 @pytest.fixture
@@ -50,13 +51,15 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
     page, table = review.write(run, 12)
     html = Path(page).read_text()
     assert ("<b>Shoe" in html, html.count("<article")) == (False, 12)
-    rows = corrected(table, Brand="'=1+1", Size="", Color="blue", Tags='["a", "b"]')
+    rows = corrected(
+        table, Brand="'=1+1", Size="", Color="blue", Tags='["a", "b"]', New="TRUE"
+    )  # as a spreadsheet has it
     assert all(row["id"].startswith("'=") for row in rows)  # no spreadsheet runs it
     where, count = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert count == len(labels) == 12
     first = labels[0]
-    assert first["target"] == {"Brand": "=1+1", "Size": None, "Color": "blue", "Tags": ["a", "b"]}
+    assert first["target"] == {"Brand": "=1+1", "Size": None, "Color": "blue", "Tags": ["a", "b"], "New": True}
     assert (first["id"][0], first["title"][:4], first["category"]) == ("=", "<b>S", "shoes")
     assert evaluate(run, where).unlabelled == 28
     assert Path(review.write(run, 12)[1]).read_bytes() == Path(table).read_bytes()  # the same are drawn again
