@@ -63,6 +63,10 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
     assert (first["id"][0], first["title"][:4], first["category"]) == ("=", "<b>S", "shoes")
     assert evaluate(run, where).unlabelled == 28
     assert Path(review.write(run, 12)[1]).read_bytes() == Path(table).read_bytes()  # the same are drawn again
+    seen = [row for row in corrected(table, Color="N/A") if row["attribute"] == "Color"]  # the other lines were deleted
+    where, _ = review.apply(run, saved(seen, tmp_path / "some.csv"), None)
+    labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
+    assert [row["target"] for row in labels] == [{"Color": None}] * 12
 
 
 def test_half_of_them_are_the_least_sure(run, monkeypatch):
