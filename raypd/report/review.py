@@ -6,12 +6,12 @@ import io
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from raypd import storage
-from raypd.config import Attribute, ExtractionConfig, RunConfig
+from raypd.config import Attribute, Category, ExtractionConfig, RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError, raised_as
@@ -20,7 +20,7 @@ from raypd.report.texts import marked, text_in
 from raypd.run.load import load_run
 from raypd.run.read import by_document, spread
 from raypd.tasks.base import Document
-from raypd.tasks.columns import RowValue, record_of, record_row, row_values
+from raypd.tasks.columns import RowValue, record_of, record_row, row_values, value_row
 from raypd.tasks.documents import input_fields
 from raypd.tasks.values import check
 
@@ -54,7 +54,7 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
     texts = documents_at(config, root, chosen)
     shown = []
     for place, row in chosen.items():
-        values = row_values(row)
+        values = [_decoded(value, config.extraction.categories[row["category"]]) for value in row_values(row)]
         text = text_in(texts[place], config) if place in texts else ""
         pieces = list(marked(text, [(value.span, value.name) for value in values if value.span is not None]))
         shown.append(ReviewDocument(*place, str(row["id"]), str(row.get("category") or ""), values, pieces))
@@ -116,6 +116,14 @@ def _chosen(root: str, documents: int) -> dict[Place, dict[str, Any]]:
     others = sorted(rows.keys() - set(least))
     drawn = random.Random(0).sample(others, min(documents - len(least), len(others)))
     return {place: rows[place] for place in [*least, *drawn]}
+
+
+def _decoded(value: RowValue, category: Category) -> RowValue:
+    """An unsure value, which the table has as null, as the model gave it: that is to be looked at."""
+    if value.status != "unsure" or value.raw is None:
+        return value
+    attribute = next(attribute for attribute in category.attributes if attribute.name == value.name)
+    return replace(value, value=value_row(value.name, check(attribute, value.raw).value, "ok", None)["value"])
 
 
 def _sureness(row: Mapping[str, Any]) -> float:

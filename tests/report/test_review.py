@@ -12,6 +12,7 @@ from raypd.config.load import make_config
 from raypd.errors import ConfigError, InputError
 from raypd.evaluation.score import evaluate
 from raypd.report import review
+from raypd.tasks.columns import RowValue
 from tests.runs import config_tree, extraction
 
 ATTRIBUTES = [{"name": "Brand"}, {"name": "Size", "type": "number"},
@@ -62,11 +63,19 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
     assert first["target"] == {"Brand": "=1+1", "Size": None, "Color": "blue", "Tags": ["a", "b"], "New": True}
     assert (first["id"][0], first["title"][:4], first["category"]) == ("=", "<b>S", "shoes")
     assert evaluate(run, where).unlabelled == 28
-    assert Path(review.write(run, 12)[1]).read_bytes() == Path(table).read_bytes()  # the same are drawn again
     seen = [row for row in corrected(table, Color="N/A") if row["attribute"] == "Color"]  # the other lines were deleted
     where, _ = review.apply(run, saved(seen, tmp_path / "some.csv"), None)
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert [row["target"] for row in labels] == [{"Color": None}] * 12
+    assert Path(review.write(run, 12)[1]).read_bytes() == Path(table).read_bytes()  # the same are drawn again
+
+
+def test_an_unsure_value_stands_in_its_box_as_the_model_gave_it(run, monkeypatch):
+    unsure = [RowValue("", "Size", None, "unsure", 0.2, "7.50"), RowValue("", "Color", None, "unsure", 0.2, '"Red"')]
+    monkeypatch.setattr(review, "row_values", lambda row: unsure)
+    page, table = review.write(run, 1)
+    assert [(row["attribute"], row["correct"]) for row in corrected(table)] == [("Size", "7.5"), ("Color", "red")]
+    assert 'value="red"' in Path(page).read_text()
 
 
 def test_half_of_them_are_the_least_sure(run, monkeypatch):
