@@ -2,6 +2,7 @@
 answer is JSON. For `hyper_parallel` its skeleton, all keys without values, is part of the prompt and every value is a
 slot; for `guided` its values come one after the other; for `autoregressive` the model writes it whole."""
 
+import codecs
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -263,8 +264,7 @@ class ExtractionTask:
 
     def _read_json(self, category: _CategoryPrompt, answer: Continuation) -> list[Rated]:
         text = self._text(answer.tokens)
-        # Where each token's text begins in the decoded answer (and, last, where the answer ends).
-        starts = [len(self._text(answer.tokens[:end])) for end in range(len(answer.tokens) + 1)]
+        starts = self._starts(answer.tokens, len(text))
         checked: list[Rated] = []
         for attribute in category.attributes:
             place = find_value(text, attribute.name)
@@ -277,6 +277,15 @@ class ExtractionTask:
             covers = [p for p, a, b in zip(answer.logprobs, starts, starts[1:], strict=False) if a < end and b > start]
             checked.append((check(attribute, text[start:end], closed), confidence(covers)))
         return checked
+
+    def _starts(self, tokens: Sequence[int], length: int) -> list[int]:
+        """Where each token's text begins in the decoded answer of some length (and, last, where the answer ends)."""
+        decoder, starts, end = codecs.getincrementaldecoder("utf-8")("replace"), [0], 0
+        for token in tokens:
+            end += len(decoder.decode(self._vocabulary.texts[token].encode("latin-1")))
+            starts.append(end + bool(decoder.getstate()[0]))  # a part of a character is shown as one
+        lost = max(0, starts[-1] - length)  # the blank before a text, which some tokenizers do not write
+        return [max(0, start - lost) for start in starts]
 
     def _record(self, category: _CategoryPrompt, answers: list[tuple[_Body, int | None, Rated]]) -> Record:
         """A document's record. answers: of each attribute the body that it was found in, the window, the value."""
