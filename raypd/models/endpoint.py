@@ -110,7 +110,7 @@ class EndpointEngine:
         check_endpoint(config)  # on this machine, too
         self._base = self.endpoint.url.rstrip("/")
         self._url = f"{self._base}/chat/completions"
-        self._most_bytes = _BYTES + _BYTES_A_TOKEN * config.decoding.max_new_tokens  # of an answer
+        self._most_bytes = _BYTES + _BYTES_A_TOKEN * _most_written(self._body([], None, 0))  # of an answer
         self._key = os.environ[self.endpoint.key_variable] if self.endpoint.key_variable is not None else ""
         if self._key:
             self._session.headers["Authorization"] = f"Bearer {self._key}"
@@ -140,11 +140,11 @@ class EndpointEngine:
 
     def _ask(self, prompt: list[int], schema: Any, seed: int) -> tuple[Continuation, TokenCounts]:
         messages, begun = self._messages(prompt)
-        tree = self._reply(self._url, self._most_bytes, json=self._body(messages, schema, seed))
-        return self._answer(tree, len(prompt), begun)
+        body = self._body(messages, schema, seed)
+        return self._answer(self._reply(self._url, self._most_bytes, json=body), body, begun)
 
-    def _answer(self, tree: Any, prompt_bytes: int, begun: str) -> tuple[Continuation, TokenCounts]:
-        """What a chat completion says. Raises RuntimeError where it is none."""
+    def _answer(self, tree: Any, body: Mapping[str, Any], begun: str) -> tuple[Continuation, TokenCounts]:
+        """What a chat completion says to a request. Raises RuntimeError where it is none."""
         try:
             choice = tree["choices"][0]
             content = choice["message"]["content"] or ""
@@ -157,7 +157,7 @@ class EndpointEngine:
             text = text.partition(begun.strip())[2].lstrip("\n")
         stopped = choice.get("finish_reason") == "stop"
         ids = [*self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
-        counts = self._counts(tree.get("usage") or {}, prompt_bytes)
+        counts = self._counts(tree.get("usage") or {}, body)
         logprobs = _byte_logprobs(choice.get("logprobs"), written)[-len(ids) :] if ids else []
         if stopped:
             return Continuation([*ids, self._end], [*logprobs, *logprobs[-1:]], stopped), counts
@@ -180,14 +180,14 @@ class EndpointEngine:
             body["response_format"] = {"type": "json_schema", "json_schema": form}
         return {name: value for name, value in {**body, **self.endpoint.parameters}.items() if value is not None}
 
-    def _counts(self, usage: Any, prompt_bytes: int) -> TokenCounts:
+    def _counts(self, usage: Any, body: Mapping[str, Any]) -> TokenCounts:
         """The tokens that the bill counts. Raises RuntimeError for numbers that cannot be true of the request."""
         try:
             shared = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
             prompt, answer = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
         except (TypeError, ValueError, AttributeError, OverflowError):
             raise self._unexpected(json.dumps(usage), self._url) from None
-        most = prompt_bytes + _TEMPLATE_TOKENS, self.config.decoding.max_new_tokens
+        most = len(json.dumps(body)) + _TEMPLATE_TOKENS, _most_written(body)
         if not (0 <= shared <= prompt <= most[0] and 0 <= answer <= most[1]):
             raise self._failure(
                 f"{self._url}: its usage says {prompt:,} tokens read ({shared:,} cached) and {answer:,} written; at "
@@ -292,6 +292,12 @@ class EndpointEngine:
                 minutes.append(self._tokens / self._answers / tokens)
             self._next = turn + 60.0 * max(minutes)
         time.sleep(max(0.0, turn - now))
+
+
+def _most_written(body: Mapping[str, Any]) -> int:
+    """Tokens that a request lets the server write."""
+    limits = (body.get("max_completion_tokens"), body.get("max_tokens"))
+    return max((limit for limit in limits if isinstance(limit, int)), default=CONTEXT)
 
 
 def _byte_logprobs(logprobs: Any, text: str) -> list[float]:

@@ -29,7 +29,6 @@ _OVER = ("completed", "failed", "expired", "cancelled")
 class _BatchRequest(NamedTuple):
     tag: Any
     body: dict[str, Any]
-    prompt_bytes: int
     begun: str  # the beginning of the answer, which the prompt gives
 
 
@@ -54,12 +53,11 @@ class BatchEngine(EndpointEngine):
     def submit(self, program: Program[Any], *, tag: Any, sampling: Any, seed: int) -> None:
         feed = next(program)
         program.close()
-        tokens = list(feed.tokens)
-        messages, begun = self._messages(tokens)
+        messages, begun = self._messages(list(feed.tokens))
         body = self._body(messages, feed.pattern, seed)
         draw = seed if self.config.decoding.sampling.temperature > 0 else 0
         digest = hashlib.sha256(json.dumps([body, draw], sort_keys=True).encode()).hexdigest()
-        self._collected.setdefault(digest, []).append(_BatchRequest(tag, body, len(tokens), begun))
+        self._collected.setdefault(digest, []).append(_BatchRequest(tag, body, begun))
         self._collects = True
 
     def step(self) -> list[Finished]:
@@ -156,7 +154,7 @@ class BatchEngine(EndpointEngine):
             if _status(answer) != 200:
                 words = json.dumps(answer.get("error") or reply.get("body"))
                 raise RuntimeError(f"{self._base}/batches: {self._shown(words)[:300]}")
-            continuation, counts = self._answer(reply.get("body") or {}, line.prompt_bytes, line.begun)
+            continuation, counts = self._answer(reply.get("body") or {}, line.body, line.begun)
         except _FAULTS as fault:
             return Finished(line.tag, None, self._error(fault, answer), TokenCounts())
         return Finished(line.tag, continuation, None, counts)

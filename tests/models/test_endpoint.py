@@ -119,7 +119,9 @@ def test_a_schema_parameters_and_probabilities(tmp_path, slept):
     status, tree = completion(text)
     tokens = [{"token": part, "logprob": value, "bytes": list(part.encode())} for part, value in parts]
     tree["choices"][0]["logprobs"] = {"content": tokens}
-    settings = {"logprobs": True, "parameters": {"temperature": None, "effort": "low"}}
+    tree["usage"] = {"prompt_tokens": 6000, "completion_tokens": 600}  # more than the prompt alone, and max_new_tokens
+    sent = {"temperature": None, "effort": "low", "tools": "x" * 5000, "max_completion_tokens": 4000}
+    settings = {"logprobs": True, "parameters": sent}
     with server(lambda *_: (status, tree)) as (url, received):
         parts = build(configuration(tmp_path, url, response_format="json_schema", **settings), None)
         ((record,),) = answer(parts, [Document(0, "a", {"title": "shoe"})], Meter("", "autoregressive"))
@@ -247,6 +249,7 @@ def dripping():
 @pytest.mark.parametrize(("reply", "reason"), [
     (usage(prompt_tokens=10**27, completion_tokens=1), "its usage says 1,000,000,000,000,000,000,000,"),
     (usage(prompt_tokens=5, completion_tokens=-3), "-3 written"),
+    (usage(prompt_tokens=5, completion_tokens=513), "513 written; at most"),
     (usage(prompt_tokens="many"), "expected a chat completion"),
     (written({"choices": []}), 'expected a chat completion, found {"choices": []}'),
     (Reply(200, b"<html>sign in</html>"), "expected a chat completion, found <html>sign in</html>"),
