@@ -32,6 +32,7 @@ _REFUSED = (400, 401, 403, 404, 413, 422)  # a prompt, a key or a name; no pause
 _AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
 _CHUNK = 1 << 14  # bytes that are read at a time
 _BYTES, _BYTES_A_TOKEN = 1 << 20, 64  # of an answer, and for each token that it may have
+_BYTES_OF_TEXT = 4  # for each token, about
 _TEMPLATE_TOKENS = 4096  # that a server may count for a prompt over its bytes
 _LONGEST_WAIT = 600.0  # seconds that a server may ask to wait
 _IN_A_ROW = 20  # requests that failed, after which all wait
@@ -211,7 +212,7 @@ class EndpointEngine:
 
     def _data(self, url: str, most: int, **request: Any) -> bytearray:
         for attempt in range(self.endpoint.retries + 1):
-            self._wait_for_turn()
+            self._wait_for_turn(request.get("json") if url == self._url else None)
             wait = min(2.0**attempt, _LONGEST_WAIT)
             try:
                 status, headers, data = self._request(url, most, **request)
@@ -282,14 +283,17 @@ class EndpointEngine:
                 role, begin = self._roles.get(id, role), place + 1
         return messages, self.tokenizer.decode(prompt[begin:])
 
-    def _wait_for_turn(self) -> None:
+    def _wait_for_turn(self, body: Mapping[str, Any] | None) -> None:
+        """body: of a request to the model."""
         requests, tokens = self.endpoint.requests_per_minute, self.endpoint.tokens_per_minute
         with self._lock:
             now = time.monotonic()
             turn = max(now, self._next)
             minutes = [1 / requests if requests is not None else 0.0]
-            if tokens is not None and self._answers:
-                minutes.append(self._tokens / self._answers / tokens)
+            if tokens is not None and body is not None:
+                # Until an answer tells, as many as vendors count: those of the text, and all that may be written.
+                first = len(json.dumps(body)) / _BYTES_OF_TEXT + self.config.decoding.max_new_tokens
+                minutes.append((self._tokens / self._answers if self._answers else first) / tokens)
             self._next = turn + 60.0 * max(minutes)
         time.sleep(max(0.0, turn - now))
 

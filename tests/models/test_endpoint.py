@@ -153,13 +153,14 @@ def test_the_schema_takes_what_the_attribute_takes(keys):
 
 
 def test_tokens_a_minute_are_those_of_the_answers_so_far(tmp_path, slept):
-    with server(lambda *_: completion("Well.")) as (url, _):
+    with server(lambda *_: completion("Well.")) as (url, received):
         config = with_keys(configuration(tmp_path, url, tokens_per_minute=60), engine={"max_num_seqs": 1})
         engine = EndpointEngine(config, byte_tokenizer())
         for n in range(3):
             engine.submit((feed for feed in [Feed([1], [0])]), tag=n, sampling=None, seed=n)
         finished(engine)
-    assert sum(slept) == pytest.approx(0 + 110, abs=1)  # the second knows of none yet, the third of 110 tokens
+    first = len(json.dumps(received[0][2])) / 4 + config.decoding.max_new_tokens  # of which the server has told nothing
+    assert sum(slept) == pytest.approx(0 + first + (first + 110), abs=1)  # an answer has 110 tokens
 
 
 @pytest.mark.slow
