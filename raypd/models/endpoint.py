@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -230,8 +231,7 @@ class EndpointEngine:
                     reason = f"{url}: {status}: redirects to {where}; documents are not sent there"
                 if status not in _AGAIN:
                     raise RuntimeError(reason) if status in _REFUSED else self._failure(reason)
-                with contextlib.suppress(ValueError):
-                    wait = max(wait, float(headers.get("retry-after", 0)))
+                wait = max(wait, _asked_to_wait(headers.get("retry-after", "")))
                 if wait > _LONGEST_WAIT:
                     raise self._failure(f"{reason} (it asks to wait {wait:,.0f} s)")
             self._failure(reason)
@@ -296,6 +296,15 @@ class EndpointEngine:
                 minutes.append((self._tokens / self._answers if self._answers else first) / tokens)
             self._next = turn + 60.0 * max(minutes)
         time.sleep(max(0.0, turn - now))
+
+
+def _asked_to_wait(header: str) -> float:
+    """Seconds of a Retry-After, which is a number or a date; 0.0 where it is neither."""
+    with contextlib.suppress(ValueError):
+        return float(header)
+    with contextlib.suppress(ValueError, OverflowError):
+        return parsedate_to_datetime(header).timestamp() - time.time()
+    return 0.0
 
 
 def _most_written(body: Mapping[str, Any]) -> int:

@@ -259,6 +259,7 @@ def dripping():
     (lambda key: Reply(403, key[7:].encode()), "403: (hidden)"),
     (Reply(307, headers=ELSEWHERE), "redirects to http://other.example/v1"),
     (Reply(429, headers={"Retry-After": "3600"}), "(it asks to wait 3,600 s)"),
+    (Reply(429, headers={"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}), "(it asks to wait 25"),
     (Reply(200, BOMB, {"Content-Encoding": "gzip"}), "the answer has more than"),
     (Reply(200, dripping(), {"Content-Length": "1000"}), "no whole answer in model.endpoint.timeout_seconds: 1"),
     (Reply(200, headers={"X-Slow": "x" * 100}, pause=0.1), "no whole answer in model.endpoint.timeout_seconds: 1"),
