@@ -189,7 +189,11 @@ def evaluate(
         print(json.dumps(asdict(evaluation), indent=1))
         return
     print(clean(describe(evaluation)))
-    if (where := page.write(run, labels, evaluation, labels_column, tolerance)) is not None:
+    try:
+        where = page.write(run, labels, evaluation, labels_column, tolerance)
+    except UserError as error:  # the figures stand
+        where = f"no page: {error}"
+    if where is not None:
         print(clean(f"what was wrong: {where}"))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from raypd import storage
 from raypd.config import ExtractionConfig
+from raypd.errors import UserError
 from raypd.evaluation import score
 from raypd.evaluation.score import NN, NV, VC, VN, Evaluation, flat_values
 from raypd.report import page, review
@@ -45,14 +46,18 @@ class WrongDocument:
 def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tolerance: float) -> str | None:
     """Writes the page of an extraction into the run's folder; where it is, None for a run of another kind.
 
-    Raises ConfigError, InputError: its input cannot be read again; RunError: the page cannot be written."""
+    Raises ConfigError: there is no run in the folder; RunError: the page cannot be written."""
     root = storage.absolute(run)
     config = load_run(root, [])
     if not isinstance(config.task, ExtractionConfig):
         return None
     mistakes, counts = find(run, labels, labels_column, tolerance)
     shown = sorted(mistakes, key=lambda document: -len(document.values))[:_DOCUMENTS]
-    texts = review.documents_at(config, root, {(document.source, document.row): document for document in shown})
+    texts, no_texts = {}, ""
+    try:
+        texts = review.documents_at(config, root, {(document.source, document.row): document for document in shown})
+    except UserError as error:  # the input has moved
+        no_texts = f"Without the documents' texts: {error}"
     for document in shown:
         if (read := texts.get((document.source, document.row))) is not None and read.error is None:
             text = text_in(read, config)
@@ -69,6 +74,7 @@ def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tol
         heads=["attribute", "right", *REASONS],
         attributes=_rows(counts),
         documents=shown,
+        no_texts=no_texts,
         wrong=len(mistakes),
     )
     path = storage.join(root, PAGE)

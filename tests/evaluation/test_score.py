@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from raypd.answering.components import build
+from raypd.cli.main import app
 from raypd.cluster import driver
 from raypd.config import ModelConfig
 from raypd.errors import ConfigError, InputError, ModelError
@@ -204,6 +206,16 @@ def test_the_page_in_a_browser(run, browser):  # noqa: F811
     assert another.locator("mark").all_inner_texts() == ["Zeta"]
     assert " ".join(another.locator("tbody tr").first.inner_text().split()) == "Brand Acme Zeta another value 0.90"
     assert tab.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+
+
+@pytest.mark.parametrize(("lost", "words"), [("in.jsonl", "evaluation.html\n"), ("run/run.json", "no page: ")])
+def test_without_the_input_or_the_run_s_configuration_the_figures_stand(run, tmp_path, lost, words):
+    (tmp_path / lost).unlink()
+    done = CliRunner().invoke(app, ["evaluate", *run], env={"COLUMNS": "500"})
+    assert (done.exit_code, "values right" in done.output, words in done.output) == (0, True, True), done.output
+    if lost == "in.jsonl":
+        html = Path(tmp_path, "run", page.PAGE).read_text()
+        assert ("Without the documents" in html, html.count("<article")) == (True, 6)
 
 
 def drawn(count: int, seed: int) -> list[LabelledValue]:
