@@ -2,22 +2,29 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from matplotlib.axes import Axes
 
 from raypd import storage
 from raypd.config import ExtractionConfig
 from raypd.errors import UserError
 from raypd.evaluation import score
 from raypd.evaluation.score import NN, NV, VC, VN, Evaluation, flat_values
-from raypd.report import page, review
+from raypd.report import charts, page, review
+from raypd.report.charts import FULL, Chart, Table
+from raypd.report.svg import ROLES
 from raypd.report.texts import marked, text_in
 from raypd.run.load import load_run
+from raypd.run.text import count
 
 PAGE = "evaluation.html"
 _DOCUMENTS = 200  # that are shown, those with the most wrong values
 REASONS = ("another value", "a part of the label", "more than the label", "no label", "missing", "no answer")
 Counts = dict[tuple[str, str], Counter[str]]  # (category, attribute) -> values that are right, and of each reason
+Points = Sequence[Sequence[float]]  # (confidence, share right, values)
 _MEASURES = ("scored F1", "strict F1", "values right")
 
 
@@ -66,6 +73,10 @@ def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tol
                 ((text.find(value), text.find(value) + len(value)), name) for value, name in found if value in text
             ]
             document.pieces = list(marked(text, spans))
+    sureness = None
+    if (error := evaluation.calibration_error) is not None:
+        about = f"calibration error {error:.3f}."
+        sureness = reliability_chart({"accent": ("of this run", evaluation.reliability)}, about)
     html = page.fill(
         "evaluation.html.j2",
         name=root.rstrip("/").rpartition("/")[2],
@@ -75,6 +86,7 @@ def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tol
         attributes=_rows(counts),
         documents=shown,
         no_texts=no_texts,
+        sureness=sureness,
         wrong=len(mistakes),
     )
     path = storage.join(root, PAGE)
@@ -89,6 +101,26 @@ def _rows(by_attribute: Counts) -> list[list[str]]:
         [" · ".join(filter(None, key)), *(str(counts[name]) if counts[name] else "" for name in ("right", *REASONS))]
         for key, counts in ranked
     ]
+
+
+def reliability_chart(lines: dict[str, tuple[str, Points]], about: str) -> Chart:
+    """The share of right values by their confidence. lines: role of the colour -> what it is, and its points."""
+    chart = Chart("Confidence", "share of right values by confidence; dashed: as it should be", note=about)
+    chart.legend = {role: name for role, (name, _) in lines.items()}
+
+    def draw(axes: Axes, width: int) -> None:
+        axes.plot([0, 1], [0, 1], color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
+        for role, (_, points) in lines.items():
+            axes.plot(
+                [p[0] for p in points], [p[1] for p in points], "o-", color=ROLES[role], linewidth=2, markersize=4
+            )
+        axes.set(xlim=(0, 1), xlabel="confidence")
+        charts.value_axis(axes, 1.0, "share right")
+
+    chart.draw("reliability", chart.title, about, (FULL, 300), draw)
+    rows = [[name, f"{p[0]:.2f}", f"{p[1]:.2f}", count(p[2])] for name, points in lines.values() for p in points]
+    chart.table = Table(["confidence", "mean", "share right", "values"], rows)
+    return chart
 
 
 def find(run: str, labels: str, labels_column: str, tolerance: float) -> tuple[list[WrongDocument], Counts]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 
 from raypd import storage
+from raypd.evaluation.page import reliability_chart
 from raypd.fitting.result import CandidateScore, FitResult
 from raypd.report import charts, page
 from raypd.report.charts import FULL, Chart, Table
@@ -108,28 +109,14 @@ def _quality(result: FitResult) -> Chart:
 
 def _reliability(result: FitResult) -> Chart:
     """The share of right values by their confidence, of the recommended or else the first calibrated candidate."""
-    chart = Chart("Confidence", "share of right values by confidence; dashed: as it should be")
     calibrated = [score for score in result.scores if score.reliability]
     if not calibrated:
-        return replace(chart, missing="No candidate could be calibrated.")
+        return Chart("Confidence", missing="No candidate could be calibrated.")
     score = next((score for score in calibrated if score.name == result.recommended), calibrated[0])
     before, after = score.reliability
-
-    def draw(axes: Axes, width: int) -> None:
-        axes.plot([0, 1], [0, 1], color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
-        for points, role in ((before, "muted"), (after, "accent")):
-            axes.plot([p[0] for p in points], [p[1] for p in points], color=ROLES[role], linewidth=2)
-        axes.set(xlim=(0, 1), xlabel="confidence")
-        charts.value_axis(axes, 1.0, "share right")
-
     errors = "calibration error {:.3f} as the model has it, {:.3f} calibrated".format(*score.calibration_error)
-    chart.draw("reliability", chart.title, f"{score.name}: {errors}.", (FULL, 300), draw)
-    chart.note = f"{score.name}: {errors}, on the test part."
-    chart.legend = {"muted": "as the model has it", "accent": "calibrated on the validation part"}
-    named = (("calibrated", after), ("as the model has it", before))
-    rows = [[name, f"{sure:.2f}", f"{share:.2f}", text.count(n)] for name, points in named for sure, share, n in points]
-    chart.table = Table(["confidence", "mean", "share right", "values"], rows)
-    return chart
+    lines = {"muted": ("as the model has it", before), "accent": ("calibrated on the validation part", after)}
+    return reliability_chart(lines, f"{score.name}: {errors}, on the test part.")
 
 
 def _learning(result: FitResult) -> Chart:

@@ -202,6 +202,8 @@ def test_the_page_in_a_browser(run, browser):  # noqa: F811
     where = page.write(*run, evaluate(*run), "target", 0.0)
     tab, requests, errors = open_page(browser, Path(where), viewport=PHONE)
     assert (requests, errors, tab.locator("article").count()) == ([Path(where).as_uri()], [], 6)
+    cells = tab.locator("figure tbody tr").last.locator("th, td").all_text_contents()
+    assert [cell.strip() for cell in cells] == ["of this run", "0.90", "0.43", "7"]  # of the brands three are right
     another = tab.locator("article", has_text="another")
     assert another.locator("mark").all_inner_texts() == ["Zeta"]
     assert " ".join(another.locator("tbody tr").first.inner_text().split()) == "Brand Acme Zeta another value 0.90"
