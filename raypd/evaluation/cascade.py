@@ -61,12 +61,10 @@ def tune_cascade(
     alone = with_changes(config, {"cascade": CascadeConfig().model_dump()})
     source = {"input.path": labels, "input.format": "auto", "input.version": None, "input.reader": None}
     column = config.training.labels_column
-    columns = (column, "scored", "accepted")
+    columns = (column, "scored", "accepted", "category")
     documents = sampling.draw(with_changes(alone, source), sample, columns=columns).documents
-    gold: Labels = {}
-    for document in documents:
-        row = {name: unpacked(document.fields.get(name)) for name in columns}
-        gold[document.id] = labels_in({**row, "category": sampling.kind_of(document, config)[0]}, column)
+    rows = {d.id: {name: unpacked(d.fields.get(name)) for name in columns} for d in documents}
+    gold = {id: labels_in(row, column) for id, row in rows.items()}
     f1_of({key: [] for key in gold}, gold, config)  # fails before a model is asked
     ends = math.inf if minutes is None else time.monotonic() + 60 * minutes
     costs = []
@@ -76,11 +74,7 @@ def tune_cascade(
             profiled = profiler.profile(run, documents, limit, f"the {name} model over the labelled documents")
             check_sample(profiled)
             costs.append(profiled.costs)
-    pairs = [
-        (document, first, other)
-        for document, first, other in zip(documents, *costs, strict=True)
-        if first is not None and other is not None
-    ]
+    pairs = [pair for pair in zip(documents, *costs, strict=True) if None not in pair]
     trial = partial(_trial, config, pairs, gold)
     trials: list[CascadeTrial] = []
     for under in _UNDER:

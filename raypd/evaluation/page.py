@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ PAGE = "evaluation.html"
 _DOCUMENTS = 200  # that are shown, those with the most wrong values
 REASONS = ("another value", "a part of the label", "more than the label", "no label", "missing", "no answer")
 Counts = dict[tuple[str, str], Counter[str]]  # (category, attribute) -> values that are right, and of each reason
-Points = Sequence[Sequence[float]]  # (confidence, share right, values)
 _MEASURES = ("scored F1", "strict F1", "values right")
 
 
@@ -68,15 +67,12 @@ def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tol
     for document in shown:
         if (read := texts.get((document.source, document.row))) is not None and read.error is None:
             text = text_in(read, config)
-            found = [(value.value, value.attribute) for value in document.values if value.value]
-            spans = [
-                ((text.find(value), text.find(value) + len(value)), name) for value, name in found if value in text
-            ]
+            found = [(text.find(value.value), value) for value in document.values if value.value]
+            spans = [((at, at + len(value.value)), value.attribute) for at, value in found if at >= 0]
             document.pieces = list(marked(text, spans))
     sureness = None
-    if (error := evaluation.calibration_error) is not None:
-        about = f"calibration error {error:.3f}."
-        sureness = reliability_chart({"accent": ("of this run", evaluation.reliability)}, about)
+    if (gap := evaluation.calibration_error) is not None:
+        sureness = reliability_chart({"accent": ("this run", evaluation.reliability)}, f"calibration error {gap:.3f}")
     html = page.fill(
         "evaluation.html.j2",
         name=root.rstrip("/").rpartition("/")[2],
@@ -103,8 +99,8 @@ def _rows(by_attribute: Counts) -> list[list[str]]:
     ]
 
 
-def reliability_chart(lines: dict[str, tuple[str, Points]], about: str) -> Chart:
-    """The share of right values by their confidence. lines: role of the colour -> what it is, and its points."""
+def reliability_chart(lines: Mapping[str, tuple[str, Sequence[Sequence[float]]]], about: str) -> Chart:
+    """Share of right values by confidence. lines: role -> what it is, and (confidence, share right, values) by bin."""
     chart = Chart("Confidence", "share of right values by confidence; dashed: as it should be", note=about)
     chart.legend = {role: name for role, (name, _) in lines.items()}
 
@@ -125,7 +121,7 @@ def reliability_chart(lines: dict[str, tuple[str, Points]], about: str) -> Chart
 
 def find(run: str, labels: str, labels_column: str, tolerance: float) -> tuple[list[WrongDocument], Counts]:
     """The wrong values of an extraction, and how many there are. Raises InputError as `evaluate`."""
-    gold, names = score.labels_of(run, labels, labels_column), score.asked_attributes(run)
+    gold, names = score.read_labels(labels, labels_column, run), score.asked_attributes(run)
     mistakes: list[WrongDocument] = []
     by_attribute: Counts = {}
     for id, rows in score.read_answers(run).items():

@@ -21,7 +21,7 @@ import numpy as np
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import writer
-from raypd.errors import InputError
+from raypd.errors import InputError, raised_as
 from raypd.estimation import bootstrap
 from raypd.evaluation.calibration import LabelledValue, calibration_error, reliability
 from raypd.run.load import NoRun, load_record
@@ -80,7 +80,7 @@ def evaluate(
 
     Differences are run - `other`, over the same documents. tolerance: the share by which a number may differ from its
     label. labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both."""
-    gold, answers, attributes = labels_of(run, labels, labels_column), read_answers(run), asked_attributes(run)
+    gold, answers, attributes = read_labels(labels, labels_column, run), read_answers(run), asked_attributes(run)
     scores = _score(answers, gold, tolerance, attributes)
     if not scores:
         what = f"has {labels_column!r}, 'questions' or 'reference'" if answers.keys() & gold.keys() else "has labels"
@@ -108,7 +108,7 @@ def labelled_values(
     run: str, labels: str, labels_column: str = "target", tolerance: float = 0.0
 ) -> list[LabelledValue]:
     """The values of an extraction that have a confidence and a label. Raises InputError as `evaluate`."""
-    return _labelled(read_answers(run), labels_of(run, labels, labels_column), tolerance, asked_attributes(run))
+    return _labelled(read_answers(run), read_labels(labels, labels_column, run), tolerance, asked_attributes(run))
 
 
 def f1_of(answers: Answers, labels: Labels, config: RunConfig) -> Measure:
@@ -117,8 +117,7 @@ def f1_of(answers: Answers, labels: Labels, config: RunConfig) -> Measure:
     scores = list(_score(answers, labels, 0.0, asked).values())
     measures = [_measure(name, _METRICS[name], scores) for name in ("scored F1", "strict F1")] if scores else []
     if (measure := next(filter(None, measures), None)) is None:
-        column = config.training.labels_column
-        raise InputError(f"no document of the sample has labels in column {column!r} (training.labels_column)")
+        raise InputError(f"no document has labels in training.labels_column ({config.training.labels_column!r})")
     return measure
 
 
@@ -130,9 +129,8 @@ def _labelled(answers: Answers, gold: Labels, tolerance: float, attributes: Aske
                 continue
             record, target = flat_values(json.loads(row["record"])), flat_values(gold[key]["target"])
             category = str(row["category"])
-            of_category = attributes.get(category, {})
             for value in row["values"]:
-                name = of_category.get(value["name"], value["name"])
+                name = attributes.get(category, {}).get(value["name"], value["name"])
                 if name not in target or value["confidence"] is None or value.get("status") == "unsure":
                     continue  # what was decoded of an unsure value was not kept in the record
                 forms = (gold[key].get("accepted") or {}).get(name) or [target[name]]
@@ -142,15 +140,12 @@ def _labelled(answers: Answers, gold: Labels, tolerance: float, attributes: Aske
     return values
 
 
-def read_labels(path: str, labels_column: str, id_column: str = "id") -> Labels:
-    """id_column: that of the documents, which rows of the input have; others have `id`. Raises InputError."""
+def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
+    """run: of whose documents they are: a row of its input has its id column, any other `id`. Raises InputError."""
     labels: Labels = {}
-    try:
+    id_column = (_config(run).get("input") or {}).get("id_column") if run else None
+    with raised_as(InputError, f"{path}: cannot be read", OSError, ValueError):
         lines = storage.read(storage.absolute(path)).decode("utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as JSON lines: {error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -171,11 +166,6 @@ def labels_in(row: Row, labels_column: str) -> Row:
     """The labels in a row, those of `labels_column` as `target`; what is of another kind is a column of the data."""
     named = {**row, "target": row.get(labels_column)}
     return {name: value for name, value in named.items() if isinstance(value, _KINDS.get(name, object))}
-
-
-def labels_of(run: str, labels: str, labels_column: str) -> Labels:
-    """The labels of a run's documents. Raises InputError."""
-    return read_labels(labels, labels_column, (_config(run).get("input") or {}).get("id_column") or "id")
 
 
 def asked_attributes(run: str) -> Asked:

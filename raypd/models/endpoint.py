@@ -231,7 +231,10 @@ class EndpointEngine:
                     reason = f"{url}: {status}: redirects to {where}; documents are not sent there"
                 if status not in _AGAIN:
                     raise RuntimeError(reason) if status in _REFUSED else self._failure(reason)
-                wait = max(wait, _asked_to_wait(headers.get("retry-after", "")))
+                with contextlib.suppress(ValueError, OverflowError):
+                    said = headers.get("retry-after", "0")  # seconds, or a date
+                    asked = float(said) if said[:1].isdigit() else parsedate_to_datetime(said).timestamp() - time.time()
+                    wait = max(wait, asked)
                 if wait > _LONGEST_WAIT:
                     raise self._failure(f"{reason} (it asks to wait {wait:,.0f} s)")
             self._failure(reason)
@@ -296,15 +299,6 @@ class EndpointEngine:
                 minutes.append((self._tokens / self._answers if self._answers else first) / tokens)
             self._next = turn + 60.0 * max(minutes)
         time.sleep(max(0.0, turn - now))
-
-
-def _asked_to_wait(header: str) -> float:
-    """Seconds of a Retry-After, which is a number or a date; 0.0 where it is neither."""
-    with contextlib.suppress(ValueError):
-        return float(header)
-    with contextlib.suppress(ValueError, OverflowError):
-        return parsedate_to_datetime(header).timestamp() - time.time()
-    return 0.0
 
 
 def _most_written(body: Mapping[str, Any]) -> int:

@@ -89,9 +89,9 @@ def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = (
     lines = []
     for place, values in named.items():
         kept = input_fields(documents[place], config)
-        category = categories[of_category[place]]
-        looked_at = [attribute for attribute in category.attributes if attribute.name in values]
-        target = record_of(category.model_copy(update={"attributes": looked_at}), values)
+        schema = categories[of_category[place]]
+        looked_at = [attribute for attribute in schema.attributes if attribute.name in values]
+        target = record_of(schema.model_copy(update={"attributes": looked_at}), values)
         lines.append(json.dumps({"id": documents[place].id, **kept, column: target}, ensure_ascii=False) + "\n")
     where = storage.absolute(output) if output is not None else storage.join(root, LABELS)
     page.put(where, "".join(lines).encode())

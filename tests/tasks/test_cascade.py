@@ -241,7 +241,7 @@ def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, mon
     assert impossible.best is None
     assert "no threshold surely holds 1.1" in tuning.describe(impossible)
     profiled.clear()
-    with pytest.raises(InputError, match=r"no document of the sample has labels in column 'gold'"):
+    with pytest.raises(InputError, match=r"no document has labels in training.labels_column \('gold'\)"):
         tuning.tune_cascade(with_keys(config, training={"labels_column": "gold"}), str(labels), 0.9, 100)
     assert profiled == []  # that is known before anything is decoded
     with pytest.raises(ConfigError, match="name the second model"):
