@@ -21,8 +21,8 @@ Source = Annotated[str, Argument(help="YAML of the run, or the data itself (.jso
 Schema = Annotated[
     str | None, Option("--schema", help="What to extract: a JSON Schema, module:Class, or a YAML of categories")
 ]
-Method = Annotated[str | None, Option("--method", "-m", help="decoding.method")]
-Model = Annotated[str | None, Option(help="model.name")]
+Method = Annotated[str | None, Option("--method", help="decoding.method")]
+Model = Annotated[str | None, Option("--model", "-m", help="model.name")]
 Output = Annotated[str | None, Option("--output", "-o", help="output.path")]
 OpenAI = Annotated[
     bool, Option("--openai", help="A batch file as OpenAI's API takes it; writes output.jsonl and errors.jsonl")

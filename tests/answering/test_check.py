@@ -65,12 +65,12 @@ def no_ray(monkeypatch):
 
 
 @pytest.mark.parametrize(("more", "error", "reason"), [
-    (["-m", "apar"], ModelError, "add-tokens"),
+    (["--method", "apar"], ModelError, "add-tokens"),
     (["output.partition={status: x}"], ConfigError, "output.partition: 'status' is a column of the output"),
 ])  # fmt: skip
 def test_the_command_refuses_before_it_starts_anything(folders, tmp_path, more, error, reason):
     (tmp_path / "in.jsonl").write_text('{"id": "1", "prompt": "Hi"}\n')
-    words = ["generate", str(tmp_path / "in.jsonl"), "--model", str(folders / "plain"), "-o", str(tmp_path / "out")]
+    words = ["generate", str(tmp_path / "in.jsonl"), "-m", str(folders / "plain"), "-o", str(tmp_path / "out")]
     with pytest.raises(error, match=reason):
         CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
     assert not (tmp_path / "out").exists()
