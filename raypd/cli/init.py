@@ -1,27 +1,37 @@
 """The command `raypd init`: a configuration over data of one's own, from a look at its first rows."""
 
+import contextlib
+import itertools
+import json
 import os
 import re
 import shlex
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from raypd import storage
-from raypd.config.data import TEXT_FILES
+from raypd.config.data import TEXT_FILES, InputConfig
 from raypd.config.load import load_config
 from raypd.config.schema import is_file, task_of
 from raypd.config.yaml_file import dump
-from raypd.dataset.delimited import DELIMITERS
+from raypd.dataset import delimited
+from raypd.dataset.jsonl import BOM, line_limit, lines, open_lines
+from raypd.dataset.listing import InputObject, objects, partition_keys
+from raypd.dataset.reader import arrow_batches
 from raypd.errors import ConfigError, InputError
+from raypd.run.unit import Part
 
 _ROWS = 500  # that are looked at
 _TEXT_CHARACTERS = 20.0  # a column of texts has more on average, and is no name, code or date
 _IDS = ("id", "_id", "uuid", "key", "sku", "asin", "url")
 _CATEGORIES = ("category", "kind", "type")
+_NO_TEXT = re.compile(r"[-+\d\s.,:/%TZ]*|[\da-f-]{32,36}|true|false", re.IGNORECASE)  # numbers, dates, UUIDs
 
 
 def run(data: str, schema: str | None, output: str | None) -> str:
@@ -35,15 +45,16 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     target = Path(output or f"{name}.yaml")
     if target.exists():
         raise ConfigError(f"{target}: is there already; --output gives another name")
-    first = next(iter(storage.find(storage.absolute(data)))).path
-    files = os.path.splitext(first.lower())[1] in TEXT_FILES
+    first = _first(storage.absolute(data))
+    files = first.format in TEXT_FILES.values()
     columns = {"id": None, "text": _TEXT_CHARACTERS} if files else _columns(first)
     lower = {column.casefold(): column for column in columns}
     id_column = next((lower[word] for word in _IDS if word in lower), None)
     means = {column: mean for column, mean in columns.items() if mean is not None and column != id_column}
     texts = [column for column, mean in means.items() if mean >= _TEXT_CHARACTERS] or list(means)
     if not texts:
-        raise InputError(f"{data}: no column of text; it has {', '.join(columns)}")
+        seen = ", ".join(columns) or "first lines that cannot be read"
+        raise InputError(f"{data}: no column of text; it has {seen}")
     categories = f"{name}.categories.yaml"
     columns_read = {"id_column": id_column, "text_columns": texts, "category_column": None}
     read: dict[str, Any] = {"path": _beside(data, target), **columns_read, **({"format": "files"} if files else {})}
@@ -67,7 +78,8 @@ def run(data: str, schema: str | None, output: str | None) -> str:
         raise
     reads = f"{target}: reads {', '.join(texts)}" + (f", id {id_column}" if id_column else ", documents are numbered")
     words = ["raypd", "schema", "suggest", data, "--category", name, "-o", str(target.parent / categories)]
-    suggest = shlex.join([*words, f"input.text_columns=[{','.join(texts)}]"])
+    quoted = (text if re.fullmatch(r"\w+", text) else json.dumps(text, ensure_ascii=False) for text in texts)
+    suggest = shlex.join([*words, f"input.text_columns=[{','.join(quoted)}]"])
     return f"{reads}\nnext: " + (f"`{suggest}`, then " if schema is None else "") + f"`raypd extract {target}`"
 
 
@@ -76,16 +88,53 @@ def _beside(path: str, target: Path) -> str:
     return path if os.path.isabs(path) else os.path.relpath(path, target.parent)
 
 
-def _columns(path: str) -> dict[str, float | None]:
-    """Column -> mean characters of its first texts; None of columns that hold something else."""
-    file = path.replace("'", "''")
-    form = next((form for form in DELIMITERS if f".{form}" in os.path.basename(path).lower()), None)
-    source = f"read_csv('{file}', delim='{DELIMITERS[form]}')" if form else f"'{file}'"
+def _first(data: str) -> InputObject:
+    """The first file of rows; where there is none, the first that is a document. Raises InputError."""
     try:
-        table = duckdb.connect().sql(f"SELECT * FROM {source} LIMIT {_ROWS}").to_arrow_reader(_ROWS).read_all()
-    except duckdb.Error as error:
-        raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-    if form and len(table.schema) == 1 and re.search("[;\t|,]", table.schema.names[0]):
-        raise InputError(f"{path}: one column, {table.schema.names[0]!r}: csv is read with commas, tsv with tabs")
-    lengths = {c.name: pc.utf8_length(table[c.name]) if pa.types.is_string(c.type) else None for c in table.schema}
-    return {name: None if length is None else pc.mean(length).as_py() for name, length in lengths.items()}
+        return next(objects(InputConfig(path=data)))
+    except InputError:
+        with contextlib.suppress(InputError):
+            return next(objects(InputConfig(path=data, format="files")))
+        raise
+
+
+def _columns(item: InputObject) -> dict[str, float | None]:
+    """Column -> mean characters of its first texts; None of columns that hold something else."""
+    values: dict[str, list[Any]] = {name: [] for name in partition_keys(item.name)}
+    try:
+        for row in itertools.islice(_rows(item), _ROWS):
+            for name, value in row.items():
+                values.setdefault(name, []).append(value)
+    except (InputError, pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
+        raise InputError(f"{item.path}: cannot be read: {error}") from None
+    if item.format in delimited.DELIMITERS and len(values) == 1 and re.search("[;\t|,]", *values):
+        raise InputError(f"{item.path}: one column, {next(iter(values))!r}: csv is read with commas, tsv with tabs")
+    means: dict[str, float | None] = {}
+    for name, column in values.items():
+        lengths = [len(value) for value in column if isinstance(value, str) and not _NO_TEXT.fullmatch(value)]
+        means[name] = fmean(lengths) if lengths else None
+    return means
+
+
+def _rows(item: InputObject) -> Iterator[dict[str, Any]]:
+    """A file's rows as a run reads them; the first has its columns and no values. Raises as the readers do."""
+    source = InputConfig(path=item.path)
+    if item.format == "jsonl":
+        with open_lines(item.path, item.compression) as file:
+            for line in lines(file, line_limit(source.max_document_bytes)):
+                with contextlib.suppress(ValueError, RecursionError):
+                    row = json.loads((line.data or b"").removeprefix(BOM))
+                    yield row if isinstance(row, dict) else {}
+    elif item.format in delimited.DELIMITERS:
+        names, records = delimited.whole(Part(**item._asdict(), version=storage.version(item.path)), source)
+        yield dict.fromkeys(names)
+        yield from (dict(zip(names, record.fields, strict=False)) for record in records)
+    else:
+        with storage.open_file(item.path) as file:
+            parquet = item.format == "parquet"
+            whole = pq.ParquetFile(file) if parquet else arrow_batches(file)
+            schema = whole.schema_arrow if parquet else whole.schema
+            yield dict.fromkeys(schema.names)
+            texts = [field.name for field in schema if "string" in str(field.type)]
+            for batch in whole.iter_batches(_ROWS, columns=texts) if parquet else whole:
+                yield from batch.select(texts).to_pylist()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shlex
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +24,9 @@ def written(folder: Path, form: str) -> str:
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     if form == "parquet":
         pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif form == "arrow":
+        with pa.ipc.new_stream(path, pa.Table.from_pylist(ROWS).schema) as stream:
+            stream.write_table(pa.Table.from_pylist(ROWS))
     elif form == "csv":
         path.write_text("Id,subject,kind,n\n" + "".join(",".join(map(str, row.values())) + "\n" for row in ROWS))
     else:
@@ -30,7 +34,7 @@ def written(folder: Path, form: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "csv", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "csv", "parquet", "arrow"])
 def test_the_configuration_runs(form, tmp_path, in_process, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text(SCHEMA)
@@ -75,8 +79,29 @@ def test_without_a_schema_it_says_how_to_get_one(tmp_path, monkeypatch):
         init.run("letters.csv", None, "mine.yaml")
 
 
+LONG = "a long text of a letter to the shop"
+
+
+@pytest.mark.parametrize(("files", "columns", "format"), [
+    ({"a.csv": f"Title,title,on\n{LONG},{LONG},2024-01-01T00:00:00.000Z\n"}, ["Title", "title"], "auto"),
+    ({"a.csv": f"id, note\n1,{LONG}\n"}, [" note"], "auto"), ({"a.txt.gz": LONG}, ["text"], "files"),
+    ({"README.md": LONG, "data.jsonl": f'{{"body": "{LONG}"}}\n'}, ["body"], "auto"),
+])  # fmt: skip
+def test_files_are_read_as_a_run_reads_them(files, columns, format, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    for name, text in files.items():
+        Path("in", name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    said = init.run("in", None, "run.yaml")
+    (override,) = [word for word in shlex.split(said) if word.startswith("input.text_columns=")]
+    Path("in.categories.yaml").write_text("in: {attributes: [{name: Product}]}")
+    read = load_config("run.yaml", [override.removesuffix("`,")]).input
+    assert (read.text_columns, read.format) == (columns, format)
+
+
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("a.jsonl", "[1, 2", "cannot be read"), ("a.jsonl", '{"n": 1}\n{"n": 2}\n', "no column of text; it has n"),
+    ("a.jsonl", "[1, 2", "lines that cannot be"), ("a.jsonl", '{"n": 1}\n{"n": 2}\n', "no column of text; it has n"),
+    ("a.csv", "note,note\nx,y\n", "2 columns are called 'note'"),
     ("a.csv", "id;body\n1;a long text of a letter to the shop\n", "one column, 'id;body': csv is read with commas"),
 ])  # fmt: skip
 def test_what_has_no_texts_is_refused(name, content, message, tmp_path, monkeypatch):
