@@ -361,7 +361,7 @@ def status(
 @_config_app.command()
 def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
     """Print the whole configuration, or one section, with its defaults; every key with what it means."""
-    if config in RunConfig.model_fields and not os.path.exists(config):
+    if config in RunConfig.model_fields and not os.path.isfile(config):
         sections = (section for section in render().split("\n\n") if re.match(rf"(# )?{config}:", section))
         print("\n\n".join(sections).rstrip())
     elif config is None:

@@ -137,6 +137,7 @@ def test_config_show_is_yaml_that_reads_back_or_a_section_of_it(folder: Path, ra
     assert (run.engine.max_num_seqs, run.task.categories["book"].attributes[0].name) == (3, "author")
     defaults = yaml.safe_load(raypd("config", "show").out)
     assert (defaults["decoding"]["stacked_documents"], defaults["input"]["path"]) == (6, None)
+    (folder / "training").mkdir()
     shown = raypd("config", "show", "training")
     assert (shown.code, shown.out.startswith("training:"), "\ntask:" in shown.out) == (0, True, False)
     assert len(re.findall(r"^(?:# )?task:", raypd("config", "show", "task").out, re.MULTILINE)) == 3
