@@ -115,6 +115,10 @@ def _spot(region: str) -> Table:
     return table
 
 
+def _day(date: str) -> str:
+    return f"{date} (more than six months ago)" if pricing.is_old(date) else date
+
+
 def show(region: str, instance_type: str | None = None) -> None:
     """Prints the known prices of an AWS region. Raises ConfigError where none is known."""
     table = pricing.table()
@@ -133,12 +137,12 @@ def show(region: str, instance_type: str | None = None) -> None:
         instance = INSTANCES[name]
         prices = [table.get((name, region, market)) for market in ("on-demand", "spot")]
         gpus = f"{instance.gpus} x {instance.gpu} {instance.gpu_memory_gib:g} GiB" if instance.gpus else "none"
-        source = next((f"{price.date} {price.source}" for price in prices if price is not None), "")
+        source = next((f"{_day(price.date)} {price.source}" for price in prices if price is not None), "")
         grid.add_row(name, gpus, *(f"{p.usd_per_hour:.4f}" if p is not None else "unknown" for p in prices), source)
     console = Console(highlight=False)
     console.print(grid)
     if instance_type is None:
         console.print("\nhosted batch services, list prices in $ per million tokens; check before you rely on them:")
         for service in pricing.hosted(CostConfig()):
-            asks = f"{service.input:g} in, {service.output:g} out; {service.date} {service.source}"
+            asks = f"{service.input:g} in, {service.output:g} out; {_day(service.date)} {service.source}"
             console.print(f"{service.model}: {asks}", soft_wrap=True)

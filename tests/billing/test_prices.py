@@ -161,7 +161,8 @@ def test_show_prints_prices_and_where_they_are_from(capsys, monkeypatch) -> None
     monkeypatch.setenv("COLUMNS", "160")
     prices_aws.show("us-west-2")
     out = capsys.readouterr().out
-    assert [part for part in ("8 x L40S 44 GiB", "30.1312", "unknown") if part not in out] == []
+    parts = ("8 x L40S 44 GiB", "30.1312", "unknown", "2025-04-14 (more than six months ago)")
+    assert [part for part in parts if part not in out] == []
     for place, message in ((["mars-1"], "raypd prices refresh --region mars-1"), (["us-east-1", "x9.huge"], "x9.huge")):
         with pytest.raises(ConfigError, match=message):
             prices_aws.show(*place)
