@@ -20,7 +20,7 @@ from raypd.decoding.llama import Llama
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.pack import pack
 from raypd.decoding.quantized import Fp8Linear
-from tests.decoding.cases import CASES, Case, Knowing, pair, run_all
+from tests.decoding.cases import CASES, Case, pair, run_all
 from tests.decoding.drivers import never, prompts_of
 from tests.decoding.kernel_cases import compare
 from tests.tiny import in_float64
@@ -29,12 +29,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 Engine = partial(decoding.Engine, cache_tokens=4096)  # processes of `-n 8` share the GPU
 ATTENTIONS = ["sdpa", pytest.param("triton", marks=needs_triton)]
-
-
-@pytest.fixture(autouse=True)
-def _heads_on_the_cpu(monkeypatch):
-    draft = Knowing.draft
-    monkeypatch.setattr(Knowing, "draft", lambda self, hidden, tree: draft(self, [one.cpu() for one in hidden], tree))
 
 
 @cache

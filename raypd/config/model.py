@@ -71,7 +71,7 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     revision: str | None = Field(None, description="Hub revision (branch, tag or commit)")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """auto: bfloat16 where the processor has it, else float32"""
-    device: str = Field("auto", description="auto: cuda where there is one, else cpu; or cpu, cuda, cuda:1, mps, ...")
+    device: str = Field("auto", description="auto: cuda, mps or cpu, the first that is there; or cpu, cuda:1, ...")
     adapter: Uri | None = Field(None, description="peft LoRA adapter: folder or Hub id, merged at load")
     calibration: str | None = None
     """File of `raypd calibrate` that turns probabilities into confidences; null: the one beside adapter or weights, if

@@ -108,9 +108,10 @@ def check_gpu() -> None:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`model.device` as a device that is there. `auto`: cuda where there is one, else cpu."""
+    """`model.device` as a device that is there. `auto`: cuda where there is one, else mps, else cpu."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        there = (kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available())
+        return torch.device(next(there, "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -246,7 +246,7 @@ class Knowing(MedusaHeads):
         return [self.guess_one(state, tree) for state in hidden]
 
     def guess_one(self, hidden, tree):
-        gaps = (self.states - hidden).abs().amax(-1)
+        gaps = (self.states - hidden.cpu()).abs().amax(-1)
         place = int(gaps.argmin())
         assert gaps[place] < 1e-3
         text = self.behind[place]

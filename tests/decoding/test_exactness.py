@@ -4,6 +4,7 @@ import dataclasses
 import random
 
 import pytest
+import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import autoregressive
@@ -69,10 +70,13 @@ def test_a_program_that_loses_its_cache_is_fed_again_and_answers_the_same(method
     assert sum(lost) > 60
 
 
-@pytest.mark.parametrize(("batch", "budget", "cache_tokens"), [(64, 4096, None), (16, 19, None), (8, 33, 640)])
-def test_all_methods_at_once(batch, budget, cache_tokens, monkeypatch):
+@pytest.mark.parametrize(("batch", "budget", "cache_tokens", "device"), [
+    (64, 4096, None, "cpu"), (16, 19, None, "cpu"), (8, 33, 640, "cpu"),
+    pytest.param(16, 19, None, "mps", marks=pytest.mark.skipif(not torch.mps.is_available(), reason="needs MPS")),
+])  # fmt: skip
+def test_all_methods_at_once(batch, budget, cache_tokens, device, monkeypatch):
     sizes = {"max_num_seqs": batch, "max_num_batched_tokens": budget, "cache_tokens": cache_tokens}
-    engine, preempted = Engine(pair("qwen3")[0], **sizes), []
+    engine, preempted = Engine(pair("qwen3")[0].to(device), **sizes), []
     preempt = engine.scheduler._preempt
     monkeypatch.setattr(engine.scheduler, "_preempt", lambda *args: preempted.append(args) or preempt(*args))
     run_all(engine, {method: case_of(method, "qwen3") for method in CASES}, 1e-3)
