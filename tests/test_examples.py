@@ -51,7 +51,6 @@ def test_examples_run(script: Path, tmp_path: Path) -> None:
     assert ended(start("-c", code, str(script), str(tmp_path)), seconds=3000)
 
 
-@pytest.mark.slow  # its calls are those above, and of tests/test_api.py; `make demo` has the model on a Ray
 def test_the_notebook_runs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(ROOT / "examples/notebook.ipynb", 4)
