@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import urllib.error
+from importlib.metadata import requires
 from unittest import mock
 
 import pytest
@@ -149,7 +150,13 @@ def test_the_image_with_vllm_has_versions_that_raypd_and_vllm_take_and_both_name
     lines = text("docker/constraints-vllm.txt").splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [Requirement(r) for r in project["dependencies"] + project["optional-dependencies"]["vllm"]]
+    extras = re.search(r"EXTRA=(vllm\S*)", text("docker/Dockerfile"))[1].split(",")
+    assert extras == ["vllm", "delta", "iceberg", "cloud"]
+    wanted = [Requirement(r) for r in project["dependencies"]]
+    for extra in extras:
+        own = [Requirement(r) for r in project["optional-dependencies"][extra]]
+        of_own = [] if extra == "vllm" else [Requirement(r) for one in own for r in requires(one.name)]
+        wanted += own + [r for r in of_own if r.marker is None or "extra" not in str(r.marker)]
     wanted += [Requirement("torch==2.14.0"), Requirement("transformers>=5.16.1,<5.21")]  # vLLM 0.33's own
     assert [str(r) for r in wanted if not r.specifier.contains(pinned[canonicalize_name(r.name)])] == []
     assert f"ray=={pinned['ray']}" in (ROOT / "constraints.txt").read_text().splitlines()
