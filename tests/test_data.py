@@ -19,6 +19,7 @@ import pyarrow.fs
 import pyarrow.parquet
 import pytest
 import ray.data
+from ray.data.checkpoint import CheckpointConfig
 
 from raypd.data import AnswerStage, Processor, ProcessorConfig, build_processor
 from raypd.errors import ConfigError
@@ -157,6 +158,30 @@ def test_a_killed_worker_costs_its_batches_alone_and_the_bill_says_so() -> None:
     # 36 dollars an hour on the four places of this machine
     assert bill.usd == pytest.approx(sum(bill.seconds.values()) * 0.01 / 4)
     assert sum(row["cost_usd"] for row in rows) == pytest.approx(worked * 0.01 / 4)
+
+
+def test_a_pipeline_that_ended_goes_on_under_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "done").mkdir()
+    pyarrow.parquet.write_table(titles(40), tmp_path / "in.parquet")
+    checkpoint = CheckpointConfig("number", str(tmp_path / "done"), delete_checkpoint_on_success=False)
+    monkeypatch.setattr(ray.data.DataContext.get_current(), "_checkpoint_config", checkpoint)
+
+    def breaks(row: dict[str, Any]) -> dict[str, Any]:
+        if row["number"] == 39:
+            wait_for(lambda: [path for path in (tmp_path / "done").iterdir() if ".pending" not in path.name])
+            raise ValueError("the power fails")
+        return row
+
+    def written(stage: Processor) -> list[int]:
+        rows = ray.data.read_parquet(str(tmp_path / "in.parquet")).repartition(target_num_rows_per_block=5)
+        stage(rows).write_parquet(str(tmp_path / "out"))
+        return sorted(pyarrow.dataset.dataset(tmp_path / "out").to_table(["number"])["number"].to_pylist())
+
+    with pytest.raises(ray.exceptions.RayTaskError, match="the power fails"):
+        written(processor(post=breaks, batch_size=5))
+    again = processor(batch_size=5)
+    assert written(again) == list(range(40))
+    assert 0 < again.bill().documents < 40
 
 
 class Deadly(AnswerStage):
