@@ -106,9 +106,7 @@ def refreshed() -> Table:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: not a price file of raypd ({error}); `raypd prices refresh` writes it anew"
-        ) from None
+        raise ConfigError(f"{path}: not a price file ({error}); `raypd prices refresh` writes it anew") from None
 
 
 def write_refreshed(table: Table) -> Path:

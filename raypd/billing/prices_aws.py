@@ -64,14 +64,8 @@ def _asked(action: str, call: Callable[[], Any]) -> Any:
 def _on_demand(region: str) -> Table:
     """Linux without further software, on shared hardware."""
     client = _client("pricing", _PRICE_LIST_REGION)
-    fixed = {
-        "regionCode": region,
-        "operatingSystem": "Linux",
-        "tenancy": "Shared",
-        "preInstalledSw": "NA",
-        "capacitystatus": "Used",
-        "marketoption": "OnDemand",
-    }
+    fixed = {"regionCode": region, "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA"}
+    fixed |= {"capacitystatus": "Used", "marketoption": "OnDemand"}
     table: Table = {}
     for instance_type in INSTANCES:
         criteria = [*fixed.items(), ("instanceType", instance_type)]
@@ -126,10 +120,8 @@ def show(region: str, instance_type: str | None = None) -> None:
     if not types:
         raise ConfigError(f"{instance_type}: raypd does not know this instance type; cost.prices can give its price")
     if not any(place == region and name in types for name, place, _ in table):
-        raise ConfigError(
-            f"no price is known for {instance_type or 'any instance type'} in {region}: `raypd prices refresh --region "
-            f"{region}` asks AWS"
-        )
+        ask = f"`raypd prices refresh --region {region}` asks AWS"
+        raise ConfigError(f"no price is known for {instance_type or 'any instance type'} in {region}: {ask}")
     heads = [Column(head, no_wrap=True) for head in ("instance", "GPUs")]
     heads += [Column(head, justify="right", no_wrap=True) for head in ("on-demand $/h", "spot $/h")]
     grid = Grid(*heads, Column("from", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)

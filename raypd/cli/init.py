@@ -93,31 +93,30 @@ def _first(data: str) -> InputObject:
     try:
         return next(objects(InputConfig(path=data)))
     except InputError:
-        with contextlib.suppress(InputError):
-            return next(objects(InputConfig(path=data, format="files")))
+        if not any(item.name.endswith(".parquet") for item in storage.find(data)):  # a table's: the error is about it
+            with contextlib.suppress(InputError):
+                return next(objects(InputConfig(path=data, format="files")))
         raise
 
 
 def _columns(item: InputObject) -> dict[str, float | None]:
     """Column -> mean characters of its first texts; None of columns that hold something else."""
-    values: dict[str, list[Any]] = {name: [] for name in partition_keys(item.name)}
+    lengths: dict[str, list[int]] = {name: [] for name in partition_keys(item.name)}
     try:
         for row in itertools.islice(_rows(item), _ROWS):
             for name, value in row.items():
-                values.setdefault(name, []).append(value)
+                text = isinstance(value, str) and not _NO_TEXT.fullmatch(value)
+                lengths.setdefault(name, []).extend([len(value)] if text else [])
     except (InputError, pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"{item.path}: cannot be read: {error}") from None
-    if item.format in delimited.DELIMITERS and len(values) == 1 and re.search("[;\t|,]", *values):
-        raise InputError(f"{item.path}: one column, {next(iter(values))!r}: csv is read with commas, tsv with tabs")
-    means: dict[str, float | None] = {}
-    for name, column in values.items():
-        lengths = [len(value) for value in column if isinstance(value, str) and not _NO_TEXT.fullmatch(value)]
-        means[name] = fmean(lengths) if lengths else None
-    return means
+    names = ", ".join(lengths)
+    if item.format in delimited.DELIMITERS and len(lengths) == 1 and re.search("[;\t|,]", names):
+        raise InputError(f"{item.path}: one column, {names!r}: csv is read with commas, tsv with tabs")
+    return {name: fmean(column) if column else None for name, column in lengths.items()}
 
 
 def _rows(item: InputObject) -> Iterator[dict[str, Any]]:
-    """A file's rows as a run reads them; the first has its columns and no values. Raises as the readers do."""
+    """A file's rows as a run reads them, and some that name its columns alone. Raises as the readers do."""
     source = InputConfig(path=item.path)
     if item.format == "jsonl":
         with open_lines(item.path, item.compression) as file:
@@ -131,10 +130,7 @@ def _rows(item: InputObject) -> Iterator[dict[str, Any]]:
         yield from (dict(zip(names, record.fields, strict=False)) for record in records)
     else:
         with storage.open_file(item.path) as file:
-            parquet = item.format == "parquet"
-            whole = pq.ParquetFile(file) if parquet else arrow_batches(file)
-            schema = whole.schema_arrow if parquet else whole.schema
-            yield dict.fromkeys(schema.names)
-            texts = [field.name for field in schema if "string" in str(field.type)]
-            for batch in whole.iter_batches(_ROWS, columns=texts) if parquet else whole:
+            for batch in arrow_batches(file) if item.format == "arrow" else pq.ParquetFile(file).iter_batches(_ROWS):
+                yield dict.fromkeys(batch.schema.names)
+                texts = [field.name for field in batch.schema if "string" in str(field.type)]
                 yield from batch.select(texts).to_pylist()

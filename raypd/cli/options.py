@@ -24,9 +24,7 @@ Schema = Annotated[
 Method = Annotated[str | None, Option("--method", help="decoding.method")]
 Model = Annotated[str | None, Option("--model", "-m", help="model.name")]
 Output = Annotated[str | None, Option("--output", "-o", help="output.path")]
-OpenAI = Annotated[
-    bool, Option("--openai", help="A batch file as OpenAI's API takes it; writes output.jsonl and errors.jsonl")
-]
+OpenAI = Annotated[bool, Option("--openai", help="A batch file of OpenAI's API; writes output.jsonl and errors.jsonl")]
 RetryErrors = Annotated[bool, Option("--retry-errors", help="Try the failed documents of a run again, no others")]
 AllErrors = Annotated[bool, Option("--all-errors", help="The same, also for what cannot be read in the input")]
 
@@ -35,9 +33,7 @@ Labels = Annotated[str, Argument(help="JSON lines of {id, target | questions | r
 Against = Annotated[str | None, Option(metavar="RUN", help="Also the difference to this run, document by document")]
 LabelsColumn = Annotated[str, Option(help="What holds the labelled values, as training.labels_column")]
 Tolerance = Annotated[float, Option(min=0, help="Share by which a number may differ from a label that is one")]
-CalibrationTo = Annotated[
-    str | None, Option("--output", "-o", help="Where it goes; none: beside the run's adapter or weights")
-]
+CalibrationTo = Annotated[str | None, Option("--output", "-o", help="Where it goes; none: beside adapter or weights")]
 
 # ------------------------------------------------------------------------------------------------------ verify, errors
 Threads = Annotated[int, Option(min=1, help="Units that are compared at the same time")]
@@ -45,9 +41,7 @@ Threads = Annotated[int, Option(min=1, help="Units that are compared at the same
 # ------------------------------------------------------------------------------------------------------ estimate, tune
 Sample = Annotated[int, Option(min=2, help="Documents that are decoded to measure; tune: by every setting")]
 Minutes = Annotated[float | None, Option(help="Most time for measuring")]
-Baseline = Annotated[
-    bool, Option("--baseline/--no-baseline", help="Also decode the sample autoregressively, to compare with")
-]
+Baseline = Annotated[bool, Option("--baseline/--no-baseline", help="Also decode the sample autoregressively")]
 Throughput = Annotated[
     list[str] | None, Option(metavar="[GPU=]RATE", help="Documents/s of one GPU, in place of measuring")
 ]
@@ -59,9 +53,7 @@ PredictedTokens = Annotated[
     tuple[float, float, float, float, float],
     Option("--tokens", metavar="SHARED OWN KEYS VALUES PASSES", help="Of a document that is predicted"),
 ]
-TunedTo = Annotated[
-    str | None, Option("--output", "-o", help="Where the new YAML goes; none: CONFIG.tuned.yaml beside it")
-]
+TunedTo = Annotated[str | None, Option("--output", "-o", help="Where it goes; none: CONFIG.tuned.yaml beside it")]
 CascadeLabels = Annotated[
     str | None,
     Option("--cascade", metavar="LABELS", help="Labelled documents: finds cascade.under, and no other setting"),

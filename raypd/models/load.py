@@ -42,10 +42,9 @@ def check_model_config(config: ModelConfig, machine: bool = True) -> None:
             f"model.quantization {config.quantization} and model.dtype float64: quantized layers compute in float32 "
             "at most; use dtype auto, or quantization none"
         )
-    if config.quantization != "none" and config.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
-        raise ModelError(
-            f"model.quantization {config.quantization}: works on cpu and cuda, not on model.device {config.device!r}"
-        )
+    kind = resolve_device("auto").type if machine and config.device == "auto" else config.device.partition(":")[0]
+    if config.quantization != "none" and kind not in ("auto", "cpu", "cuda"):
+        raise ModelError(f"model.quantization {config.quantization}: works on model.device cpu and cuda, not on {kind}")
     if machine:
         _check_machine(config)
     if config.name == embedded.NAME and config.adapter is None and config.revision is None:
@@ -110,8 +109,7 @@ def check_gpu() -> None:
 def resolve_device(name: str) -> torch.device:
     """`model.device` as a device that is there. `auto`: cuda where there is one, else mps, else cpu."""
     if name == "auto":
-        there = (kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available())
-        return torch.device(next(there, "cpu"))
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -153,19 +151,15 @@ def _check_machine(config: ModelConfig) -> None:
         )
     if config.quantization == "w8a8":
         if device.type != "cpu" or dtype != torch.bfloat16:
-            raise ModelError(
-                f"model.quantization w8a8: works on a CPU with model.dtype bfloat16, and these are {device.type} "
-                f"and {config.dtype}"
-            )
+            these = f"these are {device.type} and {config.dtype}"
+            raise ModelError(f"model.quantization w8a8: works on a CPU with model.dtype bfloat16, and {these}")
         if (reason := native.refusal()) is not None:
             raise ModelError(f"model.quantization w8a8: {reason}")
     elif config.quantization == "fp8":
         if not has_fp8(device):
             card = "a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
-            raise ModelError(
-                "model.quantization fp8: needs a GPU of compute capability 8.9 or more, such as L40S or H100; this is "
-                + card
-            )
+            needs = "needs a GPU of compute capability 8.9 or more, such as L40S or H100"
+            raise ModelError(f"model.quantization fp8: {needs}; this is {card}")
         old = torch.__version__ < "2.12"  # a TorchVersion: not by letters
         if old and torch.cuda.get_device_capability(device) == (8, 9):
             raise ModelError(
@@ -185,10 +179,8 @@ def _cpu_has(*capabilities: str) -> bool:
 
 def _check_base(config: ModelConfig, base: PretrainedConfig) -> None:
     if getattr(base, "quantization_config", None) and config.quantization != "none":
-        raise ModelError(
-            f"model.quantization {config.quantization}: the weights of {config.name!r} are quantized already; "
-            "set model.quantization: none"
-        )
+        why = f"the weights of {config.name!r} are quantized already"
+        raise ModelError(f"model.quantization {config.quantization}: {why}; set model.quantization: none")
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(base), None)
     if kind is not None:
         check_architecture(base, kind, config.name)

@@ -59,6 +59,15 @@ def test_paths_are_those_that_the_configuration_needs(data, tmp_path, in_process
     assert "letters.yaml: reads subject" in init.run(data, None, None)
 
 
+def test_a_readme_does_not_stand_for_the_table_beside_it(tmp_path, monkeypatch):
+    written(tmp_path, "parquet")
+    (tmp_path / "README.md").write_text(LONG)
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "_delta_log/0.json").touch()
+    with pytest.raises(InputError, match=r"set input\.format to delta"):
+        init.run(str(tmp_path), None, str(tmp_path / "run.yaml"))
+
+
 def test_a_schema_that_is_none_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text('{"properties": {"a": {"type": "nonsense"}}}')
