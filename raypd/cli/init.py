@@ -20,7 +20,7 @@ from raypd.config.data import TEXT_FILES, InputConfig
 from raypd.config.load import load_config
 from raypd.config.schema import is_file, task_of
 from raypd.config.yaml_file import dump
-from raypd.dataset import delimited
+from raypd.dataset import delimited, tables
 from raypd.dataset.jsonl import BOM, line_limit, lines, open_lines
 from raypd.dataset.listing import InputObject, objects, partition_keys
 from raypd.dataset.reader import arrow_batches
@@ -45,19 +45,23 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     target = Path(output or f"{name}.yaml")
     if target.exists():
         raise ConfigError(f"{target}: is there already; --output gives another name")
-    first = _first(storage.absolute(data))
-    files = first.format in TEXT_FILES.values()
-    columns = {"id": None, "text": _TEXT_CHARACTERS} if files else _columns(first)
+    root = storage.absolute(data)
+    if (form := tables.kind_of(root) if storage.is_folder(root) else None) is not None:
+        first = next(objects(tables.pinned(InputConfig(path=root, format=form), None)), None)
+        if first is None:
+            raise InputError(f"{data}: the table is empty")
+    elif (first := _first(root)).format in TEXT_FILES.values():
+        form = "files"
+    columns = {"id": None, "text": _TEXT_CHARACTERS} if form == "files" else _columns(first)
     lower = {column.casefold(): column for column in columns}
     id_column = next((lower[word] for word in _IDS if word in lower), None)
     means = {column: mean for column, mean in columns.items() if mean is not None and column != id_column}
     texts = [column for column, mean in means.items() if mean >= _TEXT_CHARACTERS] or list(means)
     if not texts:
-        seen = ", ".join(columns) or "first lines that cannot be read"
-        raise InputError(f"{data}: no column of text; it has {seen}")
+        raise InputError(f"{data}: no column of text; it has {', '.join(columns) or 'no rows'}")
     categories = f"{name}.categories.yaml"
     columns_read = {"id_column": id_column, "text_columns": texts, "category_column": None}
-    read: dict[str, Any] = {"path": _beside(data, target), **columns_read, **({"format": "files"} if files else {})}
+    read: dict[str, Any] = {"path": _beside(data, target), **columns_read, **({"format": form} if form else {})}
     if schema is not None:
         task = {key: _beside(value, target) if is_file(value) else value for key, value in task_of(schema).items()}
     else:
@@ -93,9 +97,8 @@ def _first(data: str) -> InputObject:
     try:
         return next(objects(InputConfig(path=data)))
     except InputError:
-        if not any(item.name.endswith(".parquet") for item in storage.find(data)):  # a table's: the error is about it
-            with contextlib.suppress(InputError):
-                return next(objects(InputConfig(path=data, format="files")))
+        with contextlib.suppress(InputError):
+            return next(objects(InputConfig(path=data, format="files")))
         raise
 
 

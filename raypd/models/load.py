@@ -145,10 +145,8 @@ def _check_machine(config: ModelConfig) -> None:
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     if device.type == "cpu" and dtype == torch.float16 and not _cpu_has("avx512_fp16", "amx_fp16", "fp16_arith"):
-        raise ModelError(
-            "model.dtype float16: this processor has no float16 arithmetic and would be several times slower "
-            "than with float32: use float32, or bfloat16 to save memory"
-        )
+        slow = "this processor has no float16 arithmetic and is several times slower than with float32"
+        raise ModelError(f"model.dtype float16: {slow}: use float32, or bfloat16 to save memory")
     if config.quantization == "w8a8":
         if device.type != "cpu" or dtype != torch.bfloat16:
             these = f"these are {device.type} and {config.dtype}"

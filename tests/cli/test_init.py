@@ -5,6 +5,7 @@ import json
 import shlex
 from pathlib import Path
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -59,13 +60,13 @@ def test_paths_are_those_that_the_configuration_needs(data, tmp_path, in_process
     assert "letters.yaml: reads subject" in init.run(data, None, None)
 
 
-def test_a_readme_does_not_stand_for_the_table_beside_it(tmp_path, monkeypatch):
-    written(tmp_path, "parquet")
-    (tmp_path / "README.md").write_text(LONG)
-    (tmp_path / "_delta_log").mkdir()
-    (tmp_path / "_delta_log/0.json").touch()
-    with pytest.raises(InputError, match=r"set input\.format to delta"):
-        init.run(str(tmp_path), None, str(tmp_path / "run.yaml"))
+def test_a_table_is_read_as_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    deltalake.write_deltalake("lake", pa.Table.from_pylist(ROWS))
+    Path("lake/README.md").write_text(LONG)
+    Path("s.json").write_text(SCHEMA)
+    init.run("lake", "s.json", "run.yaml")
+    assert load_config("run.yaml").input.format == "delta"
 
 
 def test_a_schema_that_is_none_leaves_no_file(tmp_path, monkeypatch):
@@ -109,7 +110,7 @@ def test_files_are_read_as_a_run_reads_them(files, columns, format, tmp_path, mo
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("a.jsonl", "[1, 2", "lines that cannot be"), ("a.jsonl", '{"n": 1}\n{"n": 2}\n', "no column of text; it has n"),
+    ("a.jsonl", "[1, 2", "it has no rows"), ("a.jsonl", '{"n": 1}\n{"n": 2}\n', "no column of text; it has n"),
     ("a.csv", "note,note\nx,y\n", "2 columns are called 'note'"),
     ("a.csv", "id;body\n1;a long text of a letter to the shop\n", "one column, 'id;body': csv is read with commas"),
 ])  # fmt: skip

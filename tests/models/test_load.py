@@ -81,10 +81,9 @@ def test_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is no device" in refused(name=str(folder), device="gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert load.resolve_device("auto") == torch.device("cpu")
-    with monkeypatch.context() as mac:
-        mac.setattr(torch.mps, "is_available", lambda: True)
-        assert load.resolve_device("auto") == torch.device("mps")
-        assert "cpu and cuda, not on mps" in refused(name=str(folder), quantization="int8")
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
+    assert load.resolve_device("auto") == torch.device("mps")
+    assert "cpu and cuda, not on mps" in refused(name=str(folder), quantization="int8")
     assert load.resolve_dtype("auto", torch.device("mps")) == torch.float32
     assert "no CUDA device" in refused(name=str(folder), device="cuda:0")
     check_model_config(ModelConfig(name=str(folder), device="cuda"), machine=False)
