@@ -21,11 +21,12 @@ _MOST_SPANS = 4000  # of all workers
 class Book:
     """What a session's bill is made of; goes on from `last`, its last form. Safe in threads.
 
-    config: of the run; None: no server takes money for tokens, and no watts are given."""
+    config: of the run; None: what servers took for tokens stays as it is on `last`, and no watts are given."""
 
     def __init__(self, last: Bill, config: RunConfig | None = None) -> None:
         self.last, self._cost = last, config.cost if config is not None else CostConfig()
         self._models = (config.model, config.cascade.model) if config is not None else (None, None)
+        self._tokens_before = 0 if config is not None else round(last.parts.get("endpoint", 0.0) * billing.MICRO)
         self._lock = threading.RLock()
         self.nodes = {n.node: replace(n, began=n.began if n.came is None else n.came) for n in last.nodes}
         self.workers = {worker.worker: replace(worker, ended=None) for worker in last.workers}  # last reports
@@ -66,9 +67,15 @@ class Book:
         with self._lock:
             workers = list(self.workers.values())
             charges = billing.make(list(self.nodes.values()), workers, self.last, until)
-        categories = [each for worker in workers for each in worker.categories.items()]
-        tokens = round(sum(token_usd(counts, self._models[name.endswith(SECOND)]) for name, counts in categories))
+        kinds = ("categories", "open_categories", "lost_categories")
+        tokens = self._tokens_before + round(sum(self.tokens_usd(workers, kind) for kind in kinds))
         return replace(charges, parts={**charges.parts, "endpoint": tokens}, total=charges.total + tokens)
+
+    def tokens_usd(self, workers: Iterable[WorkerTime], kind: str) -> float:
+        """Micro-dollars that servers take for the tokens of some workers. kind: the field of them that counts these."""
+        counts = [each for worker in workers for each in getattr(worker, kind).items()]
+        committed = kind == "categories"
+        return sum(token_usd(count, self._models[name.endswith(SECOND)], committed) for name, count in counts)
 
     def close(self, now: float) -> None:
         """No report counts after this, and open units are lost."""
@@ -127,10 +134,10 @@ class Book:
         return replace(worker, ended=ended, seconds=seconds, spans=spans)
 
 
-def token_usd(counts: Mapping[str, float], model: ModelConfig | None) -> float:
+def token_usd(counts: Mapping[str, float], model: ModelConfig | None, committed: bool = True) -> float:
     """Micro-dollars that a server behind `model.endpoint` takes for tokens; 0 where there is none."""
     server = model.endpoint if model is not None else None
-    if server is None:
+    if server is None or (server.batch and not committed):  # the next attempt finds these batches, and pays nothing
         return 0.0
     prompt, answer = counts["prefill_tokens"] + counts["shared_tokens"], counts["decode_tokens"]
     return prompt * server.usd_per_million_prompt_tokens + answer * server.usd_per_million_answer_tokens

@@ -9,7 +9,7 @@ from datetime import datetime
 from raypd.errors import RunError
 from raypd.run.text import count, counted, usd
 
-_CAUTION = 1.25  # a unit may take this much longer than the slowest of the last ones
+CAUTION = 1.25  # a unit may take this much longer than the slowest of the last ones, and its documents more tokens
 NEVER = 1_000_000  # workers: no number is enough
 
 
@@ -25,7 +25,7 @@ def ends(now: float, units: Iterable[tuple[float, int]], paces: Sequence[float])
     units: in flight, (unix second of the begin, documents). paces: seconds a document of the last ones that ended."""
     if not paces:
         return now
-    slowest = _CAUTION * max(paces)
+    slowest = CAUTION * max(paces)
     return max([now, *(began + slowest * documents for began, documents in units)])
 
 

@@ -112,6 +112,8 @@ class Meter:
             usage = self._units.pop(unit, None)
             if usage is not None:
                 self._totals.seconds.lose(usage.prefill, usage.decode)
+                lost = [*self._totals.lost_categories.items(), *usage.categories.items()]
+                self._totals.lost_categories = added(lost)
 
     def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
         """Runs one step of the engine and books its time. programs: how many are in it, by the id of their unit."""
@@ -176,6 +178,7 @@ class Meter:
             report = replace(self._totals, heard=now, seconds=replace(self._totals.seconds))
             report.joules, report.cards = self._power(), self._cards()
             report.open = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
+            report.open_categories = added(each for unit in self._units.values() for each in unit.categories.items())
             if self._state == "busy":  # a step that runs is reported as far as it is, and counted when it has ended
                 running = self._go_on(now, next(iter(self._programs), None), report)
                 for name, (prefill, decode) in self._shares(running).items():

@@ -43,7 +43,10 @@ class Accounts:
             self.deadline = None
         self.ledger = ledger_actor.start(config, output, lease.id, began, share.cpus, share.gpus)
         self.held = False
+        models = (config.model, config.cascade.model)  # a unit of a batch API may take a day: none waits for it
+        self._asks_server = any(model and model.endpoint and not model.endpoint.batch for model in models)
         self._in_flight: dict[str, tuple[float, int]] = {}  # unix second of a unit's begin, and its documents
+        self._unbilled: list[tuple[float, int]] = []  # the same of ended units (monotonic), newer than the standing
         self._paces: deque[float] = deque(maxlen=_PACES)  # seconds a document, from a unit's begin to its commit
         self._asked, self._began = 0.0, time.monotonic()
         self._answer: Any = None
@@ -61,10 +64,11 @@ class Accounts:
         candidate = (now, unit.expected)
         if self.config.cost.budget_usd is not None:
             in_flight = [started for name, started in self._in_flight.items() if name != unit.id]
-            if not self._paces and beside and in_flight:
-                return False  # nobody knows yet how long one takes: a second one can wait
+            unknown = (not self._paces and beside) or (self._asks_server and not self._standing.documents)
+            if unknown and in_flight:
+                return False  # nobody knows yet how long one takes, or what its tokens cost: a second one can wait
             seconds = budget.ends(now, [*in_flight, candidate], self._paces) - now + self.config.cost.reserve_seconds
-            if not self._holds(seconds):
+            if not self._holds(seconds, sum(count for _, count in [*in_flight, candidate, *self._unbilled])):
                 self.held = True
                 return False
         self._in_flight[unit.id] = candidate
@@ -73,6 +77,7 @@ class Accounts:
     def ended(self, unit: Unit, documents: int | None) -> None:
         """A unit is not in flight any more. documents: of one that was committed; None: it failed."""
         started = self._in_flight.pop(unit.id, None)
+        self._unbilled.append((time.monotonic(), unit.expected))
         if documents is not None:
             self.done += documents
             if started is not None and documents:
@@ -82,10 +87,11 @@ class Accounts:
         standing = self._standing
         return standing.usd + standing.usd_per_second * max(0.0, time.time() - standing.at)
 
-    def _holds(self, seconds: float) -> bool:
-        """Whether so many seconds more can be paid."""
-        remaining = (self.config.cost.budget_usd or 0.0) - self.earlier
-        return self._spent() + self._standing.usd_per_second * seconds < remaining
+    def _holds(self, seconds: float, documents: int = 0) -> bool:
+        """Whether so many seconds more can be paid, and the tokens of so many documents."""
+        standing, remaining = self._standing, (self.config.cost.budget_usd or 0.0) - self.earlier
+        tokens = max(0.0, budget.CAUTION * standing.usd_per_document * documents - standing.open_usd)
+        return self._spent() + standing.usd_per_second * seconds + tokens < remaining
 
     def look(self, running: int) -> int | None:
         """To be called often: how many workers are wanted; None: as before. running: loaded. Raises BudgetReached."""
@@ -108,6 +114,7 @@ class Accounts:
         if self._answer is not None and ray.wait([self._answer], timeout=0)[0]:
             with contextlib.suppress(ray.exceptions.RayError):  # restarting: the last standing goes on by the clock
                 self._standing = ray.get(self._answer)
+                self._unbilled = [unit for unit in self._unbilled if unit[0] > self._asked]
             self._answer = None
         if self._answer is None and time.monotonic() - self._asked >= _ASK_SECONDS:
             self._asked = time.monotonic()

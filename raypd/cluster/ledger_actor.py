@@ -39,6 +39,8 @@ class Standing:
     startup_seconds: float  # that one took on average
     unpriced: str | None  # why a node stands on the bill with $0
     kept: bool = False  # whether the bill's file is on storage
+    usd_per_document: float = 0.0  # that servers took for the tokens of committed ones
+    open_usd: float = 0.0  # that they took for units in flight, a part of `usd`
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,20 @@ class Ledger:
         workers, nodes = list(self.book.workers.values()), list(self.book.nodes.values())
         loaded = [worker.seconds for worker in workers if worker.seconds.total() > worker.seconds.startup]
         live = [node for node in nodes if node.ended is None or node.ended > now]
+        working = [worker for worker in workers if billing.ended(worker, now, final=False) is None]
+        documents = self.book.totals()["documents"]
+        tokens_usd = self.book.tokens_usd(workers, "categories")
         return Standing(
             at=now,
             usd=billing.usd(self.book.charges(now).total),
             usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / self.book.runs,
-            documents=self.book.totals()["documents"],
+            documents=documents,
             busy_seconds=sum(billing.settled(worker, now, final=False).busy for worker in workers),
             startup_seconds=sum(seconds.startup for seconds in loaded) / len(loaded) if loaded else 0.0,
             unpriced=next((n.price_source for n in nodes if n.price_source.startswith(machines.UNKNOWN)), None),
             kept=self._kept,
+            usd_per_document=tokens_usd / documents / billing.MICRO if documents else 0.0,
+            open_usd=self.book.tokens_usd(working, "open_categories") / billing.MICRO,
         )
 
     def begin(self, ask: Ask) -> bool | None:

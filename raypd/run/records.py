@@ -223,6 +223,8 @@ class WorkerTime:
     open: dict[str, tuple[float, float]] = field(default_factory=dict)  # unit not committed: busy (prefill, decode) s
     spans: Spans = field(default_factory=list)
     categories: dict[str, Counts] = field(default_factory=dict)  # of committed units
+    open_categories: dict[str, Counts] = field(default_factory=dict)  # of `open`
+    lost_categories: dict[str, Counts] = field(default_factory=dict)  # of attempts that failed
     method: str = ""
     ok: int = 0  # documents
     failed: int = 0

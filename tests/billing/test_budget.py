@@ -1,6 +1,7 @@
 """A budget is held to the cent over several runs, a deadline asks for the workers it takes or says that it is lost."""
 
 import re
+from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
 
@@ -101,6 +102,18 @@ def test_units_are_begun_while_their_end_can_be_paid(session) -> None:
     clock.now += 20.0
     with pytest.raises(budget.BudgetReached, match="10 of 1,000"):  # ... until only the reserve is left
         own.look(2)
+
+
+def test_tokens_of_what_is_in_flight_are_kept_of_the_budget(session) -> None:
+    own, _, _ = session(0.0, 0.0, 0, 0.0, 0.0, budget_usd=10.0)
+    own._asks_server = True
+    assert (own.admit(unit("a"), 0), own.admit(unit("b"), 0), own.held) == (True, False, False)  # one to learn from
+    own.ended(unit("a"), 10)
+    own._standing, own._unbilled = replace(own._standing, usd=2.0, documents=10, usd_per_document=0.2), []
+    assert [own.admit(unit(name), 0) for name in "bcd"] == [True, True, True]  # 2.50 each, with caution
+    own._standing = replace(own._standing, usd=3.0, open_usd=1.0)
+    own.ended(unit("b"), 10)  # what it took since then is not on the bill yet
+    assert (own.admit(unit("e"), 0), own.held) == (False, True)
 
 
 def test_no_unit_is_begun_before_the_bill_has_a_file(session, monkeypatch) -> None:
