@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,7 +186,11 @@ class LLM:
             self._parts = {}  # a cache holds all of a GPU's memory
             self._parts = {key: build(config, None, self._load)}
         documents = [filled(Document(n, str(n)), config, row) for n, row in enumerate(fields)]
-        return answer(self._parts[key], documents, Meter("", config.decoding.method))
+        try:
+            return answer(self._parts[key], documents, Meter("", config.decoding.method))
+        except BaseException:  # programs of this call are still in the engine
+            self._parts = {}
+            raise
 
     def _load(self, model: ModelConfig) -> LoadedModel:
         from raypd.models.load import load_model
@@ -237,7 +241,7 @@ def extract(
 
     Args:
         source: a path (file, folder, glob, S3) or a list of them; texts, dicts, a pandas DataFrame, an Arrow table or a
-            Ray Dataset, written into the run's folder first, so that the run can go on later; or the YAML of a run.
+            Ray Dataset (read twice), written into the run's folder first, so that the run can go on; or a run's YAML.
         schema: a pydantic model; a JSON Schema or the path of one; attributes (names, or {name, type, ...}); or
             {category: {attributes}}, or the path of a YAML with that. None where `source` is a YAML.
         output: folder of the run; None: below `runs`, by what is asked of which documents.
@@ -350,18 +354,25 @@ def _config(
 
 
 def _in_memory(source: Any) -> tuple[str, pa.Schema, Callable[[], Iterable[pa.Table]]]:
-    """(digest of what documents in memory hold, for a Dataset of nothing; their columns; what gives them)"""
+    """(digest of what documents in memory hold; their columns; what gives them)"""
     if isinstance(source, (list, tuple)):
         source = _table_of_rows(source)
     if hasattr(source, "iter_batches"):
         schema = source.schema()
         if schema is None:
             raise InputError("the dataset has no rows")
-        return "dataset", schema.base_schema, lambda: source.iter_batches(batch_format="pyarrow")
+        batches = partial(source.iter_batches, batch_format="pyarrow")
+        return _digest(batches()), schema.base_schema, batches
     table = source if isinstance(source, pa.Table) else _table_of(source)
     if not len(table):
         raise InputError("the table has no rows")
     return hashlib.sha256(_parquet(table)).hexdigest(), table.schema, lambda: [table]
+
+
+def _digest(batches: Iterable[pa.Table]) -> str:
+    """Of their rows in any order: a Dataset that is read again may give them in another one."""
+    rows = (repr(row).encode() for batch in batches for row in batch.to_pylist())
+    return f"{sum(int.from_bytes(hashlib.sha256(row).digest(), 'big') for row in rows) % 2**256:064x}"
 
 
 def _columns(schema: pa.Schema | None, kind: str, text: Columns) -> dict[str, Any]:
@@ -386,6 +397,7 @@ def _stored(config: RunConfig, digest: str, batches: Callable[[], Iterable[pa.Ta
     """The path of what is in memory, which is written below the run's folder, once."""
     folder = storage.join(layout.output_folder(config), "input", digest[:16])
     if not storage.exists(storage.join(folder, _WHOLE)):
+        storage.make_folder(layout.output_folder(config))  # its owner's alone
         storage.make_folder(folder)
         for number, batch in enumerate(batches()):
             storage.put(storage.join(folder, f"{number:06d}.parquet"), _parquet(batch))

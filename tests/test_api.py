@@ -2,8 +2,11 @@
 
 import json
 import os
+import stat
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import DEFAULT, Mock
 
 import pandas as pd
 import pyarrow as pa
@@ -11,6 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 import raypd
+from raypd.answering import request_queue
 from raypd.errors import ConfigError, InputError
 
 FRAME = pd.DataFrame({"id": ["a", "b", "c"], "title": ["red shoe", "blue shoe", "hat"], "price": [1.0, 2.0, 3.0]})
@@ -71,6 +75,39 @@ def test_what_is_no_table_of_documents_is_refused(source, error, said, tmp_path:
     with pytest.raises(error, match=said):
         raypd.extract(source, ["Brand"], model="fake")
     assert not os.listdir(tmp_path)
+
+
+class Dataset:
+    """As Ray's, of rows in several blocks."""
+
+    def __init__(self, *texts: str) -> None:
+        self.blocks = [pa.table({"id": [text], "text": [text]}) for text in texts]
+
+    def schema(self) -> SimpleNamespace:
+        return SimpleNamespace(base_schema=self.blocks[0].schema)
+
+    def iter_batches(self, batch_format: str) -> list[pa.Table]:
+        return self.blocks
+
+
+def test_a_dataset_of_other_rows_is_another_run_in_a_private_folder(tmp_path, monkeypatch, in_process) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, same, other = (
+        raypd.extract(Dataset(*texts), ["Brand"], model="fake") for texts in (["hat", "cap"], ["cap", "hat"], ["shoe"])
+    )
+    assert first.path == same.path
+    assert (list(other.to_pandas()["id"]), first.manifest.documents) == (["shoe"], 2)
+    assert stat.S_IMODE(os.stat(first.path).st_mode) == 0o700
+
+
+def test_a_call_that_was_interrupted_leaves_nothing_in_the_engine_of_the_next(monkeypatch) -> None:
+    llm = raypd.LLM("fake")
+    interrupted = Mock(wraps=request_queue.answer, side_effect=[KeyboardInterrupt, DEFAULT])
+    monkeypatch.setattr(request_queue, "answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.extract("a shoe", ["brand"])
+    assert not llm._parts
+    assert llm.extract("a shoe", ["brand"])[0].error is None
 
 
 def test_a_list_of_files_with_blanks_in_their_names_is_of_paths(tmp_path: Path, monkeypatch, in_process) -> None:
