@@ -36,7 +36,7 @@ class Document:
 
 @dataclass
 class Record:
-    """One output row of the document `index`: `columns` are the task's (`Task.columns`); an error leaves them empty."""
+    """One output row of the document `index`: `columns` are the task's; of an error those that say what it is of."""
 
     index: int
     columns: dict[str, Any] = field(default_factory=dict)

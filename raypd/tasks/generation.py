@@ -138,6 +138,7 @@ class GenerationTask:
 
     def _next(self, chat: _Chat) -> Request | Record:
         parameters, prompt = chat.request.parameters, chat.request.unanswered[0]
+        failed = partial(Record, chat.document.index, {"sample": chat.sample, "turn": chat.turn})
         sampling = Sampling(parameters.temperature, self.config.decoding.sampling.top_k, parameters.top_p)
         method = self._method(parameters.max_new_tokens, sampling)
         turns = [*chat.request.turns, {"role": "user", "content": prompt}]
@@ -147,7 +148,7 @@ class GenerationTask:
             key = "max_tokens" if self.task.openai else "decoding.max_new_tokens"
             reason = f"{TOO_LONG}: {len(tokens)} tokens, at most {max(0, room)} leave room for {key} "
             reason += f"({parameters.max_new_tokens}) in the model's context of {self.context_length}"
-            return Record(chat.document.index, error=reason)
+            return failed(reason)
         tokens = tokens[-room:]
         if parameters.seed is None:
             seed = seed_of(self.config.decoding.sampling.seed, [chat.document.id, chat.sample, chat.turn])
@@ -156,9 +157,9 @@ class GenerationTask:
         try:
             program = self._program(method, parameters, tokens, seed)
         except ValueError as error:
-            return Record(chat.document.index, error=str(error))
+            return failed(str(error))
         finish = partial(self._finish, chat, turns, len(tokens))
-        return Request([chat.document.index], program, finish, seed, sampling=sampling)
+        return Request([chat.document.index], program, finish, seed, lambda why: [failed(why)], sampling)
 
     def tokens_of(self, turns: Turns) -> list[int]:
         """Ids of a conversation; control strings in the text of a turn stay text."""

@@ -98,6 +98,15 @@ def test_a_bad_prompt_is_an_error_record(prompt, words):
     assert words in item.error
 
 
+def test_a_failure_says_of_which_sample_it_is():
+    task = make(samples=2, decoding={"sampling": {"temperature": 1.0}})
+    refused, failed = (
+        list(task.plan([document("x" * 5000)])),
+        [item.fail("no")[0] for item in task.plan([document("Hi")])],
+    )
+    assert [record.columns for record in refused + failed] == [{"sample": n, "turn": 0} for n in (0, 1)] * 2
+
+
 def test_a_long_prompt_may_lose_its_beginning():
     assert len(next(one(make(context_length=100, too_long="truncate"), "x" * 500).program).tokens) == 100 - 12
 
