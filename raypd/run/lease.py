@@ -19,6 +19,7 @@ from raypd.run.text import Say, iso
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 45.0  # without a beat: the holder is dead
+_working: set[str] = set()  # sessions of this process that hold a run, or begin to
 
 
 class RunLease:
@@ -36,8 +37,14 @@ class RunLease:
         self._clock = time.monotonic()
         self._beats = 0
         self._ended = threading.Event()
-        self._version = self._take()
-        self._write(None)
+        _working.add(self.id)
+        try:
+            self._version = self._take()
+        except BaseException:
+            _working.discard(self.id)
+            raise
+        with contextlib.suppress(OSError):  # the next beat writes it again
+            self._write(None)
         self._thread = threading.Thread(target=self._live, name="heartbeat", daemon=True)
         self._thread.start()
 
@@ -45,6 +52,7 @@ class RunLease:
         """Releases the run; `how` it ended: complete, interrupted, failed, ... Raises OSError."""
         self._ended.set()
         self._thread.join()
+        _working.discard(self.id)  # also where the rest fails, as on a full disk
         if self.lost is None:
             self._beat(ended=True)
         self._write(how)
@@ -116,15 +124,15 @@ class RunLease:
                 self._write(None)
 
     def _beat(self, ended: bool = False) -> None:
-        if storage.put_if(self._lease_path, self._lease(ended), self._version):
-            self._version = storage.version(self._lease_path)
-            return
-        version, holder = self._current()
-        if holder is not None and holder.session == self.id:
-            self._version = version  # written after all, though the store had not answered so
-        else:
-            by = f"session {holder.session} took it over" if holder else "its lease.json was deleted"
-            self.lost = f"this session was out of reach for too long, and {by}"
+        for _ in range(2):  # the last one may have been written, though the store had not answered so
+            if storage.put_if(self._lease_path, self._lease(ended), self._version):
+                self._version = storage.version(self._lease_path)
+                return
+            self._version, holder = self._current()
+            if holder is None or holder.session != self.id:
+                by = f"session {holder.session} took it over" if holder else "its lease.json was deleted"
+                self.lost = f"this session was out of reach for too long, and {by}"
+                return
 
     def _write(self, how: str | None) -> None:
         seconds = round(time.monotonic() - self._clock, 3)
@@ -178,4 +186,6 @@ def _runs_here(holder: Lease) -> bool | None:
     """Whether the holder's process lives; None where that cannot be seen from this machine."""
     if holder.machine is None or holder.machine != _machine():
         return None
+    if holder.pid == os.getpid() and holder.session not in _working:
+        return False
     return holder.started is not None and _started(holder.pid) == holder.started

@@ -89,6 +89,24 @@ def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(tmp_
     third.end("complete")
 
 
+def test_a_lease_is_given_free_though_its_last_beat_was_not_answered_or_the_disk_is_full(tmp_path, monkeypatch) -> None:
+    first = lease.RunLease(str(tmp_path))
+    first._ended.set()
+    first._thread.join()
+    assert lease.storage.put_if(first._lease_path, first._lease(), first._version)  # it beat, and was not told so
+    first.end("complete")
+    assert json.loads((tmp_path / "lease.json").read_text())["ended"]
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    with monkeypatch.context() as patched:
+        patched.setattr(lease.RunLease, "_write", full)  # of the session, which is written again
+        second = lease.RunLease(str(tmp_path))
+        patched.setattr(lease.storage, "put_if", full)
+        with pytest.raises(OSError, match="No space left"):
+            second.end("failed")
+    assert not json.loads((tmp_path / "lease.json").read_text())["ended"]
+    lease.RunLease(str(tmp_path)).end("complete")  # of the same process
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"session": 1}'])
 def test_a_lease_that_was_edited_by_hand_holds_nobody(text, tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "lease.json").write_text(text)
