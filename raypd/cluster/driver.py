@@ -65,15 +65,14 @@ def run_extract(
         build = worker.build
         check_model(config, machine=ray_session.runs_here(config.cluster))
     manifest.claim(config, output)
-    with held(output, say) as lease:
+    with signals(), held(output, say) as lease:
         if lease.took_over:  # and that one may have gone on while this one looked
             done = writer.committed(output)
         storage.clean_temporary(writer.units_folder(output))
         run = DriverSession(config, output, planned, done, lease, verbose, build)
         try:
-            with signals():
-                planned.keep(output)
-                run.stream()
+            planned.keep(output)
+            run.stream()
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted: {run.state()}; the same command resumes") from None
     return finish(config, output, planned, run.unreadable)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from raypd.errors import RunError
 from raypd.run.text import said
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Interrupted(RunError):
     """The user or the system asked the run to stop."""
@@ -23,19 +25,21 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """SIGTERM ends what runs within as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
+    """SIGTERM ends what runs within as Ctrl-C does, and only the first of them counts until it has ended."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is _interrupt:
         yield
         return
-    interrupt = signal.default_int_handler  # raises KeyboardInterrupt
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
+        for number in _SIGNALS:
+            signal.signal(number, _interrupt)
         yield
-    except KeyboardInterrupt:
-        for number in before:  # a second Ctrl-C must not tear the way out
-            signal.signal(number, signal.SIG_IGN)
-        raise
     finally:
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    for each in _SIGNALS:  # a second one must not tear the way out
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
