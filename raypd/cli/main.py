@@ -451,6 +451,8 @@ def report_errors() -> Iterator[None]:
     except UserError as error:
         code = getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2)
         message = str(error) if code == 130 else f"error: {error}"
+    except OSError as error:  # of a disk: what went wrong, and with which file
+        message, code = f"error: {error}", 1
     print(said(message), file=sys.stderr, flush=True)
     sys.stdout.flush()
     # Not sys.exit: threads of Ray that are in the middle of something would hold the process or print a traceback.

@@ -204,8 +204,9 @@ class DriverSession:
                 if self.lease.lost is not None:
                     raise RunError(self.lease.lost)
                 if isinstance(event, Tick):
-                    executor.wanted = accounts.look(event.workers) or executor.wanted
-                    executor.closing = accounts.held
+                    if ended < count:  # else nothing more is to be paid
+                        executor.wanted = accounts.look(event.workers) or executor.wanted
+                        executor.closing = accounts.held
                     if event.workers:
                         self._display.begin()
                     self._update(event.answered, event.failed)

@@ -79,6 +79,9 @@ def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, monkeypatch)
     with report_errors():
         raise ConfigError(IDS[2])
     assert (codes, steers(capsys.readouterr().err)) == ([2], [])
+    with report_errors():
+        raise OSError(28, "No space left on device", "out/lease.json")  # bare, as of a local disk
+    assert (codes, capsys.readouterr().err) == ([2, 1], "error: [Errno 28] No space left on device: 'out/lease.json'\n")
 
 
 def test_no_cell_of_a_csv_is_a_formula(run: RunConfig, tmp_path: Path) -> None:

@@ -8,15 +8,19 @@ import os
 import re
 import signal
 from types import SimpleNamespace
+from unittest.mock import MagicMock, Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
 
+from raypd.billing.budget import BudgetReached
 from raypd.cluster import driver
+from raypd.cluster.in_flight import Ended, Tick
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
+from raypd.run.records import UnitResult
 from tests.cluster import fakes
 from tests.faults.trial import Trial, kill
 from tests.processes import LONG, ended, start
@@ -113,6 +117,15 @@ def test_how_many_documents_may_fail(config, monkeypatch, failed, documents, mos
     monkeypatch.setattr(driver.writer, "read_table", lambda *_: (None, errors))
     with pytest.raises(RunError, match="have failed") if ends else contextlib.nullcontext():
         driver.DriverSession._check_failed(session, SimpleNamespace(id="u"))
+
+
+def test_a_run_that_is_done_is_not_ended_for_its_budget(config) -> None:
+    accounts = Mock(held=False, look=Mock(side_effect=BudgetReached("too late")))
+    planned = MagicMock(units=1, documents=10, exact=True)
+    session = driver.DriverSession(config("x"), "out", planned, set(), Mock(lost=None), False, fakes.build)
+    events = (event for event in (Ended(SimpleNamespace(id="u"), UnitResult(ok=10)), Tick(0, 0, 1)))
+    session._run(SimpleNamespace(run=lambda *_: events), accounts, iter(()), 1)
+    assert session.done_units == 1
 
 
 @pytest.mark.parametrize("executor", SELDOM)
