@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from raypd import storage
 from raypd.dataset import writer
-from raypd.run import read
+from raypd.run import read, retry_policy
 from raypd.run.load import is_nightly
 from raypd.verify.table_object import objects, read_object
 
@@ -42,6 +42,7 @@ class Summary:
     documents: int
     reasons: list[Reason]
     units: list[dict[str, str]]  # not committed: `unit`, and the last line that its worker wrote as `reason`
+    retried: int  # documents that --retry-errors tries again
 
 
 def letters(output: str) -> Iterator[pa.Table]:
@@ -71,9 +72,13 @@ def _failed(rows: pa.Table) -> pa.Table:
 def summarize(output: str) -> Summary:
     """Groups a run's dead letters by reason. Memory grows with the number of kinds of reasons, not of documents."""
     reasons: dict[str, Reason] = {}
-    for table in letters(output):
-        for row in table.to_pylist():
-            kind, can_change = normalize(row["source"], row["reason"]), not of_input(row["source"], row["reason"])
+    documents = retried = 0
+    for rows in (rows for table in letters(output) for rows in read.by_document(table.to_pylist()).values()):
+        documents += 1
+        retried += any(not of_input(row["source"], row["reason"]) for row in rows)
+        kinds = {normalize(row["source"], row["reason"]): row for row in reversed(rows)}  # the first of each
+        for kind, row in kinds.items():
+            can_change = not of_input(row["source"], row["reason"])
             if kind not in reasons and len(reasons) >= _MOST_REASONS:
                 kind, can_change = "(other reasons)", True
             group = reasons.setdefault(kind, Reason(kind, can_change=can_change))
@@ -82,9 +87,9 @@ def summarize(output: str) -> Summary:
                 group.examples.append(row)
     ordered = sorted(reasons.values(), key=lambda r: (-r.documents, r.reason))
     failures = list(read.failures(output))
-    done = writer.committed(output) if failures else set()
+    done = {retry_policy.START, *(writer.committed(output) if failures else ())}
     failed = [{"unit": unit, "reason": reason} for unit, reason in failures if unit not in done]
-    return Summary(output, sum(r.documents for r in ordered), ordered, failed)
+    return Summary(output, documents, ordered, failed, retried)
 
 
 def most_frequent(output: str) -> str | None:

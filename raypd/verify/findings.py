@@ -97,8 +97,8 @@ def describe_errors(summary: dead_letters.Summary) -> str:
     if summary.units:
         out.append(f"{counted(len(summary.units), 'unit')} not done, with the last line of the worker:")
         out += _indented([f"{u['unit']}: {u['reason']}" for u in summary.units], _UNITS_SHOWN)
-    if retry := sum(group.documents for group in summary.reasons if group.can_change):
-        out.append(f"--retry-errors tries {counted(retry, 'document')} again")
+    if summary.retried:
+        out.append(f"--retry-errors tries {counted(summary.retried, 'document')} again")
     return "\n".join(out)
 
 
@@ -117,7 +117,7 @@ def _readable(row: dict[str, object], formula: str = "") -> list[object]:
 
 
 def write_letters(output: str, path: str) -> int:
-    """Writes all dead letters into a local file, whole or not; how many. Raises ConfigError: bad suffix, no writing."""
+    """Writes all dead letters into a local file, whole or not; of how many documents. Raises ConfigError."""
     written = _FORMATS.get(Path(path).suffix.lower())
     if written is None or storage.is_remote(path):
         raise ConfigError(f"--output {path}: give a local file that ends in {', '.join(_FORMATS)}")
@@ -130,7 +130,7 @@ def write_letters(output: str, path: str) -> int:
                     table = pa.table([*columns], schema=dead_letters.SCHEMA)
                 scratch.add("letters", table)
             scratch.run(f"COPY (FROM letters ORDER BY unit, source, row) TO {quoted([part])} (FORMAT {written})")
-            count = scratch.number("SELECT count(*) FROM letters")
+            count = scratch.number("SELECT count(*) FROM (SELECT DISTINCT unit, source, row FROM letters)")
         os.replace(part, path)
     except (OSError, duckdb.Error) as error:
         raise ConfigError(f"--output {path}: cannot be written: {error}") from None

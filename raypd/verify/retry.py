@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from raypd import storage
 from raypd.answering.components import Build
+from raypd.billing import book
+from raypd.billing.budget import BudgetReached
 from raypd.cluster import driver
 from raypd.config import OutputConfig, RunConfig
 from raypd.dataset import planner, writer
@@ -18,7 +20,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.run import console, layout, manifest, records
 from raypd.run.lease import held
 from raypd.run.read import by_document
-from raypd.run.text import counted
+from raypd.run.text import counted, usd
 from raypd.run.unit import Unit
 from raypd.verify import dead_letters
 
@@ -82,8 +84,14 @@ def retry_errors(
         plan = stored(folder)
         if plan is None:
             raise RunError(f"{folder}: its plan is gone; delete this folder and run the same command again")
-        inner = config.model_copy(update={"output": OutputConfig(path=folder)})
-        driver.run_extract(inner, verbose=verbose, build=build, planned=plan)
+        cost, spent = config.cost, sum(bill.usd for bill in book.bills(output))
+        if cost.budget_usd is not None:  # which has paid the run
+            cost = cost.model_copy(update={"budget_usd": max(0.0, cost.budget_usd - spent)})
+        inner = config.model_copy(update={"output": OutputConfig(path=folder), "cost": cost})
+        try:
+            driver.run_extract(inner, verbose=verbose, build=build, planned=plan)
+        except BudgetReached as reached:
+            raise BudgetReached(f"{reached}; to all budgets here add {usd(spent)}, which the run has cost") from None
         if lease.lost is not None:
             raise RunError(f"{lease.lost}; the same command goes on")
         paths, number, result.tried = dict(writer.objects(output)), result.number, 0

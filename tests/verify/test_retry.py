@@ -5,6 +5,7 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 from raypd import storage
 from raypd.answering.components import WorkerComponents
+from raypd.billing import book
+from raypd.billing.budget import BudgetReached
 from raypd.cli.main import app
 from raypd.cluster import driver
 from raypd.config import RunConfig, StorageConfig
@@ -21,14 +24,14 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, RunError
 from raypd.run.lease import RunLease
 from raypd.run.load import load_run
-from raypd.run.records import from_json
+from raypd.run.records import Bill, from_json
 from raypd.run.unit import Unit
 from raypd.verify import dead_letters, retry
 from raypd.verify.retry import merged, retry_errors
 from raypd.verify.verification import verify
 from tests.cli.conftest import raypd  # noqa: F401
 from tests.cluster import fakes
-from tests.runs import with_values, write_jsonl
+from tests.runs import with_keys, with_values, write_jsonl
 
 
 class Task(fakes.FakeTask):
@@ -134,6 +137,14 @@ def test_what_the_input_itself_makes_fail_is_tried_on_request(run, tmp_path, con
     assert "cannot be read as they stand" in again(run).describe()
     with pytest.raises(ConfigError, match="no run here"):
         again(config(str(tmp_path / "a.jsonl"), "nowhere"))
+
+
+def test_a_retry_has_what_its_run_has_left_of_the_budget(run, monkeypatch) -> None:
+    book.write(run.output.path, Bill("s", 100.0, 3.0))
+    monkeypatch.setattr(driver, "run_extract", inner := Mock(side_effect=BudgetReached("reached")))
+    with pytest.raises(BudgetReached, match=r"add \$3\.00, which the run has cost"):
+        again(with_keys(run, cost={"budget_usd": 5.0}))
+    assert inner.call_args.args[0].cost.budget_usd == 2.0
 
 
 @pytest.mark.parametrize("units_done", [0, 1])

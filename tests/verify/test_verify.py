@@ -21,10 +21,12 @@ from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
 from raypd.run import retry_policy
 from raypd.run.load import load_run
+from raypd.tasks.base import Document, Record
+from raypd.tasks.columns import QUESTION_ANSWERING
 from raypd.verify import dead_letters, findings
 from raypd.verify.dead_letters import normalize, of_input
 from raypd.verify.verification import Verification, verify
-from tests.runs import run_here, says, with_values, write_jsonl
+from tests.runs import committed, run_config, run_here, says, with_values, write_jsonl
 
 
 def look(run: RunConfig) -> Verification:
@@ -255,9 +257,20 @@ def test_units_without_a_commit_are_listed_and_finished_ones_are_not(faulty) -> 
     storage.put(retry_policy.failure_path(faulty.output.path, done), b"RuntimeError: old")
     failed = retry_policy.failure_path(faulty.output.path, "other-unit")
     storage.put(failed, b"Traceback\nRuntimeError: the device is gone\n")
+    storage.put(retry_policy.failure_path(faulty.output.path, retry_policy.START), b"RuntimeError: no unit")
     summary = dead_letters.summarize(faulty.output.path)
     assert summary.units == [{"unit": "other-unit", "reason": "RuntimeError: the device is gone"}]
     assert "other-unit: RuntimeError" in findings.describe_errors(summary)
+
+
+def test_a_document_counts_once_however_many_of_its_questions_failed(tmp_path) -> None:
+    reasons = ["question 1 (0): no", "question 2 (1): no", "x.jsonl:3: no question"]
+    records = [Record(0, {"question_id": str(n)}, reason) for n, reason in enumerate(reasons)]
+    documents = [Document(0, "a", source="x.jsonl")]
+    run = committed(tmp_path / "out", run_config("question_answering"), documents, records, QUESTION_ANSWERING)
+    summary = dead_letters.summarize(run)
+    assert (summary.documents, [group.documents for group in summary.reasons], summary.retried) == (1, [1, 1], 1)
+    assert findings.write_letters(run, str(tmp_path / "errors.csv")) == 1
 
 
 def test_all_of_them_into_a_file(faulty, tmp_path) -> None:
