@@ -188,8 +188,8 @@ class DriverSession:
         units = (unit for unit in planned if unit.id not in self.done)
         self._run(executor, accounts, units, self.units - self.done_units)
         if self._apart and not accounts.held:
-            singles = take_apart(self.output, self._apart, config.fingerprint())
-            self.units += len(singles) - len(self._apart)
+            singles = take_apart(self.output, planned, self._apart, config.fingerprint())
+            self.units = planned.units
             self._run(executor, accounts, iter(singles), len(singles))
         self._update()
         if accounts.held:

@@ -95,11 +95,14 @@ def alone(output: str) -> set[str]:
         return set()
 
 
-def take_apart(output: str, units: Sequence[Unit], fingerprint: str) -> list[Unit]:
-    """Units of one object each in place of these units of several, now and in later sessions."""
+def take_apart(output: str, plan: Plan, units: Sequence[Unit], fingerprint: str) -> list[Unit]:
+    """Units of one object each in place of these units of several, now and in later sessions; the plan counts them."""
     names = alone(output) | {part.name for unit in units for part in unit.parts}
     storage.put(storage.join(output, layout.PLAN_ALONE), json.dumps(sorted(names)).encode())
-    return [make_unit([part], fingerprint) for unit in units for part in unit.parts]
+    singles = [make_unit([part], fingerprint) for unit in units for part in unit.parts]
+    plan.units += len(singles) - len(units)
+    records.write(storage.join(output, layout.PLAN_TOTALS), replace(plan.totals, units=plan.units))
+    return singles
 
 
 def _chunk(folder: str, number: int) -> str:

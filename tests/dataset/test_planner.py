@@ -172,7 +172,7 @@ def test_objects_that_were_taken_apart_are_not_cut(tmp_path, config) -> None:
         write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["a"] * 90)
     planned = kept(run)
     assert {len(unit.parts) for unit in planned} == {1, 2}
-    singles = take_apart(run.output.path, [unit for unit in planned if len(unit.parts) > 1], run.fingerprint())
+    singles = take_apart(run.output.path, planned, [unit for unit in planned if len(unit.parts) > 1], run.fingerprint())
     assert {unit.id for unit in singles} <= {unit.id for unit in plan(run, run.output.path)}
 
 
@@ -285,8 +285,11 @@ def test_objects_that_were_damaged_are_looked_into_again(run, tmp_path, inspecte
 
 
 def test_units_that_were_taken_apart_stay_apart(run) -> None:
-    (shared,) = [u for u in kept(run) if len(u.parts) > 1]
-    singles, planned = take_apart(run.output.path, [shared], run.fingerprint()), kept(run)
+    first = kept(run)
+    (shared,) = [u for u in first if len(u.parts) > 1]
+    before, singles = first.units, take_apart(run.output.path, first, [shared], run.fingerprint())
+    assert stored(run.output.path).units == first.units == before + len(singles) - 1 > before
+    planned = kept(run)
     assert {u.id for u in singles} < {u.id for u in planned}
     assert all(len(parts) == 1 for parts in shape(planned))
     assert (planned.documents, list(plan(run, run.output.path))) == (36, list(planned))
