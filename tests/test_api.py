@@ -6,6 +6,7 @@ import stat
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import DEFAULT, Mock
 
 import pandas as pd
@@ -77,37 +78,19 @@ def test_what_is_no_table_of_documents_is_refused(source, error, said, tmp_path:
     assert not os.listdir(tmp_path)
 
 
-class Dataset:
-    """As Ray's, of rows in several blocks."""
-
-    def __init__(self, *texts: str) -> None:
-        self.blocks = [pa.table({"id": [text], "text": [text]}) for text in texts]
-
-    def schema(self) -> SimpleNamespace:
-        return SimpleNamespace(base_schema=self.blocks[0].schema)
-
-    def iter_batches(self, batch_format: str) -> list[pa.Table]:
-        return self.blocks
+def dataset(*texts: str) -> Any:
+    """As Ray's, each text in a block of its own."""
+    blocks = [pa.table({"id": [text], "text": [text]}) for text in texts]
+    schema = SimpleNamespace(base_schema=blocks[0].schema)
+    return SimpleNamespace(schema=lambda: schema, iter_batches=lambda batch_format: blocks)
 
 
 def test_a_dataset_of_other_rows_is_another_run_in_a_private_folder(tmp_path, monkeypatch, in_process) -> None:
     monkeypatch.chdir(tmp_path)
-    first, same, other = (
-        raypd.extract(Dataset(*texts), ["Brand"], model="fake") for texts in (["hat", "cap"], ["cap", "hat"], ["shoe"])
-    )
-    assert first.path == same.path
-    assert (list(other.to_pandas()["id"]), first.manifest.documents) == (["shoe"], 2)
+    datasets = dataset("hat", "cap"), dataset("cap", "hat"), dataset("shoe")
+    first, same, other = (raypd.extract(rows, ["Brand"], model="fake") for rows in datasets)
+    assert (first.path, list(other.to_pandas()["id"])) == (same.path, ["shoe"])
     assert stat.S_IMODE(os.stat(first.path).st_mode) == 0o700
-
-
-def test_a_call_that_was_interrupted_leaves_nothing_in_the_engine_of_the_next(monkeypatch) -> None:
-    llm = raypd.LLM("fake")
-    interrupted = Mock(wraps=request_queue.answer, side_effect=[KeyboardInterrupt, DEFAULT])
-    monkeypatch.setattr(request_queue, "answer", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        llm.extract("a shoe", ["brand"])
-    assert not llm._parts
-    assert llm.extract("a shoe", ["brand"])[0].error is None
 
 
 def test_a_list_of_files_with_blanks_in_their_names_is_of_paths(tmp_path: Path, monkeypatch, in_process) -> None:
@@ -128,7 +111,7 @@ class Long(Shoe):
     brand: str = Field(min_length=1000)
 
 
-def test_a_pydantic_model_gives_instances_and_bytes_are_no_text() -> None:
+def test_a_pydantic_model_gives_instances_bytes_are_no_text_and_an_interrupted_call_leaves_nothing(monkeypatch) -> None:
     llm = raypd.LLM("fake")
     (answer,) = llm.extract("a shoe", Shoe)
     assert answer.parsed == Shoe(**answer.value)
@@ -139,6 +122,12 @@ def test_a_pydantic_model_gives_instances_and_bytes_are_no_text() -> None:
     for call in (lambda: llm.extract(b"a", Shoe), lambda: llm.answer("a", [b"a"]), lambda: llm.generate(b"a")):
         with pytest.raises(TypeError, match="bytes are no text"):
             call()
+    interrupted = Mock(wraps=request_queue.answer, side_effect=[KeyboardInterrupt, DEFAULT])
+    monkeypatch.setattr(request_queue, "answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.extract("a shoe", ["brand"])
+    assert not llm._parts  # in whose engine its programs are
+    assert llm.extract("a shoe", ["brand"])[0].error is None
 
 
 def test_a_run_that_has_not_ended_is_no_run(tmp_path: Path) -> None:

@@ -75,8 +75,7 @@ class Ledger:
         self._output, self._nodes = output, nodes
         cost = config.cost
         new = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
-        kept = read.record(Bill, output, layout.LEDGER, f"{session}.json") or new
-        self.book = book.Book(kept, config)
+        self.book = book.Book(_kept(output, session) or new, config)
         self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
         self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
         self._ready: set[str] = set()  # workers
@@ -206,8 +205,19 @@ def start(config: RunConfig, output: str, session: str, began: float, cpus: floa
     return actor.remote(config, output, session, began, nodes)
 
 
+def _kept(output: str, session: str) -> Bill | None:
+    """A session's bill as a ledger that died has left it, once storage says whether there is one."""
+    while True:
+        try:
+            return read.record(Bill, output, layout.LEDGER, f"{session}.json")
+        except OSError:  # an error here would be this actor's end
+            traceback.print_exc()
+            time.sleep(_ROUND_SECONDS)
+
+
 def close(handle: Any) -> None:
     """Ends a session's bill; of a ledger that is gone the file stays as it is."""
     with contextlib.suppress(Exception):  # whatever Ray has come to
         ray.get(handle.close.remote(), timeout=_ANSWER_SECONDS)
+    with contextlib.suppress(Exception):
         ray.kill(handle)

@@ -228,8 +228,9 @@ class PoolExecutor:
         names = [unit.id for unit in units] or [retry_policy.START]
         self._again.extendleft(reversed(units))
         preempted = worker.leaving or getattr(error, "preempted", False)
-        self._deaths.loading += not worker.ready
-        if preempted or (worker.node and not is_alive(worker.node)):
+        gone = preempted or (worker.node and not is_alive(worker.node))
+        self._deaths.loading += not (worker.ready or gone)
+        if gone:
             self.say("a node is gone; its units are done elsewhere")
         elif units:
             self._deaths.with_units += 1

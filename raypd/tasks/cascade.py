@@ -82,8 +82,11 @@ class _Answers:
         group.unsure = []
         out: list[Request | Record] = [marked(record) for record in ranked[most:]]
         for record in ranked[:most]:
-            for item in self.cascade.second.plan([self.documents[record.index]]):
-                out += self._merged(record, [item])
+            try:
+                items = list(self.cascade.second.plan([self.documents[record.index]]))
+            except Exception as error:  # of this document alone
+                items = [Record(record.index, error=f"{type(error).__name__}: {error}")]
+            out += self._merged(record, items)
         return out
 
     def _merged(self, record: Record, items: Sequence[Request | Record]) -> list[Any]:

@@ -79,21 +79,19 @@ def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
 
 def test_every_token_that_a_server_was_asked_for_is_paid_also_those_of_a_session_that_died(tmp_path) -> None:
     model = {"name": "gpt", "endpoint": {"url": "http://a", "usd_per_million_answer_tokens": 1000.0}}
-    config = run_config(model=model, decoding={"method": "autoregressive"})
-    own, meter, usd = Book(Bill("s", 100.0, 0.0), config), Meter("n"), []
-    for then in (lambda: meter.lose("u"), lambda: meter.commit("u", meter.end("u"), 1, 0)):
+    settings = {"model": model, "decoding": {"method": "autoregressive"}}
+    own, meter, usd = Book(Bill("s", 100.0, 0.0), run_config(**settings)), Meter("n"), []
+    for end in (lambda: meter.lose("u"), lambda: meter.commit("u", meter.end("u"), 1, 0)):
         meter.begin("u")
-        meter.tokens("u", ["a"], TokenCounts(0, 0, 1000, 1))
-        for step in (lambda: None, then):
+        for step in (lambda: meter.tokens("u", ["a"], TokenCounts(0, 0, 1000, 1)), end):
             step()
             own.take(meter.report())
             usd.append(own.bill(110.0).usd)
     assert usd == [1.0, 1.0, 2.0, 2.0]
     book.write(str(tmp_path), own.last)
-    whole = book.of_run(str(tmp_path), [unit(4)])
-    assert (whole.usd, whole.parts["endpoint"], book.bills(str(tmp_path))[0].usd) == (2.0, 2.0, 2.0)
+    assert (book.of_run(str(tmp_path), [unit(4)]).parts["endpoint"], book.bills(str(tmp_path))[0].usd) == (2.0, 2.0)
     model["endpoint"]["batch"] = True  # an attempt finds the batches of the one before
-    assert Book(own.last, run_config(model=model, decoding={"method": "autoregressive"})).bill(110.0).usd == 1.0
+    assert Book(own.last, run_config(**settings)).bill(110.0).usd == 1.0
 
 
 def unit(documents: int, seconds: float = 1.0) -> UnitSummary:

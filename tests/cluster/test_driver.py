@@ -20,6 +20,7 @@ from raypd.cluster import driver
 from raypd.cluster.in_flight import Ended, Tick
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
+from raypd.run.console import signals
 from raypd.run.records import UnitResult
 from tests.cluster import fakes
 from tests.faults.trial import Trial, kill
@@ -177,6 +178,16 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path,
     assert sum(s["documents"] for s in tree["sessions"]) == 120
     assert tree["sessions"][2]["documents"] == 40
     assert not [n for n in os.listdir(tmp_path / "out/units") if n.startswith(".tmp")]
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_does_not_tear_the_way_out_and_a_later_one_is_heard(first) -> None:
+    handlers = lambda: [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]  # noqa: E731
+    before, closed = handlers(), contextlib.ExitStack()
+    closed.callback(signal.raise_signal, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), signals(), signals(), closed:  # of a fit, and of a run within
+        signal.raise_signal(first)
+    assert handlers() == before
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -127,6 +128,10 @@ def test_what_ray_kills_for_memory_is_a_death_like_any_other(tmp_path, monkeypat
     assert list(executor._wait()) == []
     assert said == ["a worker process died because the machine ran out of memory; its units are tried again"]
     assert ([unit.id for unit in executor._again], executor.workers) == (["u0"], [])
+    for gone, deaths in ((Mock(preempted=True), 0), (Mock(preempted=False), 1)):  # before it was ready
+        executor.workers.append(loading := WorkerHandle(Actor(), starting=object()))
+        executor._lost(loading, gone)
+        assert executor._deaths.loading == deaths
 
 
 def test_a_run_whose_last_unit_moves_to_an_idle_worker(tmp_path: Path, config, ray_here, monkeypatch) -> None:

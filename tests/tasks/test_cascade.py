@@ -47,6 +47,8 @@ class ScriptedTask:
     def plan(self, documents):
         for document in documents:
             self.asked.append(document.id)
+            if isinstance(self.answers[document.id], Exception):
+                raise self.answers[document.id]
             yield Request([document.index], document.id, lambda _, d=document: [self.record(d)])
 
     def record(self, document):
@@ -112,6 +114,10 @@ def test_values_under_the_threshold_are_the_second_model_s_and_say_so():
 def test_of_every_100_documents_the_least_sure_share_is_asked_and_no_answer_is_an_error_row():
     records, _ = cascaded({"a": rows("Acme", 0.1, 1.0, 0.1)}, {"a": "the server said 500"}, under=0.5)
     assert records["a"].error == "the cascade's second model: the server said 500"
+    records, _ = cascaded(
+        dict.fromkeys("abc", rows("Acme", 0.1, 1.0, 0.1)), dict.fromkeys("abc", ValueError("no")), under=0.5, share=0.9
+    )
+    assert {record.error for record in records.values()} == {"the cascade's second model: ValueError: no"}
     sure = {f"d{n:03}": 0.001 * ((37 * n) % 250) for n in range(250)}  # all unsure, in no order
     first = {name: rows("Acme", confidence, 1.0, 0.9) for name, confidence in sure.items()}
     records, asked = cascaded(first, dict.fromkeys(first, rows("Zeta", 0.5, 2.0, 0.5)), under=0.8, share=0.07)

@@ -86,6 +86,9 @@ def test_samples_differ_and_are_repeatable():
 
     together = run(6)
     assert (len(together), len(set(together)), run(1)) == (6, 6, together)
+    task = make(samples=2, decoding={"sampling": {"temperature": 1.0}})
+    failed = [*task.plan([document("x" * 5000)]), *(item.fail("no")[0] for item in task.plan([document("Hi")]))]
+    assert [record.columns for record in failed] == [{"sample": n, "turn": 0} for n in (0, 1)] * 2
 
 
 @pytest.mark.parametrize(("prompt", "words"), [
@@ -96,15 +99,6 @@ def test_a_bad_prompt_is_an_error_record(prompt, words):
     item = one(make(), prompt)
     assert isinstance(item, Record)
     assert words in item.error
-
-
-def test_a_failure_says_of_which_sample_it_is():
-    task = make(samples=2, decoding={"sampling": {"temperature": 1.0}})
-    refused, failed = (
-        list(task.plan([document("x" * 5000)])),
-        [item.fail("no")[0] for item in task.plan([document("Hi")])],
-    )
-    assert [record.columns for record in refused + failed] == [{"sample": n, "turn": 0} for n in (0, 1)] * 2
 
 
 def test_a_long_prompt_may_lose_its_beginning():
