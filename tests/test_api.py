@@ -6,7 +6,6 @@ import stat
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import DEFAULT, Mock
 
 import pandas as pd
@@ -78,7 +77,7 @@ def test_what_is_no_table_of_documents_is_refused(source, error, said, tmp_path:
     assert not os.listdir(tmp_path)
 
 
-def dataset(*texts: str) -> Any:
+def dataset(*texts: str) -> SimpleNamespace:
     """As Ray's, each text in a block of its own."""
     blocks = [pa.table({"id": [text], "text": [text]}) for text in texts]
     schema = SimpleNamespace(base_schema=blocks[0].schema)

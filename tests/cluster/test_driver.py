@@ -8,14 +8,13 @@ import os
 import re
 import signal
 from types import SimpleNamespace
-from unittest.mock import MagicMock, Mock
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
 
-from raypd.billing.budget import BudgetReached
 from raypd.cluster import driver
 from raypd.cluster.in_flight import Ended, Tick
 from raypd.errors import ConfigError, RunError
@@ -40,8 +39,7 @@ def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configurati
     assert sorted(map(int, ids)) == [*range(25)]
     assert (made.documents, made.ok, made.failed, made.units) == (25, 22, 3, 3)
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert tree["fingerprint"] == run.fingerprint()
-    assert tree["prefill_tokens"] == 120  # 12 works
+    assert (tree["fingerprint"], tree["prefill_tokens"]) == (run.fingerprint(), 120)  # 12 works
     assert set(tree["versions"]) == {"raypd", "python", "torch", "transformers", "ray", "pyarrow"}
     assert [s["how"] for s in tree["sessions"]] == ["complete"]
     assert tree["config"]["input"]["text_columns"] == ["title"]
@@ -120,13 +118,11 @@ def test_how_many_documents_may_fail(config, monkeypatch, failed, documents, mos
         driver.DriverSession._check_failed(session, SimpleNamespace(id="u"))
 
 
-def test_a_run_that_is_done_is_not_ended_for_its_budget(config) -> None:
-    accounts = Mock(held=False, look=Mock(side_effect=BudgetReached("too late")))
-    planned = MagicMock(units=1, documents=10, exact=True)
-    session = driver.DriverSession(config("x"), "out", planned, set(), Mock(lost=None), False, fakes.build)
-    events = (event for event in (Ended(SimpleNamespace(id="u"), UnitResult(ok=10)), Tick(0, 0, 1)))
-    session._run(SimpleNamespace(run=lambda *_: events), accounts, iter(()), 1)
-    assert session.done_units == 1
+def test_a_run_that_is_done_is_not_ended_for_its_budget() -> None:
+    events = (event for event in (Ended(Mock(), UnitResult(ok=10)), Tick(0, 0, 1)))
+    accounts = Mock(look=Mock(side_effect=RunError("cost.budget_usd is reached")))
+    driver.DriverSession._run(Mock(lease=Mock(lost=None)), Mock(run=lambda *_: events), accounts, iter(()), 1)
+    assert accounts.ended.call_count == 1
 
 
 @pytest.mark.parametrize("executor", SELDOM)
@@ -175,8 +171,7 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path,
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert [s["how"] for s in tree["sessions"]] == ["killed", "interrupted", "complete"]
     # A worker lives on for a moment after its driver was killed.
-    assert sum(s["documents"] for s in tree["sessions"]) == 120
-    assert tree["sessions"][2]["documents"] == 40
+    assert (sum(s["documents"] for s in tree["sessions"]), tree["sessions"][2]["documents"]) == (120, 40)
     assert not [n for n in os.listdir(tmp_path / "out/units") if n.startswith(".tmp")]
 
 

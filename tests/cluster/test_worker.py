@@ -84,8 +84,7 @@ def test_work_is_planned_as_the_engine_has_room(begin) -> None:
 
     made.parts.task = Task()
     made.run_unit(unit)
-    assert len(ahead) == 100
-    assert max(ahead) <= 2 * 4
+    assert (len(ahead), max(ahead) <= 2 * 4) == (100, True)
 
 
 def test_an_error_costs_the_documents_of_its_work_alone(begin) -> None:

@@ -61,8 +61,7 @@ def test_deaths_outlive_worker_and_driver(tmp_path: Path) -> None:
     assert first.next("u") == (Attempt(), False)  # it is alive itself
     second = log(tmp_path, "s1", "n2", "p2")
     once, died = second.next("u")
-    assert died
-    assert once == Attempt(2, deaths=1)
+    assert (once, died) == (Attempt(2, deaths=1), True)
     assert second.next("u") == (once, False)  # a death counts once
     second.begin("u", once, [3, 4])
     assert log(tmp_path, "s2", "n1", "p3").next("u") == (once, False)  # it ended with its session

@@ -59,12 +59,10 @@ def run(tmp_path: Path, config) -> RunConfig:
 
 def test_a_good_run_passes_and_ids_that_the_input_repeats_are_told_apart(run) -> None:
     result = look(run)
-    assert result.passed
     assert (result.units, result.objects, result.documents, result.found) == (4, 4, 28, 28)
-    assert (result.ok, result.failed) == (25, 3)
+    assert (result.passed, result.ok, result.failed) == (True, 25, 3)
     # Both files number their documents from 0.
-    assert (result.repeated_ids.units, result.repeated_ids.documents) == (3, 6)
-    assert result.doubled.documents == 0
+    assert (result.repeated_ids.units, result.repeated_ids.documents, result.doubled.documents) == (3, 6, 0)
     text = findings.describe(result)
     assert "3 ids of the input stand on 6 documents" in text
     assert text.splitlines()[-1].startswith("ok: every document of the input")
@@ -125,9 +123,8 @@ def test_an_object_with_other_columns_or_a_summary_of_other_rows_is_damaged(run)
     assert (result.damaged.units, result.missing.documents) == (1, 0)
     assert "other columns than most" in result.damaged.examples[0]
     rewrite(second, lambda table: table, ok=3)
-    result = look(run)
-    assert result.damaged.units == 2
-    assert "its summary says" in result.damaged.examples[0]
+    damaged = look(run).damaged
+    assert (damaged.units, "its summary says" in damaged.examples[0]) == (2, True)
 
 
 def place(folder: Path, line: int) -> int:
@@ -141,8 +138,7 @@ def test_rows_that_are_missing_doubled_or_foreign_inside_an_object(run, tmp_path
     rewrite(doubled, lambda table: pa.concat_tables([table, table.slice(4, 1)]))
     rewrite(strange, lambda table: with_values(table, "id", ["nobody", *table["id"].to_pylist()[:-1]]))
     result = look(run)
-    assert not result.passed
-    assert result.doubled.documents == 1
+    assert (result.passed, result.doubled.documents) == (False, 1)
     assert result.doubled.examples == [f"14 (a.jsonl, at {place(tmp_path, 14)})"]
     # Every id of the third object stands one row too low: rows of other documents, and none of its own.
     assert (result.foreign.documents, result.missing.documents) == (5, 1 + 5)
@@ -156,8 +152,8 @@ def test_an_object_that_the_input_does_not_have_is_foreign_and_doubles_are_found
     copied = objects(other)[0]
     shutil.copy(copied, objects(run)[0].parent)
     result = look(run)
-    assert not result.passed
-    assert (result.foreign.units, result.foreign.documents, result.doubled.documents) == (1, 0, 7)
+    found = result.passed, result.foreign.units, result.foreign.documents, result.doubled.documents
+    assert found == (False, 1, 0, 7)
     assert copied.stem in result.doubled.examples[0]
     for path in objects(run):
         if path.name != copied.name:
@@ -177,8 +173,7 @@ def test_an_input_that_changed_after_the_run(run, tmp_path) -> None:
 def test_an_object_that_cannot_be_read_while_it_is_compared(run, tmp_path, between) -> None:
     between((tmp_path / "in/b.jsonl").unlink)
     result = look(run)
-    assert not result.passed
-    assert result.unreadable.units == 1
+    assert (result.passed, result.unreadable.units) == (False, 1)
     assert "b.jsonl" in result.unreadable.examples[0]
 
 
@@ -188,8 +183,7 @@ def test_files_in_the_units_folder_that_are_no_units(run) -> None:
     assert look(run).passed
     (folder / "notes.txt").write_text("x")
     result = look(run)
-    assert not result.passed
-    assert "notes.txt" in result.foreign.examples[0]
+    assert (result.passed, "notes.txt" in result.foreign.examples[0]) == (False, True)
 
 
 def test_a_run_that_cannot_be_read_or_whose_answers_would_be_others(run, tmp_path) -> None:
@@ -266,8 +260,8 @@ def test_units_without_a_commit_are_listed_and_finished_ones_are_not(faulty) -> 
 def test_a_document_counts_once_however_many_of_its_questions_failed(tmp_path) -> None:
     reasons = ["question 1 (0): no", "question 2 (1): no", "x.jsonl:3: no question"]
     records = [Record(0, {"question_id": str(n)}, reason) for n, reason in enumerate(reasons)]
-    documents = [Document(0, "a", source="x.jsonl")]
-    run = committed(tmp_path / "out", run_config("question_answering"), documents, records, QUESTION_ANSWERING)
+    config, document = run_config("question_answering"), Document(0, "a", source="x.jsonl")
+    run = committed(tmp_path / "out", config, [document], records, QUESTION_ANSWERING)
     summary = dead_letters.summarize(run)
     assert (summary.documents, [group.documents for group in summary.reasons], summary.retried) == (1, [1, 1], 1)
     assert findings.write_letters(run, str(tmp_path / "errors.csv")) == 1
@@ -292,8 +286,7 @@ def test_all_of_them_into_a_file(faulty, tmp_path) -> None:
 def test_the_command(faulty, tmp_path, config) -> None:
     command = CliRunner()
     done = command.invoke(app, ["errors", faulty.output.path])
-    assert done.exit_code == 0
-    assert "--retry-errors tries" in done.output
+    assert (done.exit_code, "--retry-errors tries" in done.output) == (0, True)
     tree = json.loads(command.invoke(app, ["errors", faulty.output.path, "--json"]).output)
     every = command.invoke(app, ["errors", faulty.output.path, "--all"]).output.splitlines()
     assert len(every) == 1 + tree["documents"]
