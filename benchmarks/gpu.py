@@ -109,7 +109,7 @@ class Counted:
         return None
 
 
-def with_engine(model: Model, work: Work, method: str, attention: str, sizes: dict[str, int]) -> Run:
+def with_engine(model: Model, work: Work, method: str, attention: str, sizes: dict[str, Any]) -> Run:
     graphs = attention == GRAPHS
     engine = Engine(model.packed, **sizes, attention="triton" if graphs else attention, cuda_graphs=graphs)
     vocabulary = model.stock.config.vocab_size
