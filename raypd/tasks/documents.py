@@ -45,9 +45,11 @@ def text_of(document: Document, columns: list[str]) -> str:
 
 
 def input_fields(document: Document, config: RunConfig, more: Sequence[str] = ()) -> dict[str, Any]:
-    """What a document has in the columns that the configuration reads, and in some more."""
+    """What a document has in the columns that the configuration reads, and in some more; a text that it lacks is null,
+    so that a file of such rows has all columns of text."""
     names = [*config.wanted_columns().values(), config.input.category_column or "", *more]
-    return {name: document.fields[name] for name in names if document.fields.get(name) is not None}
+    there = {name: document.fields[name] for name in names if document.fields.get(name) is not None}
+    return dict.fromkeys(config.text_columns()) | there
 
 
 def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, str]], list[str]]:
