@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 
 from raypd.config import RunConfig
 from raypd.config.load import anchor_paths, load_config, set_key, value_of
+from raypd.config.section import Section
 from raypd.errors import ConfigError, RunError, raised_as
 
 _MARK = "# Written by {}."
@@ -55,6 +56,7 @@ def write(
         target.write_text("\n".join(lines) + "\n" + out.getvalue(), encoding="utf-8")
     made = load_config(target)
     for key, value in changes.items():
-        if attrgetter(key)(made) != value:
+        held = attrgetter(key)(made)
+        if held != (type(held).model_validate(value) if isinstance(held, Section) else value):
             raise RunError(f"{target}: {key} does not read back as {value!r}; set it by hand")
     return made

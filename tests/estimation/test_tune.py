@@ -13,6 +13,7 @@ import pytest
 
 from raypd.cli import tune as tune_command
 from raypd.config import METHODS, RunConfig, rewrite
+from raypd.config.model import FakeConfig
 from raypd.config.load import load_config, make_config
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimation import agreement, tune
@@ -386,8 +387,10 @@ def test_paths_keep_their_meaning_in_another_folder(command, tmp_path) -> None:
     command(output="elsewhere/new.yaml", minutes=10)
     assert load_config("elsewhere/new.yaml").input.path == str(tmp_path / "data.jsonl")
     assert Path("elsewhere/new.jsonl").exists()
-    made = rewrite.write(Path("run.yaml"), [], {"model.dtype": "float32"}, Path("typed.yaml"), "why")
+    changes = {"model.dtype": "float32", "model.fake": {"load_seconds": 3}}
+    made = rewrite.write(Path("run.yaml"), [], changes, Path("typed.yaml"), "why")
     assert (made.model.name, made.model.dtype) == ("fake", "float32")  # which was a name alone
+    assert made.model.fake == FakeConfig(load_seconds=3)
 
 
 @pytest.mark.parametrize(("error", "message", "overrides", "options"), [
