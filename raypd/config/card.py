@@ -13,9 +13,9 @@ _TRAINED_WITH = {"ee723ef6dab991e4": "product"}  # digest of a template on a car
 def card_of(model: Any, kind: str) -> dict[str, Any]:
     """The raypd.json of an adapter or a model in a folder, if it is for this kind of task; {} without one."""
     names = (model.get("adapter"), model.get("name")) if isinstance(model, Mapping) else (model,)
-    for name in names:
+    for name in filter(None, names):
         try:
-            card = json.loads(Path(name or "", CARD).read_text(encoding="utf-8"))
+            card = json.loads(Path(name, CARD).read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError):
             continue  # none, or one that `check_card` refuses
         if isinstance(card, dict) and card.get("task") == kind:

@@ -107,7 +107,8 @@ class RunConfig(Section):
             return None
         tree = self.model_dump()
         tree |= {"model": tree["cascade"]["model"], "engine": {**tree["engine"], **self.cascade.engine}, "cascade": {}}
-        tree["decoding"] = {**tree["decoding"], "method": "auto", **self.cascade.decoding}
+        del tree["decoding"]["skeleton"]  # as the template, it is what the weights were trained with
+        tree["decoding"] |= {"method": "auto", **self.cascade.decoding}
         if tree["task"]["template"] in TEMPLATES:  # the first model's, which its card named
             tree["task"]["template"] = None
         return RunConfig.model_validate(tree)

@@ -107,7 +107,7 @@ def test_without_a_card_the_method_is_one_that_any_weights_can_do(overrides, kin
     assert config(*overrides, **({"kind": kind} if kind else {})).decoding.method == method
 
 
-def test_a_card_says_method_and_template(adapter: Path) -> None:
+def test_a_card_says_method_and_template(adapter: Path, monkeypatch) -> None:
     trained = config(f"model.adapter={adapter}")
     assert (trained.decoding.method, trained.task.template) == ("hyper_parallel", "product")
     assert "product details" in messages(trained.task)["shoes"]
@@ -116,6 +116,8 @@ def test_a_card_says_method_and_template(adapter: Path) -> None:
     assert config(f"model={adapter}").decoding.method == "hyper_parallel"
     assert config(f"model.adapter={adapter}", "decoding.method=guided").decoding.method == "guided"
     assert config(f"model.adapter={adapter}", kind="generation").decoding.method == "autoregressive"  # of another task
+    monkeypatch.chdir(adapter)  # a card in the current folder is none of the weights
+    assert config("model.adapter=null").decoding.method == "guided"
     (adapter / CARD).write_text("[")  # which the check of the card refuses
     assert config(f"model.adapter={adapter}").decoding.method == "guided"
 
@@ -129,6 +131,8 @@ def test_a_card_says_the_skeleton_and_another_is_refused(adapter: Path) -> None:
         "keys",
     )
     check_card(config(name))
+    second = config(name, "cascade.model=smollm2-135m-instruct", "cascade.decoding.method=hyper_parallel")
+    assert second.second_model().decoding.skeleton == "keys"
     with pytest.raises(ModelError, match=r"decoding\.skeleton keys.*the run has slots"):
         check_card(load_config(ROOT / "configs/quickstart/extract.yaml", ["decoding.skeleton=slots"]))
     with pytest.raises(ModelError, match=r"decoding\.skeleton slots.*the run has keys"):
