@@ -16,12 +16,18 @@ def calibrate_run(
 ) -> str:
     """Writes the calibration of a run's model; what it is and where, in words.
 
-    Raises ConfigError: the run's confidences are calibrated already, or there is no place for the file; InputError."""
-    config = load_record(storage.absolute(run)).config
+    Raises ConfigError: the run's confidences are calibrated already (not by what an earlier call made of this run), or
+    there is no place for the file; InputError."""
+    record = load_record(storage.absolute(run))
+    config, made_from = record.config, f"{record.fingerprint} {record.created}"
     if (config.get("cascade") or {}).get("model") is not None:
         raise ConfigError(f"{run}: two models answered (cascade.model): calibrate each by a run of its own")
     model = ModelConfig.model_validate(config["model"])
-    if calibration_of(model) is not None:
+    if (config.get("output") or {}).get("min_confidence"):
+        raise ConfigError(f"{run}: output.min_confidence took unsure values away: run it with output.min_confidence=0")
+    method = (config.get("decoding") or {}).get("method", "")
+    there = calibration_of(model, method)
+    if there is not None and there.run != made_from:
         raise ConfigError(f"{run}: its confidences are calibrated already; run it with model.calibration=none")
     weights = next((folder for folder in (model.adapter, model.name) if folder and Path(folder).is_dir()), None)
     if output is None and weights is None:
@@ -29,6 +35,7 @@ def calibrate_run(
     path = Path(output) if output is not None else Path(str(weights), FILE)
     values = labelled_values(run, labels, labels_column, tolerance)
     made = calibrate(values)
+    made.method, made.run = method, made_from
     with raised_as(ConfigError, f"{path}: cannot be written"):
         made.write(path)
     before, after = (calibration_error(reliability(values, calibration)) for calibration in (None, made))

@@ -63,13 +63,14 @@ def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, 
 def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder: str) -> None:
     """Puts a calibration beside the weights, made from the validation part; what it brings is told by the test part."""
     validation = storage.join(folder, "validation")
-    _run(context, score.changes, "validation", validation)
+    config = _run(context, score.changes, "validation", validation)
     column = context.config.training.labels_column
     try:
         made = calibrate(labelled_values(validation, context.part("validation"), column))
     except UserError as error:  # few labels, or no scikit-learn: confidences stay as the model has them
         context.say(f"{score.name}: not calibrated: {error}")
         return
+    made.method = config.decoding.method
     made.write(weights / FILE)
     values = labelled_values(storage.join(folder, "test"), context.part("test"), column)
     for calibration in (None, made):

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from raypd import storage
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
 
 FILE = "calibration.json"  # beside weights
 _EDGE = 1e-4  # probabilities are taken to be as far from 0 and 1 as this
+_LARGEST = 1e9  # of the numbers in a file
 FEATURES = ("logit", "logit of a null", "null", "stands in the document")
 
 
@@ -32,6 +34,8 @@ class Calibration:
     intercept: float
     attributes: dict[str, float]  # "category/attribute" -> its own intercept, drawn to 0 where it has few labels
     values: int = 0  # that it was fitted on
+    method: str = ""  # decoding.method of the run that it was made from; "": not known
+    run: str = ""  # that run: fingerprint and begin
 
     def confidence(self, category: str, attribute: str, probability: float, null: bool, stands: bool) -> float:
         score = float(np.dot(self.weights, features(probability, null, stands))) + self.intercept
@@ -42,21 +46,27 @@ class Calibration:
         path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def calibration_of(config: ModelConfig) -> Calibration | None:
+def calibration_of(config: ModelConfig, method: str = "") -> Calibration | None:
     """The calibration that a model's configuration names, or that stands beside its weights; None: there is none.
 
-    Raises ModelError: it is named and not there, or cannot be read."""
+    method: of decoding; what stands beside the weights and is of another does not count.
+    Raises ModelError: it is named and not there or of another method, or cannot be read."""
     if config.calibration == "none":
         return None
-    beside = [Path(folder, FILE) for folder in (config.adapter, config.name) if folder and Path(folder).is_dir()]
-    paths = [Path(config.calibration)] if config.calibration else [path for path in beside[:1] if path.is_file()]
-    if not paths:
-        return None
+    folders = (folder for folder in (config.adapter, config.name) if folder)
+    weights = next((folder for folder in folders if storage.is_remote(folder) or Path(folder).is_dir()), None)
+    path = config.calibration or (storage.join(weights, FILE) if weights is not None else "")
     try:
-        made = Calibration(**json.loads(paths[0].read_text(encoding="utf-8")))
-        made.confidence("", "", 0.5, null=False, stands=False)
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"model.calibration {paths[0]}: cannot be read ({error}); `raypd calibrate` makes one"
-        ) from None
-    return made
+        if not config.calibration and not (path and storage.exists(path)):
+            return None
+        made = Calibration(**json.loads(storage.read(path)))
+        numbers = [*made.weights, made.intercept, *made.attributes.values()]
+        if len(made.weights) != len(FEATURES) or not all(abs(number) < _LARGEST for number in numbers):
+            raise ValueError("its numbers are none of a calibration")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"model.calibration {path}: cannot be read ({error}); `raypd calibrate` makes one") from None
+    if not method or made.method in ("", method):
+        return made
+    if config.calibration:
+        raise ModelError(f"model.calibration {path}: is of decoding.method {made.method}, not of {method}")
+    return None

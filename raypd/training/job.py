@@ -27,6 +27,7 @@ from raypd.models.load import check_gpu, check_model_config
 from raypd.run import console, layout, manifest, records, text
 from raypd.run.training import Curve, TrainingAttempt, TrainingData, TrainingRecord
 from raypd.tasks import check_task
+from raypd.tasks.calibration import FILE as CALIBRATION
 from raypd.tasks.card import write_card
 from raypd.tasks.prompting import check_template
 from raypd.training.data import check, check_input, prepare
@@ -242,6 +243,7 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
 def _finish(config: RunConfig, output: str, outcomes: list[Outcome]) -> TrainingRecord:
     best, data, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
     weights = storage.join(output, kind_of_weights(config))
+    storage.delete(storage.join(weights, CALIBRATION))  # of weights that were trained before
     with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch, checkpoint.as_directory() as folder:
         exported = Path(scratch, "weights")
         export(config, Path(folder, "checkpoint"), exported)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from raypd import storage
 from raypd.answering.components import build
 from raypd.cli.main import app
 from raypd.cluster import driver
@@ -249,7 +250,7 @@ def test_the_error_is_the_mean_gap_and_weights_of_any_size_give_a_confidence():
     assert sure == [0.0, 0.5, 1.0]
 
 
-def test_a_task_calibrates_and_leaves_out_what_is_unsure(tmp_path):
+def test_a_task_calibrates_and_leaves_out_what_is_unsure(tmp_path, monkeypatch):
     path = tmp_path / FILE
     Calibration([0.5, 0.0, 1.0, 2.0], -0.5, {"shoes/Brand": 0.3}).write(path)
     (plain,), (calibrated,), (strict,) = (
@@ -267,6 +268,9 @@ def test_a_task_calibrates_and_leaves_out_what_is_unsure(tmp_path):
     for value in unsure:
         assert (value["value"], value["confidence"] < 0.999, bool(value["raw"])) == (None, True, True)
         assert json.loads(strict.columns["record"])[value["name"]] is None
+    monkeypatch.setattr(storage, "read", {"s3://b/weights/calibration.json": path.read_bytes()}.__getitem__)
+    monkeypatch.setattr(storage, "exists", lambda path: True)
+    assert calibration_of(ModelConfig(name="s3://b/weights")) == made
 
 
 def test_the_command_writes_what_a_run_reads(config, tmp_path, in_process, monkeypatch):
@@ -279,12 +283,23 @@ def test_the_command_writes_what_a_run_reads(config, tmp_path, in_process, monke
     with pytest.raises(InputError, match="0 labelled values"):  # the fake engine is never sure
         calibrate_run(run.output.path, str(labels), output)
     monkeypatch.setattr("raypd.evaluation.calibrate.labelled_values", lambda *_: drawn(400, 0))
-    assert "fitted on 400 values" in calibrate_run(run.output.path, str(labels), output)
+    beside = lambda *_: calibration_of(ModelConfig(calibration=output))  # noqa: E731
+    for _ in range(2):
+        assert "fitted on 400 values" in calibrate_run(run.output.path, str(labels), output)
+        monkeypatch.setattr("raypd.evaluation.calibrate.calibration_of", beside)
     calibrated = with_keys(run, model={"calibration": output}, output={"path": str(tmp_path / "next")})
     assert calibrated.fingerprint() != run.fingerprint()
     driver.run_extract(calibrated, build=build)
     with pytest.raises(ConfigError, match="calibrated already; run it with model"):
         calibrate_run(calibrated.output.path, str(labels), output)
+    strict = with_keys(run, output={"path": str(tmp_path / "strict"), "min_confidence": 0.5})
+    driver.run_extract(strict, build=build)
+    with pytest.raises(ConfigError, match="took unsure values away"):
+        calibrate_run(strict.output.path, str(labels), output)
+    model = ModelConfig(calibration=output)
+    assert calibration_of(model, run.decoding.method) == calibration_of(model)
+    with pytest.raises(ModelError, match=r"is of decoding\.method .*, not of autoregressive"):
+        calibration_of(model, "autoregressive")
 
 
 def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
@@ -304,7 +319,12 @@ def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
     assert joined == [("Size", False, True), ("Color", True, True), ("Fit", True, False), ("Sport", False, False)]
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"weights": [1], "intercept": 0, "attributes": {}}', "[1]"])
+@pytest.mark.parametrize("text", [
+    "{", "{}", '{"weights": [1], "intercept": 0, "attributes": {}}', "[1]", pytest.param("[" * 100_000, id="deep"), *(
+        f'{{"weights": [1, 1, 1, {weight}], "intercept": 0, "attributes": {attributes}}}'
+        for weight, attributes in (("1", "[]"), ("1", "null"), ("1", '{"c/a": "x"}'), ("NaN", "{}"), ("1e999", "{}"))
+    ),
+])  # fmt: skip
 def test_a_file_that_is_none_is_refused(text, tmp_path):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(ModelError, match=r"calibration\.json: cannot be read"):

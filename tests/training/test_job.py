@@ -2,8 +2,10 @@
 
 import _thread
 import json
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow.dataset as ds
@@ -13,9 +15,12 @@ from safetensors.torch import load_file
 
 from raypd.cluster.driver import run_extract
 from raypd.cluster.ray_session import WorkerResources
+from raypd.config.card import CARD
 from raypd.config.load import make_config
 from raypd.errors import InputError, ModelError
 from raypd.run.console import Interrupted
+from raypd.run.training import TrainingAttempt, TrainingData
+from raypd.training import job
 from raypd.training.job import _train_on_worker, run_training
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
@@ -36,6 +41,17 @@ def test_a_worker_with_a_gpu_that_it_does_not_see_does_not_train_on_the_cpu(tmp_
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     with pytest.raises(RuntimeError, match=r"ModelError.*was given a GPU, and torch .* sees none"):
         _train_on_worker(arguments)
+
+
+def test_new_weights_have_not_the_calibration_of_those_before(tmp_path, monkeypatch):
+    config = make_config(tree(tmp_path / "corpus.jsonl", tmp_path, "base"))
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/calibration.json").write_text("{}")
+    monkeypatch.setattr(job, "export", lambda config, checkpoint, target: target.mkdir())
+    checkpoint = SimpleNamespace(as_directory=lambda: nullcontext("checkpoint"))
+    outcome = TrainingAttempt(1e-3, 0.1, 1, 1, []), TrainingData(1, 1, 1, 1, {}, "digest"), checkpoint
+    made = job._finish(config, str(tmp_path), [outcome])
+    assert [file.name for file in Path(made.weights).iterdir()] == [CARD]
 
 
 @pytest.mark.slow  # tests/fitting/test_fit.py trains and decodes, too
