@@ -13,8 +13,8 @@ import pytest
 
 from raypd.cli import tune as tune_command
 from raypd.config import METHODS, RunConfig, rewrite
-from raypd.config.model import FakeConfig
 from raypd.config.load import load_config, make_config
+from raypd.config.model import FakeConfig
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimation import agreement, tune
 from raypd.estimation.agreement import Agreement, Floor, NormalValue

@@ -128,7 +128,9 @@ def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, one_start):
     path = yaml_of(teacher={"model.name": "fake"})
     with (tmp_path / "corpus.jsonl").open("a") as corpus:  # the only one with notes, which is not drawn
         corpus.write('{"id": "64", "title": "x", "notes": "y"}\n')
-    config = load_config(path, ["training.labels_column=labels", "fit.documents=40", "input.text_columns=[title,notes]"])
+    config = load_config(
+        path, ["training.labels_column=labels", "fit.documents=40", "input.text_columns=[title,notes]"]
+    )
     parts = labels.parts_of(labels.FitContext(config, str(tmp_path / "f"), False, quiet))
     answers = {row["id"]: json.loads(row["record"]) for row in teacher.rows_of(str(tmp_path / "f" / "teacher"))}
     assert {row["id"]: row["labels"] for rows in parts.values() for row in rows} == answers
