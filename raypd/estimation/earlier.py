@@ -4,6 +4,7 @@ import numpy as np
 
 from raypd import storage
 from raypd.billing import book
+from raypd.billing.bill import MICRO
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
 from raypd.dataset import writer
@@ -12,6 +13,7 @@ from raypd.estimation import bootstrap, sampling
 from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.run import layout, records
 from raypd.run.text import counted
+from raypd.tasks.base import SECOND
 
 
 def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estimate:
@@ -48,7 +50,20 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estima
     if changed:
         notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
     total = bootstrap.exact(options.documents) if options.documents else sampling.scan(config).documents
-    return assemble(config, options, total, [speed], [], _overhead(bills), notes)
+    result = assemble(config, options, total, [speed], [], _overhead(bills), notes)
+    models = config.model, config.cascade.model
+    counts: list[tuple[str, records.Counts]] = [each for unit in units for each in unit.categories.items()]
+    if config.cascade.model is None:  # then with those of retries
+        counts = [("", {**dict.fromkeys(TOKENS, 0), **unit.counts}) for unit in units]
+    if micro := sum(book.token_usd(tokens, models[name.endswith(SECOND)]) for name, tokens in counts):
+        add_server(result, micro / MICRO / sum(documents))
+    return result
+
+
+def add_server(result: records.Estimate, usd: float) -> None:
+    """Notes what a document's tokens cost, at a server behind an endpoint: it is not in the bills of machines."""
+    result.sample = {**(result.sample or {}), "server_usd": usd}
+    result.notes.append(f"the server's tokens cost {1000 * usd:.3g} USD per 1,000 documents on top: not in the figures")
 
 
 def _machine(run: str, bills: list[records.Bill]) -> tuple[str | None, str]:

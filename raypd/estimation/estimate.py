@@ -120,6 +120,8 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
     complete = {"machine": profiled.worker.machine, "complete": profiled.complete}
     result.sample = {"documents": len(documents), **times, **complete}
     done, tokens = _done(sample, profiled), hosted.counter(config)
+    if server := float(_corpus_mean(sample, done, [cost.server_usd for _, cost in done])[0]):
+        earlier.add_server(result, server)
     counts = [hosted.count(config, cost, tokens) for _, cost in done]
     sent, written = (_corpus_mean(sample, done, values) for values in zip(*counts, strict=True))
     result.hosted_tokens = {"input": bootstrap.figure(sent), "output": bootstrap.figure(written)}
@@ -182,10 +184,6 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
     if not scan.whole:
         planned = counted(scan.units_planned, "unit")
         notes.append(f"shares of categories and lengths are from {len(scan.units)} of {planned}")
-    server_usd = [cost.server_usd for cost in profiled.costs if cost is not None]
-    if any(server_usd):
-        usd = 1000 * sum(server_usd) / len(server_usd)
-        notes.append(f"the server's tokens cost {usd:.3g} USD per 1,000 documents on top, which is not in the figures")
     if sample.unreadable:
         scanned = counted(len(scan.scanned), "document")
         notes.append(f"{sample.unreadable} of {scanned} cannot be read: error rows in the run")

@@ -413,13 +413,14 @@ def test_autoregressive_decoding_is_measured_where_it_is_asked_for(tmp_path, mon
 
     def note(_: object, config: RunConfig, documents: list, limit: float, label: str, slow: bool = False) -> Profile:
         methods.append(config.decoding.method)
-        costs = [DocumentCost(1.0, 10, 0, 512 if slow else 2)] * len(documents)
+        costs = [DocumentCost(1.0, 10, 0, 512 if slow else 2, server_usd=0.25)] * len(documents)
         return _profile(costs, method=config.decoding.method, complete=not slow, load_seconds=3.0, warmup_seconds=2.0)
 
     stub_profiler(monkeypatch, note)
     plain, with_it = (estimate(corpus(tmp_path, 100), EstimateOptions(sample=20, baseline=b)) for b in (False, True))
     assert methods == ["hyper_parallel", "hyper_parallel", "autoregressive"]
     assert (plain.baseline, plain.startup_seconds) == ([], 5.0)
+    assert plain.sample["server_usd"] == pytest.approx(0.25)
     assert [one.method for one in with_it.baseline] == ["autoregressive"]
     assert [note for note in with_it.notes if "autoregressive" in note] == [
         "autoregressive: the time ended before the sample was done: a guess; raise --minutes",
