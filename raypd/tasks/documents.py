@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -44,9 +45,13 @@ def text_of(document: Document, columns: list[str]) -> str:
     return lines[0][1] if len(columns) == 1 else "\n".join(f"{column}: {line}" for column, line in lines)
 
 
+def words_of(text: str) -> str:
+    """A text without case, punctuation and white space: the same of documents that say the same."""
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
 def input_fields(document: Document, config: RunConfig, more: Sequence[str] = ()) -> dict[str, Any]:
-    """What a document has in the columns that the configuration reads, and in some more; a text that it lacks is null,
-    so that a file of such rows has all columns of text."""
+    """What a document has in the columns that a configuration reads (a text that it lacks is null), and in more."""
     names = [*config.wanted_columns().values(), config.input.category_column or "", *more]
     there = {name: document.fields[name] for name in names if document.fields.get(name) is not None}
     return dict.fromkeys(config.text_columns()) | there

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -11,7 +12,7 @@ from raypd.config import Category, QuestionAnsweringConfig, RunConfig
 from raypd.errors import ConfigError, in_words, raised_as
 from raypd.tasks.base import Document
 from raypd.tasks.columns import value_in
-from raypd.tasks.documents import category_of, text_of
+from raypd.tasks.documents import category_of, text_of, words_of
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
@@ -83,9 +84,11 @@ class LabelledExamples:
 
     def first(self, category: str) -> str:
         """What the prompts of a category show in common."""
-        if self.settings is None or self.settings.nearest:
-            return ""
-        return "".join(shown for _, shown in self._of[category][: self.settings.count])
+        return "".join(shown for _, shown in self.in_common(category))
+
+    def in_common(self, category: str) -> list[tuple[str, str]]:
+        """The same, (text, as a prompt shows it) of each."""
+        return [] if self.settings is None or self.settings.nearest else self._of[category][: self.settings.count]
 
     def nearest(self, category: str, text: str, encode: Callable[[str], list[int]], limit: int) -> list[int]:
         """What a document's prompt shows, the most alike last, in at most `limit` tokens; none that says the same."""
@@ -93,9 +96,10 @@ class LabelledExamples:
         if self.settings is None or not self.settings.nearest or not examples:
             return []
         alike = self._similar(category)(text)
-        others = [n for n in range(len(alike)) if examples[n][0] != text]
+        ranked, words = sorted(range(len(alike)), key=lambda n: (-alike[n], n)), words_of(text)
+        others = (n for n in ranked if words_of(examples[n][0]) != words)
         tokens: list[int] = []
-        for n in sorted(others, key=lambda n: (-alike[n], n))[: self.settings.count]:
+        for n in islice(others, self.settings.count):
             example = encode(examples[n][1])
             if len(example) + len(tokens) > limit:
                 break

@@ -169,9 +169,9 @@ def test_the_first_of_the_category_stand_in_the_shared_part(made, method):
 
 def test_the_most_alike_that_fit_stand_before_the_document_and_never_itself(made):
     _, task, tokenizer = made(count=2, nearest=True)
-    shared, rest = prompt(task, tokenizer, "Acme Trail 42")
+    shared, rest = prompt(task, tokenizer, "ACME Trail, 42")
     assert "<document>\n" not in shared
-    assert rest.startswith(SHOWN[1] + SHOWN[2] + "<document>\nAcme Trail 42\n</document>")
+    assert rest.startswith(SHOWN[1] + SHOWN[2] + "<document>\nACME Trail, 42\n</document>")
     _, rest = prompt(task, tokenizer, "Berg Road boots")
     assert rest.index("Berg Road shoe") > rest.index("Acme")
     config, task, tokenizer = made(count=3, nearest=True)
