@@ -16,8 +16,7 @@ def calibrate_run(
 ) -> str:
     """Writes the calibration of a run's model; what it is and where, in words.
 
-    Raises ConfigError: the run's confidences are calibrated already (not by what an earlier call made of this run), or
-    there is no place for the file; InputError."""
+    Raises ConfigError: its confidences are calibrated already or cut, or there is no place for the file; InputError."""
     record = load_record(storage.absolute(run))
     config, made_from = record.config, f"{record.fingerprint} {record.created}"
     if (config.get("cascade") or {}).get("model") is not None:
@@ -26,8 +25,7 @@ def calibrate_run(
     if (config.get("output") or {}).get("min_confidence"):
         raise ConfigError(f"{run}: output.min_confidence took unsure values away: run it with output.min_confidence=0")
     method = (config.get("decoding") or {}).get("method", "")
-    there = calibration_of(model, method)
-    if there is not None and there.run != made_from:
+    if (there := calibration_of(model, method)) is not None and there.run != made_from:
         raise ConfigError(f"{run}: its confidences are calibrated already; run it with model.calibration=none")
     weights = next((folder for folder in (model.adapter, model.name) if folder and Path(folder).is_dir()), None)
     if output is None and weights is None:

@@ -15,7 +15,6 @@ from raypd.errors import ModelError
 
 FILE = "calibration.json"  # beside weights
 _EDGE = 1e-4  # probabilities are taken to be as far from 0 and 1 as this
-_LARGEST = 1e9  # of the numbers in a file
 FEATURES = ("logit", "logit of a null", "null", "stands in the document")
 
 
@@ -49,24 +48,18 @@ class Calibration:
 def calibration_of(config: ModelConfig, method: str = "") -> Calibration | None:
     """The calibration that a model's configuration names, or that stands beside its weights; None: there is none.
 
-    method: of decoding; what stands beside the weights and is of another does not count.
-    Raises ModelError: it is named and not there or of another method, or cannot be read."""
+    method: that decodes; for another's none beside the weights counts. Raises ModelError: not there or not readable."""
     if config.calibration == "none":
         return None
-    folders = (folder for folder in (config.adapter, config.name) if folder)
-    weights = next((folder for folder in folders if storage.is_remote(folder) or Path(folder).is_dir()), None)
-    path = config.calibration or (storage.join(weights, FILE) if weights is not None else "")
+    folders = [f for f in (config.adapter, config.name) if f and (storage.is_remote(f) or Path(f).is_dir())]
+    path = config.calibration or (storage.join(folders[0], FILE) if folders else None)
     try:
-        if not config.calibration and not (path and storage.exists(path)):
+        if path is None or not (config.calibration or storage.exists(path)):
             return None
         made = Calibration(**json.loads(storage.read(path)))
         numbers = [*made.weights, made.intercept, *made.attributes.values()]
-        if len(made.weights) != len(FEATURES) or not all(abs(number) < _LARGEST for number in numbers):
+        if len(made.weights) != len(FEATURES) or not all(abs(number) < 1e9 for number in numbers):
             raise ValueError("its numbers are none of a calibration")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"model.calibration {path}: cannot be read ({error}); `raypd calibrate` makes one") from None
-    if not method or made.method in ("", method):
-        return made
-    if config.calibration:
-        raise ModelError(f"model.calibration {path}: is of decoding.method {made.method}, not of {method}")
-    return None
+    return made if config.calibration or not method or made.method in ("", method) else None

@@ -296,10 +296,9 @@ def test_the_command_writes_what_a_run_reads(config, tmp_path, in_process, monke
     driver.run_extract(strict, build=build)
     with pytest.raises(ConfigError, match="took unsure values away"):
         calibrate_run(strict.output.path, str(labels), output)
-    model = ModelConfig(calibration=output)
-    assert calibration_of(model, run.decoding.method) == calibration_of(model)
-    with pytest.raises(ModelError, match=r"is of decoding\.method .*, not of autoregressive"):
-        calibration_of(model, "autoregressive")
+    (tmp_path / FILE).write_bytes(Path(output).read_bytes())
+    there = [calibration_of(ModelConfig(name=str(tmp_path)), method) for method in ("guided", "hyper_parallel")]
+    assert there == [beside(), None]
 
 
 def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
@@ -320,11 +319,9 @@ def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
 
 
 @pytest.mark.parametrize("text", [
-    "{", "{}", '{"weights": [1], "intercept": 0, "attributes": {}}', "[1]", pytest.param("[" * 100_000, id="deep"), *(
-        f'{{"weights": [1, 1, 1, {weight}], "intercept": 0, "attributes": {attributes}}}'
-        for weight, attributes in (("1", "[]"), ("1", "null"), ("1", '{"c/a": "x"}'), ("NaN", "{}"), ("1e999", "{}"))
-    ),
-])  # fmt: skip
+    "{", "{}", '{"weights": [1], "intercept": 0, "attributes": {}}', "[1]", pytest.param("[" * 100_000, id="deep"),
+    *(f'{{"weights": [1, 1, 1, {weight}], "intercept": 0, "attributes": {attributes}}}'
+      for weight, attributes in (("1", "[]"), ("1", "null"), ("1", '{"c/a": "x"}'), ("NaN", "{}")))])  # fmt: skip
 def test_a_file_that_is_none_is_refused(text, tmp_path):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(ModelError, match=r"calibration\.json: cannot be read"):
