@@ -22,9 +22,8 @@ def check_target(target: Path, source: Path) -> None:
         raise ConfigError(f"--output {target}: is the configuration itself; tune never writes over it")
     if target.is_dir():
         raise ConfigError(f"--output {target}: is a folder; give a file")
-    if target.exists() and not target.read_text(encoding="utf-8", errors="replace").startswith(
-        _MARK.format("raypd tune")
-    ):
+    mark = _MARK.format("raypd tune")
+    if target.exists() and not target.read_text(encoding="utf-8", errors="replace").startswith(mark):
         raise ConfigError(f"{target}: is there already and not from raypd tune; --output names another file")
     if not target.parent.is_dir():
         raise ConfigError(f"--output {target}: the folder {target.parent} does not exist")
