@@ -8,7 +8,6 @@ from raypd import storage
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
 from raypd.errors import UserError
-from raypd.estimation import earlier
 from raypd.estimation.checks import with_changes
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
@@ -104,17 +103,20 @@ def measure(context: FitContext, score: CandidateScore, run: str | None = None) 
     result = read.record(records.Estimate, path)
     if result is None:
         context.say(f"{score.name}: measuring what the corpus would cost")
-        if run is not None:
-            result = earlier.estimate_from(config, EstimateOptions(run=run))
-        else:
-            result = estimate(
-                config, EstimateOptions(context.config.fit.sample, context.config.fit.sample_minutes), context.verbose
-            )
+        fit = context.config.fit
+    server = float((result.sample or {}).get("server_usd", 0.0))  # for the tokens of a document
+        result = estimate(config, EstimateOptions(fit.sample, fit.sample_minutes, run=run), context.verbose)
         records.write(path, result)
     score.documents_per_second = result.speeds[0].documents_per_second
     if result.machines:
         machine = result.machines[0]  # this one, or the cheapest that has its GPU
-        priced = machine.usd_per_hour > 0
-        score.usd_per_1000 = machine.usd_per_1000 if priced else None
-        score.corpus_hours, score.corpus_usd = machine.bills[0].hours, machine.bills[0].usd if priced else None
+        bill, score.corpus_hours = machine.bills[0], machine.bills[0].hours
+        if machine.usd_per_hour > 0 or server > 0:
+
+
+def _more(figure: records.Figure, usd: float) -> records.Figure:
+    low, high = (None if end is None else end + usd for end in (figure.low, figure.high))
+    return records.Figure(figure.value + usd, low, high)
+            score.usd_per_1000 = _more(machine.usd_per_1000, 1000 * server)
+            score.corpus_usd = _more(bill.usd, result.documents.value * server)
     return result.documents

@@ -126,9 +126,9 @@ class Fit:
 def recommend(result: FitResult) -> str | None:
     """The name of the cheapest score whose F1 surely holds the floor; None: there is none.
 
-    By USD per 1,000 documents, or by speed where the machine has no price."""
+    By USD per 1,000 documents, then by speed: where the machine has no price, a server that has one comes last."""
     costs = {
-        score.name: score.usd_per_1000.value if score.usd_per_1000 else 1 / score.documents_per_second.value
+        score.name: (score.usd_per_1000.value if score.usd_per_1000 else 0.0, 1 / score.documents_per_second.value)
         for score in result.scores
         if score.holds(result.floor) and score.documents_per_second
     }

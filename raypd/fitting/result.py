@@ -18,7 +18,7 @@ class CandidateScore:
     measure: str = ""  # what f1 is, as `raypd evaluate` names it
     f1: Figure | None = None  # None where it could not be made; `error` says why
     documents_per_second: Figure | None = None  # of one worker
-    usd_per_1000: Figure | None = None  # of decoding; None where the machine has no price
+    usd_per_1000: Figure | None = None  # of decoding and a server's tokens; None where machine and server have no price
     corpus_hours: Figure | None = None  # on one node
     corpus_usd: Figure | None = None
     training_seconds: float = 0.0

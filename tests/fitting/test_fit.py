@@ -134,14 +134,37 @@ def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, one_start):
     parts = labels.parts_of(labels.FitContext(config, str(tmp_path / "f"), False, quiet))
     answers = {row["id"]: json.loads(row["record"]) for row in teacher.rows_of(str(tmp_path / "f" / "teacher"))}
     assert {row["id"]: row["labels"] for rows in parts.values() for row in rows} == answers
-    assert len(answers) == 40
+    assert len(answers) == 50
 
 
-def test_a_teacher_that_answers_nothing_is_said(tmp_path, yaml_of, one_start):
-    server = {"url": "http://127.0.0.1:1", "key_variable": None, "retries": 0}
-    config = load_config(yaml_of(teacher={"model.name": "big", "model.endpoint": server}), ["fit.documents=30"])
-    with pytest.raises(UserError, match=r"fit.teacher answered none of 30 documents: .*Connection refused"):
-        labels.parts_of(labels.FitContext(config, str(tmp_path / "f"), False, quiet))
+def test_a_teacher_that_was_down_is_asked_again_and_its_tokens_cost(tmp_path, yaml_of, one_start):
+    usage = {"prompt_tokens": 100, "completion_tokens": 10}
+    choice = {"message": {"content": '{"Brand": "Acme", "Color": null, "Size": 7}'}, "finish_reason": "stop"}
+    answer, down = json.dumps({"choices": [choice], "usage": usage}).encode(), [True]
+    with serving(lambda call: Reply(500) if down else Reply(200, answer)) as url:
+        server = {"url": url, "key_variable": None, "retries": 0, "usd_per_million_answer_tokens": 1e4}
+        config = load_config(yaml_of(teacher={"model.name": "big", "model.endpoint": server}), ["fit.documents=50"])
+        context = labels.FitContext(config, str(tmp_path / "f"), False, quiet)
+        with pytest.raises(UserError, match=r"fit.teacher answered none of 50 documents: Unreachable"):
+            labels.parts_of(context)
+        down.clear()
+        assert sum(map(len, labels.parts_of(context).values())) == 50
+    cost = CandidateScore(name=TEACHER, method="m", changes=labels.teacher_keys(config))
+    candidate.measure(context, cost, f"{context.folder}/teacher-50")
+    # 34 of 50 texts differ, each of which takes 0.1 USD, beside the node at 1 USD an hour.
+    assert cost.usd_per_1000.value == pytest.approx(1000 * 0.1 * 34 / 50, abs=1)
+    assert cost.corpus_usd.value == pytest.approx(64 * 0.1 * 34 / 50, abs=0.1)
+
+
+def test_labels_are_read_as_what_they_are_and_ids_twice_are_said(tmp_path, yaml_of):
+    """The corpus is read by a function of the user."""
+    path, corpus, said = yaml_of(), tmp_path / "corpus.jsonl", []
+    corpus.write_text(corpus.read_text() + corpus.read_text().splitlines()[0])
+    config = load_config(path, ["input.path=corpus.xyz", "input.reader=a:b", f"fit.labels={corpus}"])
+    context = labels.FitContext(config, str(tmp_path / "f"), False, said.append)
+    assert sum(map(len, labels.parts_of(context).values())) == 63
+    assert said == ["1 document with the id of another: left out"]
+    assert candidate.training_config(context, {}, "x.jsonl", "y").input.format == "jsonl"
 
 
 @pytest.mark.parametrize(("documents", "message"), [(10, "10 labelled documents, of which"), (0, "no labelled")])
@@ -239,6 +262,7 @@ def test_a_candidate_has_a_folder_for_each_of_its_settings(yaml_of, monkeypatch)
 
 
 def test_what_is_missing_is_said():
+    assert recommend(result_of(score("server", 0.8, 0.9, 9, 0.5), score("here", 0.8, 0.9))) == "here"  # of no price
     near = result_of(score("near", 0.66, 0.74, labels=100), curve=(score("near", 0.5, 0.7, labels=50),))
     assert "about 200 test documents would tell, and there are 50" in missing(near)  # (0.08 / 0.04) ** 2 times as many
     assert "from 50 to 100 labels it gained +0.040: more labels would help" in missing(near)
