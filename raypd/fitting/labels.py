@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from raypd.estimation.checks import with_changes
 from raypd.run import layout
 from raypd.run.text import Say, counted, share
 from raypd.tasks.base import Document
-from raypd.tasks.documents import input_fields, unpacked
+from raypd.tasks.documents import input_fields, text_of, unpacked, words_of
+from raypd.tasks.few_shot import LabelledExamples
 from raypd.training import teacher
 from raypd.verify import dead_letters
 
@@ -82,12 +82,11 @@ def parts_of(context: FitContext) -> dict[str, list[Row]]:
 
 
 def split(rows: list[Row], config: RunConfig) -> dict[str, list[Row]]:
-    """Rows by part: of every category in proportion, and all that say the same in one part."""
+    """Rows by part: of every category in proportion, all that say the same in one, what every prompt shows in train."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         text = " ".join(str(row.get(column) or "") for column in config.text_columns())
-        words = " ".join(re.findall(r"\w+", text.casefold()))  # without case, punctuation and white space
-        groups.setdefault(words, []).append(row)
+        groups.setdefault(words_of(text), []).append(row)
     column, shares = config.input.category_column, config.fit
 
     def drawn(key: str) -> bytes:
@@ -99,7 +98,8 @@ def split(rows: list[Row], config: RunConfig) -> dict[str, list[Row]]:
     for number, words in enumerate(ordered):
         place = (number * _GOLDEN) % 1
         part = "test" if place < shares.test_share else "validation" if place < held_out else "train"
-        parts[part] += groups[words]
+        text = text_of(Document(0, "", groups[words][0]), config.text_columns()) if shown else ""
+        parts["train" if words_of(text) in shown else part] += groups[words]
     parts["train"].sort(key=lambda row: drawn(row["id"]))
     return parts
 
@@ -120,6 +120,9 @@ def teacher_keys(config: RunConfig) -> dict[str, Any]:
 
 
 def teacher_config(config: RunConfig, documents: str, output: str) -> RunConfig:
+    """The configuration of the teacher's run over some documents."""
+    examples = LabelledExamples(config, "")
+    shown = {words_of(text) for name in config.extraction.categories for text, _ in examples.in_common(name)}
     return with_changes(config, {**teacher_keys(config), **input_keys(documents), "output.path": output})
 
 

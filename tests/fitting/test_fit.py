@@ -230,6 +230,11 @@ def result_of(
     parts = {"train": 100, "validation": 20, "test": 50}
     return FitResult(path="/x/fit", identity="i", floor=floor, gold=gold, task="extraction", model="<m>",
                      documents=parts, scores=list(scores), curve=list(curve))  # fmt: skip
+    (tmp_path / "shown.jsonl").write_text("".join(f'{{"title": "T{n}!", "target": {{}}}}\n' for n in range(20)))
+    examples = {"path": str(tmp_path / "shown.jsonl"), "count": 20}  # which every prompt shows
+    config = run_config({**extraction(c=["a"]), "examples": examples})
+    parts = labels.split(rows_of([f"t{n}" for n in range(200)]), config)
+    assert {str(n) for n in range(20)} <= {row["id"] for row in parts["train"]}
 
 
 def test_the_cheapest_that_surely_holds_the_floor_is_recommended():
