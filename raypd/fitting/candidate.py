@@ -12,15 +12,13 @@ from raypd.estimation.checks import with_changes
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
 from raypd.evaluation.calibration import calibrate, calibration_error, reliability
-from raypd.evaluation.score import evaluate, labelled_values
-from raypd.fitting.labels import FitContext, input_keys
+from raypd.evaluation.score import f1_of, labelled_values, read_answers
+from raypd.fitting.labels import UNCALIBRATED, FitContext, answered, input_keys
 from raypd.fitting.result import CandidateScore
 from raypd.run import layout, read, records
 from raypd.run.training import TrainingRecord
 from raypd.tasks.calibration import FILE
 from raypd.training.job import run_training
-
-_MEASURES = ("scored F1", "strict F1")  # the first that there is
 
 
 def training_config(context: FitContext, changes: dict[str, Any], documents: str, output: str) -> RunConfig:
@@ -87,9 +85,7 @@ def _run(context: FitContext, changes: dict[str, Any], part: str, output: str) -
 
 def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -> CandidateScore:
     config = _run(context, changes, "test", output)
-    column = context.config.training.labels_column
-    of_all = {m.name: m for m in evaluate(output, context.part("test"), labels_column=column).measures if not m.of}
-    best = next(of_all[measure] for measure in _MEASURES if measure in of_all)
+    best = f1_of(read_answers(output), context.part("test"), config)
     f1 = records.Figure(best.value, best.low, best.high)
     return CandidateScore(name=name, method=config.decoding.method, changes=changes, measure=best.name, f1=f1)
 

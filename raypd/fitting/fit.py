@@ -198,6 +198,8 @@ def _begun(folder: str) -> bool:
 
 def _check(context: labels.FitContext) -> None:
     """Raises what every candidate, and the teacher, would fail at, before anything is done."""
+    if "id" in config.text_columns() and config.input.id_column != "id":
+        raise ConfigError("input.text_columns: a fit keeps a document's id in `id`: give that column another name")
     config, folder = context.config, context.folder
     if config.task.kind != "extraction":
         raise ConfigError(f"task.kind {config.task.kind}: `raypd fit` is for extraction")

@@ -12,10 +12,12 @@ from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
-from raypd.errors import InputError
+from raypd.dataset.tables import kind_of
+from raypd.errors import InputError, RunError
 from raypd.estimation import sampling
 from raypd.estimation.checks import with_changes
 from raypd.run import layout
+from raypd.evaluation.score import flat_values
 from raypd.run.text import Say, counted, share
 from raypd.tasks.base import Document
 from raypd.tasks.documents import input_fields, text_of, unpacked, words_of
@@ -30,6 +32,8 @@ LEAST = {"train": 16, "validation": 4, "test": 10}  # documents, for figures tha
 _GOLDEN = 0.6180339887498949  # its multiples, less their whole part, lie evenly in 0 to 1
 
 
+UNCALIBRATED: dict[str, Any] = {"output.min_confidence": 0.0, "model.calibration": "none"}  # to label, or be scored
+_FILE: dict[str, Any] = {"input.version": None, "input.reader": None}  # of what is no table, and needs no reader
 @dataclass(frozen=True)
 class FitContext:
     config: RunConfig
@@ -62,7 +66,10 @@ def parts_of(context: FitContext) -> dict[str, list[Row]]:
     teacher's run ended."""
     config, paths = context.config, {part: context.part(part) for part in PARTS}
     if not all(map(storage.exists, paths.values())):
-        rows = _rows(config, _labelled(context))
+        documents = _labelled(context)
+        if repeated := len(documents) - len({document.id for document in documents}):
+            context.say(f"{counted(repeated, 'document')} with the id of another: left out")
+        rows = _rows(config, documents)
         for warning in _warnings(rows, config):
             context.say(warning)
         for part, members in split(rows, config).items():
@@ -128,7 +135,8 @@ def teacher_config(config: RunConfig, documents: str, output: str) -> RunConfig:
 
 def input_keys(documents: str) -> dict[str, Any]:
     """The keys that read a file of `parts_of` in place of the corpus."""
-    return {"input.path": documents, "input.format": "jsonl", "input.encoding": "utf-8", "input.id_column": "id"}
+    keys = {"input.path": documents, "input.format": "jsonl", "input.encoding": "utf-8", "input.id_column": "id"}
+    return keys | _FILE
 
 
 def _labelled(context: FitContext) -> list[Document]:
@@ -136,14 +144,16 @@ def _labelled(context: FitContext) -> list[Document]:
     config, folder = context.config, context.folder
     fit, column = config.fit, config.training.labels_column
     from_run = fit.labels is not None and is_run(fit.labels)
-    source = config if fit.labels is None or from_run else with_changes(config, {"input.path": fit.labels})
+    table = kind_of(fit.labels) if fit.labels is not None and storage.is_folder(fit.labels) else None
+    of_labels = {"input.path": fit.labels, "input.format": table or "auto", **_FILE}  # whatever the corpus is
+    source = config if fit.labels is None or from_run else with_changes(config, of_labels)
     columns = (column, "scored", "accepted")
     documents = [d for d in sampling.draw(source, fit.documents, columns=columns).documents if d.error is None]
     if from_run:
         teacher.label(documents, str(fit.labels), column)
     elif fit.labels is None and fit.teacher is not None:
-        unlabelled = storage.join(folder, UNLABELLED)
-        rows = [{"id": d.id, **input_fields(d, config)} for d in documents]
+        unlabelled = storage.join(folder, f"{UNLABELLED}{fit.documents}.jsonl")
+        rows = [{**input_fields(d, config), "id": d.id} for d in documents]
         if not storage.exists(unlabelled):
             _write(unlabelled, rows)
         asked = teacher_config(config, unlabelled, storage.join(folder, "teacher"))
@@ -157,7 +167,7 @@ def _labelled(context: FitContext) -> list[Document]:
 
 
 def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
-    """What is kept of labelled documents. Raises InputError where there are none, or no label has a value."""
+    """What is kept of labelled documents. Raises InputError: there are none; no label has a value, or an attribute."""
     column = config.training.labels_column
     rows: dict[str, Row] = {}
     unusable: list[str] = []
@@ -167,7 +177,7 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
             unusable.append(document.error or f"column {column!r} holds no labels ({{attribute: value or null}})")
         else:
             extra = input_fields(document, config, ("scored", "accepted"))
-            rows.setdefault(document.id, {"id": document.id, **extra, column: labels})
+            rows.setdefault(document.id, {**extra, "id": document.id, column: labels})
     if not rows:
         reason = unusable[0] if unusable else "there are no documents"
         raise InputError(
@@ -194,4 +204,8 @@ def _warnings(rows: list[Row], config: RunConfig) -> list[str]:
     same = sorted(name for name, kinds in values.items() if len(kinds) == 1)
     attributes = f"{len(same)} of {counted(len(values), 'attribute')}, {share(len(same), len(values))}"
     words = f"the label is the same in every document, so little can be learned: {', '.join(same[:8])} ({attributes})"
+    asked = {".".join(a.place) for category in config.extraction.categories.values() for a in category.attributes}
+    if not asked.intersection(named := sorted({name for row in rows.values() for name in flat_values(row[column])})):
+        words = f"the labels are of {', '.join(named[:8])}, the attributes are {', '.join(sorted(asked)[:8])}"
+        raise InputError(f"no label is of an attribute: {words}")
     return [words] if same else []

@@ -175,7 +175,10 @@ def test_too_few_labels_are_refused_with_what_to_do(documents, message, yaml_of,
             run_fit(path, changed if documents else [*changed, "training.labels_column=nothing"], say=quiet)
 
 
-def test_labels_that_are_all_null_teach_nothing(tmp_path, yaml_of, ray_here):
+@pytest.mark.parametrize(("names", "value", "message"), [
+    (["Brand", "Size"], None, "every label of 64 documents is null"),
+    (["Marke"], "Acme", "the labels are of Marke, the attributes are Brand, Color, Size")])  # fmt: skip
+def test_labels_that_teach_nothing_are_said(names, value, message, tmp_path, yaml_of, ray_here):
     path = yaml_of()
     corpus = tmp_path / "corpus.jsonl"
     rows = [json.loads(line) for line in corpus.read_text().splitlines()]
@@ -205,6 +208,7 @@ def rows_of(titles: list[str], categories: int = 1) -> list[labels.Row]:
 
 def test_the_same_documents_are_in_one_part_every_category_in_all_and_the_same_label_is_said():
     titles = [f"{'SHOE' if n % 2 else 'Shoe'} {n // 3}{'!' * (n % 3)}" for n in range(300)]
+    ("input={path: x, text_columns: [id], id_column: sku}", "keeps a document's id in `id`"),
     parts = labels.split(rows_of(titles), run_config())
     places = [{row["title"].strip("!").lower() for row in rows} for rows in parts.values()]
     assert sum(map(len, places)) == 100 == len(set().union(*places))
