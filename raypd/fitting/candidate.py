@@ -45,6 +45,8 @@ def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, 
     record = read.record(TrainingRecord, config.output.path, layout.TRAINING)
     if record is None or not storage.exists(record.weights):
         record = run_training(context.limited(config), verbose=context.verbose, say=context.say, ends=context.ends)
+    if config.model.calibration not in (None, "none"):  # a file that is of other weights
+        made["model.calibration"] = None
     made = {"decoding.method": config.decoding.method, **{k: v for k, v in changes.items() if k[:9] != "training."}}
     if record.weights.endswith("adapter"):
         made["model.adapter"] = record.weights
@@ -67,7 +69,7 @@ def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder
     except UserError as error:  # few labels, or no scikit-learn: confidences stay as the model has them
         context.say(f"{score.name}: not calibrated: {error}")
         return
-    made.method = config.decoding.method
+    made.method = score.method
     made.write(weights / FILE)
     values = labelled_values(storage.join(folder, "test"), context.part("test"), column)
     for calibration in (None, made):
@@ -77,9 +79,9 @@ def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder
 
 
 def _run(context: FitContext, changes: dict[str, Any], part: str, output: str) -> RunConfig:
-    keys = {**changes, **input_keys(context.part(part)), "output.path": output, "output.min_confidence": 0.0}
-    config = with_changes(context.config, {**keys, "model.calibration": "none"})
-    run_extract(context.limited(config), verbose=context.verbose)
+    keys = {**changes, **input_keys(context.part(part)), "output.path": output, **UNCALIBRATED}
+    config = with_changes(context.config, keys)
+    answered(context, config)
     return config
 
 

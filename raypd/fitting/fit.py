@@ -64,7 +64,8 @@ def run_fit(path: str, overrides: list[str], *, verbose: bool = False, say: Say 
     target.unlink(missing_ok=True)  # of an earlier recommendation
     if choice is not None and choice.f1 is not None:
         why = f"{choice.name}: {result.measure} {choice.f1.value:.3f} on {result.documents['test']} documents"
-        rewrite.write(Path(path), overrides, dict(choice.changes), target, why, "raypd fit")
+        changes = {**choice.changes, "cascade.model": None, "output.min_confidence": 0.0}  # as it was scored
+        rewrite.write(Path(path), overrides, changes, target, why, "raypd fit")
         result.configuration = str(target)
     records.write(kept, result)
     page.write(result, missing(result))

@@ -127,10 +127,9 @@ def teacher_keys(config: RunConfig) -> dict[str, Any]:
 
 
 def teacher_config(config: RunConfig, documents: str, output: str) -> RunConfig:
-    """The configuration of the teacher's run over some documents."""
-    examples = LabelledExamples(config, "")
-    shown = {words_of(text) for name in config.extraction.categories for text, _ in examples.in_common(name)}
-    return with_changes(config, {**teacher_keys(config), **input_keys(documents), "output.path": output})
+    """The configuration of the teacher's run over some documents: no value is unsure by what holds for the student."""
+    keys = UNCALIBRATED | teacher_keys(config) | input_keys(documents)
+    return with_changes(config, {**keys, "output.path": output})
 
 
 def input_keys(documents: str) -> dict[str, Any]:

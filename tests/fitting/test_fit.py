@@ -79,7 +79,7 @@ def one_start(monkeypatch):
 
 @pytest.mark.timeout(900)
 def test_it_recommends_what_can_be_run(tmp_path, yaml_of, ray_here, one_start):
-    result = run_fit(yaml_of(curve=[]), [], say=quiet)
+    result = run_fit(yaml_of(curve=[]), ["output.min_confidence=0.3", "cascade.model=fake"], say=quiet)
     untrained, full = result.scores
     assert (untrained.name, full.name, result.recommended) == (AS_CONFIGURED, "full", "full")
     assert (untrained.holds(0.5), full.holds(0.5), full.labels) == (False, True, result.documents["train"])
@@ -87,7 +87,9 @@ def test_it_recommends_what_can_be_run(tmp_path, yaml_of, ray_here, one_start):
     assert result.usd == pytest.approx(sum(bills))
     assert 0 < full.training_usd < result.usd
     assert "<svg" in (tmp_path / "out-fit/report.html").read_text()
-    run = one_start(load_config(str(result.configuration)))
+    config = load_config(str(result.configuration))
+    assert (config.output.min_confidence, config.cascade.model) == (0, None)  # as it was measured
+    run = one_start(config)
     assert (run.ok, run.failed) == (64, 0)
     with pytest.raises(ConfigError, match="holds the fit of other documents"):
         run_fit(yaml_of(curve=[]), ["fit.documents=63"], say=quiet)
