@@ -24,12 +24,9 @@ from raypd.run.lease import held
 from raypd.run.text import Say, usd
 from raypd.training.data import check
 
-_DECIDES: Any = {  # which documents are in which part, and what their labels are
-    "fit": {"labels", "teacher", "documents", "test_share", "validation_share"},
-    "input": True,
-    "task": True,
-    "training": {"labels_column", "seed"},
-}
+_SOURCE: Any = {"fit": {"labels", "teacher"}, "input": True, "task": True, "training": {"labels_column", "seed"}}
+# Which documents are in which part, and what their labels are.
+_DECIDES: Any = {**_SOURCE, "fit": {*_SOURCE["fit"], "documents", "test_share", "validation_share"}}
 
 
 def run_fit(path: str, overrides: list[str], *, verbose: bool = False, say: Say = console.say) -> FitResult:
@@ -51,7 +48,7 @@ def run_fit(path: str, overrides: list[str], *, verbose: bool = False, say: Say 
     _check(context)
     try:
         with held(folder, say):
-            if not _begun(folder):
+            if not storage.exists(context.part("train")):
                 records.write(kept, result)
             with console.signals(), ray_session.connected(config.cluster, verbose):  # once for all runs and trainings
                 Fit(context, result).run()
@@ -86,7 +83,7 @@ class Fit:
         run = storage.join(result.path, "configured")
         self._add(result.scores, AS_CONFIGURED, partial(candidate.test, context, AS_CONFIGURED, {}, run))
         if fit.teacher is not None:
-            run = storage.join(result.path, "teacher")  # over the test part, or the run that has made the labels
+            run = storage.join(result.path, "teacher" if result.gold else f"teacher-{fit.documents}")  # that labelled
             keys = labels.teacher_keys(self.config)
             unscored = partial(CandidateScore, name=TEACHER, method=str(keys.get("decoding.method", "")), changes=keys)
             tested = partial(candidate.test, context, TEACHER, keys, run)
@@ -167,10 +164,12 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
     """The result to fill. Raises ConfigError where the folder is another fit's."""
     source = config.fit.labels  # which a model has made where there are none but a teacher, or they are a run's
     gold = config.fit.teacher is None if source is None else not labels.is_run(source)
-    decides: Any = config.model_dump(mode="json", include=_DECIDES)
+    trees = (json.dumps(config.model_dump(mode="json", include=k), sort_keys=True) for k in (_DECIDES, _SOURCE))
+    identity, of_source = (hashlib.sha256(tree.encode()).hexdigest()[:12] for tree in trees)
     result = FitResult(
         path=folder,
-        identity=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12],
+        identity=identity,
+        source=of_source,
         floor=config.fit.f1_floor,
         gold=gold,
         task=config.task.kind,
@@ -184,17 +183,14 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
         return result
     except records.RecordError as error:
         raise ConfigError(f"{error}; give another fit.path") from None
-    if before.identity != result.identity and _begun(folder):
+    parted = storage.exists(storage.join(folder, f"{labels.PARTS[0]}.jsonl"))
+    asked = any(name.startswith(labels.UNLABELLED) for name in storage.names(folder))  # the teacher, of this source
+    if before.identity != result.identity if parted else asked and before.source != result.source:
         raise ConfigError(
             f"fit.path {folder}: holds the fit of other documents, labels or attributes; give another fit.path, or go "
             "back to that configuration"
         )
     return result
-
-
-def _begun(folder: str) -> bool:
-    """Whether documents were drawn: what stands in a folder before that may change, such as a mistyped fit.labels."""
-    return any(storage.exists(storage.join(folder, name)) for name in (labels.UNLABELLED, f"{labels.PARTS[0]}.jsonl"))
 
 
 def _check(context: labels.FitContext) -> None:

@@ -27,7 +27,7 @@ from raypd.verify import dead_letters
 
 Row = dict[str, Any]
 PARTS = ("train", "validation", "test")
-UNLABELLED = "unlabelled.jsonl"  # what the teacher is asked about
+UNLABELLED = "unlabelled-"  # begins the names of what the teacher is asked about, by fit.documents
 LEAST = {"train": 16, "validation": 4, "test": 10}  # documents, for figures that mean something
 _GOLDEN = 0.6180339887498949  # its multiples, less their whole part, lie evenly in 0 to 1
 
@@ -155,8 +155,8 @@ def _labelled(context: FitContext) -> list[Document]:
         rows = [{**input_fields(d, config), "id": d.id} for d in documents]
         if not storage.exists(unlabelled):
             _write(unlabelled, rows)
-        asked = teacher_config(config, unlabelled, storage.join(folder, "teacher"))
-        manifest = run_extract(context.limited(asked), verbose=context.verbose)
+        asked = teacher_config(config, unlabelled, storage.join(folder, f"teacher-{fit.documents}"))
+        manifest = answered(context, asked)
         if not manifest.ok:
             reason = dead_letters.most_frequent(manifest.output) or "no reason is known"
             raise InputError(f"fit.teacher answered none of {counted(manifest.documents, 'document')}: {reason}")

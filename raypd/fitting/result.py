@@ -37,6 +37,7 @@ class CandidateScore:
 class FitResult:
     path: str
     identity: str  # digest of what decides which documents are in which part, and their labels
+    source: str = ""  # the same without how many documents and which shares
     floor: float
     gold: bool  # labels are not the teacher's answers
     task: str

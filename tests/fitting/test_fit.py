@@ -16,7 +16,7 @@ from raypd.config import RunConfig
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.fitting import candidate, labels, page
-from raypd.fitting.fit import missing, recommend, run_fit
+from raypd.fitting.fit import _begin, missing, recommend, run_fit
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.run import records
 from raypd.run.console import Interrupted
@@ -130,11 +130,18 @@ def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, one_start):
     path = yaml_of(teacher={"model.name": "fake"})
     with (tmp_path / "corpus.jsonl").open("a") as corpus:  # the only one with notes, which is not drawn
         corpus.write('{"id": "64", "title": "x", "notes": "y"}\n')
-    config = load_config(
-        path, ["training.labels_column=labels", "fit.documents=40", "input.text_columns=[title,notes]"]
-    )
-    parts = labels.parts_of(labels.FitContext(config, str(tmp_path / "f"), False, quiet))
-    answers = {row["id"]: json.loads(row["record"]) for row in teacher.rows_of(str(tmp_path / "f" / "teacher"))}
+    keys = ["training.labels_column=labels", "input.text_columns=[title,notes]", "output.min_confidence=0.99"]
+    config = load_config(path, [*keys, "fit.documents=50"])
+    context = labels.FitContext(config, str(tmp_path / "f"), False, quiet)
+    few = replace(context, config=load_config(path, [*keys, "fit.documents=12"]))
+    records.write(f"{context.folder}/fit.json", _begin(few.config, context.folder))
+    with pytest.raises(InputError, match=r"12 labelled documents, .* raise fit.documents, or change"):
+        labels.parts_of(few)
+    with pytest.raises(ConfigError, match="the fit of other documents"):
+        _begin(load_config(path, [*keys, "training.seed=2"]), context.folder)
+    _begin(config, context.folder)  # as it said
+    parts = labels.parts_of(context)
+    answers = {row["id"]: json.loads(row["record"]) for row in teacher.rows_of(f"{context.folder}/teacher-50")}
     assert {row["id"]: row["labels"] for rows in parts.values() for row in rows} == answers
     assert len(answers) == 50
 
