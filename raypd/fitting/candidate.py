@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from raypd import storage
-from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
 from raypd.errors import UserError
 from raypd.estimation.checks import with_changes
@@ -45,9 +44,9 @@ def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, 
     record = read.record(TrainingRecord, config.output.path, layout.TRAINING)
     if record is None or not storage.exists(record.weights):
         record = run_training(context.limited(config), verbose=context.verbose, say=context.say, ends=context.ends)
+    made = {"decoding.method": config.decoding.method, **{k: v for k, v in changes.items() if k[:9] != "training."}}
     if config.model.calibration not in (None, "none"):  # a file that is of other weights
         made["model.calibration"] = None
-    made = {"decoding.method": config.decoding.method, **{k: v for k, v in changes.items() if k[:9] != "training."}}
     if record.weights.endswith("adapter"):
         made["model.adapter"] = record.weights
     else:
@@ -62,7 +61,7 @@ def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, 
 def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder: str) -> None:
     """Puts a calibration beside the weights, made from the validation part; what it brings is told by the test part."""
     validation = storage.join(folder, "validation")
-    config = _run(context, score.changes, "validation", validation)
+    _run(context, score.changes, "validation", validation)
     column = context.config.training.labels_column
     try:
         made = calibrate(labelled_values(validation, context.part("validation"), column))
@@ -102,19 +101,19 @@ def measure(context: FitContext, score: CandidateScore, run: str | None = None) 
     if result is None:
         context.say(f"{score.name}: measuring what the corpus would cost")
         fit = context.config.fit
-    server = float((result.sample or {}).get("server_usd", 0.0))  # for the tokens of a document
         result = estimate(config, EstimateOptions(fit.sample, fit.sample_minutes, run=run), context.verbose)
         records.write(path, result)
     score.documents_per_second = result.speeds[0].documents_per_second
+    server = float((result.sample or {}).get("server_usd", 0.0))  # for the tokens of a document
     if result.machines:
         machine = result.machines[0]  # this one, or the cheapest that has its GPU
         bill, score.corpus_hours = machine.bills[0], machine.bills[0].hours
         if machine.usd_per_hour > 0 or server > 0:
+            score.usd_per_1000 = _more(machine.usd_per_1000, 1000 * server)
+            score.corpus_usd = _more(bill.usd, result.documents.value * server)
+    return result.documents
 
 
 def _more(figure: records.Figure, usd: float) -> records.Figure:
     low, high = (None if end is None else end + usd for end in (figure.low, figure.high))
     return records.Figure(figure.value + usd, low, high)
-            score.usd_per_1000 = _more(machine.usd_per_1000, 1000 * server)
-            score.corpus_usd = _more(bill.usd, result.documents.value * server)
-    return result.documents

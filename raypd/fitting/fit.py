@@ -161,7 +161,7 @@ def missing(result: FitResult) -> str:
 
 
 def _begin(config: RunConfig, folder: str) -> FitResult:
-    """The result to fill. Raises ConfigError where the folder is another fit's."""
+    """The result to fill. Raises ConfigError where the folder is another fit's, of which labels are there or asked."""
     source = config.fit.labels  # which a model has made where there are none but a teacher, or they are a run's
     gold = config.fit.teacher is None if source is None else not labels.is_run(source)
     trees = (json.dumps(config.model_dump(mode="json", include=k), sort_keys=True) for k in (_DECIDES, _SOURCE))
@@ -195,11 +195,11 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
 
 def _check(context: labels.FitContext) -> None:
     """Raises what every candidate, and the teacher, would fail at, before anything is done."""
-    if "id" in config.text_columns() and config.input.id_column != "id":
-        raise ConfigError("input.text_columns: a fit keeps a document's id in `id`: give that column another name")
     config, folder = context.config, context.folder
     if config.task.kind != "extraction":
         raise ConfigError(f"task.kind {config.task.kind}: `raypd fit` is for extraction")
+    if "id" in config.text_columns() and config.input.id_column != "id":
+        raise ConfigError("input.text_columns: a fit keeps a document's id in `id`: give that column another name")
     for name, changes in config.fit.candidates.items():
         try:
             made = candidate.training_config(context, changes, context.part("train"), folder)

@@ -8,6 +8,7 @@ from typing import Any
 
 from raypd import storage
 from raypd.billing import book
+from raypd.billing.budget import BudgetReached
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
 from raypd.dataset.planner import plan
@@ -16,24 +17,26 @@ from raypd.dataset.tables import kind_of
 from raypd.errors import InputError, RunError
 from raypd.estimation import sampling
 from raypd.estimation.checks import with_changes
-from raypd.run import layout
 from raypd.evaluation.score import flat_values
+from raypd.run import layout
+from raypd.run.records import Manifest
 from raypd.run.text import Say, counted, share
 from raypd.tasks.base import Document
 from raypd.tasks.documents import input_fields, text_of, unpacked, words_of
 from raypd.tasks.few_shot import LabelledExamples
 from raypd.training import teacher
 from raypd.verify import dead_letters
+from raypd.verify.retry import retry_errors
 
 Row = dict[str, Any]
 PARTS = ("train", "validation", "test")
 UNLABELLED = "unlabelled-"  # begins the names of what the teacher is asked about, by fit.documents
 LEAST = {"train": 16, "validation": 4, "test": 10}  # documents, for figures that mean something
+UNCALIBRATED: dict[str, Any] = {"output.min_confidence": 0.0, "model.calibration": "none"}  # to label, or be scored
+_FILE: dict[str, Any] = {"input.version": None, "input.reader": None}  # of what is no table, and needs no reader
 _GOLDEN = 0.6180339887498949  # its multiples, less their whole part, lie evenly in 0 to 1
 
 
-UNCALIBRATED: dict[str, Any] = {"output.min_confidence": 0.0, "model.calibration": "none"}  # to label, or be scored
-_FILE: dict[str, Any] = {"input.version": None, "input.reader": None}  # of what is no table, and needs no reader
 @dataclass(frozen=True)
 class FitContext:
     config: RunConfig
@@ -48,15 +51,31 @@ class FitContext:
     def spent(self) -> float:
         """USD of all sessions of all runs and trainings below the folder."""
         outputs = {str(ledger.parent) for ledger in Path(self.folder).rglob(layout.LEDGER) if ledger.is_dir()}
-        return sum(bill.usd for output in outputs for bill in book.bills(output))
+        bills = [bill for output in outputs for bill in book.bills(output)]
+        return sum({bill.session: bill.usd for bill in bills}.values())  # those of a retry are the run's, too
 
-    def limited(self, config: RunConfig) -> RunConfig:
-        """With what is left of the budget; a run or training counts its own earlier sessions itself."""
+    def limited(self, config: RunConfig, *, more: bool = False) -> RunConfig:
+        """With what is left of the budget; a run or training counts its own earlier sessions, a retry (more) none."""
         budget = self.config.cost.budget_usd
         if budget is None:
             return config
-        left = budget - self.spent() + sum(bill.usd for bill in book.bills(storage.absolute(config.output.path)))
+        own = [] if more else book.bills(storage.absolute(config.output.path))
+        left = budget - self.spent() + sum(bill.usd for bill in own)
         return with_changes(config, {"cost.budget_usd": max(left, 1e-6)})
+
+
+def answered(context: FitContext, config: RunConfig) -> Manifest:
+    """Runs a model over documents. What a server did not answer is asked again, now and by every later same command."""
+    manifest = run_extract(context.limited(config), verbose=context.verbose)
+    if manifest.failed and config.model.endpoint is not None:
+        try:
+            retry_errors(context.limited(config, more=True), verbose=context.verbose)
+        except BudgetReached:
+            raise
+        except RunError as error:  # too many have failed again
+            context.say(str(error))
+        manifest = run_extract(config, verbose=context.verbose)  # which adds up
+    return manifest
 
 
 def parts_of(context: FitContext) -> dict[str, list[Row]]:
@@ -101,6 +120,8 @@ def split(rows: list[Row], config: RunConfig) -> dict[str, list[Row]]:
 
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}
     held_out = shares.test_share + shares.validation_share
+    examples = LabelledExamples(config, "")
+    shown = {words_of(text) for name in config.extraction.categories for text, _ in examples.in_common(name)}
     ordered = sorted(groups, key=lambda words: (str(groups[words][0].get(column) if column else ""), drawn(words)))
     for number, words in enumerate(ordered):
         place = (number * _GOLDEN) % 1
@@ -183,6 +204,10 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
             f"no labelled document: {reason}. Labels come from column training.labels_column ({column!r}), from "
             "fit.labels or from fit.teacher"
         )
+    asked = {".".join(a.place) for category in config.extraction.categories.values() for a in category.attributes}
+    if not asked.intersection(named := sorted({name for row in rows.values() for name in flat_values(row[column])})):
+        words = f"the labels are of {', '.join(named[:8])}, the attributes are {', '.join(sorted(asked)[:8])}"
+        raise InputError(f"no label is of an attribute: {words}")
     if all(value is None for row in rows.values() for value in row[column].values()):
         raise InputError(f"every label of {counted(len(rows), 'document')} is null: there is nothing to learn")
     return list(rows.values())
@@ -203,8 +228,4 @@ def _warnings(rows: list[Row], config: RunConfig) -> list[str]:
     same = sorted(name for name, kinds in values.items() if len(kinds) == 1)
     attributes = f"{len(same)} of {counted(len(values), 'attribute')}, {share(len(same), len(values))}"
     words = f"the label is the same in every document, so little can be learned: {', '.join(same[:8])} ({attributes})"
-    asked = {".".join(a.place) for category in config.extraction.categories.values() for a in category.attributes}
-    if not asked.intersection(named := sorted({name for row in rows.values() for name in flat_values(row[column])})):
-        words = f"the labels are of {', '.join(named[:8])}, the attributes are {', '.join(sorted(asked)[:8])}"
-        raise InputError(f"no label is of an attribute: {words}")
     return [words] if same else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from raypd.cluster import driver, one_worker
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
 from raypd.config.load import load_config
+from raypd.dataset.plan import Plan
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.fitting import candidate, labels, page
 from raypd.fitting.fit import _begin, missing, recommend, run_fit
@@ -23,7 +25,8 @@ from raypd.run.console import Interrupted
 from raypd.run.records import Figure, Manifest
 from raypd.training import teacher
 from raypd.training.job import run_training
-from tests.runs import run_config, run_here, says
+from tests.runs import extraction, run_config, run_here, says
+from tests.servers import Reply, serving
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
 
@@ -64,14 +67,15 @@ def one_start(monkeypatch):
         kind, arguments = self._make(self.share)
         self._actor = kind(*arguments)
 
-    def run(config: RunConfig, **_) -> Manifest:
-        on_ray = config.output.path.endswith("/configured")
-        return run_extract(config) if on_ray else driver.finish(config, config.output.path, run_here(config, build))
+    def run(config: RunConfig, planned: Plan | None = None, **_) -> Manifest:
+        if config.output.path.endswith("/configured"):
+            return run_extract(config)
+        return driver.finish(config, config.output.path, run_here(config, build, planned))
 
     call = lambda self, label, method, *arguments, progress: getattr(self._actor, method)(*arguments)  # noqa: E731
     monkeypatch.setattr(one_worker.OneWorker, "_start", start)
     monkeypatch.setattr(one_worker.OneWorker, "call", call)
-    for module in (candidate, labels):
+    for module in (driver, labels):
         monkeypatch.setattr(module, "run_extract", run)
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
     return run
@@ -191,8 +195,8 @@ def test_labels_that_teach_nothing_are_said(names, value, message, tmp_path, yam
     path = yaml_of()
     corpus = tmp_path / "corpus.jsonl"
     rows = [json.loads(line) for line in corpus.read_text().splitlines()]
-    corpus.write_text("".join(json.dumps({**row, "target": dict.fromkeys(row["target"])}) + "\n" for row in rows))
-    with pytest.raises(InputError, match="every label of 64 documents is null"):
+    corpus.write_text("".join(json.dumps({**row, "target": dict.fromkeys(names, value)}) + "\n" for row in rows))
+    with pytest.raises(InputError, match=message):
         run_fit(path, [], say=quiet)
 
 
@@ -204,6 +208,7 @@ def test_labels_that_teach_nothing_are_said(names, value, message, tmp_path, yam
     ("fit.candidates={teacher: {model.name: x}}", "give the candidate another"),
     ("fit.teacher={model.endpoint: {url: 'http://h', api_key: sk-1}}", "api_key: a configuration holds no secrets"),
     ("fit.teacher={model.endpoint.url: 'http://me:pw@h'}", "must hold no credentials"),
+    ("input={path: x, text_columns: [id], id_column: sku}", "keeps a document's id in `id`"),
     ("fit.curve=[1.5]", "between 0 and 1")])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_is_done(override, message, tmp_path, yaml_of):
     with pytest.raises(Exception, match=message):
@@ -215,9 +220,8 @@ def rows_of(titles: list[str], categories: int = 1) -> list[labels.Row]:
     return [{"id": str(n), "category": f"c{n % categories}", "title": title} for n, title in enumerate(titles)]
 
 
-def test_the_same_documents_are_in_one_part_every_category_in_all_and_the_same_label_is_said():
+def test_the_same_documents_are_in_one_part_every_category_in_all_and_the_same_label_is_said(tmp_path):
     titles = [f"{'SHOE' if n % 2 else 'Shoe'} {n // 3}{'!' * (n % 3)}" for n in range(300)]
-    ("input={path: x, text_columns: [id], id_column: sku}", "keeps a document's id in `id`"),
     parts = labels.split(rows_of(titles), run_config())
     places = [{row["title"].strip("!").lower() for row in rows} for rows in parts.values()]
     assert sum(map(len, places)) == 100 == len(set().union(*places))
@@ -226,6 +230,11 @@ def test_the_same_documents_are_in_one_part_every_category_in_all_and_the_same_l
     for rows in parts.values():
         assert {row["category"] for row in rows} == {f"c{n}" for n in range(8)}
     assert [row["id"] for row in parts["train"]] != sorted(row["id"] for row in parts["train"])  # a prefix is a sample
+    (tmp_path / "shown.jsonl").write_text("".join(f'{{"title": "T{n}!", "target": {{}}}}\n' for n in range(20)))
+    examples = {"path": str(tmp_path / "shown.jsonl"), "count": 20}  # which every prompt shows
+    config = run_config({**extraction(c=["a"]), "examples": examples})
+    parts = labels.split(rows_of([f"t{n}" for n in range(200)]), config)
+    assert {str(n) for n in range(20)} <= {row["id"] for row in parts["train"]}
     rows = [{"id": str(n), "target": {"Brand": f"b{n}", "Color": "red"}} for n in range(9)]
     (line,) = labels._warnings(rows, run_config())
     assert "Color (1 of 2 attributes, 50%)" in line
@@ -243,11 +252,6 @@ def result_of(
     parts = {"train": 100, "validation": 20, "test": 50}
     return FitResult(path="/x/fit", identity="i", floor=floor, gold=gold, task="extraction", model="<m>",
                      documents=parts, scores=list(scores), curve=list(curve))  # fmt: skip
-    (tmp_path / "shown.jsonl").write_text("".join(f'{{"title": "T{n}!", "target": {{}}}}\n' for n in range(20)))
-    examples = {"path": str(tmp_path / "shown.jsonl"), "count": 20}  # which every prompt shows
-    config = run_config({**extraction(c=["a"]), "examples": examples})
-    parts = labels.split(rows_of([f"t{n}" for n in range(200)]), config)
-    assert {str(n) for n in range(20)} <= {row["id"] for row in parts["train"]}
 
 
 def test_the_cheapest_that_surely_holds_the_floor_is_recommended():
@@ -258,6 +262,7 @@ def test_the_cheapest_that_surely_holds_the_floor_is_recommended():
     )
     assert recommend(result_of(dear, cheap, unsure)) == "cheap"
     assert recommend(result_of(score("slow", 0.8, 0.9, 1), score("fast", 0.8, 0.9, 2))) == "fast"  # without prices
+    assert recommend(result_of(score("server", 0.8, 0.9, 9, 0.5), score("here", 0.8, 0.9))) == "here"  # of no price
     assert recommend(result_of(unsure)) is None
 
 
@@ -280,7 +285,6 @@ def test_a_candidate_has_a_folder_for_each_of_its_settings(yaml_of, monkeypatch)
 
 
 def test_what_is_missing_is_said():
-    assert recommend(result_of(score("server", 0.8, 0.9, 9, 0.5), score("here", 0.8, 0.9))) == "here"  # of no price
     near = result_of(score("near", 0.66, 0.74, labels=100), curve=(score("near", 0.5, 0.7, labels=50),))
     assert "about 200 test documents would tell, and there are 50" in missing(near)  # (0.08 / 0.04) ** 2 times as many
     assert "from 50 to 100 labels it gained +0.040: more labels would help" in missing(near)
