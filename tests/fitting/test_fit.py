@@ -144,6 +144,7 @@ def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, one_start):
     with pytest.raises(ConfigError, match="the fit of other documents"):
         _begin(load_config(path, [*keys, "training.seed=2"]), context.folder)
     _begin(config, context.folder)  # as it said
+    assert labels.teacher_config(config, "x.jsonl", "y").output.min_confidence == 0  # the fake engine is never unsure
     parts = labels.parts_of(context)
     answers = {row["id"]: json.loads(row["record"]) for row in teacher.rows_of(f"{context.folder}/teacher-50")}
     assert {row["id"]: row["labels"] for rows in parts.values() for row in rows} == answers
