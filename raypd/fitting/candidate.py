@@ -11,7 +11,7 @@ from raypd.estimation.checks import with_changes
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
 from raypd.evaluation.calibration import calibrate, calibration_error, reliability
-from raypd.evaluation.score import f1_of, labelled_values, read_answers
+from raypd.evaluation.score import f1_of, labelled_values, read_answers, read_labels
 from raypd.fitting.labels import UNCALIBRATED, FitContext, answered, input_keys
 from raypd.fitting.result import CandidateScore
 from raypd.run import layout, read, records
@@ -86,7 +86,8 @@ def _run(context: FitContext, changes: dict[str, Any], part: str, output: str) -
 
 def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -> CandidateScore:
     config = _run(context, changes, "test", output)
-    best = f1_of(read_answers(output), context.part("test"), config)
+    gold = read_labels(context.part("test"), config.training.labels_column, output)
+    best = f1_of(read_answers(output), gold, config)
     f1 = records.Figure(best.value, best.low, best.high)
     return CandidateScore(name=name, method=config.decoding.method, changes=changes, measure=best.name, f1=f1)
 
