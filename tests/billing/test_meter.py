@@ -152,9 +152,8 @@ def test_how_gpus_are_used(monkeypatch) -> None:
     driver(monkeypatch)
     watch = energy.CardWatch(2)
     assert [watch(), watch()] == [CardUse(2, 0.7, 40.0, 1500.0, 2520.0), CardUse(4, 0.7, 40.0, 1500.0, 2520.0)]
-    assert energy.together([None, watch(), CardUse(6, 0.2, 41.0, 300.0, 2520.0)]) == CardUse(
-        12, 0.45, 41.0, 900.0, 2520.0
-    )
+    cards = [None, watch(), CardUse(6, 0.2, 41.0, 300.0, 2520.0)]
+    assert energy.together(cards) == CardUse(12, 0.45, 41.0, 900.0, 2520.0)
     assert str(watch()) == "GPUs 70% busy, 40 GiB at most, 1,500 of 2,520 MHz"
     error = sys.modules["pynvml"].NVMLError()
     monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetMemoryInfo", mock.Mock(side_effect=error))

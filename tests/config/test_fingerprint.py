@@ -20,9 +20,8 @@ from raypd.errors import ConfigError
 from raypd.run import manifest
 from tests.runs import config_tree, extraction, run_config
 
-EXTRACTION = config_tree(
-    extraction(shoes=["Brand", {"name": "Size", "type": "number"}]), decoding={"method": "hyper_parallel"}
-)
+SHOES = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
+EXTRACTION = config_tree(SHOES, decoding={"method": "hyper_parallel"})
 QUESTIONS = config_tree("question_answering")
 
 

@@ -209,9 +209,8 @@ def test_documents_of_one_kind_need_no_category(tmp_path: Path) -> None:
     misspelt = make_config(config_tree(extraction(shoes=["Brand"]), input={"category_column": "kinds"}))
     wanted = ["input.category_column" in c.wanted_columns() for c in (short, named, several, misspelt)]
     assert wanted == [False, False, True, True]
-    (tmp_path / "run.yaml").write_text(
-        "input: {path: a}\noutput: {path: b}\ntask:\n  attributes:\n  - a\n  - {type: x}\n"
-    )
+    text = "input: {path: a}\noutput: {path: b}\ntask:\n  attributes:\n  - a\n  - {type: x}\n"
+    (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"run\.yaml:6: task\.attributes\.1\.type: choose from text"):
         load_config(tmp_path / "run.yaml")
     with pytest.raises(ConfigError, match=r"task\.attributes: Input should be a valid list \(it is 'Brand'\)"):

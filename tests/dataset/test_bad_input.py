@@ -151,13 +151,8 @@ def test_a_category_named_as_a_path_writes_nothing_outside_the_output(tmp_path, 
     path = tmp_path / "a/b/in.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"id": "0", "title": "t", "category": name}) + "\n")
-    run = run_config(
-        extraction(**{name: ["a"]}),
-        path,
-        tmp_path / "a/b/out",
-        input={"text_columns": ["title"]},
-        model={"name": "fake"},
-    )
+    sections = {"input": {"text_columns": ["title"]}, "model": {"name": "fake"}}
+    run = run_config(extraction(**{name: ["a"]}), path, tmp_path / "a/b/out", **sections)
     assert driver.run_extract(run).ok == 1
     page.write(load(run.output.path))
     assert {p for p in tmp_path.rglob("*") if p.is_file() and "a/b/out/" not in str(p)} == {path}

@@ -30,6 +30,7 @@ from tests.decoding.cases import CASES, _stacked, pair
 from tests.decoding.drivers import logits_of, never, prompts_of
 from tests.decoding.kernel_cases import compare, random_pass, slow
 from tests.decoding.test_properties import check
+from tests.runs import says
 from tests.tiny import in_float64, tiny_model
 
 CPU = torch.device("cpu")
@@ -301,14 +302,8 @@ def test_an_interrupted_benchmark_prints_what_it_has(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "passes", lambda *_: ({"prefill": 0.5}, "a table of the profiler"))
     monkeypatch.setattr("sys.argv", ["gpu", "--tiny"])
     assert gpu.main() == 1
-    said = capsys.readouterr().out
-    for words in (
-        "a table of the profiler",
-        "| tiny | generate | sdpa |",
-        "summary: estimates",
-        "masks for 64 sequences",
-    ):
-        assert words in said
+    says(capsys.readouterr().out, "a table of the profiler", "| tiny | generate | sdpa |", "summary: estimates",
+         "masks for 64 sequences")  # fmt: skip
 
 
 def tokens_in(answer) -> list:

@@ -391,9 +391,8 @@ def test_a_slow_method_is_priced_though_a_full_engine_ends_nothing(tmp_path, fak
     documents = sampling.draw(config, 10).documents
     whole = Profiler(1).profile(config, documents)
     began = fake_time.now
-    Profiler(1)._answer(
-        config, profile.build(config, 1, None), documents, 0, math.inf
-    )  # the model's load and the sample
+    parts = profile.build(config, 1, None)
+    Profiler(1)._answer(config, parts, documents, 0, math.inf)  # the model's load and the sample
     limit = share * (fake_time.now - began - whole.load_seconds)
     fake_time.stop = fake_time.now + whole.load_seconds + limit
     guess = Profiler(1).profile(config, documents, limit, slow=True)

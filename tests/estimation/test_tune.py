@@ -152,9 +152,8 @@ BY_SHARE = {"floor": Floor(0.9, "share"), "reference_kind": "document"}
 ])  # fmt: skip
 def test_the_reference_and_what_is_held_to_it(how, references, judged, method) -> None:
     search, best = searched(**how)
-    assert [search.value(trial.changes, "decoding.method") for trial in search.trials][
-        : len(references.split())
-    ] == references.split()
+    first = search.trials[: len(references.split())]
+    assert [search.value(trial.changes, "decoding.method") for trial in first] == references.split()
     assert (search.reference_method == "guided", search.judged) == ("guided" in references, judged)
     assert (search.value(best.changes, "decoding.method"), search.agrees(best)) == (method, True)
     if references == "autoregressive guided":

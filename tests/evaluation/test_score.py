@@ -71,13 +71,8 @@ def test_questions_are_compared_as_squad_does():
         {"id": "f", "choices": ["x", "y", "z"], "answer_idx": [0, 2], "multi_select": True},
         {"id": "g", "choices": ["x", "y", "z"], "answer_idx": [0, 2], "multi_select": True},
     ]
-    rows = [
-        {"question_id": "a", "answer": "Seine, a river!", "choice_index": None},
-        {"question_id": "b", "answer": None, "choice_index": None},
-        {"question_id": "c", "answer": "y", "choice_index": 1},
-        {"question_id": "f", "answer": "A, C", "choice_index": None},
-        {"question_id": "g", "answer": "AB", "choice_index": None},
-    ]
+    answered = ("a", "Seine, a river!", None), ("b", None, None), ("c", "y", 1), ("f", "A, C", None), ("g", "AB", None)
+    rows = [dict(zip(("question_id", "answer", "choice_index"), row, strict=True)) for row in answered]
     parts = score._of_questions(rows, questions)
     assert parts == {"exact match": [2, 4], "token F1": [2, 4], "accuracy": [2, 3]}
     assert score._token_f1("in the Seine", "Seine river") == pytest.approx(0.5)

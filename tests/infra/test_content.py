@@ -163,9 +163,8 @@ def test_weights_lie_on_a_disk_of_the_node():
     for name, template in pods(JOB):
         mounts = {m["name"]: m["mountPath"] for m in template["spec"]["containers"][0].get("volumeMounts", [])}
         volumes = {v["name"]: v for v in template["spec"].get("volumes", [])}
-        assert (mounts.get("local"), volumes.get("local")) == (
-            (None, None) if name == "submitter" else ("/local", {"name": "local", "emptyDir": {}})
-        )
+        local = (None, None) if name == "submitter" else ("/local", {"name": "local", "emptyDir": {}})
+        assert (mounts.get("local"), volumes.get("local")) == local
 
 
 def test_prometheus_reads_rays_list_of_nodes_and_keeps_rays_metrics():

@@ -145,17 +145,14 @@ def test_a_batch_holds_no_more_than_the_server_takes(tmp_path, vendor, monkeypat
 
 
 def test_answers_of_another_shape_are_error_rows_that_say_what_came(tmp_path, vendor, monkeypatch):
-    engine = engine_with(vendor, tmp_path, "0")
+    engine, words = engine_with(vendor, tmp_path, "0"), "expected an answer of the batch API, found"
     vendor.answered["b0"] = ('{"custom_id": "x"}\n[7]', "")
-    words = (
-        f'{vendor.url}/files/answers-of-b0/content: expected an answer of the batch API, found {{"custom_id": "x"}} [7]'
-    )
-    assert str(finished(engine)[0].error) == words
+    place = f"{vendor.url}/files/answers-of-b0/content"
+    assert str(finished(engine)[0].error) == f'{place}: {words} {{"custom_id": "x"}} [7]'
     engine = engine_with(vendor, tmp_path, "1")
     monkeypatch.setattr(Vendor, "told", lambda self, tree: Reply(200, b'{"data": [7], "id": 3}'))
-    words = f'{vendor.url}/batches?limit=100: expected an answer of the batch API, found {{"data": [7], "id": 3}}'
-    assert str(finished(engine)[0].error) == words
-    monkeypatch.undo()
+    place = f"{vendor.url}/batches?limit=100"
+    assert str(finished(engine)[0].error) == f'{place}: {words} {{"data": [7], "id": 3}}'
 
 
 def test_a_file_of_many_megabytes_takes_as_long_as_its_bytes_come(tmp_path, vendor):

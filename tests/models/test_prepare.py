@@ -80,9 +80,8 @@ def test_heads_that_are_not_what_their_config_says_are_refused(base, tmp_path, k
 def test_what_cannot_be_done_is_said_and_leaves_nothing(base, tmp_path):
     for words, model, out, method in (
         ("--for medusa: has no control tokens; choose from apar, pasta, space, ", base, tmp_path / "x", "medusa"),
-        ("exists already", base, base, "apar"),
-        ("no folder", tmp_path / "nowhere", tmp_path / "x", "apar"),
-    ):
+        ("exists already", base, base, "apar"), ("no folder", tmp_path / "nowhere", tmp_path / "x", "apar"),
+    ):  # fmt: skip
         with pytest.raises(ModelError, match=words):
             run("add-tokens", model, out, "--for", method)
     assert [path.name for path in tmp_path.iterdir()] == ["base"]

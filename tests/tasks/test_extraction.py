@@ -233,20 +233,6 @@ def test_autoregressive_answers_are_parsed_where_they_can_be():
     assert (color["status"], color["raw"]) == ("invalid", '"blue"')
 
 
-def recite(model, start: int, text: str):
-    """The model, which says `text` from position `start` on."""
-    tokens = tiny_tokenizer().encode(text, add_special_tokens=False)
-
-    def say(module, inputs, output) -> None:
-        count = output.logits.shape[1]
-        for i, at in enumerate(range(output.past_key_values.get_seq_length() - count + 1 - start, len(tokens))):
-            if i < count and at >= 0:
-                output.logits[0, i, tokens[at]] = 1e4
-
-    model.register_forward_hook(say)
-    return model
-
-
 def test_bad_documents_become_error_records_and_the_rest_goes_on():
     documents = [document(0), document(1, category="hats"), document(2, category=None),
                  document(3, title=" ", description=None), Document(4, "id4", {}, error="x.jsonl:5: not JSON"),
