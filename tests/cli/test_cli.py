@@ -1,5 +1,7 @@
-"""The command line as a user types it: errors that name what is wrong, exit codes, nothing printed twice; and a job."""
+"""The command line as a user types it: errors that name what is wrong, exit codes, nothing printed twice; a job; and
+`raypd init` over files as people have them."""
 
+import gzip
 import json
 import os
 import re
@@ -7,13 +9,19 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from raypd.answering.components import build
+from raypd.cli import init
 from raypd.cli.summary import _values
+from raypd.cluster import driver
 from raypd.config import RunConfig
 from raypd.config.load import load_config
+from raypd.errors import ConfigError, InputError
 from raypd.tasks.columns import value_row
 from raypd.verify.verification import verify
 from tests.faults.trial import Trial
@@ -214,3 +222,76 @@ def test_a_boolean_is_that_of_the_record() -> None:
     values = [value_row(name, value, "ok", None) for name, value in record.items()]
     row = {"id": "1", "status": "ok", "record": json.dumps(record), "values": values, "truncated": False}
     assert str(_values(row)) == "Waterproof: true  Decaf: false  Brand: Acme  Weight in g: 7"
+
+
+ROWS = [{"Id": f"n{n}", "subject": f"The {n}th letter to the shop", "kind": "a", "n": n} for n in range(6)]
+SCHEMA = '{"type": "object", "properties": {"product": {"type": "string"}}}'
+
+
+def written(folder: Path, form: str) -> str:
+    path = folder / f"letters.{form}"
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif form == "csv":
+        path.write_text("Id,subject,kind,n\n" + "".join(",".join(map(str, row.values())) + "\n" for row in ROWS))
+    else:
+        path.write_bytes(gzip.compress(lines.encode()) if form.endswith("gz") else lines.encode())
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "csv", "parquet"])
+def test_the_configuration_runs(form, tmp_path, in_process, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.json").write_text(SCHEMA)
+    said = init.run(written(tmp_path, form), "s.json", None)
+    assert said.endswith("next: `raypd extract letters.yaml`")
+    config = load_config("letters.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
+    assert (config.input.id_column, config.input.text_columns) == ("Id", ["subject"])
+    assert "kind" in Path("letters.yaml").read_text()
+    assert driver.run_extract(config, build=build).ok == 6
+
+
+@pytest.mark.parametrize("data", ["letters", "letters/*.jsonl"])
+def test_paths_are_those_that_the_configuration_needs(data, tmp_path, in_process, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("letters").mkdir()
+    Path("mine").mkdir()
+    written(Path("letters"), "jsonl")
+    Path("s.json").write_text(SCHEMA)
+    init.run(data, "s.json", "mine/run.yaml")
+    config = load_config("mine/run.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
+    assert driver.run_extract(config, build=build).ok == 6
+    assert "letters.yaml: reads subject" in init.run(data, None, None)
+
+
+def test_a_schema_that_is_none_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.json").write_text('{"properties": {"a": {"type": "nonsense"}}}')
+    with pytest.raises(ConfigError, match="nonsense"):
+        init.run(written(tmp_path, "csv"), "s.json", None)
+    assert not Path("letters.yaml").exists()
+
+
+def test_without_a_schema_it_says_how_to_get_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "csv")
+    said = init.run("letters.csv", None, "mine.yaml")
+    suggest = "raypd schema suggest letters.csv --category letters -o letters.categories.yaml"
+    assert f"{suggest} 'input.text_columns=[subject]'" in said
+    Path("letters.categories.yaml").write_text("letters: {attributes: [{name: Product}]}")
+    assert load_config("mine.yaml").input.category == "letters"
+    with pytest.raises(ConfigError, match=r"mine\.yaml: is there already"):
+        init.run("letters.csv", None, "mine.yaml")
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.jsonl", "[1, 2", "cannot be read"), ("a.jsonl", '{"n": 1}\n{"n": 2}\n', "no column of text; it has n"),
+    ("a.csv", "id;body\n1;a long text of a letter to the shop\n", "one column, 'id;body': csv is read with commas"),
+])  # fmt: skip
+def test_what_has_no_texts_is_refused(name, content, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        init.run(name, None, None)
+    assert not Path("a.yaml").exists()

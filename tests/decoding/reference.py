@@ -157,3 +157,10 @@ class Replay:
     def _sees(self, q: int, k: int) -> bool:
         kind = self.reach.get((self.segments[q], self.segments[k]), 0) if self.alive[k] else 0
         return kind == 1 or (kind == 2 and self.positions[k] <= self.positions[q])
+
+
+def check_logprobs(stock, prompt, answer):
+    """Sampled tokens have the log-probabilities of the stock model."""
+    logprobs = plain_output(stock, [*prompt, *answer.tokens])[0].log_softmax(-1)[len(prompt) - 1 : -1]
+    chosen = logprobs[range(len(answer.tokens)), answer.tokens]
+    torch.testing.assert_close(torch.tensor(answer.logprobs), chosen, atol=1e-3, rtol=0)

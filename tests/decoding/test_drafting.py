@@ -2,6 +2,7 @@
 against the stock model, of which no draft changes a token."""
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,13 +14,12 @@ from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.medusa import MedusaHeads, cartesian_tree, medusa
 from raypd.decoding.methods.space import segments_seen, space
 from raypd.decoding.program import Predictions
-from raypd.decoding.sampling import Sampling
+from raypd.decoding.sampling import Sampling, probabilities
 from raypd.decoding.visibility import NO_TOKEN, grown, one_segment, visible
 from raypd.errors import ModelError
 from raypd.models.medusa_heads import load_heads, save_heads
 from tests.decoding import reference
 from tests.decoding.cases import MASK, TREES, Knowing, drafting, pair
-from tests.decoding.distribution import chance_of_texts, check_distribution
 from tests.decoding.drivers import drive, never, prompts_of
 from tests.tiny import tiny_model
 
@@ -121,6 +121,34 @@ def test_decoded_tokens_are_those_of_the_answer_and_no_mask_or_rejected_draft(me
         counted += [sequence.counts.decode_tokens for sequence in engine.sequences]
     assert counted == sorted(counted)
     assert done[0].counts.decode_tokens == text.index(text[-1]) + 1 >= counted[-1] > 3
+
+
+def chance_of_texts(stock, prompt, length, sampling):
+    """{text: probability} of every continuation of `length` tokens, one token at a time by the stock model."""
+    texts = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for text, chance in texts.items():
+            logits = reference.plain_output(stock, [*prompt, *text])[0][-1]
+            for token, p in enumerate(probabilities(logits, sampling).tolist()):
+                if p > 0:
+                    longer[*text, token] = chance * p
+        texts = longer
+    return texts
+
+
+def check_distribution(answers, chances, least_freedom):
+    """Within 4 standard deviations of what chi-square gives (Wilson and Hilferty's cube root is close to normal), cells
+    that expect fewer than 5 put together."""
+    counts = Counter(tuple(answer.tokens) for answer in answers)
+    assert set(counts) <= set(chances), "a text that one token at a time never says"
+    cells = [(counts.get(text, 0), len(answers) * chance) for text, chance in chances.items()]
+    small = [sum(column) for column in zip(*(cell for cell in cells if cell[1] < 5), strict=True)]
+    cells = [cell for cell in cells if cell[1] >= 5] + [small] * bool(small)
+    statistic, freedom = sum((c - e) ** 2 / e for c, e in cells if e > 0), len(cells) - 1
+    assert freedom > least_freedom
+    spread = 2 / (9 * freedom)
+    assert ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5 < 4, (statistic, freedom)
 
 
 @pytest.mark.parametrize(("method", "sampling"), [

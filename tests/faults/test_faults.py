@@ -1,12 +1,18 @@
-"""Every fault of the table: no document lost, none doubled."""
+"""Every fault of the table: no document lost, none doubled; also where a run is killed just before or after a write."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from raypd import storage
+from raypd.run import layout, records
+from raypd.run.records import Manifest
+from raypd.verify.verification import verify
 from tests.faults.__main__ import FAULTS
-from tests.faults.trial import EXECUTORS, Outcome
+from tests.faults.trial import EXECUTORS, Outcome, Trial
+from tests.processes import LONG, ROOT
 
 
 @pytest.mark.slow
@@ -20,3 +26,22 @@ def test_every_document_exactly_once(
     found = fault(tmp_path)
     assert (found.lost, found.doubled) == (0, 0)
     assert found.rows == found.documents > 0
+
+
+WRITES = ("run.json", "lease.json", "sessions/", "plan.json", "attempts.json", "units/", "ledger/", "manifest.json")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_run_that_is_killed_inside_a_write_goes_on(tmp_path: Path, name: str, when: str) -> None:
+    trial = Trial(tmp_path, ["a"] * 30)
+    path = f"{ROOT / 'tests/faults/cut'}:{ROOT}"
+    killed = trial.start(PYTHONPATH=path, RAYPD_TEST_CUT=f"{when} {trial.output}/.*{name}")
+    said = killed.communicate(timeout=LONG)
+    assert killed.returncode == -signal.SIGKILL, said
+    trial.finish()
+    found, verified = trial.outcome(""), verify(trial.output, trial.config)
+    assert (found.lost, found.doubled, verified.passed) == (0, 0, True)
+    assert records.read(Manifest, storage.join(trial.output, layout.MANIFEST)).documents == 30
