@@ -166,9 +166,7 @@ class Deadly(AnswerStage):
 
 
 @pytest.mark.slow
-def test_a_row_that_kills_its_worker_each_time_ends_the_pipeline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_kills_its_worker_each_time_ends_the_pipeline(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("raypd.data.AnswerStage", Deadly)
     table = titles(20).append_column("marks", pa.array([str(tmp_path)] * 20))
     with pytest.raises(ray.exceptions.RayError):

@@ -20,7 +20,7 @@ from raypd.errors import ConfigError
 from raypd.run.text import NONE
 from tests.models.test_endpoint import completion, server
 from tests.processes import ROOT
-from tests.runs import TITLES, run_config, says
+from tests.runs import TITLES, run_config, says, write_rows
 from tests.tasks.test_cascade import SHOES, rows, scripted
 
 SAID = {"a": "correct, incorrect", "b": "hallucination, missing", "c": "correct null, correct"}  # of (Brand, Size)
@@ -183,8 +183,7 @@ def test_a_table_by_category_and_one_of_data(finished, tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "APAR").symlink_to(finished("apar", "generation", answers))
     kinds = {"a": "writing", "b": "coding", "c": "math"}
-    lines = [json.dumps({"id": id, "category": kind}) + "\n" for id, kind in kinds.items()]
-    (tmp_path / "kinds.jsonl").write_text("".join(lines))
+    write_rows(tmp_path / "kinds.jsonl", ({"id": id, "category": kind} for id, kind in kinds.items()))
     paper = dict.fromkeys(["all", "without coding, math", "coding", "math", "writing"], "p")
     categories = {"file": "kinds.jsonl", "left_out": ["coding", "math"]}
     columns, runs = ["threads", "parallel", "cached saved"], {"APAR": {"paper": paper, "run": "-"}}
@@ -194,6 +193,6 @@ def test_a_table_by_category_and_one_of_data(finished, tmp_path):
     says(text, "| APAR, all | p | 3.00 | 67% | 43.3% |\n| APAR, without coding, math (1) | p | 3.00 | 100% | 40.0% |",
          "| APAR, coding (1) | p | 1.00 | 0% | 10.0% |")  # fmt: skip
     questions = [{"question": "Who?", "answers": ["me"]}, {"question": "Why?", "answers": []}]
-    (tmp_path / "q.jsonl").write_text(json.dumps({"context": "It was me.", "questions": questions}) + "\n")
+    write_rows(tmp_path / "q.jsonl", [{"context": "It was me.", "questions": questions}])
     table = {"title": "S", "columns": [], "sets": {"S": {"paper": "1", "file": "q.jsonl"}}}
     assert "| S | 1 | 1 | 2.00 | 4.00 | 2.00 | 1.00 |" in tables.section("s", table, maker, {})

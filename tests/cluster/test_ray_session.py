@@ -260,8 +260,6 @@ def test_a_machine_without_a_price_costs_no_dollars_and_one_unit_is_one() -> Non
 
 def test_what_takes_seconds_is_said_before_it_begins(monkeypatch, capsys, config, tmp_path) -> None:
     """The first words come before torch and transformers are imported, and before Ray is there."""
-    import ray
-
     said: list[str] = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: said.append(capsys.readouterr().err))

@@ -297,9 +297,7 @@ def run(tmp_path: Path, config) -> RunConfig:
 @pytest.mark.parametrize(("text", "loading", "lost", "blamed"), [
     (ECC, False, False, True), (ECC, True, False, True), (ILLEGAL, True, False, True), (ILLEGAL, False, True, True),
     (ILLEGAL, False, False, False)])  # fmt: skip
-def test_two_deaths_of_a_card_leave_it_out_and_blame_no_document(
-    run, monkeypatch, text: str, loading: bool, lost: bool, blamed: bool
-) -> None:
+def test_two_deaths_leave_a_card_out_and_blame_no_document(run, monkeypatch, text, loading, lost, blamed) -> None:
     (unit,) = plan(run)
     dead, deaths, ends, end = [], [], [], UnitLog.end
     monkeypatch.setattr("os._exit", lambda code: dead.append(code) or sys.exit(code))

@@ -246,9 +246,7 @@ def test_a_device_never_holds_the_whole_model_in_bfloat16(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("kind", "quantization", "layer", "least", "most"), [
     pytest.param("llama", "w8a8", Int8Linear, 0.001, 0.1, marks=needs_native),
     ("qwen3", "fp8", Fp8Linear, 0.005, 0.2)])  # fmt: skip
-def test_a_quantized_model_decodes(
-    kind: str, quantization: str, layer: type, least: float, most: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantized_model_decodes(kind, quantization, layer, least, most, monkeypatch) -> None:
     if layer is Int8Linear:
         monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
     model, ids = tiny_model(kind, head_dim=32).bfloat16(), torch.arange(5, 60)[None]

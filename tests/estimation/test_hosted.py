@@ -22,7 +22,7 @@ from raypd.estimation.machines import EstimateOptions
 from raypd.estimation.prediction import SHAPES, DocumentTokens, seconds_of, shape_of
 from raypd.estimation.profile import DocumentCost, Profiler
 from tests.estimation.test_estimate import stub_profiler
-from tests.runs import TITLES, config_tree, extraction, says
+from tests.runs import TITLES, config_tree, extraction, says, write_rows
 from tests.tiny import save_tiny, tiny_model
 
 Measured = Callable[..., RunConfig]
@@ -33,8 +33,7 @@ OWN = "cost.hosted_prices={house: [2, 10], gpt-4.1: [1, 1]}"
 def measured(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Measured:
     """A configuration over four equal documents, which estimates measure in this process with a small random model."""
     model = save_tiny(tmp_path / "model")
-    rows = [{"id": n, "title": "boots " * 5, "prompt": "Say it."} for n in range(4)]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "in.jsonl", ({"id": n, "title": "boots " * 5, "prompt": "Say it."} for n in range(4)))
     stub_profiler(monkeypatch, lambda _, config, documents, *__: Profiler(1).profile(config, documents, math.inf))
 
     def make(kind: str, method: str, *overrides: str) -> RunConfig:

@@ -17,7 +17,7 @@ from raypd.evaluation.calibration import LabelledValue, calibrate, calibration_e
 from raypd.evaluation.score import NN, NV, VC, VN, VW, evaluate, labelled_values
 from raypd.tasks.calibration import FILE, Calibration, calibration_of
 from tests.report.browser import PHONE, browser, open_page  # noqa: F401
-from tests.runs import TITLES, extraction, run_config, with_keys, write_jsonl
+from tests.runs import TITLES, extraction, run_config, with_keys, write_jsonl, write_rows
 from tests.tasks.test_cascade import rows, scripted
 from tests.tasks.test_extraction import answers, document, make
 
@@ -99,9 +99,8 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     path = write_jsonl(tmp_path / "in.jsonl", ["x" * (i + 1) for i in range(6)])
     run = with_keys(config(str(path)), model={"name": "fake"})
     driver.run_extract(run, build=build)
-    labels = tmp_path / "labels.jsonl"
     rows = [{"id": str(i), "gold": {"a": None, "never asked": "x"}} for i in (0, 1, 99)]
-    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labels = write_rows(tmp_path / "labels.jsonl", rows)
     with pytest.raises(InputError, match="has 'target', 'questions' or 'reference' there"):
         score.evaluate(run.output.path, str(labels))
     result = score.evaluate(run.output.path, str(labels), run.output.path, labels_column="gold")
@@ -136,15 +135,15 @@ GOLD = {  # id -> (brand, size, label)
 def run(tmp_path, in_process):
     """(the folder of a run, its labels)."""
     documents = [{"id": name, "title": f"<img src=x onerror=alert(1)> {name} Zeta"} for name in GOLD]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+    corpus = write_rows(tmp_path / "in.jsonl", documents)
     accepted = {"Brand": ["Acme", "A.C.M.E."]}
-    labels = [{"id": name, "target": gold[-1], "accepted": accepted} for name, gold in GOLD.items()]
-    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labels))
+    rows_of_labels = ({"id": name, "target": gold[-1], "accepted": accepted} for name, gold in GOLD.items())
+    labels = write_rows(tmp_path / "labels.jsonl", rows_of_labels)
     answers = {name: rows(brand, 0.9, size, 0.25) for name, (brand, size, _) in GOLD.items()} | {"failed": "too long"}
     task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
-    config = run_config(task, tmp_path / "in.jsonl", tmp_path / "run", input=TITLES, model={"name": "fake"})
+    config = run_config(task, corpus, tmp_path / "run", input=TITLES, model={"name": "fake"})
     driver.run_extract(config, build=scripted(answers))
-    return config.output.path, str(tmp_path / "labels.jsonl")
+    return config.output.path, str(labels)
 
 
 def test_a_failed_document_is_held_to_what_the_run_asked_for(run, tmp_path):

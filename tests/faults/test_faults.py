@@ -1,7 +1,6 @@
 """Every fault of the table: no document lost, none doubled; also where a run is killed just before or after a write."""
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from raypd.run import layout, records
 from raypd.run.records import Manifest
 from raypd.verify.verification import verify
 from tests.faults.__main__ import FAULTS
-from tests.faults.trial import EXECUTORS, Outcome, Trial
+from tests.faults.trial import EXECUTORS, Trial
 from tests.processes import LONG, ROOT
 
 
@@ -19,9 +18,7 @@ from tests.processes import LONG, ROOT
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_document_exactly_once(
-    fault: Callable[[Path], Outcome], executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_document_exactly_once(fault, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYPD_TEST_EXECUTOR", executor)
     found = fault(tmp_path)
     assert (found.lost, found.doubled) == (0, 0)

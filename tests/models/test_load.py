@@ -193,8 +193,7 @@ def test_models_that_cannot_be_decoded_are_refused_before_their_weights(tmp_path
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     assert "AttentionInterface" in refused(name=str(save_tiny(tmp_path / "falcon", "falcon")))
     assert "linear_attention" in refused(name=str(save_tiny(tmp_path / "mamba", "mamba")))
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    assert "dynamic RoPE" in refused(name=str(save_tiny(tmp_path / "rope", rope_parameters=rope)))
+    assert "dynamic RoPE" in refused(name=str(save_tiny(tmp_path / "rope", rope_parameters=DYNAMIC)))
     (tmp_path / "clip").mkdir()
     (tmp_path / "clip" / "config.json").write_text('{"model_type": "clip"}')
     (tmp_path / "clip" / "model.safetensors").write_bytes(b"")

@@ -22,7 +22,7 @@ from raypd.training.trainer import make_trainer
 from raypd.training.weights import make_trainable
 from tests.decoding.drivers import drive
 from tests.decoding.pasta_script import EOS, Script, promise
-from tests.runs import committed, config_tree, read_all, run_config, with_keys
+from tests.runs import committed, config_tree, read_all, run_config, with_keys, write_rows
 from tests.tiny import _Wide, in_float64, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, dense_logits, loaded_tiny, recorded
 
@@ -41,8 +41,7 @@ class Corpus:
         if tags:
             add_control_tokens(tiny_model("llama"), self.tokenizer, "pasta")
             self.words = CONTROL_TOKENS["pasta"]
-        self.path = tmp_path / "prompts.jsonl"
-        self.path.write_text("".join(json.dumps({"id": p, "prompt": p}) + "\n" for p in prompts))
+        self.path = write_rows(tmp_path / "prompts.jsonl", ({"id": prompt, "prompt": prompt} for prompt in prompts))
 
     def config(self, method="pasta", samples=3, decoding=None, preference=None, path=None, task=None,
                dtype="float32", **training):  # fmt: skip
