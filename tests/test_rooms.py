@@ -21,6 +21,9 @@ ROOMS = ("__init__", "errors", "decoding", "config", "storage", "run", "models",
          "evaluation", "fitting", "api", "cli", "__main__")  # fmt: skip
 RAY_ROOMS = {"cluster", "data", "training"}
 NEEDS_TRITON = {PACKAGE / "decoding" / name for name in ("attention/triton_kernel.py", "cuda_layer.py")}
+# By boto3, transformers, jinja2, transformers, requests.
+BROUGHT = {"botocore", "huggingface-hub", "markupsafe", "tokenizers", "urllib3"}
+OPTIONAL = {"triton"}  # comes with torch where there is a GPU
 
 
 def imports(file: Path) -> set[str]:
@@ -73,11 +76,6 @@ for module in {modules!r}:
 """
     assert len(modules) > 15
     ended(start("-c", code))
-
-
-# By boto3, transformers, jinja2, transformers, requests.
-BROUGHT = {"botocore", "huggingface-hub", "markupsafe", "tokenizers", "urllib3"}
-OPTIONAL = {"triton"}  # comes with torch where there is a GPU
 
 
 def test_the_wheel_has_every_file_of_the_package_and_the_configurations(tmp_path) -> None:

@@ -26,6 +26,8 @@ from tests.tasks.test_cascade import SHOES, rows, scripted
 SAID = {"a": "correct, incorrect", "b": "hallucination, missing", "c": "correct null, correct"}  # of (Brand, Size)
 TEXTS = {"a": ("good", "bad"), "b": ("bad", "good"), "c": ("alike", "alike"), "d": ("good", "bad"), "e": ("good", None)}
 COLUMNS = {"sample": 0, "turn": 0, "finish_reason": "stop", "tokens": 1, "raw": "", "counters": "{}", "warnings": []}
+OURS = {"a": ("Acme", 42.0), "b": ("Zeta", None), "c": (None, 7.0), "d": ("Acme", 1.0), "e": None}
+THEIRS = {"a": ("acme", 42.0), "b": ("Beta", None), "c": ("Zeta", 8.0), "d": None, "e": ("Acme", 1.0)}
 
 
 @pytest.fixture
@@ -111,10 +113,6 @@ def test_a_score_for_every_text(texts, tmp_path):
     with server(lambda *_: completion('{"score": 7}')) as (url, _):
         made = judge(texts[0], None, str(tmp_path / "judge"), None, keys(url), limit=4)
     assert [(m.name, m.value, m.documents) for m in made.measures if not m.of] == [("score of 10", 7.0, 4)]
-
-
-OURS = {"a": ("Acme", 42.0), "b": ("Zeta", None), "c": (None, 7.0), "d": ("Acme", 1.0), "e": None}
-THEIRS = {"a": ("acme", 42.0), "b": ("Beta", None), "c": ("Zeta", 8.0), "d": None, "e": ("Acme", 1.0)}
 
 
 def test_values_and_labels(finished, tmp_path):

@@ -20,6 +20,8 @@ from tests.runs import committed, run_config, says
 from tests.tiny import tiny_model, tiny_tokenizer
 
 Row = tuple[str, int, int, int, int | None]  # document id, sample, turn, tokens, longest path
+CASES = """<testsuite><testcase name="a"/><testcase name="b"><failure/></testcase>
+<testcase name="c"><skipped/></testcase></testsuite>"""
 
 
 def configured(method: str, **task) -> RunConfig:
@@ -140,10 +142,6 @@ def test_runs_of_a_model(tmp_path):
     baseline = speedup.read_answers(decoded(tmp_path / "ar plain", "autoregressive"), True)
     run = speedup.read_answers(decoded(tmp_path / "pasta plain", "pasta"), False)
     assert speedup.speedups(run, baseline) == [1, 1]
-
-
-CASES = """<testsuite><testcase name="a"/><testcase name="b"><failure/></testcase>
-<testcase name="c"><skipped/></testcase></testsuite>"""
 
 
 @pytest.mark.parametrize(("text", "words"), [

@@ -21,6 +21,8 @@ from raypd.decoding.counts import TokenCounts
 from raypd.run.records import Bill, CardUse, Energy, NodeTime, Seconds, UnitSummary, WorkerTime, from_json
 
 NODE = NodeTime("n", 100.0, usd_per_hour=36.0, slots=1, price_source="test")
+HOUR = 3600.0
+OPEN = {"prefill": 600.0, "decode": 1200.0, "open": {"u": (200.0, 400.0)}}  # 10 of 30 minutes are of a unit in flight
 
 
 def new(session: str = "s") -> Book:
@@ -104,18 +106,12 @@ def test_what_was_committed_counts_without_its_report_and_a_run_s_bill_is_its_se
     assert (round(sum(whole.parts.values()), 6), book.summed([])) == (whole.usd, None)
 
 
-HOUR = 3600.0
-
-
 def worker(began: float = 0.0, heard: float = HOUR, open=None, **seconds: float) -> WorkerTime:
     return WorkerTime("w", "n", began, heard, seconds=Seconds(**seconds), open=open or {})
 
 
 def node(began=0.0, usd=1.0, slots=1, ended=None, head=False) -> NodeTime:
     return NodeTime("n", began, head, usd_per_hour=usd, ended=ended, slots=slots)
-
-
-OPEN = {"prefill": 600.0, "decode": 1200.0, "open": {"u": (200.0, 400.0)}}  # 10 of 30 minutes are of a unit in flight
 
 
 @pytest.mark.parametrize(("node", "workers", "expected"), [

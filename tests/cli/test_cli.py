@@ -41,6 +41,8 @@ task:
       attributes:
         - name: author
 """
+ROWS = [{"Id": f"n{n}", "subject": f"The {n}th letter to the shop", "kind": "a", "n": n} for n in range(6)]
+SCHEMA = '{"type": "object", "properties": {"product": {"type": "string"}}}'
 
 
 @pytest.fixture
@@ -222,10 +224,6 @@ def test_a_boolean_is_that_of_the_record() -> None:
     values = [value_row(name, value, "ok", None) for name, value in record.items()]
     row = {"id": "1", "status": "ok", "record": json.dumps(record), "values": values, "truncated": False}
     assert str(_values(row)) == "Waterproof: true  Decaf: false  Brand: Acme  Weight in g: 7"
-
-
-ROWS = [{"Id": f"n{n}", "subject": f"The {n}th letter to the shop", "kind": "a", "n": n} for n in range(6)]
-SCHEMA = '{"type": "object", "properties": {"product": {"type": "string"}}}'
 
 
 def written(folder: Path, form: str) -> str:

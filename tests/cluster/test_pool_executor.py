@@ -27,6 +27,8 @@ from tests.processes import LONG, wait_for
 from tests.runs import write_jsonl
 
 BEGUN = Progress(answered=10, begun=True, seconds_left=60.0)
+ASKS = [Ask("a", "w1", "stays", 0), Ask("b", "w2", "goes", 0), Ask("c", "w1", "stays", 1),
+        Ask("gone", "w1", "stays", 0)]  # fmt: skip
 
 
 class Actor:
@@ -186,10 +188,6 @@ def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_her
     grown = {name: (second[name] - first[name], n - second[name]) for name, n in third.items()}
     grown = {name: counts for name, counts in grown.items() if min(counts) > 75 / 2}  # half an object a unit
     assert not grown, json.dumps(grown)
-
-
-ASKS = [Ask("a", "w1", "stays", 0), Ask("b", "w2", "goes", 0), Ask("c", "w1", "stays", 1),
-        Ask("gone", "w1", "stays", 0)]  # fmt: skip
 
 
 def executor(said: list[str], **attributes: Any) -> RayDataExecutor:

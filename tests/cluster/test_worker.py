@@ -36,6 +36,9 @@ from tests.cluster import fakes
 from tests.processes import LONG, wait_for
 from tests.runs import with_keys, write_jsonl
 
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+
 
 def worker(run, **keys) -> DecodeWorker:
     manifest.claim(run, run.output.path)
@@ -256,10 +259,6 @@ def test_a_worker_that_was_given_a_gpu_and_sees_none_decodes_nothing(tmp_path, b
             monkeypatch.delenv("PYTORCH_ALLOC_CONF")
         assert worker(asked_for_it, gpus=1.0).loaded
         assert os.environ["PYTORCH_ALLOC_CONF"] == read
-
-
-ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 
 
 @pytest.mark.parametrize(("text", "cuda", "fault"), [

@@ -28,6 +28,7 @@ task:
         - {attribute}
         - {{name: Brand}}
 """
+PRODUCT = hashlib.sha256(template_text("product", "extraction.j2").encode()).hexdigest()[:16]
 
 
 def load(folder: Path, attribute: str = "{name: Color}", deadline: str = "null", *overrides: str) -> RunConfig:
@@ -80,9 +81,6 @@ def test_a_deadline_that_is_none_is_refused_with_its_line(tmp_path: Path, writte
 def test_cuda_graphs_are_of_one_attention(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine.* cuda_graphs needs engine\.attention: triton"):
         load(tmp_path, "{name: Color}", "null", "engine.cuda_graphs=true")
-
-
-PRODUCT = hashlib.sha256(template_text("product", "extraction.j2").encode()).hexdigest()[:16]
 
 
 def config(*overrides: str, **task: Any) -> Any:

@@ -53,6 +53,9 @@ class Product(BaseModel):
     offers: list[Offer] = Field([], max_length=5)
 '''
 RUN = "input: {path: in.jsonl, text_columns: [text]}\noutput: {path: out}\ntask: {schema: %s}\n"
+DOUBLED = {
+    f"d{n}": {"properties": {key: {"$ref": f"#/$defs/d{n + 1}"} for key in "ab"}} for n in range(40)
+} | {"d40": {"type": "string"}}  # fmt: skip
 
 
 def load(folder: Path, schema: Any, *overrides: str) -> Any:
@@ -165,11 +168,6 @@ def _nested(levels: int, wrap: Any) -> Any:
     for _ in range(levels):
         schema = wrap(schema)
     return schema
-
-
-DOUBLED = {
-    f"d{n}": {"properties": {key: {"$ref": f"#/$defs/d{n + 1}"} for key in "ab"}} for n in range(40)
-} | {"d40": {"type": "string"}}  # fmt: skip
 
 
 @pytest.mark.parametrize(("schema", "words"), [

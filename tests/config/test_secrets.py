@@ -22,6 +22,7 @@ from tests.runs import TITLES, config_tree, write_jsonl
 
 SECRET = "Pa55word-9f3c"
 SIGNED = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F&X-Amz-Signature={SECRET}"
+RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
 
 
 @pytest.mark.parametrize(("key", "value"), [
@@ -129,9 +130,6 @@ def test_aliases_as_people_write_them_are_taken(tmp_path: Path) -> None:
     task = f"task:\n  categories:\n    c:\n      attributes: &all\n{attributes}{again}"
     (tmp_path / "run.yaml").write_text(f"input: {{path: x.jsonl}}\noutput: {{path: out}}\n{task}")
     assert len(load_config(tmp_path / "run.yaml").task.categories) == 501
-
-
-RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
 
 
 @pytest.mark.parametrize("key", [

@@ -25,6 +25,10 @@ from raypd.storage import local
 from tests.runs import read_all
 
 FIELD = st.text(st.sampled_from('ab,"\t\n\r\u00e9 '), max_size=6)
+HIVE = "country=DE/date=2026-11-21"
+LINE = st.one_of(st.sampled_from([b"", b" ", b"\t ", b'{"id": 1}', b"\xff\xfe", b"\x00", b"\r", b"{" * 30, b"x" * 70,
+                                  BOM]), st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"n")))  # fmt: skip
+END = st.sampled_from([b"\n", b"\r\n", b"\n\n"])
 
 
 @given(
@@ -159,9 +163,6 @@ def test_a_quote_that_never_ends_takes_bounded_memory(tmp_path, config) -> None:
     assert peak < 8 << 20
 
 
-HIVE = "country=DE/date=2026-11-21"
-
-
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, config, suffix) -> None:
     folder = tmp_path / "in" / HIVE
@@ -186,11 +187,6 @@ def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, con
     (unit, *_) = plan(run)
     moved = unit.parts[0].__class__(**{**vars(unit.parts[0]), "name": unit.parts[0].name.replace("21", "22")})
     assert make_unit([moved], run.fingerprint()).id != unit.id
-
-
-LINE = st.one_of(st.sampled_from([b"", b" ", b"\t ", b'{"id": 1}', b"\xff\xfe", b"\x00", b"\r", b"{" * 30, b"x" * 70,
-                                  BOM]), st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"n")))  # fmt: skip
-END = st.sampled_from([b"\n", b"\r\n", b"\n\n"])
 
 
 @st.composite

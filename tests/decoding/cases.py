@@ -35,6 +35,7 @@ EOS, FORK, CHILD = 2, 3, 4
 MASK = 3
 ENDS = frozenset([EOS])
 TREES = [cartesian_tree(1, 1, 1), cartesian_tree(3, 2), Tree([(0,), (1,), (2,), (1, 0), (1, 1), (1, 0, 0)])]
+MOST = 400  # more than any tree of `few_forks` has: where it cuts, threads are cut in another order
 
 
 @dataclass
@@ -366,9 +367,6 @@ def _apar(stock: PreTrainedModel) -> Case:
 
     pairs = list(zip(prompts, limits, strict=True))
     return Case(lambda: [steered(apar(p, 40, FORK, CHILD, ENDS, limit), forks) for p, limit in pairs], check)
-
-
-MOST = 400  # more than any tree of `few_forks` has: where it cuts, threads are cut in another order
 
 
 def plainly(stock: PreTrainedModel, prompt: Prompt) -> tuple[AparAnswer, list[tuple[list[int], int]]]:

@@ -12,6 +12,9 @@ from transformers import PreTrainedModel
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import AllowedTokens
 
+Picked = tuple[int, float, float]  # token, log-probability, gap to the runner-up
+Limits = Callable[..., AllowedTokens | None]
+
 
 @torch.no_grad()
 def dense_output(
@@ -64,10 +67,6 @@ def ids_of(allowed: AllowedTokens | None) -> list[int] | None:
     """The ids of what is allowed, each of which is an outcome of its own; None: all."""
     assert allowed is None or allowed.outcomes is None
     return None if allowed is None else allowed.ids.tolist()
-
-
-Picked = tuple[int, float, float]  # token, log-probability, gap to the runner-up
-Limits = Callable[..., AllowedTokens | None]
 
 
 def autoregressive(

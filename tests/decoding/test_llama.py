@@ -27,6 +27,9 @@ from tests.tiny import tiny_model
 needs_bfloat16 = pytest.mark.skipif(not is_possible(), reason="this processor has no products in bfloat16")
 needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
 PACKED = [pytest.param(PackedLinear, marks=needs_bfloat16), pytest.param(PanelLinear, marks=needs_native)]
+CPU = torch.device("cpu")
+needs_kernel = pytest.mark.skipif(avx512.refusal(CPU) is not None, reason=str(avx512.refusal(CPU)))
+_takes = avx512._takes
 
 
 def panels(linear: torch.nn.Linear, *gated: bool, kind: type = PanelLinear) -> torch.nn.Module:
@@ -273,10 +276,6 @@ def test_layers_of_fp8_in_one_give_what_each_gives() -> None:
     assert torch.equal(cuda_layer._joined(layers)(x), torch.cat([layer(x) for layer in layers], 1))
 
 
-CPU = torch.device("cpu")
-needs_kernel = pytest.mark.skipif(avx512.refusal(CPU) is not None, reason=str(avx512.refusal(CPU)))
-
-
 @needs_kernel
 @pytest.mark.parametrize("seed", range(20))
 def test_a_random_pass_is_as_near_to_float64_as_torchs_attention_is(seed):
@@ -368,6 +367,3 @@ def test_it_is_compiled_once(tmp_path, monkeypatch):
     assert [one.suffix for one in (tmp_path / "raypd").iterdir()] == [".so"]
     monkeypatch.setenv("CC", "false")
     compile_()
-
-
-_takes = avx512._takes

@@ -24,6 +24,9 @@ from tests.decoding.cases import CASES, pair, run_all
 from tests.decoding.drivers import INSTRUCTION, finished, never, small_device, tokens_of
 from tests.tiny import in_float64, tiny_model
 
+METHODS = ["autoregressive", "hyper_parallel", "intra_prompt", "apar", "space", "pasta"]
+needs_native = pytest.mark.skipif(native.refusal() is not None or not is_possible(), reason="no AVX-512 BF16")
+
 
 def said(engine: Engine, prompts: list[Prompt], most: int, **how: Any) -> list[list[int]]:
     return [answer.tokens for answer in engine.run((autoregressive(p, most, never) for p in prompts), **how)]
@@ -201,10 +204,6 @@ def test_a_cache_grows_by_what_is_wanted_where_it_cannot_double(monkeypatch: pyt
     assert cache.allocator.slots == len(cache.keys[0]) == 96
     with pytest.raises(OutOfSlots, match="32 slots wanted, 0 of 96 free, and there is no memory for more"):
         cache.alloc(32)
-
-
-METHODS = ["autoregressive", "hyper_parallel", "intra_prompt", "apar", "space", "pasta"]
-needs_native = pytest.mark.skipif(native.refusal() is not None or not is_possible(), reason="no AVX-512 BF16")
 
 
 class Watched(Engine):

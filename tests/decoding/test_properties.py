@@ -34,6 +34,8 @@ INSTRUCTION = [7, 91, 33, 250, 18, 77, 120, 5, 66]
 MODEL = tiny_model("llama").double()  # float64: a wrong mask cannot hide in rounding
 STOCK = copy.deepcopy(MODEL)
 STOCK.set_attn_implementation("eager")
+WINDOW = 24
+KINDS = ["gemma2", "gemma3_text", "mistral"]
 
 
 def wandering(seed: int, edits: bool):
@@ -249,10 +251,6 @@ def test_nothing_to_answer_and_nothing_to_ask():
     assert Engine(model).run([intra_prompt(PromptTree([1, 2], [Context([3], [])]), 5)]) == [[]]
     with pytest.raises(ValueError, match="no token"):
         Engine(model).run([intra_prompt(PromptTree([1], [Context([3], [Question([], seventh)])]), 5)])
-
-
-WINDOW = 24
-KINDS = ["gemma2", "gemma3_text", "mistral"]
 
 
 @torch.no_grad()

@@ -34,6 +34,10 @@ from tests.runs import says
 from tests.tiny import in_float64, tiny_model
 
 CPU = torch.device("cpu")
+OTHERS = slow(("intra_prompt", "gemma2"), ("apar", "llama"), ("space", "mistral"))
+BY_GRAPHS = slow(
+    ("hyper_parallel", "llama"), ("intra_prompt", "gemma2"), ("apar", "qwen2"), ("pasta", "mistral"), ("space", "qwen3")
+)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, *slow((4,), (7,))])
@@ -159,12 +163,6 @@ def test_what_is_wrong_on_a_device_is_not_taken_there(monkeypatch):
 
     for layer, right in ((CudaLayer, True), (Unnormed, False)):
         assert (layers_error(model, layer, triton_kernel.attend) <= 0.05) == right
-
-
-OTHERS = slow(("intra_prompt", "gemma2"), ("apar", "llama"), ("space", "mistral"))
-BY_GRAPHS = slow(
-    ("hyper_parallel", "llama"), ("intra_prompt", "gemma2"), ("apar", "qwen2"), ("pasta", "mistral"), ("space", "qwen3")
-)
 
 
 def test_layers_for_gpus_decode_in_parallel_what_the_unmodified_model_says():

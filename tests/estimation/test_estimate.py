@@ -31,6 +31,12 @@ from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
 from tests.runs import Clock, extraction, run_config, says
 
+COSTS = {"load_seconds": 1.0, "step_seconds": 0.002, "prefill_tokens_per_second": 20_000,
+         "decode_tokens_per_second": 2000}  # fmt: skip
+# Slow enough that the seconds around decoding do not count, and that a busy machine still sleeps as it should.
+SLOW = COSTS | {"step_seconds": 0.01, "prefill_tokens_per_second": 10_000, "decode_tokens_per_second": 1000}
+LOCAL = {"address": "local", "unit_documents": 50, "cpus_per_worker": 1}
+
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
@@ -117,10 +123,6 @@ def test_the_papers_example() -> None:
     assert (round(row.usd_per_hour, 2), row.workers, round(row.usd_per_1000.value, 3)) == (30.13, 8, 0.167)
     assert (round(row.baseline_usd_per_1000.value, 3), round(row.saved_usd.value, -3)) == (1.362, 597_000)
     assert records.from_json(Estimate, json.loads(records.encoded(result)), "") == result
-
-
-COSTS = {"load_seconds": 1.0, "step_seconds": 0.002, "prefill_tokens_per_second": 20_000,
-         "decode_tokens_per_second": 2000}  # fmt: skip
 
 
 def corpus(tmp_path, count: int = 1000, **keys) -> RunConfig:
@@ -486,11 +488,6 @@ def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
 def test_mistakes_are_told(given: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         estimate(None, EstimateOptions(**given))
-
-
-# Slow enough that the seconds around decoding do not count, and that a busy machine still sleeps as it should.
-SLOW = COSTS | {"step_seconds": 0.01, "prefill_tokens_per_second": 10_000, "decode_tokens_per_second": 1000}
-LOCAL = {"address": "local", "unit_documents": 50, "cpus_per_worker": 1}
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from tests.tiny import save_tiny, tiny_model
 
 Measured = Callable[..., RunConfig]
 OWN = "cost.hosted_prices={house: [2, 10], gpt-4.1: [1, 1]}"
+QWEN = "Qwen/Qwen3-8B"
 
 
 @pytest.fixture
@@ -97,9 +98,6 @@ def test_list_prices_have_a_date_and_a_page_and_can_be_replaced() -> None:
     assert prices.hosted(CostConfig(hosted_prices={"gpt-4.1": [3, 4]}))[0].input == 3
     with pytest.raises(ConfigError, match=r"cost\.hosted_prices: a: \[1\.0, -1\.0\] are not two prices"):
         make_config(config_tree("generation"), ["cost.hosted_prices={a: [1, -1]}"])
-
-
-QWEN = "Qwen/Qwen3-8B"
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if "Qwen3" in name])

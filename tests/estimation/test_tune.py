@@ -23,6 +23,11 @@ from raypd.run.console import Interrupted
 from raypd.tasks.base import Document
 from tests.runs import config_tree, extraction, run_config, says, write_jsonl
 
+Rule = Callable[[dict[str, Any]], tuple[float, float]]  # settings -> speed, share that agrees
+EXTRACTION = extraction(c=["a"])
+REFERENCES = ("autoregressive", "guided")
+BY_SHARE = {"floor": Floor(0.9, "share"), "reference_kind": "document"}
+
 
 def test_values_of_all_tasks_are_compared_after_normalisation() -> None:
     same = [("Sony", " sony. "), ("1,200", "1200.0"), ("Over  Ear", "over ear"), ("ﬁve", "five"), (True, "true"),
@@ -85,11 +90,6 @@ def test_how_many_values_a_floor_needs(floor: float, needed: int) -> None:
     assert not Floor(0.9, "share").reached(Agreement(0, 0))
 
 
-Rule = Callable[[dict[str, Any]], tuple[float, float]]  # settings -> speed, share that agrees
-EXTRACTION = extraction(c=["a"])
-REFERENCES = ("autoregressive", "guided")
-
-
 def physics(s: dict[str, Any]) -> tuple[float, float]:
     """Hyper-parallel is 5 times as fast; batch pays up to 64, passes up to 4096 tokens; stacking agrees less."""
     speed = {"autoregressive": 1.0, "guided": 2.0}.get(s["method"], 5.0)
@@ -132,9 +132,6 @@ def searched(
 def agreeing(share: float) -> Rule:
     """Physics in which settings but those of the references agree in this share."""
     return lambda s: (physics(s)[0], 1.0 if s["method"] in REFERENCES else share)
-
-
-BY_SHARE = {"floor": Floor(0.9, "share"), "reference_kind": "document"}
 
 
 @pytest.mark.parametrize(("how", "references", "judged", "method"), [

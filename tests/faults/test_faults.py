@@ -13,6 +13,8 @@ from tests.faults.__main__ import FAULTS
 from tests.faults.trial import EXECUTORS, Trial
 from tests.processes import LONG, ROOT
 
+WRITES = ("run.json", "lease.json", "sessions/", "plan.json", "attempts.json", "units/", "ledger/", "manifest.json")
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
@@ -23,9 +25,6 @@ def test_every_document_exactly_once(fault, executor: str, tmp_path: Path, monke
     found = fault(tmp_path)
     assert (found.lost, found.doubled) == (0, 0)
     assert found.rows == found.documents > 0
-
-
-WRITES = ("run.json", "lease.json", "sessions/", "plan.json", "attempts.json", "units/", "ledger/", "manifest.json")
 
 
 @pytest.mark.slow

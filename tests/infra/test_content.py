@@ -26,6 +26,7 @@ SUBMIT = load_module(INFRA / "kuberay/submit_nightly.py")
 CLUSTER = prepared(documents("cluster.yaml")[0])
 (JOB,) = documents("kuberay/rayjob.yaml")
 HEAD = {statement["Sid"]: statement for statement in policy("head")["Statement"]}
+FILES = [path for path in sorted(INFRA.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
 
 
 def test_head_takes_no_work_and_starts_what_the_cluster_asks_for_and_nothing_else():
@@ -274,9 +275,6 @@ def test_a_second_submission_of_the_night_is_no_second_run():
         with pytest.raises(urllib.error.HTTPError, match="403"):
             SUBMIT.create(job, address, "another")
     assert names == ["raypd-nightly-2026-03-09"] * 2
-
-
-FILES = [path for path in sorted(INFRA.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
 
 
 class NoKeyTwice(yaml.CSafeLoader):

@@ -17,6 +17,11 @@ from raypd.cluster.metrics import COUNTERS, GAUGES
 from tests.infra.filled import pods, policy, prepared, text
 
 IAM = ("head", "storage", "prices")
+OF_RAY = {"ray_node_gpus_utilization"}
+TAGS = {f"ray_{name}_total": tag for name, (_, tag) in COUNTERS.items()}
+TAGS |= {f"ray_{name}": tag for name, (_, tag) in GAUGES.items()}
+CLUSTER, RAYJOB, BOARD = "cluster.yaml", "kuberay/rayjob.yaml", "grafana/raypd.json"
+CRON, SERVICE = "kuberay/nightly-cronjob.yaml", "schedule/raypd-nightly.service"
 
 
 def module(name):
@@ -148,11 +153,6 @@ def grafana(file):
             yield f"{panel['title']}: no place"
 
 
-OF_RAY = {"ray_node_gpus_utilization"}
-TAGS = {f"ray_{name}_total": tag for name, (_, tag) in COUNTERS.items()}
-TAGS |= {f"ray_{name}": tag for name, (_, tag) in GAUGES.items()}
-
-
 def selectors(node):
     """All vector selectors of a parsed expression."""
     if isinstance(node, module("promql_parser").VectorSelector):
@@ -193,10 +193,6 @@ def places(file):
         yield "outside of the rows, or not filled"
     if len(set(cells)) < len(cells) or len({panel["id"] for panel in panels}) < len(panels):
         yield "two at one place"
-
-
-CLUSTER, RAYJOB, BOARD = "cluster.yaml", "kuberay/rayjob.yaml", "grafana/raypd.json"
-CRON, SERVICE = "kuberay/nightly-cronjob.yaml", "schedule/raypd-nightly.service"
 
 
 @pytest.mark.parametrize(("file", "validator", "right", "wrong", "words"), [

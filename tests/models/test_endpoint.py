@@ -44,6 +44,10 @@ from tests.runs import TITLES, extraction, run_config, with_keys, write_jsonl
 from tests.servers import Reply, serving
 
 KEY = os.environ["PATH"]  # a variable that Ray's workers have
+TURNS = ["Name three colors.", "What is the capital of Norway?", ["Count to five.", "Go on."]]
+PARTS = [{"type": "text", "text": "We"}, {"type": "text", "text": "ll."}]
+ELSEWHERE = {"Location": "http://other.example/v1"}
+BOMB = gzip.compress(b" " * 5_000_000)
 
 
 @pytest.fixture
@@ -199,16 +203,10 @@ def test_vllm_s_server_answers_as_the_engine_does(tmp_path):
     assert [result.value for result in remote] == [result.value for result in local]
 
 
-TURNS = ["Name three colors.", "What is the capital of Norway?", ["Count to five.", "Go on."]]
-
-
 def _is_up(url):
     with contextlib.suppress(requests.ConnectionError):
         return requests.get(url, timeout=5).ok
     return False
-
-
-PARTS = [{"type": "text", "text": "We"}, {"type": "text", "text": "ll."}]
 
 
 @pytest.mark.parametrize("content", ["Well.", PARTS])
@@ -230,10 +228,6 @@ def test_conversations_and_a_limit_of_requests(tmp_path, slept, content):
 @pytest.fixture
 def key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "a-key-that-nobody-may-see")
-
-
-ELSEWHERE = {"Location": "http://other.example/v1"}
-BOMB = gzip.compress(b" " * 5_000_000)
 
 
 def usage(**counts):

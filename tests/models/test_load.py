@@ -34,6 +34,11 @@ from tests.servers import Reply, serving
 from tests.tiny import save_tiny, tiny_model
 
 TOKENS = torch.arange(3, 27)[None]
+needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REFUSED = dict.fromkeys(("falcon", "bloom", "mpt", "stablelm"), "AttentionInterface")
+REFUSED |= {"mamba": "layers of type linear_attention", "llama4_text": "layers of type chunked_attention"}
+REFUSED |= {"gpt_oss": "attention has sinks"}
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +96,6 @@ def test_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert "2 CUDA devices" in refused(name=str(folder), device="cuda:2")
     assert load.resolve_device("auto") == torch.device("cuda")
-
-
-needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
 
 
 @torch.no_grad()
@@ -198,9 +200,6 @@ def test_models_that_cannot_be_decoded_are_refused_before_their_weights(tmp_path
     (tmp_path / "clip" / "config.json").write_text('{"model_type": "clip"}')
     (tmp_path / "clip" / "model.safetensors").write_bytes(b"")
     assert "not a causal language model" in refused(name=str(tmp_path / "clip"))
-
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def hub_of(folder: Path, path: str) -> Reply:
@@ -343,11 +342,6 @@ def test_families_that_pass(kind: str) -> None:
     check_decodable(model)
     check_decodable(model.to(torch.bfloat16))
     assert model.config._attn_implementation == model.base_model.config._attn_implementation == before
-
-
-REFUSED = dict.fromkeys(("falcon", "bloom", "mpt", "stablelm"), "AttentionInterface")
-REFUSED |= {"mamba": "layers of type linear_attention", "llama4_text": "layers of type chunked_attention"}
-REFUSED |= {"gpt_oss": "attention has sinks"}
 
 
 @pytest.mark.parametrize(("kind", "reason"), REFUSED.items())

@@ -35,6 +35,9 @@ from tests.dataset.test_bad_input import damage_pages
 from tests.processes import LONG, start
 from tests.runs import extraction, says, with_keys
 
+pytestmark = pytest.mark.usefixtures("in_process")
+DOCUMENTS = {f"d{i}": f"title {i}" for i in range(25)}
+
 
 class Task(fakes.FakeTask):
     """Answers every attribute of a document's category with `attribute:title`; a title `bad` fails."""
@@ -59,9 +62,6 @@ class Task(fakes.FakeTask):
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
     return WorkerComponents(fakes.FakeEngine(config.engine.most_seqs), Task(config), None, config.engine.max_num_seqs)
-
-
-pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
@@ -123,9 +123,6 @@ def extracted(config: RunConfig, made: Night) -> list[str]:
     """Ids that a night has put through the model."""
     folder = Path(config.output.path, "nights", made.name, "units")
     return sorted(id for path in folder.glob("*.parquet") for id in pq.read_table(path)["id"].to_pylist())
-
-
-DOCUMENTS = {f"d{i}": f"title {i}" for i in range(25)}
 
 
 @pytest.mark.slow

@@ -23,6 +23,8 @@ from tests.report.builder import Plan, build, edit_bill, value
 from tests.report.test_browser import hostile_plan
 from tests.runs import run_here, says, with_keys, with_values, write_jsonl
 
+TITLES = ["  Boots <b>of</b> Acme, red", "Acme &amp; Acme", "of nobody"]
+
 
 class Tags(HTMLParser):
     """All start tags with their attributes, and the text without tags."""
@@ -160,9 +162,6 @@ def test_long_answers_do_not_make_the_page_large(make):
     row = {"status": "ok", "source": "s", "attempts": 1, "category": "c", "record": "", "values": values}
     rows = lambda first, count: [{**row, "id": str(n), "row": n} for n in range(first, first + count)]  # noqa: E731
     assert len(page.render(make(units=20, documents=12, rows=rows))) < 2_000_000
-
-
-TITLES = ["  Boots <b>of</b> Acme, red", "Acme &amp; Acme", "of nobody"]
 
 
 @pytest.fixture

@@ -44,6 +44,8 @@ BYTES = [chr(i) for i in range(256)]
 MERGED = [
     *BYTES, '",', '", "', '"]', '"],\n', "[]", "null", "20", "2024", "-0", "02-29", "000", ",\n", " re", 'd"', "AB"
 ]  # fmt: skip
+LINES = {"type": "rows", "columns": [{"name": "Item"}, {"name": "No", "type": "integer"}]}
+TEXTS = ["a", "b", "c", "ab", "abc", "bc", "bcd", "d", "ba", '"', '"a', "\xc3", "\xa9", " "]
 
 
 class Line(pydantic.BaseModel):
@@ -167,9 +169,6 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
             assert tree["maker"]["founded"] == values["maker.founded"]["value"]
             seen |= {value["status"] for value in values.values()}
     assert {"ok", "null"} <= seen
-
-
-LINES = {"type": "rows", "columns": [{"name": "Item"}, {"name": "No", "type": "integer"}]}
 
 
 @pytest.mark.parametrize(("keys", "text", "status", "value"), [
@@ -379,9 +378,6 @@ def test_guided_values_are_the_same_with_and_without() -> None:
         assert (theirs.tokens, theirs.closed) == (mine.tokens, True)
         assert theirs.logprobs == pytest.approx(mine.logprobs, abs=1e-3)
     assert all(less <= more - 12 for less, more in zip(fewer, most, strict=True))  # "-", "/", `"`; "tainless "
-
-
-TEXTS = ["a", "b", "c", "ab", "abc", "bc", "bcd", "d", "ba", '"', '"a', "\xc3", "\xa9", " "]
 
 
 def longest(text: str) -> list[int]:

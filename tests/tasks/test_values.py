@@ -24,6 +24,14 @@ TEXT = Attribute(name="a")
 NUMBER = Attribute(name="a", type="number")
 BOOLEAN = Attribute(name="a", type="boolean")
 ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
+NBSP, THIN, NARROW = "\u00a0", "\u2009", "\u202f"
+COPIED = ["1,000", "-1,000.5", "7/8", "1-2", "<5", ">= 5", "~5", "≈5", "±5", "\u22125", "12 in", "99%", "25 °C", "1e5",
+          "1 000", f"1{NARROW}000", "3,5", "1.000,5", "$1,299.00", "€5", "½", "1½", "5 x 3", "10 W / 12 W", '15.6"',
+          "2700K", "10 кг"]  # fmt: skip
+# what texts are drawn of: pieces that make numbers, near numbers, units and ends
+PIECES = [*"0123456789", "000", "25", ",", ",", ".", " ", "/", "-", "'", '"', "\\", "<", "~", "e", "E", "x", "k", "½",
+          "²", "%", "€", "$", "\u2212", "\u2013", NBSP, NARROW, " in", " kg", " million", "万", "\u0661", "}", "\n",
+          ", ", "null", "(", ":"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("attribute", "text", "status", "value"), [
@@ -83,9 +91,6 @@ def test_the_end_of_a_json_object(text, end):
     assert stopped == (len(text) if end == -1 else None if end is None else text.rindex(end) + len(end))
 
 
-NBSP, THIN, NARROW = "\u00a0", "\u2009", "\u202f"
-
-
 @pytest.mark.parametrize(("text", "value"), [
     ("7", 7), ("-15.60", -15.6), ("+5", 5), ("\u22125", -5), ("007", 7), ("-00.5", -0.5), (".5", 0.5),
     ("3.", 3.0), ("12345678901234567", 12345678901234567),
@@ -141,11 +146,6 @@ def with_grammar(vocabulary: str):
     except ModelError as error:
         pytest.skip(str(error))
     return tokenizer, Grammar(Number(), Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)]))
-
-
-COPIED = ["1,000", "-1,000.5", "7/8", "1-2", "<5", ">= 5", "~5", "≈5", "±5", "\u22125", "12 in", "99%", "25 °C", "1e5",
-          "1 000", f"1{NARROW}000", "3,5", "1.000,5", "$1,299.00", "€5", "½", "1½", "5 x 3", "10 W / 12 W", '15.6"',
-          "2700K", "10 кг"]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", COPIED)
@@ -210,12 +210,6 @@ def carries(text: str, number: float) -> bool:
     digits = "".join(re.findall(r"\d", mantissa))
     power = int(re.match(r"[-+]?\d+", power).group()) if power else 0
     return any(float(f"{digits}e{power - k}") == abs(number) for k in range(len(digits) + 1))
-
-
-# what texts are drawn of: pieces that make numbers, near numbers, units and ends
-PIECES = [*"0123456789", "000", "25", ",", ",", ".", " ", "/", "-", "'", '"', "\\", "<", "~", "e", "E", "x", "k", "½",
-          "²", "%", "€", "$", "\u2212", "\u2013", NBSP, NARROW, " in", " kg", " million", "万", "\u0661", "}", "\n",
-          ", ", "null", "(", ":"]  # fmt: skip
 
 
 @settings(max_examples=1500, deadline=None)

@@ -33,6 +33,11 @@ from tests.training.data import allowed, generation_tree, recorded
 
 POINTS = "1. Routine: go to bed at the same time.\n2. Light: keep the room dark.\n3. Calm: read a book."
 LIST = f"Sleep well.\n\n{POINTS}\n\nGood night."
+LONG = LIST.replace("the room dark", "the whole room very dark").replace("read a book", "read a good old book")
+WORDS = [st.text("ab", min_size=1, max_size=4), st.text("cd", min_size=1, max_size=5)]
+ANSWER = "Two fit. Porto is small and very cheap. Vienna has more museums than one week. Both are near."
+MARKS = {"Porto is small and very cheap.": "Porto", "Vienna has more museums than one week.": "Vienna"}
+TAGGED = ANSWER.replace(" Both", "<sync/> Both")
 
 
 def make(method, training=None, **decoding):
@@ -198,10 +203,6 @@ def test_markup_of_another_kind_is_text_of_an_answer():
     assert list(examples.skipped) == ["answers whose text reads as tags of PASTA-LANG"]
 
 
-LONG = LIST.replace("the room dark", "the whole room very dark").replace("read a book", "read a good old book")
-WORDS = [st.text("ab", min_size=1, max_size=4), st.text("cd", min_size=1, max_size=5)]
-
-
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(*WORDS, st.booleans()), max_size=3), st.text("e", min_size=1))
 def test_pasta_training_sees_what_decoding_sees(items, behind):
@@ -213,9 +214,6 @@ def test_pasta_training_sees_what_decoding_sees(items, behind):
     assert recorded(Interpreter(*call.args, **call.kwargs).run(), example) == allowed(example)
 
 
-ANSWER = "Two fit. Porto is small and very cheap. Vienna has more museums than one week. Both are near."
-MARKS = {"Porto is small and very cheap.": "Porto", "Vienna has more museums than one week.": "Vienna"}
-TAGGED = ANSWER.replace(" Both", "<sync/> Both")
 for block, topic in MARKS.items():
     TAGGED = TAGGED.replace(block, f'<async topic="{topic}">{block}</async>')
 

@@ -21,6 +21,7 @@ from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
 
 pytestmark = pytest.mark.timeout(900)  # up to three starts of Ray Train, beside other tests
+SHORT = {"weights": "lora", "lora_rank": 4, "learning_rates": [1e-2], "epochs": 8, "batch_size": 8, "evaluations": 4}
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,6 @@ def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     assert sum(got[key] == target for key, target in want.items()) >= 22, (got, want)
     with pytest.raises(ModelError, match="max_value_tokens 12"):
         run_extract(make_config(tree(corpus, tmp_path / "other", model, decoding={"max_value_tokens": 20})))
-
-
-SHORT = {"weights": "lora", "lora_rank": 4, "learning_rates": [1e-2], "epochs": 8, "batch_size": 8, "evaluations": 4}
 
 
 def short(tmp_path, base, name, **sections):
