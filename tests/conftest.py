@@ -35,9 +35,8 @@ from tests.buckets import az, azurite, bucket, connected, google, gs, proxy  # n
 from tests.runs import between, in_process, make_config  # noqa: E402, F401
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=random looks for others.
-hypothesis.settings.register_profile(
-    "same", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=SLOW)
 hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 

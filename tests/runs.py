@@ -31,11 +31,9 @@ _CLUSTER_KEYS = (
 
 def extraction(**categories: Sequence[str | dict[str, Any]]) -> dict[str, Any]:
     """Section `task`: extraction(shoes=["Brand", {"name": "Size", "type": "number"}])."""
-    attributes = {
-        category: [{"name": attribute} if isinstance(attribute, str) else attribute for attribute in named]
-        for category, named in categories.items()
-    }
-    return {"categories": {category: {"attributes": listed} for category, listed in attributes.items()}}
+    return {"categories": {
+        category: {"attributes": [{"name": one} if isinstance(one, str) else one for one in named]}
+        for category, named in categories.items()}}  # fmt: skip
 
 
 def config_tree(

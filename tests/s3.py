@@ -30,9 +30,8 @@ class Server:
         """A boto3 client of the tests' own, past raypd's storage."""
         import boto3
 
-        return boto3.client(
-            "s3", "us-east-1", endpoint_url=self.url, aws_access_key_id=KEY_ID, aws_secret_access_key=SECRET
-        )
+        keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET}
+        return boto3.client("s3", "us-east-1", endpoint_url=self.url, **keys)
 
 
 def environment() -> dict[str, str]:

@@ -60,11 +60,8 @@ def test_imports_run_downward(file):
 
 def test_decoding_imports_where_nothing_else_is_installed():
     """As on a GPU machine that has no Ray, pydantic or pyarrow."""
-    modules = [
-        "raypd." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
-        for file in (PACKAGE / "decoding").rglob("*.py")
-        if file.name != "__init__.py" and file not in NEEDS_TRITON
-    ]
+    files = {*(PACKAGE / "decoding").rglob("*.py")} - {*(PACKAGE / "decoding").rglob("__init__.py")} - NEEDS_TRITON
+    modules = ["raypd." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts) for file in sorted(files)]
     code = f"""
 import sys
 for missing in ["ray", "pydantic", "pyarrow", "boto3", "typer", "rich", "jinja2", "peft", "accelerate", "bitsandbytes",

@@ -24,12 +24,9 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
             "word_embed_proj_dim": 64},
 }  # fmt: skip
 _EXTRA: dict[str, dict[str, Any]] = {
-    "gemma2": {"query_pre_attn_scalar": HEAD_DIM},
-    "gemma3_text": {"query_pre_attn_scalar": HEAD_DIM},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
-    "cohere": {"logit_scale": 1.0},
-    "cohere2": {"logit_scale": 1.0},
-}
+    "gemma2": {"query_pre_attn_scalar": HEAD_DIM}, "gemma3_text": {"query_pre_attn_scalar": HEAD_DIM},
+    "cohere": {"logit_scale": 1.0}, "cohere2": {"logit_scale": 1.0},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}}  # fmt: skip
 
 
 def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -113,9 +110,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="<|im_end|>"
-    )
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "<|im_end|>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = (
         "{% for message in messages %}"
         "{{ message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"

@@ -116,17 +116,14 @@ def test_a_score_for_every_text(texts, tmp_path):
 
 
 def test_values_and_labels(finished, tmp_path):
-    ours, theirs = (
-        finished(name, SHOES, {id: rows(v[0], 0.9, v[1], 0.9) if v else "?" for id, v in of.items()}, input=TITLES)
-        for name, of in (("ours", OURS), ("theirs", THEIRS))
-    )
+    scripts = ({id: rows(v[0], 0.9, v[1], 0.9) if v else "?" for id, v in of.items()} for of in (OURS, THEIRS))
+    ours, theirs = (finished(name, SHOES, next(scripts), input=TITLES) for name in ("ours", "theirs"))
     lines = [json.dumps({"id": id, "target": {"Brand": "Zeta", "Size": 7654.5}}) for id in "bc"]
     (tmp_path / "labels.jsonl").write_text("\n".join(lines))
     made = compare(ours, theirs, str(tmp_path / "labels.jsonl"))
-    assert {document.id: document.rows for document in made.documents} == {
-        "b": [["Brand", "Zeta", "Beta", "Zeta"]],
-        "c": [["Brand", NONE, "Zeta", "Zeta"], ["Size", "7.0", "8.0", "7654.5"]],
-    }
+    of_c = [["Brand", NONE, "Zeta", "Zeta"], ["Size", "7.0", "8.0", "7654.5"]]
+    found = {document.id: document.rows for document in made.documents}
+    assert found == {"b": [["Brand", "Zeta", "Beta", "Zeta"]], "c": of_c}
     assert (made.agreement.agree, made.agreement.of) == (3, 6)
     assert {row[0]: row[1:3] for row in made.rows}["values right"] == ["0.250", "0.250"]
     assert f"2 documents answered differently, 1 by {ours} alone, 1 by {theirs} alone" in made.describe()

@@ -36,9 +36,8 @@ END = st.sampled_from([b"\n", b"\r\n", b"\n\n"])
     st.sampled_from(["utf-8", "utf-8-sig", "latin-1", "utf-16", "cp500"]), st.sampled_from(["", ".gz", ".zst"]),
     st.integers(1, 5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))  # fmt: skip
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-def test_what_a_csv_writer_wrote_is_read_once_and_where_it_stands(
-    tmp_path, config, rows, suffix, encoding, compression, size, quoting
-) -> None:
+def test_what_a_csv_writer_wrote_is_read(tmp_path, config, rows, suffix, encoding, compression, size, quoting) -> None:
+    """Once, and where it stands."""
     text, begins = io.StringIO(newline=""), []
     writer = csv.writer(text, delimiter="," if suffix == "csv" else "\t", quoting=quoting)
     for row in [("title", "n"), *((f"x{title}", n) for title, n in rows)]:
@@ -265,9 +264,8 @@ def test_a_line_of_30_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path, c
     assert (planned.exact, planned.units >= 6) == (False, True)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4000)), max_size=6), st.integers(1, 30), st.integers(1, 900)
-)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4000)), max_size=6),
+       st.integers(1, 30), st.integers(1, 900))  # fmt: skip
 @example([(1, 2), (1, 0)], 2, 1)
 def test_rows_are_cut_without_gap_and_within_the_limits(groups: list, rows: int, size: int) -> None:
     cut, total = list(cut_rows(groups, rows, size)), sum(count for count, _ in groups)

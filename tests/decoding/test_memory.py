@@ -184,11 +184,8 @@ def test_what_is_free_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert memory.has_main_memory(2**50)  # nothing tells how much there is
     machine = f"MemTotal: {64 << 20} kB\nMemFree: 0 kB\nMemAvailable: {40 << 20} kB\n"
     used = {"memory.current": f"{8 << 30}\n", "memory.stat": f"anon 5\ninactive_file {3 << 30}\n"}
-    for files, most in (  # a tenth of all of it is spared
-        ({"meminfo": machine}, 33),
-        ({"memory.max": "max\n"}, 33),
-        ({"memory.max": f"{10 << 30}\n", **used}, 4),
-    ):
+    for files, most in (({"meminfo": machine}, 33), ({"memory.max": "max\n"}, 33),  # a tenth of all of it is spared
+                        ({"memory.max": f"{10 << 30}\n", **used}, 4)):  # fmt: skip
         for name, text in files.items():
             (tmp_path / name).write_text(text)
         assert [memory.has_main_memory(most + more << 30) for more in (0, 1)] == [True, False]

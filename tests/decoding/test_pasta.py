@@ -223,12 +223,8 @@ class Wild(Script):
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    words=st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=12, unique=True),
-    most=st.integers(0, 120),
-    options=st.fixed_dictionaries({}, optional=OPTIONS),
-)
+@given(seed=st.integers(0, 2**32), words=st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=12, unique=True),
+       most=st.integers(0, 120), options=st.fixed_dictionaries({}, optional=OPTIONS))  # fmt: skip
 def test_random_tokens_never_break_it(seed, words, most, options):
     wild = Wild(seed, tuple(words))
     answer = wild.run(most, **options)

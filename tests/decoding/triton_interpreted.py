@@ -114,11 +114,8 @@ def test_inputs_in_fp8_are_what_a_layer_would_make_of_them(dim):
     norm.variance_epsilon = 1e-6
     torch.nn.init.normal_(norm.weight)
     x[2], x[3] = 0, x[3] * 1e-4
-    for plain, made in (
-        (x, cuda_layer.rows_in_fp8(x)),
-        (CudaLayer.norm(x, norm), CudaLayer.norm(x, norm, True)),
-        (cuda_layer.swiglu(x, False), cuda_layer.swiglu(x, True)),
-    ):
+    for plain, made in ((x, cuda_layer.rows_in_fp8(x)), (CudaLayer.norm(x, norm), CudaLayer.norm(x, norm, True)),
+                        (cuda_layer.swiglu(x, False), cuda_layer.swiglu(x, True))):  # fmt: skip
         rows, scale = in_fp8(plain)
         assert torch.equal(made[0].view(torch.uint8), rows.view(torch.uint8))
         assert torch.equal(made[1], scale)

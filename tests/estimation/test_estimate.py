@@ -267,9 +267,7 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return made
 
 
-def profiled(
-    tmp_path, count: int, limit: float = math.inf, **decoding
-) -> tuple[list[Document], Profile, list[DocumentCost]]:
+def profiled(tmp_path, count: int, limit: float = math.inf, **decoding) -> tuple[list, Profile, list[DocumentCost]]:
     """Profiles `count` documents, four prompts at a time; returns them, their profile, and the costs that it has."""
     config = corpus(tmp_path, 200, engine={"max_num_seqs": 4}, decoding=decoding)
     documents = sampling.draw(config, count).documents

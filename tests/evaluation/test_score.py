@@ -159,13 +159,9 @@ def test_a_failed_document_is_held_to_what_the_run_asked_for(run, tmp_path):
 def test_every_wrong_value_has_its_reason(run):
     mistakes, by_attribute = page.find(*run, "target", 0.0)
     assert {document.id: [(v.attribute, v.reason) for v in document.values] for document in mistakes} == {
-        "another": [("Brand", "another value")],
-        "part": [("Brand", "a part of the label")],
-        "more": [("Brand", "more than the label")],
-        "invented": [("Size", "no label")],
-        "missing": [("Brand", "missing")],
-        "failed": [("Brand", "no answer"), ("Size", "no answer")],
-    }
+        "another": [("Brand", "another value")], "part": [("Brand", "a part of the label")],
+        "more": [("Brand", "more than the label")], "invented": [("Size", "no label")],
+        "missing": [("Brand", "missing")], "failed": [("Brand", "no answer"), ("Size", "no answer")]}  # fmt: skip
     assert by_attribute["shoes", "Brand"] == {
         "right": 3, "another value": 1, "a part of the label": 1, "more than the label": 1, "missing": 1, "no answer": 1
     }  # fmt: skip

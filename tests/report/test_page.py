@@ -183,11 +183,8 @@ def test_values_are_marked_where_they_stand_and_without_them_the_page_holds_no_t
     found = data.load(run.output.path)
     texts.add(found)
     shown = [[(piece, marks) for piece, marks in one.text if piece] for one in found.sample.documents]
-    assert shown == [
-        [("  Boots <b>of</b> ", ""), ("Acme", "a0"), (", red", "")],  # of two that overlap the first
-        [("Acme", "a0"), (" &amp; ", ""), ("Acme", "a1")],
-        [("of nobody", "")],
-    ]
+    assert shown == [[("  Boots <b>of</b> ", ""), ("Acme", "a0"), (", red", "")],  # of two that overlap the first
+                     [("Acme", "a0"), (" &amp; ", ""), ("Acme", "a1")], [("of nobody", "")]]  # fmt: skip
     html = page.render(found)
     assert all(part in html for part in ("Boots &lt;b&gt;of&lt;/b&gt; ", '<mark title="a0"><bdi>Acme</bdi></mark>'))
     assert "<b>of" not in html

@@ -95,11 +95,8 @@ def test_values_under_the_threshold_are_the_second_model_s_and_say_so():
     second = {name: rows("Zeta", 0.5, 43.0, 0.5) for name in first}
     records, asked = cascaded(first, second, under=0.8)
     assert (sorted(asked), records["failed"].error) == (["brand", "null", "unrated"], "too long")
-    found = {
-        name: (json.loads(record.columns["record"]), [value["model"] for value in record.columns["values"]])
-        for name, record in records.items()
-        if record.error is None
-    }
+    columns = {name: record.columns for name, record in records.items() if record.error is None}
+    found = {name: (json.loads(one["record"]), [v["model"] for v in one["values"]]) for name, one in columns.items()}
     assert found == {
         "sure": ({"Brand": "Acme", "Size": 42.0}, ["first", "first"]),
         "brand": ({"Brand": "Zeta", "Size": 42.0}, ["second", "first"]),

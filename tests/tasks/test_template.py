@@ -72,11 +72,9 @@ def test_a_model_s_own_chat_template_may_count_and_repeat() -> None:
 def test_nothing_in_a_prompt_could_be_an_answer() -> None:
     """Whatever the type: a small model copies a date that stands in its prompt."""
     types = get_args(Attribute.model_fields["type"].annotation)
-    keys: dict[str, dict[str, Any]] = {
-        "enum": {"values": ["red", "blue"]},
-        "pattern": {"pattern": "[A-Z]+"},
-        "rows": {"columns": [{"name": "item"}, {"name": "day", "type": "date"}]},
-    }
+    columns = [{"name": "item"}, {"name": "day", "type": "date"}]
+    keys: dict[str, dict[str, Any]] = {"enum": {"values": ["red", "blue"]}, "pattern": {"pattern": "[A-Z]+"},
+                                       "rows": {"columns": columns}}  # fmt: skip
     attributes = [{"name": f"{kind} {'many' if many else 'one'}", "type": kind, "many": many, **keys.get(kind, {})}
                   for kind in types for many in (False, True)]  # fmt: skip
     task = ExtractionConfig.model_validate({"categories": {"things": {"attributes": attributes}}})

@@ -30,13 +30,10 @@ def base(tmp_path_factory):
 
 
 def test_a_worker_with_a_gpu_that_it_does_not_see_does_not_train_on_the_cpu(tmp_path, monkeypatch):
-    arguments = {
-        "config": short(tmp_path, "no/model", "a", model={"device": "auto"}),
-        "resources": WorkerResources(1, 1.0, 1),
-    }
+    config = short(tmp_path, "no/model", "a", model={"device": "auto"})
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     with pytest.raises(RuntimeError, match=r"ModelError.*was given a GPU, and torch .* sees none"):
-        _train_on_worker(arguments)
+        _train_on_worker({"config": config, "resources": WorkerResources(1, 1.0, 1)})
 
 
 @pytest.mark.slow  # tests/fitting/test_fit.py trains and decodes, too
