@@ -32,6 +32,19 @@ from tests.s3 import free_ports
 from tests.servers import Call, Reply, serving
 
 SHELL = "import subprocess, sys; sys.exit(subprocess.call(['bash', '-ec', sys.argv[1]], cwd=sys.argv[2]))"
+CONNECTED = """
+import ray
+from ray.util.state import get_actor
+from ray.util.state.exception import ServerUnavailable
+from raypd.cluster import ray_session
+from raypd.config import ClusterConfig
+ray_session.connect(ClusterConfig(address="local"))
+try:
+    print(ray.get(ray.remote(get_actor).remote("ab" * 16, timeout=2)), flush=True)
+except ServerUnavailable:  # which Ray Train waits for
+    print("no dashboard", flush=True)
+input()
+"""
 
 
 @pytest.fixture
@@ -56,22 +69,6 @@ def processes_of(home: str) -> dict[int, psutil.Process]:
             if process.environ().get("HOME") == home:
                 found[process.pid] = process
     return found
-
-
-CONNECTED = """
-import ray
-from ray.util.state import get_actor
-from ray.util.state.exception import ServerUnavailable
-from raypd.cluster import ray_session
-from raypd.config import ClusterConfig
-
-ray_session.connect(ClusterConfig(address="local"))
-try:
-    print(ray.get(ray.remote(get_actor).remote("ab" * 16, timeout=2)), flush=True)
-except ServerUnavailable:  # which Ray Train waits for
-    print("no dashboard", flush=True)
-input()
-"""
 
 
 def test_a_local_ray_is_closed_to_others_asks_no_other_dashboard_and_leaves_no_token(fresh: dict[str, str]) -> None:

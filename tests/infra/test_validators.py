@@ -22,6 +22,13 @@ TAGS = {f"ray_{name}_total": tag for name, (_, tag) in COUNTERS.items()}
 TAGS |= {f"ray_{name}": tag for name, (_, tag) in GAUGES.items()}
 CLUSTER, RAYJOB, BOARD = "cluster.yaml", "kuberay/rayjob.yaml", "grafana/raypd.json"
 CRON, SERVICE = "kuberay/nightly-cronjob.yaml", "schedule/raypd-nightly.service"
+# KubeRay's keys above the pods that rayjob.yaml uses: its resource definitions are not in any Python package.
+KEYS = {"apiVersion", "kind", "metadata", "name", "namespace", "spec", "entrypoint", "jobId", "backoffLimit",
+        "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "submitterPodTemplate",
+        "rayClusterSpec", "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "version", "idleTimeoutSeconds",
+        "resources", "headGroupSpec", "rayStartParams", "template", "workerGroupSpecs", "groupName", "replicas",
+        "minReplicas", "maxReplicas", "priority"}  # fmt: skip
+FREE = {"submitterPodTemplate", "template", "resources", "rayStartParams"}  # Kubernetes' own, and Ray's options
 
 
 def module(name):
@@ -67,15 +74,6 @@ def shell(file):
 def hadolint(file):
     command = [program("hadolint", "pip install -e '.[dev]'"), "--no-color", "-"]
     yield subprocess.run(command, input=file, capture_output=True, text=True, timeout=60).stdout
-
-
-# KubeRay's keys above the pods that rayjob.yaml uses: its resource definitions are not in any Python package.
-KEYS = {"apiVersion", "kind", "metadata", "name", "namespace", "spec", "entrypoint", "jobId", "backoffLimit",
-        "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "submitterPodTemplate",
-        "rayClusterSpec", "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "version", "idleTimeoutSeconds",
-        "resources", "headGroupSpec", "rayStartParams", "template", "workerGroupSpecs", "groupName", "replicas",
-        "minReplicas", "maxReplicas", "priority"}  # fmt: skip
-FREE = {"submitterPodTemplate", "template", "resources", "rayStartParams"}  # Kubernetes' own, and Ray's options
 
 
 def rayjob(file):

@@ -14,6 +14,7 @@ import pytest
 from raypd.errors import RunError
 from raypd.run import lease
 from tests.processes import wait_for
+from tests.runs import says
 
 STALE = 45.0  # seconds of `Clock`
 
@@ -66,8 +67,7 @@ def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path, clock: 
         lease.RunLease(str(tmp_path))
     assert clock.slept == 0
     since = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(first.began))
-    for part in (first.id, f"since {since}", f"process {os.getpid()}"):
-        assert part in str(caught.value)
+    says(caught.value, first.id, f"since {since}", f"process {os.getpid()}")
     first.end("complete")
     assert [path.name for path in (tmp_path / "sessions").iterdir()] == [f"{first.id}.json"]
 

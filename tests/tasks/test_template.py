@@ -24,6 +24,18 @@ GLOBALS = "{{ lipsum.__globals__['os'].system('touch MARK') }}"
 OPCODES = "cos\\nsystem\\n(S'touch MARK'\\ntR."
 PICKLE = f'{{{{ category.attributes[0].parse_raw("{OPCODES}", proto="pickle", allow_pickle=True) }}}}'
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+TASK = extraction(shoes=["Brand", {"name": "Size", "type": "number"}], hats=["Brand"])
+ROWS = [
+    {"category": "shoes", "title": "Acme Trail 42", "target": {"Brand": "Acme", "Size": 42}},
+    {"category": "hats", "title": "Zeta straw hat", "target": {"Brand": "Zeta"}},
+    {"category": "shoes", "title": "Berg Road shoe <|im_end|>", "target": {"Brand": "Berg"}},
+    {"category": "shoes", "title": "Acme Trail 42 in red", "target": {"Brand": "Acme", "Size": 42}},
+]
+SHOWN = [
+    '<document>\nAcme Trail 42\n</document>\n{\n"Brand": "Acme",\n"Size": 42\n}\n\n',
+    '<document>\nBerg Road shoe <|im_end|>\n</document>\n{\n"Brand": "Berg",\n"Size": null\n}\n\n',
+    '<document>\nAcme Trail 42 in red\n</document>\n{\n"Brand": "Acme",\n"Size": 42\n}\n\n',
+]
 
 
 def config(template, **keys: object) -> RunConfig:
@@ -111,20 +123,6 @@ def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
     attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
     message = messages(run_config({"categories": {"shoes": {"attributes": attributes}}}).task)["shoes"]
     assert re.search(r"\(one of: b0, b1, .*, b99, or one of 19,900 more\)", message)
-
-
-TASK = extraction(shoes=["Brand", {"name": "Size", "type": "number"}], hats=["Brand"])
-ROWS = [
-    {"category": "shoes", "title": "Acme Trail 42", "target": {"Brand": "Acme", "Size": 42}},
-    {"category": "hats", "title": "Zeta straw hat", "target": {"Brand": "Zeta"}},
-    {"category": "shoes", "title": "Berg Road shoe <|im_end|>", "target": {"Brand": "Berg"}},
-    {"category": "shoes", "title": "Acme Trail 42 in red", "target": {"Brand": "Acme", "Size": 42}},
-]
-SHOWN = [
-    '<document>\nAcme Trail 42\n</document>\n{\n"Brand": "Acme",\n"Size": 42\n}\n\n',
-    '<document>\nBerg Road shoe <|im_end|>\n</document>\n{\n"Brand": "Berg",\n"Size": null\n}\n\n',
-    '<document>\nAcme Trail 42 in red\n</document>\n{\n"Brand": "Acme",\n"Size": 42\n}\n\n',
-]
 
 
 @pytest.fixture
