@@ -24,7 +24,6 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(tmp_path: Path, mo
     assert (set(json.loads(rows["record"][0])), run.bill.documents) == ({"Brand", "Price"}, 3)
     assert Path(run.report()).read_text().startswith("<!DOCTYPE html>")
     assert run.path.startswith(str(tmp_path / "runs"))
-
     again = raypd.extract(FRAME, attributes, model="fake")
     assert (again.path, again.bill.sessions) == (run.path, 1)  # nothing was left to do
     assert raypd.Run(run.path).to_arrow() == run.to_arrow()
@@ -46,9 +45,8 @@ def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, i
     assert "2 documents, 1 failed" in page
 
 
-@pytest.mark.parametrize(
-    "documents", [["a red shoe"], ["a hat/cap", "a shirt w/o sleeves"], [{"id": "x", "title": "hat", "n": 1}]]
-)
+@pytest.mark.parametrize("documents", [
+    ["a red shoe"], ["a hat/cap", "a shirt w/o sleeves"], [{"id": "x", "title": "hat", "n": 1}]])  # fmt: skip
 def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkeypatch, in_process) -> None:
     monkeypatch.chdir(tmp_path)
     run = raypd.extract(documents, ["Brand"], model="fake")

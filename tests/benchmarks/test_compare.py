@@ -85,7 +85,6 @@ def test_engines_do_the_same_tokens(folder: Path) -> None:
     assert (ours["fed"], ours["decoded"]) == (work.unavoidable + 3 * 2 * 2, 18) == (8 + 3 * 10 + 3 * 2 * 2, 18)
     assert (theirs["fed"], theirs["decoded"]) == (3 * (14 + 10 - 1), 3 * 10)
     assert batched["answers"] == theirs["answers"]
-
     asked = RandomQuestions(kind="random_questions", shared=9, contexts=2, context_tokens=5, questions=3,
                             question_tokens=2, answer_tokens=3)  # fmt: skip
     work = make_work(asked, None, tiny_tokenizer(), 4096, 100)

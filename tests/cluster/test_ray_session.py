@@ -117,7 +117,6 @@ def test_the_lines_of_the_readme_after_a_local_run(tmp_path: Path, fresh: dict[s
     (clone / "configs").mkdir()
     shutil.copy(run.file, clone / "configs/mine.yaml")
     ended(start("-m", "raypd", "extract", str(run.file), "output.path=" + str(tmp_path / "local"), **fresh))
-
     lines = [line for line in cluster_lines() if with_token or line.startswith(("ray start", "ray job"))]
     script = "\n".join(lines).replace("s3://bucket/runs/mine", f"{run.output} cluster.address=null")
     assert "ray start --head\n" in script
@@ -128,7 +127,6 @@ def test_the_lines_of_the_readme_after_a_local_run(tmp_path: Path, fresh: dict[s
     assert run.outcome("").lost == 0
     if not with_token:
         return
-
     # The shell of another day has no RAY_AUTH_MODE: a cluster that is found here is shown the token that lies here, ...
     words = ["-m", "raypd", "extract", str(run.file)]
     ended(start(*words, f"output.path={tmp_path}/found", "cluster.address=auto", **fresh))
@@ -264,7 +262,6 @@ def test_what_takes_seconds_is_said_before_it_begins(monkeypatch, capsys, config
     assert ray_session.connect(ClusterConfig(address="local"))
     assert ray_session.connect(ClusterConfig(address="10.0.0.1:6379"))
     assert said == ["starting Ray\n", "connecting to Ray\n"]
-
     write_jsonl(tmp_path / "in/a.jsonl", ["a"])
     run = with_changes(config(str(tmp_path / "in")), {"model.name": str(tmp_path / "nowhere")})
     for begin in (driver.run_extract, check_model):

@@ -56,6 +56,12 @@ RUN = "input: {path: in.jsonl, text_columns: [text]}\noutput: {path: out}\ntask:
 DOUBLED = {
     f"d{n}": {"properties": {key: {"$ref": f"#/$defs/d{n + 1}"} for key in "ab"}} for n in range(40)
 } | {"d40": {"type": "string"}}  # fmt: skip
+PATTERNS = (
+    r"^(a|b)*$", "a$|^b", "a^b", "(|a)+", "x*?y", "[^a]", "[]a]+", r"\Aab\Z", r"\bfoo\b.*", ".*\n?", "(?s:.)+",
+    "(?i)ab+c", "(?i:ab)c", "(?i)a(?-i:b)", "(?i)k", "(?x) a b # c", "(?m)^a$\n^b$", "(?<!a)b|ab", r"\d+", r"(?u)\d+",
+    r"(?a:\w)+", r"\w+\s?", "(ab){2}", "(a?){3}b", "((a|b){1,2}){2}", "(?P<n>a)(b)?", "a{,2}", "(a+)+b|a*", "[b-]+",
+)  # fmt: skip
+TEXTS = ("", "a\n", "a\nb", "12", "1٣", "foo b", " foo", "xxy", "é", "\u017f", "\u212a", "ABC", "abC", "aB", "]a", "b-")
 
 
 def load(folder: Path, schema: Any, *overrides: str) -> Any:
@@ -218,14 +224,6 @@ def test_documents_of_one_kind_need_no_category(tmp_path: Path) -> None:
         load_config(tmp_path / "run.yaml")
     with pytest.raises(ConfigError, match=r"task\.attributes: Input should be a valid list \(it is 'Brand'\)"):
         make_config(config_tree({"attributes": "Brand"}))
-
-
-PATTERNS = (
-    r"^(a|b)*$", "a$|^b", "a^b", "(|a)+", "x*?y", "[^a]", "[]a]+", r"\Aab\Z", r"\bfoo\b.*", ".*\n?", "(?s:.)+",
-    "(?i)ab+c", "(?i:ab)c", "(?i)a(?-i:b)", "(?i)k", "(?x) a b # c", "(?m)^a$\n^b$", "(?<!a)b|ab", r"\d+", r"(?u)\d+",
-    r"(?a:\w)+", r"\w+\s?", "(ab){2}", "(a?){3}b", "((a|b){1,2}){2}", "(?P<n>a)(b)?", "a{,2}", "(a+)+b|a*", "[b-]+",
-)  # fmt: skip
-TEXTS = ("", "a\n", "a\nb", "12", "1٣", "foo b", " foo", "xxy", "é", "\u017f", "\u212a", "ABC", "abC", "aB", "]a", "b-")
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

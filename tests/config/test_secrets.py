@@ -50,12 +50,11 @@ def test_a_secret_is_refused_and_not_repeated(key: str, value: str) -> None:
 
 def test_paths_and_addresses_without_one_are_taken() -> None:
     for key, value in {
-        "cluster.address": "ray://head.example:10001",
-        "model.name": "owner/model",
+        "cluster.address": "ray://head.example:10001", "model.name": "owner/model",
         "model.adapter": "/home/me@example.org/adapter",
         "model.endpoint.url": "https://me.example/v1?api-version=2026-01-01",
         "input.path": "s3://bucket/2026-11-21T10:00/me@example.org/what?.jsonl",  # colons as well
-    }.items():
+    }.items():  # fmt: skip
         make_config(config_tree(), [f"{key}={value}"])
 
 

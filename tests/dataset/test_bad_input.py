@@ -37,6 +37,21 @@ DAMAGED = {"m.jsonl.gz": (gzip.compress(LINES)[:-500], "cannot be read as gz aft
            "footer.parquet": (WHOLE[:-60] + b"\xff" * 52 + WHOLE[-8:], "cannot be read as Parquet: "),
            "schema.parquet": (parquet({"id": ["q"], "name": ["x"]}), NO_TITLE),
            "keys.jsonl": (b'{"id": 1, "headline": "x"}\n' * 3, NO_TITLE)}  # fmt: skip
+BAD = [(b"{not json", "a.jsonl, byte {}: not JSON"),
+       (b"[1, 2]", "a.jsonl, byte {}: expected a JSON object, found a list"),
+       (b"null", "a.jsonl, byte {}: expected a JSON object, found null"),
+       (b'{"id": 1, "title": "\xff\xfe"}', "a.jsonl, byte {}: not UTF-8"),
+       (b'{"id": 1, "title": "a\x00b"}', "a.jsonl, byte {}: not JSON"),
+       (b'{"id": 1, "title": "a\\u0000b"}', "a.jsonl, byte {}: column 'title' holds NUL"),
+       (b'{"id": 1, "title": "\\ud800"}', "a.jsonl, byte {}: column 'title' holds half a surrogate"),
+       (b'{"id": 1, "title": "  "}', "a.jsonl, byte {}: no text in title"),
+       (b'{"id": 1}', "a.jsonl, byte {}: no text in title"),
+       (b'{"id": 1, "title": {"a": 1}}', "a.jsonl, byte {}: column 'title' holds an object"),
+       (b'{"id": 1, "title": "' + b"x" * 3000 + b'"}', "a.jsonl, byte {}: the document has 3000 bytes"),
+       (b'{"id": 1, "title": "' + b"x" * 200_000 + b'"}', "a.jsonl, byte {}: the line has 2000"),
+       (b"[" * 60_000, "a.jsonl, byte {}: not JSON that can be read: nested too deeply"),
+       (b'{"id": 1, "title": ' + b"[" * 3000 + b"]" * 3000 + b"}", "a.jsonl, byte {}: "),
+       (b"9" * 5000, "a.jsonl, byte {}: not JSON: a number has more digits than can be read")]  # fmt: skip
 
 
 def ids(run) -> Counter[str]:
@@ -300,23 +315,6 @@ def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
     run_here(run)
     rows = [row for unit in plan(run) for row in writer.read_rows(run.output.path, unit.id, 100)]
     assert ({row["id"] for row in rows}, len({(row["source"], row["row"]) for row in rows})) == ({"same"}, 25)
-
-
-BAD = [(b"{not json", "a.jsonl, byte {}: not JSON"),
-       (b"[1, 2]", "a.jsonl, byte {}: expected a JSON object, found a list"),
-       (b"null", "a.jsonl, byte {}: expected a JSON object, found null"),
-       (b'{"id": 1, "title": "\xff\xfe"}', "a.jsonl, byte {}: not UTF-8"),
-       (b'{"id": 1, "title": "a\x00b"}', "a.jsonl, byte {}: not JSON"),
-       (b'{"id": 1, "title": "a\\u0000b"}', "a.jsonl, byte {}: column 'title' holds NUL"),
-       (b'{"id": 1, "title": "\\ud800"}', "a.jsonl, byte {}: column 'title' holds half a surrogate"),
-       (b'{"id": 1, "title": "  "}', "a.jsonl, byte {}: no text in title"),
-       (b'{"id": 1}', "a.jsonl, byte {}: no text in title"),
-       (b'{"id": 1, "title": {"a": 1}}', "a.jsonl, byte {}: column 'title' holds an object"),
-       (b'{"id": 1, "title": "' + b"x" * 3000 + b'"}', "a.jsonl, byte {}: the document has 3000 bytes"),
-       (b'{"id": 1, "title": "' + b"x" * 200_000 + b'"}', "a.jsonl, byte {}: the line has 2000"),
-       (b"[" * 60_000, "a.jsonl, byte {}: not JSON that can be read: nested too deeply"),
-       (b'{"id": 1, "title": ' + b"[" * 3000 + b"]" * 3000 + b"}", "a.jsonl, byte {}: "),
-       (b"9" * 5000, "a.jsonl, byte {}: not JSON: a number has more digits than can be read")]  # fmt: skip
 
 
 def test_every_kind_of_bad_line_is_a_document_with_an_error(tmp_path, config) -> None:

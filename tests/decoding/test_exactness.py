@@ -19,11 +19,8 @@ BY_TREES, SLOW = {"apar", "pasta", "space", "medusa", "apar_medusa"}, {"qwen3", 
 
 
 def methods_and(families: list[str], slow: set[str]) -> list:
-    return [
-        pytest.param(method, kind, marks=[pytest.mark.slow] * (method in BY_TREES and kind in slow))
-        for method in CASES
-        for kind in families
-    ]
+    return [pytest.param(method, kind, marks=[pytest.mark.slow] * (method in BY_TREES and kind in slow))
+            for method in CASES for kind in families]  # fmt: skip
 
 
 @pytest.mark.parametrize(("method", "kind"), methods_and(FAMILIES, SLOW))

@@ -293,9 +293,8 @@ def test_a_random_pass_is_as_near_to_float64_as_torchs_attention_is(seed):
     for window in (None, rng.randint(1, 12), 60, 10_000):
         layer = AttentionLayer(0, rng.choice([dim**-0.5, 0.5]), window, rng.choice([None, 2.0]))
         outputs = []
-        for attend, dtype in (
-            (avx512.attend, torch.bfloat16), (sdpa.attend, torch.bfloat16), (sdpa.attend, torch.float64)
-        ):  # fmt: skip
+        for attend, dtype in ((avx512.attend, torch.bfloat16), (sdpa.attend, torch.bfloat16),
+                              (sdpa.attend, torch.float64)):  # fmt: skip
             step.cache.keys[0], step.cache.values[0] = keys.to(dtype, copy=True), values.to(dtype, copy=True)
             step._masks.clear()  # they are of one dtype
             outputs.append(attend(step, layer, *(tensor.to(dtype) for tensor in new)).double())

@@ -214,7 +214,6 @@ def test_what_a_kernel_reads_is_the_rule() -> None:
         key_segments, key_positions = rng.integers(-1, segments, 60), rng.integers(0, 40, 60)
         query_segments, query_positions = rng.integers(0, segments, 20), rng.integers(0, 40, 20)
         seen = visible(reach, query_segments, query_positions, key_segments, key_positions)
-
         sets, labels = segment_sets(reach, query_segments, key_segments)
         whole, causal = ((sets[:, kind][:, labels // 32] >> (labels % 32)) & 1 == 1 for kind in (0, 1))
         np.testing.assert_array_equal(whole | (causal & (key_positions <= query_positions[:, None])), seen)
@@ -275,9 +274,8 @@ def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
     for _ in range(16):
         tokens += tokens_of(rng, 1, 2)
         slots.append(Slot(len(tokens) - 1, EverySeventh()))
-    assert len(drivers.INSTRUCTION) < len(tokens) - WINDOW < slots[-1].end < 30 * len(slots), (
-        "the window cuts, a gap is more"
-    )
+    seen = len(tokens) - WINDOW
+    assert len(drivers.INSTRUCTION) < seen < slots[-1].end < 30 * len(slots), "the window cuts, a gap is more"
     prompt = SlottedPrompt(tokens, slots, shared=shared)
     programs = (hyper_parallel(prompt, 30, isolate_values=True) for _ in range(2))
     for values in Engine(model, max_num_batched_tokens=31).run(programs):

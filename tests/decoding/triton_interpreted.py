@@ -133,9 +133,8 @@ def test_what_is_wrong_on_a_device_is_not_taken_there(monkeypatch):
     split, shared = plan._split, []
 
     def of_all_keys(step, layer, query, key, value):
-        whole = dataclasses.replace(
-            step, groups=[PrefixGroup([sees_all(s) for s in g.spans], g.start, g.length) for g in step.groups], plans={}
-        )
+        groups = [PrefixGroup([sees_all(span) for span in g.spans], g.start, g.length) for g in step.groups]
+        whole = dataclasses.replace(step, groups=groups, plans={})
         return triton_kernel.attend(whole, layer, query, key, value)
 
     def sees_all(span):

@@ -55,9 +55,8 @@ def test_intervals_are_those_of_scipy(count: int, wider: float) -> None:
     base = draws.uniform(50, 150, count)
     values = base * draws.lognormal(-4, 0.3, count)
     found = figure(bootstrap.ratio(values.tolist(), base.tolist(), rng()))
-    ends = stats.bootstrap(
-        (values, base), lambda a, b, axis: a.sum(axis) / b.sum(axis), paired=True, n_resamples=20_000, rng=rng(1)
-    ).confidence_interval
+    ratio, how = lambda a, b, axis: a.sum(axis) / b.sum(axis), {"paired": True, "n_resamples": 20_000, "rng": rng(1)}
+    ends = stats.bootstrap((values, base), ratio, **how).confidence_interval
     width = (ends.high - ends.low) * wider
     assert found.high - found.low == pytest.approx(width, rel=0.08)
     assert (found.high + found.low) / 2 == pytest.approx((ends.high + ends.low) / 2, abs=0.08 * width)

@@ -27,6 +27,24 @@ Rule = Callable[[dict[str, Any]], tuple[float, float]]  # settings -> speed, sha
 EXTRACTION = extraction(c=["a"])
 REFERENCES = ("autoregressive", "guided")
 BY_SHARE = {"floor": Floor(0.9, "share"), "reference_kind": "document"}
+Before = Callable[[RunConfig], None]
+RUN = """\
+# my run
+input:
+  path: data.jsonl   # beside this file
+  text_columns: [title]
+  category_column: null
+output: {path: out}
+model: fake
+task:
+  categories:
+    c:
+      attributes:
+        - {name: a, description: "what it is"}   # the only one
+engine:
+  max_num_seqs: 16  # as last year
+cost: {prices: {local: 3.6}}
+"""
 
 
 def test_values_of_all_tasks_are_compared_after_normalisation() -> None:
@@ -213,27 +231,6 @@ def test_the_median_of_the_best_two_decides_and_questions_have_their_own_setting
 
     _, best = searched(rule, task={"kind": "question_answering"}, decoding={})
     assert best.changes == {"decoding.contexts_per_prompt": 32}
-
-
-Before = Callable[[RunConfig], None]
-RUN = """\
-# my run
-input:
-  path: data.jsonl   # beside this file
-  text_columns: [title]
-  category_column: null
-output: {path: out}
-model: fake
-task:
-  categories:
-    c:
-      attributes:
-        - {name: a, description: "what it is"}   # the only one
-
-engine:
-  max_num_seqs: 16  # as last year
-cost: {prices: {local: 3.6}}
-"""
 
 
 class StubProfiler:

@@ -208,10 +208,8 @@ def test_the_error_is_the_mean_gap_and_weights_of_any_size_give_a_confidence():
 def test_a_task_calibrates_and_leaves_out_what_is_unsure(tmp_path):
     path = tmp_path / FILE
     Calibration([0.5, 0.0, 1.0, 2.0], -0.5, {"shoes/Brand": 0.3}).write(path)
-    (plain,), (calibrated,), (strict,) = (
-        answers(make(**keys), [document(0)]).values()
-        for keys in ({}, {"model": {"calibration": str(path)}}, {"output": {"path": "out", "min_confidence": 0.999}})
-    )
+    each = {}, {"model": {"calibration": str(path)}}, {"output": {"path": "out", "min_confidence": 0.999}}
+    (plain,), (calibrated,), (strict,) = (answers(make(**keys), [document(0)]).values() for keys in each)
     made = calibration_of(ModelConfig(calibration=str(path)))
     assert made is not None
     for before, after in zip(plain.columns["values"], calibrated.columns["values"], strict=True):

@@ -39,6 +39,11 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REFUSED = dict.fromkeys(("falcon", "bloom", "mpt", "stablelm"), "AttentionInterface")
 REFUSED |= {"mamba": "layers of type linear_attention", "llama4_text": "layers of type chunked_attention"}
 REFUSED |= {"gpt_oss": "attention has sinks"}
+FAMILIES = ["llama", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "mistral", "gemma", "gemma2", "gemma3_text", "olmo",
+            "olmo2", "olmo3", "smollm3", "granite", "starcoder2", "cohere", "cohere2", "glm4", "gpt_neox", "ernie4_5",
+            "exaone4", "seed_oss", "arcee", "gpt2", "opt"]  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
 
 
 @pytest.fixture(scope="module")
@@ -319,13 +324,6 @@ def test_a_warm_engine_is_empty() -> None:
     warm_up(engine, 64)
     assert (engine.pending, list(engine.sequences)) == (0, [])
     assert engine.steps >= 3
-
-
-FAMILIES = ["llama", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "mistral", "gemma", "gemma2", "gemma3_text", "olmo",
-            "olmo2", "olmo3", "smollm3", "granite", "starcoder2", "cohere", "cohere2", "glm4", "gpt_neox", "ernie4_5",
-            "exaone4", "seed_oss", "arcee", "gpt2", "opt"]  # fmt: skip
-DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
 
 
 def refusal(model: PreTrainedModel) -> str:

@@ -46,6 +46,8 @@ from tests.runs import extraction, run_config, says, with_keys
 
 pytestmark = pytest.mark.usefixtures("in_process")
 DOCUMENTS = {f"d{i}": f"title {i}" for i in range(25)}
+TYPES = ("text", "number", "text")
+A, B, C = ({"name": n, "description": "", "type": t, "values": []} for n, t in zip("abc", TYPES, strict=True))
 
 
 class Task(fakes.FakeTask):
@@ -597,10 +599,6 @@ def test_nights_on_s3_by_the_settings_of_raypd(nights, write, bucket, s3_server)
     options = {"storage_options": {"AWS_ENDPOINT_URL": s3_server.url, "AWS_ALLOW_HTTP": "true", **s3.environment()}}
     assert (shown(config, **options), shown(config, version=0, **options)) == ({**DOCUMENTS, "d7": "other"}, DOCUMENTS)
     assert verify_table(config.output.path, config).passed
-
-
-TYPES = ("text", "number", "text")
-A, B, C = ({"name": n, "description": "", "type": t, "values": []} for n, t in zip("abc", TYPES, strict=True))
 
 
 def config(*attributes) -> RunConfig:

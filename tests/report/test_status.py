@@ -155,7 +155,6 @@ def test_workers_and_what_they_do(tmp_path):
 def test_texts_of_documents_are_no_markup(tmp_path):
     row = builder.document(1, builder.random.Random(1))
     row |= {"status": "error", "error": "[red]x[/red] \x1b[2J [/]", "values": None}
-
     rows = lambda first, count: [{**row, "row": n} for n in range(first, first + count)]  # noqa: E731
     text = _shown(build(tmp_path / "run", Plan(units=2, rows=rows)))
     assert ("[red]x[/red] \\u001b[NJ [/]" in text, "\x1b" in text) == (True, False)

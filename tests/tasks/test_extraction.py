@@ -193,9 +193,9 @@ def test_guided_values_stand_in_one_json_text(k_max):
     for request, values in zip(requests, runner.run(programs), strict=True):
         (record,) = request.finish(values)
         text = task.tokenizer.decode([*fed[record.index], *slot.grammar.closing(values[-1].tokens)])
-        before, copied, behind = re.fullmatch(
-            r'(.*"Größe":)([^\n]*)(,\n"Waterproof":.*)', text[text.rindex('{\n"Brand"') :], re.DOTALL
-        ).groups()
+        record_text = text[text.rindex('{\n"Brand"') :]
+        parts = re.fullmatch(r'(.*"Größe":)([^\n]*)(,\n"Waterproof":.*)', record_text, re.DOTALL)
+        before, copied, behind = parts.groups()
         size = record.columns["values"][1]
         found = check(Attribute(name="Größe", type="number"), copied, closed=size["status"] != "truncated")
         assert found.status == size["status"]

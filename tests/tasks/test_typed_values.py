@@ -46,6 +46,17 @@ MERGED = [
 ]  # fmt: skip
 LINES = {"type": "rows", "columns": [{"name": "Item"}, {"name": "No", "type": "integer"}]}
 TEXTS = ["a", "b", "c", "ab", "abc", "bc", "bcd", "d", "ba", '"', '"a', "\xc3", "\xa9", " "]
+AUTOMATON = json_object(None)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | finite | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=12,
+)  # fmt: skip
+WOOD = {"type": "object", "properties": {"size": {"type": "integer"}, "wood": {"enum": ["oak", "oak root", "ash"]}},
+        "required": ["size", "wood"], "additionalProperties": False}  # fmt: skip
+FORCED = [Attribute(name="code", type="pattern", pattern=r"[A-C]{2}-\d{2}/[xy]", required=True),
+          Attribute(name="steel", type="enum", values=["stainless hard", "stainless soft"], required=True),
+          Attribute(name="dates", type="date", many=True, max_items=2, required=True)]  # fmt: skip
 
 
 class Line(pydantic.BaseModel):
@@ -292,14 +303,6 @@ def test_labels_are_found_by_path_and_flat_name_and_values_where_they_stand() ->
     assert find_span("a+b", "a+b") == (0, 3, True)
 
 
-AUTOMATON = json_object(None)
-finite = st.floats(allow_nan=False, allow_infinity=False)
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | finite | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=12,
-)  # fmt: skip
-
-
 def state_behind(text: str) -> int:
     state = 0
     for byte in text.encode():
@@ -322,13 +325,6 @@ def test_reads_every_object_and_nothing_behind_it(value: dict[str, object], asci
     '{"a":1  ', '{"a":\\u12'])  # fmt: skip
 def test_reads_nothing_that_is_no_json(text: str) -> None:
     assert state_behind(text) == DEAD
-
-
-WOOD = {"type": "object", "properties": {"size": {"type": "integer"}, "wood": {"enum": ["oak", "oak root", "ash"]}},
-        "required": ["size", "wood"], "additionalProperties": False}  # fmt: skip
-FORCED = [Attribute(name="code", type="pattern", pattern=r"[A-C]{2}-\d{2}/[xy]", required=True),
-          Attribute(name="steel", type="enum", values=["stainless hard", "stainless soft"], required=True),
-          Attribute(name="dates", type="date", many=True, max_items=2, required=True)]  # fmt: skip
 
 
 def counted_passes(engine: Engine, programs):

@@ -32,6 +32,12 @@ COPIED = ["1,000", "-1,000.5", "7/8", "1-2", "<5", ">= 5", "~5", "≈5", "±5", 
 PIECES = [*"0123456789", "000", "25", ",", ",", ".", " ", "/", "-", "'", '"', "\\", "<", "~", "e", "E", "x", "k", "½",
           "²", "%", "€", "$", "\u2212", "\u2013", NBSP, NARROW, " in", " kg", " million", "万", "\u0661", "}", "\n",
           ", ", "null", "(", ":"]  # fmt: skip
+SIZES = {"shoes": {"attributes": [{"name": "Size", "type": "number"}]}}
+SAID = [("1,000,\n", "ok", 1000), ("1,000", "ok", 1000), ("7,\n", "ok", 7), ("1,000 mAh,\n", "ok", 1000),
+        ("7/8,\n", "ambiguous", None), ("1-2\n", "ambiguous", None), ("<5,\n", "ambiguous", None),
+        ("12 in\n", "ok", 12), ("5 x 3}", "ambiguous", None), ("3,5,\n", "ok", 3.5), ("1e5,\n", "ok", 100000.0),
+        (f"1{NARROW}000,\n", "ok", 1000), ("€ 5,\n", "ok", 5), ("123456789012345678901234567890", "truncated", None),
+        ("null,\n", "null", None)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("attribute", "text", "status", "value"), [
@@ -247,14 +253,6 @@ def says(program, text: str, heard: list[int]):
         heard.extend(predictions.tokens)
 
     return changed(program, say)
-
-
-SIZES = {"shoes": {"attributes": [{"name": "Size", "type": "number"}]}}
-SAID = [("1,000,\n", "ok", 1000), ("1,000", "ok", 1000), ("7,\n", "ok", 7), ("1,000 mAh,\n", "ok", 1000),
-        ("7/8,\n", "ambiguous", None), ("1-2\n", "ambiguous", None), ("<5,\n", "ambiguous", None),
-        ("12 in\n", "ok", 12), ("5 x 3}", "ambiguous", None), ("3,5,\n", "ok", 3.5), ("1e5,\n", "ok", 100000.0),
-        (f"1{NARROW}000,\n", "ok", 1000), ("€ 5,\n", "ok", 5), ("123456789012345678901234567890", "truncated", None),
-        ("null,\n", "null", None)]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["hyper_parallel", "guided", "autoregressive"])

@@ -35,10 +35,8 @@ def tree(corpus: Path, output: Path, model: str, /, **sections: Any) -> dict[str
     template = output.parent / "template.j2"
     template.write_text("{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ products }}")
     defaults: dict[str, Any] = {
-        "input": {"text_columns": ["title"]},
-        "model": {"name": model, "device": "cpu", "dtype": "float32"},
-        "decoding": {"method": "hyper_parallel", "max_value_tokens": 12},
-    }
+        "input": {"text_columns": ["title"]}, "model": {"name": model, "device": "cpu", "dtype": "float32"},
+        "decoding": {"method": "hyper_parallel", "max_value_tokens": 12}}  # fmt: skip
     sections = defaults | {name: {**defaults.get(name, {}), **keys} for name, keys in sections.items()}
     task = extraction(shoes=["Brand", colors, {"name": "Size", "type": "number"}])
     return config_tree({**task, "template": str(template)}, corpus, output, **sections)
@@ -49,8 +47,8 @@ def generation_tree(method: str, training: Any = None, path: Any = "in.jsonl", *
     sections = {
         "input": {"text_columns": ["turns"], "category_column": None},
         "decoding": {"method": method, **decoding},
-        "training": {"labels_column": "responses", **(training or {})},
     }
+    sections["training"] = {"labels_column": "responses", **(training or {})}
     return config_tree({"kind": "generation", "prompt_column": "turns"}, path, **sections)
 
 

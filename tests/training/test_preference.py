@@ -30,6 +30,11 @@ PARTS = f"{promise('a')}{promise('b', 10)}, and<sync/> so on"
 PLAIN = "all of it, one token after the other, which takes its time and then some more of it."
 SAMPLES = [(PARTS, "first part</async>", "second</async>"), (PLAIN,), ("no.",)]  # of the main thread and its children
 OTHER = {"first": "second", "second": "first"}
+THREE = f"x{promise('a', 30)}{promise('b')}<sync/>y{promise('c')}<sync/>z"
+CASES = [SAMPLES[0], ("a <b>bold</b> < text, no promise <sync/> here",),
+         (THREE, "1</async>", "2 <sync/> 2</async>", "3</async>"),
+         (f"{promise('é', 999)} ü <promise topic='q'> w", "ä</async>", "of no number</async>"),
+         (f"<async>stray</async>{promise('a')}", "</async>")]  # fmt: skip
 
 
 class Corpus:
@@ -174,13 +179,6 @@ def test_prompts_whose_samples_score_alike_make_none(corpus):
     assert (count, make.lost, "score alike" in reason) == (3, 0, True)
 
 
-THREE = f"x{promise('a', 30)}{promise('b')}<sync/>y{promise('c')}<sync/>z"
-CASES = [SAMPLES[0], ("a <b>bold</b> < text, no promise <sync/> here",),
-         (THREE, "1</async>", "2 <sync/> 2</async>", "3</async>"),
-         (f"{promise('é', 999)} ü <promise topic='q'> w", "ä</async>", "of no number</async>"),
-         (f"<async>stray</async>{promise('a')}", "</async>")]  # fmt: skip
-
-
 @pytest.mark.parametrize("tags", [False, True])
 @pytest.mark.parametrize("script", CASES)
 def test_a_sample_comes_back_as_it_was_fed(tmp_path, script, tags):
@@ -275,7 +273,6 @@ def test_a_round_moves_the_model_from_worst_to_best(corpus, tmp_path):
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(10**2, rel=1e-3)  # the mean over a step's four pairs
     model.set_attn_implementation("sdpa")
-
     with torch.no_grad():
         logs = [[[direct(of.double(), one) for one in pair] for of in (model, before)] for pair in train]
     rises = [float(best - worst - was[0] + was[1]) for (best, worst), was in logs]
