@@ -19,22 +19,8 @@ from raypd.decoding.sampling import Sampling, probabilities
 from raypd.decoding.visibility import NO_TOKEN, grown, one_segment, visible
 from raypd.errors import ModelError
 from raypd.models.medusa_heads import load_heads, save_heads
-from tests.decoding import reference
-from tests.decoding.cases import (
-    CHILD,
-    ENDS,
-    EOS,
-    FORK,
-    MASK,
-    MOST,
-    TREES,
-    Knowing,
-    check_threads,
-    drafting,
-    few_forks,
-    pair,
-    plainly,
-)
+from tests.decoding import cases, reference
+from tests.decoding.cases import CHILD, ENDS, EOS, FORK, MASK, MOST, TREES, Knowing, drafting, few_forks, pair, plainly
 from tests.decoding.drivers import changed, drive, never, prompts_of, steered
 from tests.decoding.reference import Replay
 from tests.tiny import in_float64, tiny_model
@@ -373,7 +359,7 @@ def test_with_medusa_every_budget_is_kept():
         program, other = (steered(one, few_forks) for one in drafted)
         (answer,) = Engine(model, max_num_batched_tokens=30).run([program])
         assert sum(len(paragraph.tokens) for paragraph in restore(answer.root)) == most
-        check_threads(stock, prompt, answer, few_forks, 1e-9)
+        cases.check_threads(stock, prompt, answer, few_forks, 1e-9)
         replayed = Replay(stock).run(other)
         assert [p.tokens for p in restore(answer.root)] == [p.tokens for p in restore(replayed.root)]
         assert (answer.cost, answer.accepted) == (replayed.cost, replayed.accepted)
