@@ -1,5 +1,6 @@
 """One thread a process: tests run beside the processes of Ray, where threads that spin cost more than they help."""
 
+import itertools
 import os
 import secrets
 import signal
@@ -30,16 +31,17 @@ from typing import Any  # noqa: E402
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
-from tests import processes, s3  # noqa: E402
-from tests.buckets import az, azurite, bucket, connected, google, gs, proxy  # noqa: E402, F401
+from raypd import storage  # noqa: E402
+from raypd.config import StorageConfig  # noqa: E402
+from tests import clouds, fault_proxy, processes, s3  # noqa: E402
 from tests.runs import between, in_process, make_config  # noqa: E402, F401
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=random looks for others.
-hypothesis.settings.register_profile(
-    "same", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=SLOW)
 hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+_numbers = itertools.count()  # of buckets
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +76,65 @@ def ray_here(ray_ends: None, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in s3.environment().items():
             patch.setenv(name, value)
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+
+
+@pytest.fixture
+def connected(s3_server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.Server]:
+    """raypd's storage in this process set to the server, and to nothing afterwards."""
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    storage.configure(StorageConfig(endpoint_url=s3_server.url, max_attempts=3))
+    yield s3_server
+    storage.configure(StorageConfig())
+
+
+@pytest.fixture
+def bucket(connected: s3.Server) -> str:
+    """The URI of a new bucket."""
+    name = f"bucket-{next(_numbers)}"
+    connected.client().create_bucket(Bucket=name)
+    return f"s3://{name}"
+
+
+@pytest.fixture
+def gs(google: clouds.Google) -> str:
+    return "gs://bucket"
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[clouds.Google]:
+    with clouds.google(monkeypatch) as store:
+        storage.configure(StorageConfig(max_attempts=3))
+        yield store
+    storage.configure(StorageConfig())
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with clouds.azurite(tmp_path_factory.mktemp("azurite")) as url:
+        yield url
+
+
+@pytest.fixture
+def az(azurite: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URI of a new container."""
+    settings = {"ACCOUNT_NAME": clouds.ACCOUNT, "ACCOUNT_KEY": clouds.KEY, "ENDPOINT": azurite}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
+    storage.configure(StorageConfig(max_attempts=3))
+    name = f"container-{next(_numbers)}"
+    clouds.make_container(azurite, name)
+    yield f"az://{name}"
+    storage.configure(StorageConfig())
+
+
+@pytest.fixture
+def proxy(s3_server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[fault_proxy.Proxy]:
+    """A proxy that does nothing yet; waits between tries are short in this process."""
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.01)
+    monkeypatch.setattr("raypd.storage.s3._LONGEST_WAIT", 0.05)
+    with fault_proxy.proxy(s3_server.url) as made:
+        yield made
 
 
 # Files whose long tests each start a Ray of their own.

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,9 @@ _CLUSTER_KEYS = (
 
 def extraction(**categories: Sequence[str | dict[str, Any]]) -> dict[str, Any]:
     """Section `task`: extraction(shoes=["Brand", {"name": "Size", "type": "number"}])."""
-    attributes = {
-        category: [{"name": attribute} if isinstance(attribute, str) else attribute for attribute in named]
-        for category, named in categories.items()
-    }
-    return {"categories": {category: {"attributes": listed} for category, listed in attributes.items()}}
+    return {"categories": {
+        category: {"attributes": [{"name": one} if isinstance(one, str) else one for one in named]}
+        for category, named in categories.items()}}  # fmt: skip
 
 
 def config_tree(
@@ -80,11 +78,16 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
     return make
 
 
+def write_rows(path: Path, rows: Iterable[Any]) -> Path:
+    """Each as a line of JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 def write_jsonl(path: Path, titles: Sequence[str]) -> Path:
     """One document a title, with ids 0, 1, 2, ..."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"id": i, "title": t}) + "\n" for i, t in enumerate(titles)))
-    return path
+    return write_rows(path, ({"id": i, "title": t} for i, t in enumerate(titles)))
 
 
 def with_values(table: pa.Table, name: str, values: Sequence[Any]) -> pa.Table:

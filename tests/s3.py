@@ -30,9 +30,8 @@ class Server:
         """A boto3 client of the tests' own, past raypd's storage."""
         import boto3
 
-        return boto3.client(
-            "s3", "us-east-1", endpoint_url=self.url, aws_access_key_id=KEY_ID, aws_secret_access_key=SECRET
-        )
+        keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET}
+        return boto3.client("s3", "us-east-1", endpoint_url=self.url, **keys)
 
 
 def environment() -> dict[str, str]:
@@ -94,9 +93,8 @@ def behind_proxy(folder: Path, bucket: str) -> Iterator[tuple[Server, fault_prox
 
 def _ready(folder: Path, process: subprocess.Popen[bytes], s3: int, master: int) -> bool:
     """Whether S3 is up and the master hands out places for data."""
-    assert process.poll() is None, (
-        "weed ended at its start:\n" + (folder / "weed.log").read_text(errors="replace")[-2000:]
-    )
+    said = (folder / "weed.log").read_text(errors="replace")[-2000:]
+    assert process.poll() is None, f"weed ended at its start:\n{said}"
     with contextlib.suppress(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{s3}/healthz", timeout=2).close()
         with urllib.request.urlopen(f"http://127.0.0.1:{master}/dir/assign", timeout=2) as answer:

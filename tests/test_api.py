@@ -29,7 +29,6 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(tmp_path: Path, mo
     assert (set(json.loads(rows["record"][0])), run.bill.documents) == ({"Brand", "Price"}, 3)
     assert Path(run.report()).read_text().startswith("<!DOCTYPE html>")
     assert run.path.startswith(str(tmp_path / "runs"))
-
     again = raypd.extract(FRAME, attributes, model="fake")
     assert (again.path, again.bill.sessions) == (run.path, 1)  # nothing was left to do
     assert raypd.Run(run.path).to_arrow() == run.to_arrow()

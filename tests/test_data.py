@@ -46,9 +46,8 @@ def titles(count: int) -> pa.Table:
 
 @pytest.mark.parametrize("kind", ["parquet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "json"))])
 def test_files_on_s3_come_out_whole_and_take_what_was_estimated(kind: str, bucket: str, s3_server: s3.Server) -> None:
-    files = pyarrow.fs.S3FileSystem(
-        access_key=s3.KEY_ID, secret_key=s3.SECRET, endpoint_override=s3_server.url, region="us-east-1"
-    )
+    keys = {"access_key": s3.KEY_ID, "secret_key": s3.SECRET}
+    files = pyarrow.fs.S3FileSystem(**keys, endpoint_override=s3_server.url, region="us-east-1")
     at, write = bucket.removeprefix("s3://"), {"csv": pyarrow.csv.write_csv, "parquet": pyarrow.parquet.write_table}
     for part in range(3):
         with files.open_output_stream(f"{at}/in/{part}.{kind}") as out:
@@ -83,12 +82,8 @@ def test_a_bad_row_is_an_error_row_of_the_same_columns() -> None:
     assert len(by_number) == len(rows) == 8
     errors = {n: row["error"] for n, row in by_number.items() if row["status"] == "error"}
     assert {n: (error or "").partition(";")[0] for n, error in errors.items()} == {
-        1: "no text in title",
-        2: "no text in title",
-        3: "the document has 2000 bytes",
-        5: "column 'title' holds a bytes, not text",
-        6: "column 'title' holds an object, not text",
-    }
+        1: "no text in title", 2: "no text in title", 3: "the document has 2000 bytes",
+        5: "column 'title' holds a bytes, not text", 6: "column 'title' holds an object, not text"}  # fmt: skip
     assert {frozenset(row) for row in rows} == {frozenset({"title", "n"} | ADDED)}
     assert by_number[1]["Brand"] is None
 
@@ -123,16 +118,14 @@ def test_functions_before_and_after_and_several_rows_of_a_document() -> None:
         text_columns=None,
     )
     rows = asked(ray.data.range(100)).take_all()
-    assert sorted((row["n"], row["q"]) for row in rows) == sorted(
-        (n, q) for n in range(100) for q in ("Where?", "What?", "Why?")
-    )
+    every = [(n, question) for n in range(100) for question in ("What?", "Where?", "Why?")]
+    assert sorted((row["n"], row["q"]) for row in rows) == every
     assert sum(row["tokens"] for row in rows) == asked.bill().decoded_tokens
 
 
 def test_a_killed_worker_costs_its_batches_alone_and_the_bill_says_so() -> None:
-    slow = processor(
-        batch_size=10, concurrency=(1, 2), settings={"model.fake.step_seconds": 0.2, "cost.prices": {"local": 36.0}}
-    )
+    settings = {"model.fake.step_seconds": 0.2, "cost.prices": {"local": 36.0}}
+    slow = processor(batch_size=10, concurrency=(1, 2), settings=settings)
     killed: list[int] = []
 
     def kill() -> None:
@@ -195,9 +188,7 @@ class Deadly(AnswerStage):
 
 
 @pytest.mark.slow
-def test_a_row_that_kills_its_worker_each_time_ends_the_pipeline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_kills_its_worker_each_time_ends_the_pipeline(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("raypd.data.AnswerStage", Deadly)
     table = titles(20).append_column("marks", pa.array([str(tmp_path)] * 20))
     with pytest.raises(ray.exceptions.RayError):

@@ -122,9 +122,8 @@ def test_a_cache_is_sized_once():
     assert answers[0] == answers[1]
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="this GPU has no FP8"
-)
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
+                    reason="this GPU has no FP8")  # fmt: skip
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
 def test_a_layer_of_fp8_is_that_of_the_cpu(bias):

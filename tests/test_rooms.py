@@ -21,6 +21,9 @@ ROOMS = ("__init__", "errors", "decoding", "config", "storage", "run", "models",
          "evaluation", "fitting", "api", "cli", "__main__")  # fmt: skip
 RAY_ROOMS = {"cluster", "data", "training"}
 NEEDS_TRITON = {PACKAGE / "decoding" / name for name in ("attention/triton_kernel.py", "cuda_layer.py")}
+# By boto3, transformers, jinja2, transformers, requests.
+BROUGHT = {"botocore", "huggingface-hub", "markupsafe", "tokenizers", "urllib3"}
+OPTIONAL = {"triton"}  # comes with torch where there is a GPU
 
 
 def imports(file: Path) -> set[str]:
@@ -35,10 +38,8 @@ def imports(file: Path) -> set[str]:
 
 
 def test_the_list_has_every_room_and_no_other():
-    found = {
-        path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path.is_dir() and not path.is_symlink())
-    }
-    assert found - {"__pycache__"} == set(ROOMS)
+    paths = (path for path in PACKAGE.iterdir() if path.suffix == ".py" or (path.is_dir() and not path.is_symlink()))
+    assert {path.stem for path in paths} - {"__pycache__"} == set(ROOMS)
 
 
 @pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
@@ -57,11 +58,8 @@ def test_imports_run_downward(file):
 
 def test_decoding_imports_where_nothing_else_is_installed():
     """As on a GPU machine that has no Ray, pydantic or pyarrow."""
-    modules = [
-        "raypd." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
-        for file in (PACKAGE / "decoding").rglob("*.py")
-        if file.name != "__init__.py" and file not in NEEDS_TRITON
-    ]
+    files = {*(PACKAGE / "decoding").rglob("*.py")} - {*(PACKAGE / "decoding").rglob("__init__.py")} - NEEDS_TRITON
+    modules = ["raypd." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts) for file in sorted(files)]
     code = f"""
 import sys
 for missing in ["ray", "pydantic", "pyarrow", "boto3", "typer", "rich", "jinja2", "peft", "accelerate", "bitsandbytes",
@@ -73,11 +71,6 @@ for module in {modules!r}:
 """
     assert len(modules) > 15
     ended(start("-c", code))
-
-
-# By boto3, transformers, jinja2, transformers, requests.
-BROUGHT = {"botocore", "huggingface-hub", "markupsafe", "tokenizers", "urllib3"}
-OPTIONAL = {"triton"}  # comes with torch where there is a GPU
 
 
 def test_the_wheel_has_every_file_of_the_package_and_the_configurations(tmp_path) -> None:

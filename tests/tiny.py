@@ -1,6 +1,5 @@
 """Small random models for tests: made in milliseconds, of the families that people run."""
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,9 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
             "word_embed_proj_dim": 64},
 }  # fmt: skip
 _EXTRA: dict[str, dict[str, Any]] = {
-    "gemma2": {"query_pre_attn_scalar": HEAD_DIM},
-    "gemma3_text": {"query_pre_attn_scalar": HEAD_DIM},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
-    "cohere": {"logit_scale": 1.0},
-    "cohere2": {"logit_scale": 1.0},
-}
+    "gemma2": {"query_pre_attn_scalar": HEAD_DIM}, "gemma3_text": {"query_pre_attn_scalar": HEAD_DIM},
+    "cohere": {"logit_scale": 1.0}, "cohere2": {"logit_scale": 1.0},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}}  # fmt: skip
 
 
 def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -42,30 +38,14 @@ def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     position shows.
     """
     sizes: dict[str, Any] = _OWN_SIZES.get(kind) or {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": HEAD_DIM,
-        "max_position_embeddings": 4096,
-    }
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": HEAD_DIM, "max_position_embeddings": 4096}  # fmt: skip
     tokens = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
     settings = {**sizes, **_EXTRA.get(kind, {}), **tokens, "tie_word_embeddings": False, **overrides}
     config = AutoConfig.for_model(kind, **settings)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _draw_weights(model, seed)
     return model.eval()
-
-
-def nearly(model: PreTrainedModel, spread: float) -> PreTrainedModel:
-    """A copy with weights moved by `spread` standard deviations: as a draft model it is often right."""
-    draft = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for weight in draft.parameters():
-            weight += spread * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
-    return draft
 
 
 def in_float64(model: PreTrainedModel) -> PreTrainedModel:
@@ -130,9 +110,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="<|im_end|>"
-    )
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "<|im_end|>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = (
         "{% for message in messages %}"
         "{{ message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"

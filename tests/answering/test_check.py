@@ -21,6 +21,9 @@ from raypd.tasks.base import Document, Record
 from tests.runs import config_tree, run_config
 from tests.tiny import save_tiny
 
+MANY = {"attributes": [{"name": f"Attribute {number}"} for number in range(200)]}
+LONG = {"attributes": [{"name": "Fit", "type": "enum", "values": [f"{'very ' * 9}{end}" for end in ("wide", "slim")]}]}
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
@@ -74,10 +77,6 @@ def test_the_command_refuses_before_it_starts_anything(folders, tmp_path, more, 
     with pytest.raises(error, match=reason):
         CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
     assert not (tmp_path / "out").exists()
-
-
-MANY = {"attributes": [{"name": f"Attribute {number}"} for number in range(200)]}
-LONG = {"attributes": [{"name": "Fit", "type": "enum", "values": [f"{'very ' * 9}{end}" for end in ("wide", "slim")]}]}
 
 
 @pytest.mark.parametrize(("category", "words"), [

@@ -85,7 +85,6 @@ def test_engines_do_the_same_tokens(folder: Path) -> None:
     assert (ours["fed"], ours["decoded"]) == (work.unavoidable + 3 * 2 * 2, 18) == (8 + 3 * 10 + 3 * 2 * 2, 18)
     assert (theirs["fed"], theirs["decoded"]) == (3 * (14 + 10 - 1), 3 * 10)
     assert batched["answers"] == theirs["answers"]
-
     asked = RandomQuestions(kind="random_questions", shared=9, contexts=2, context_tokens=5, questions=3,
                             question_tokens=2, answer_tokens=3)  # fmt: skip
     work = make_work(asked, None, tiny_tokenizer(), 4096, 100)
@@ -111,9 +110,8 @@ def test_labels_are_decoded_as_they_stand(folder: Path) -> None:
 
 def test_own_answers_are_held_against_raypds(folder: Path) -> None:
     tokenizer = tiny_tokenizer()
-    work = make_work(
-        Questions(kind="questions", data="pages.jsonl", answer_tokens=4), str(folder), tokenizer, 4096, 100
-    )
+    questions = Questions(kind="questions", data="pages.jsonl", answer_tokens=4)
+    work = make_work(questions, str(folder), tokenizer, 4096, 100)
     ours, theirs = (once(engine, work, folder)["answers"] for engine in ("raypd", "generate"))
     alone = answers.read(theirs, "each", work, tokenizer)
     assert answers.agreement(answers.read(ours, "units", work, tokenizer), alone) == 1.0  # the same prompts, in float32
@@ -128,9 +126,8 @@ def test_own_answers_are_held_against_raypds(folder: Path) -> None:
 def test_what_cannot_run_says_why_and_the_others_go_on(folder: Path) -> None:
     works = {"slots": SLOTS, "gone": {"kind": "extraction", "data": "nowhere.jsonl"},
              "many": {**SLOTS, "documents": 10_001}}  # fmt: skip
-    printed, found = run(
-        config(folder, works), f"benchmark.vllm_python={sys.executable}", "benchmark.max_num_seqs=[1,2]"
-    )
+    keys = f"benchmark.vllm_python={sys.executable}", "benchmark.max_num_seqs=[1,2]"
+    printed, found = run(config(folder, works), *keys)
     slots = rows(found["slots"])
     assert set(slots) == set(ENGINES) - {"raypd-guided"}  # it has nothing to guide there
     for engine in ("raypd", "generate", "generate_batch"):

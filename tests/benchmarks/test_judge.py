@@ -20,12 +20,14 @@ from raypd.errors import ConfigError
 from raypd.run.text import NONE
 from tests.models.test_endpoint import completion, server
 from tests.processes import ROOT
-from tests.runs import TITLES, run_config
+from tests.runs import TITLES, run_config, says, write_rows
 from tests.tasks.test_cascade import SHOES, rows, scripted
 
 SAID = {"a": "correct, incorrect", "b": "hallucination, missing", "c": "correct null, correct"}  # of (Brand, Size)
 TEXTS = {"a": ("good", "bad"), "b": ("bad", "good"), "c": ("alike", "alike"), "d": ("good", "bad"), "e": ("good", None)}
 COLUMNS = {"sample": 0, "turn": 0, "finish_reason": "stop", "tokens": 1, "raw": "", "counters": "{}", "warnings": []}
+OURS = {"a": ("Acme", 42.0), "b": ("Zeta", None), "c": (None, 7.0), "d": ("Acme", 1.0), "e": None}
+THEIRS = {"a": ("acme", 42.0), "b": ("Beta", None), "c": ("Zeta", 8.0), "d": None, "e": ("Acme", 1.0)}
 
 
 @pytest.fixture
@@ -113,22 +115,15 @@ def test_a_score_for_every_text(texts, tmp_path):
     assert [(m.name, m.value, m.documents) for m in made.measures if not m.of] == [("score of 10", 7.0, 4)]
 
 
-OURS = {"a": ("Acme", 42.0), "b": ("Zeta", None), "c": (None, 7.0), "d": ("Acme", 1.0), "e": None}
-THEIRS = {"a": ("acme", 42.0), "b": ("Beta", None), "c": ("Zeta", 8.0), "d": None, "e": ("Acme", 1.0)}
-
-
 def test_values_and_labels(finished, tmp_path):
-    ours, theirs = (
-        finished(name, SHOES, {id: rows(v[0], 0.9, v[1], 0.9) if v else "?" for id, v in of.items()}, input=TITLES)
-        for name, of in (("ours", OURS), ("theirs", THEIRS))
-    )
+    scripts = ({id: rows(v[0], 0.9, v[1], 0.9) if v else "?" for id, v in of.items()} for of in (OURS, THEIRS))
+    ours, theirs = (finished(name, SHOES, next(scripts), input=TITLES) for name in ("ours", "theirs"))
     lines = [json.dumps({"id": id, "target": {"Brand": "Zeta", "Size": 7654.5}}) for id in "bc"]
     (tmp_path / "labels.jsonl").write_text("\n".join(lines))
     made = compare(ours, theirs, str(tmp_path / "labels.jsonl"))
-    assert {document.id: document.rows for document in made.documents} == {
-        "b": [["Brand", "Zeta", "Beta", "Zeta"]],
-        "c": [["Brand", NONE, "Zeta", "Zeta"], ["Size", "7.0", "8.0", "7654.5"]],
-    }
+    of_c = [["Brand", NONE, "Zeta", "Zeta"], ["Size", "7.0", "8.0", "7654.5"]]
+    found = {document.id: document.rows for document in made.documents}
+    assert found == {"b": [["Brand", "Zeta", "Beta", "Zeta"]], "c": of_c}
     assert (made.agreement.agree, made.agreement.of) == (3, 6)
     assert {row[0]: row[1:3] for row in made.rows}["values right"] == ["0.250", "0.250"]
     assert f"2 documents answered differently, 1 by {ours} alone, 1 by {theirs} alone" in made.describe()
@@ -154,7 +149,7 @@ def test_every_command_is_one_and_every_need_a_step(tmp_path, monkeypatch):
         for key, run in table.get("runs", {}).items():
             maker.make(f"{name}/{tables._file(key)}", run["run"])
     outputs = [load_config(file, keys).output.path for command, file, *keys in asked if command != "model"]
-    assert all(output.startswith(str(tmp_path)) for output in outputs)
+    assert {output.startswith(str(tmp_path)) for output in outputs} == {True}
 
 
 def test_a_section_and_its_page(texts, tmp_path):
@@ -183,21 +178,16 @@ def test_a_table_by_category_and_one_of_data(finished, tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "APAR").symlink_to(finished("apar", "generation", answers))
     kinds = {"a": "writing", "b": "coding", "c": "math"}
-    lines = [json.dumps({"id": id, "category": kind}) + "\n" for id, kind in kinds.items()]
-    (tmp_path / "kinds.jsonl").write_text("".join(lines))
+    write_rows(tmp_path / "kinds.jsonl", ({"id": id, "category": kind} for id, kind in kinds.items()))
     paper = dict.fromkeys(["all", "without coding, math", "coding", "math", "writing"], "p")
     categories = {"file": "kinds.jsonl", "left_out": ["coding", "math"]}
     columns, runs = ["threads", "parallel", "cached saved"], {"APAR": {"paper": paper, "run": "-"}}
     table = {"title": "T", "columns": columns, "categories": categories, "runs": runs}
     maker = tables.Maker(tmp_path, tmp_path, None)
     text = tables.section("t", table, maker, {})
-    assert (
-        "| APAR, all | p | 3.00 | 67% | 43.3% |\n| APAR, without coding, math (1) | p | 3.00 | 100% | 40.0% |" in text
-    )
-    assert "| APAR, coding (1) | p | 1.00 | 0% | 10.0% |" in text
+    says(text, "| APAR, all | p | 3.00 | 67% | 43.3% |\n| APAR, without coding, math (1) | p | 3.00 | 100% | 40.0% |",
+         "| APAR, coding (1) | p | 1.00 | 0% | 10.0% |")  # fmt: skip
     questions = [{"question": "Who?", "answers": ["me"]}, {"question": "Why?", "answers": []}]
-    (tmp_path / "q.jsonl").write_text(json.dumps({"context": "It was me.", "questions": questions}) + "\n")
-    sets = {"S": {"paper": "1", "file": "q.jsonl"}}
-    assert "| S | 1 | 1 | 2.00 | 4.00 | 2.00 | 1.00 |" in tables.section(
-        "s", {"title": "S", "columns": [], "sets": sets}, maker, {}
-    )
+    write_rows(tmp_path / "q.jsonl", [{"context": "It was me.", "questions": questions}])
+    table = {"title": "S", "columns": [], "sets": {"S": {"paper": "1", "file": "q.jsonl"}}}
+    assert "| S | 1 | 1 | 2.00 | 4.00 | 2.00 | 1.00 |" in tables.section("s", table, maker, {})

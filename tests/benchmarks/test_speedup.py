@@ -20,6 +20,8 @@ from tests.runs import committed, run_config, says
 from tests.tiny import tiny_model, tiny_tokenizer
 
 Row = tuple[str, int, int, int, int | None]  # document id, sample, turn, tokens, longest path
+CASES = """<testsuite><testcase name="a"/><testcase name="b"><failure/></testcase>
+<testcase name="c"><skipped/></testcase></testsuite>"""
 
 
 def configured(method: str, **task) -> RunConfig:
@@ -88,18 +90,16 @@ def test_runs_that_cannot_be_compared(tmp_path):
     extraction = tmp_path / "extraction"
     manifest.claim(run_config(), str(extraction))
     for run, baseline, words in (
-        (str(tmp_path / "none"), ar, "none: no run here"),
-        (pasta, str(tmp_path / "none"), "none: no run here"),
+        (str(tmp_path / "none"), ar, "none: no run here"), (pasta, str(tmp_path / "none"), "none: no run here"),
         (pasta, pasta, "pasta: its decoding.method is pasta; the baseline is a run of the same inputs with autoregr"),
         (space, ar, "space: its decoding.method is space, whose counters have no longest_path; give a run of apar"),
         (ar, ar, "ar: its decoding.method is autoregressive, whose counters have no longest_path"),
-        (pasta, other, "no document id in common"),
-        (failed, ar, "failed: no answers here (1 document failed)"),
+        (pasta, other, "no document id in common"), (failed, ar, "failed: no answers here (1 document failed)"),
         (pasta, empty, "empty: no answers here (0 documents failed)"),
         (twice, ar, "twice: 'a' (sample 0, turn 0) stands there twice"),
         (str(extraction), ar, "extraction: its task.kind is extraction; give a run of `raypd generate`"),
         (pasta, str(extraction), "extraction: its task.kind is extraction"),
-    ):
+    ):  # fmt: skip
         code, text = printed(run, "--baseline", baseline)
         assert (code, text[:7], words in text, len(text.splitlines())) == (1, "error: ", True, 1), (run, baseline, text)
 
@@ -142,10 +142,6 @@ def test_runs_of_a_model(tmp_path):
     baseline = speedup.read_answers(decoded(tmp_path / "ar plain", "autoregressive"), True)
     run = speedup.read_answers(decoded(tmp_path / "pasta plain", "pasta"), False)
     assert speedup.speedups(run, baseline) == [1, 1]
-
-
-CASES = """<testsuite><testcase name="a"/><testcase name="b"><failure/></testcase>
-<testcase name="c"><skipped/></testcase></testsuite>"""
 
 
 @pytest.mark.parametrize(("text", "words"), [

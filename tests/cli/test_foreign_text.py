@@ -20,7 +20,7 @@ from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.errors import ConfigError
 from raypd.run import console
-from tests.runs import run_here, says
+from tests.runs import run_here, says, write_rows
 
 FAKED = "ok: every document of the input stands in the output exactly once"
 IDS = ["\x1b]0;another title\x07", "\x1b[31mred", "\x9b31mred, too", "[bold red]loud[/bold red]", "\u202eback to front",
@@ -36,9 +36,7 @@ def steers(text: str) -> list[str]:
 def run(tmp_path: Path, config) -> RunConfig:
     """Each id once with an answer and once without, then once more in input that is not in the output."""
     lines = [{"id": id, "title": title} for id in IDS for title in ("a", "")]
-    file = tmp_path / "\x1b[32min.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    made = config(str(file), unit_documents=100)
+    made = config(str(write_rows(tmp_path / "\x1b[32min.jsonl", lines)), unit_documents=100)
     run_here(made)
     return made
 

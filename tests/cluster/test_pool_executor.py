@@ -28,6 +28,8 @@ from tests.processes import LONG, wait_for
 from tests.runs import write_jsonl
 
 BEGUN = Progress(answered=10, begun=True, seconds_left=60.0)
+ASKS = [Ask("a", "w1", "stays", 0), Ask("b", "w2", "goes", 0), Ask("c", "w1", "stays", 1),
+        Ask("gone", "w1", "stays", 0)]  # fmt: skip
 
 
 class Actor:
@@ -101,9 +103,7 @@ def test_no_unit_is_taken_back(why: str) -> None:
     (Progress(), 30.0, 34.0, True),
     (Progress(), 0.0, 21.0, False),  # nothing is known
     (Progress(), 0.0, 19.0, True), (BEGUN, 0.0, math.inf, False)])  # fmt: skip
-def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(
-    progress: Progress, typical: float, left: float, cancelled: bool
-) -> None:
+def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(progress, typical, left, cancelled) -> None:
     busy = worker(progress)
     own = assigning(busy, _unit_seconds=typical)
     own.nodes = SimpleNamespace(look=lambda: None, seconds_left=lambda node: left)  # type: ignore[assignment]
@@ -143,8 +143,6 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(tmp_path: Path, config, r
         write_jsonl(tmp_path / f"in/{name}.jsonl", [own] * 10)
     run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, max_num_seqs=1)
     started: dict[str, list[int]] = {}
-    import ray
-
     start, assign = pool_executor.PoolExecutor._start, pool_executor.PoolExecutor._assign
 
     def listen(self, worker, assigned) -> None:
@@ -195,10 +193,6 @@ def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_her
     grown = {name: (second[name] - first[name], n - second[name]) for name, n in third.items()}
     grown = {name: counts for name, counts in grown.items() if min(counts) > 75 / 2}  # half an object a unit
     assert not grown, json.dumps(grown)
-
-
-ASKS = [Ask("a", "w1", "stays", 0), Ask("b", "w2", "goes", 0), Ask("c", "w1", "stays", 1),
-        Ask("gone", "w1", "stays", 0)]  # fmt: skip
 
 
 def executor(said: list[str], **attributes: Any) -> RayDataExecutor:

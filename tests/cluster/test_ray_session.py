@@ -32,6 +32,19 @@ from tests.s3 import free_ports
 from tests.servers import Call, Reply, serving
 
 SHELL = "import subprocess, sys; sys.exit(subprocess.call(['bash', '-ec', sys.argv[1]], cwd=sys.argv[2]))"
+CONNECTED = """
+import ray
+from ray.util.state import get_actor
+from ray.util.state.exception import ServerUnavailable
+from raypd.cluster import ray_session
+from raypd.config import ClusterConfig
+ray_session.connect(ClusterConfig(address="local"))
+try:
+    print(ray.get(ray.remote(get_actor).remote("ab" * 16, timeout=2)), flush=True)
+except ServerUnavailable:  # which Ray Train waits for
+    print("no dashboard", flush=True)
+input()
+"""
 
 
 @pytest.fixture
@@ -56,22 +69,6 @@ def processes_of(home: str) -> dict[int, psutil.Process]:
             if process.environ().get("HOME") == home:
                 found[process.pid] = process
     return found
-
-
-CONNECTED = """
-import ray
-from ray.util.state import get_actor
-from ray.util.state.exception import ServerUnavailable
-from raypd.cluster import ray_session
-from raypd.config import ClusterConfig
-
-ray_session.connect(ClusterConfig(address="local"))
-try:
-    print(ray.get(ray.remote(get_actor).remote("ab" * 16, timeout=2)), flush=True)
-except ServerUnavailable:  # which Ray Train waits for
-    print("no dashboard", flush=True)
-input()
-"""
 
 
 def test_a_local_ray_is_closed_to_others_asks_no_other_dashboard_and_leaves_no_token(fresh: dict[str, str]) -> None:
@@ -120,7 +117,6 @@ def test_the_lines_of_the_readme_after_a_local_run(tmp_path: Path, fresh: dict[s
     (clone / "configs").mkdir()
     shutil.copy(run.file, clone / "configs/mine.yaml")
     ended(start("-m", "raypd", "extract", str(run.file), "output.path=" + str(tmp_path / "local"), **fresh))
-
     lines = [line for line in cluster_lines() if with_token or line.startswith(("ray start", "ray job"))]
     script = "\n".join(lines).replace("s3://bucket/runs/mine", f"{run.output} cluster.address=null")
     assert "ray start --head\n" in script
@@ -131,7 +127,6 @@ def test_the_lines_of_the_readme_after_a_local_run(tmp_path: Path, fresh: dict[s
     assert run.outcome("").lost == 0
     if not with_token:
         return
-
     # The shell of another day has no RAY_AUTH_MODE: a cluster that is found here is shown the token that lies here, ...
     words = ["-m", "raypd", "extract", str(run.file)]
     ended(start(*words, f"output.path={tmp_path}/found", "cluster.address=auto", **fresh))
@@ -260,8 +255,6 @@ def test_a_machine_without_a_price_costs_no_dollars_and_one_unit_is_one() -> Non
 
 def test_what_takes_seconds_is_said_before_it_begins(monkeypatch, capsys, config, tmp_path) -> None:
     """The first words come before torch and transformers are imported, and before Ray is there."""
-    import ray
-
     said: list[str] = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: said.append(capsys.readouterr().err))
@@ -269,7 +262,6 @@ def test_what_takes_seconds_is_said_before_it_begins(monkeypatch, capsys, config
     assert ray_session.connect(ClusterConfig(address="local"))
     assert ray_session.connect(ClusterConfig(address="10.0.0.1:6379"))
     assert said == ["starting Ray\n", "connecting to Ray\n"]
-
     write_jsonl(tmp_path / "in/a.jsonl", ["a"])
     run = with_changes(config(str(tmp_path / "in")), {"model.name": str(tmp_path / "nowhere")})
     for begin in (driver.run_extract, check_model):

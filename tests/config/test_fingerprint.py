@@ -20,10 +20,11 @@ from raypd.errors import ConfigError
 from raypd.run import manifest
 from tests.runs import config_tree, extraction, run_config
 
-EXTRACTION = config_tree(
-    extraction(shoes=["Brand", {"name": "Size", "type": "number"}]), decoding={"method": "hyper_parallel"}
-)
+SHOES = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
+EXTRACTION = config_tree(SHOES, decoding={"method": "hyper_parallel"})
 QUESTIONS = config_tree("question_answering")
+WORDS = {"text", "integer", "number", "true", "false", "null", "list", "mapping", "value"}
+TASKS: dict[str, dict[str, Any]] = {"extraction": extraction(c=["a"]), "question_answering": {}, "generation": {}}
 
 
 def keys(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, str]]:
@@ -173,10 +174,6 @@ def test_a_run_of_a_raypd_that_answers_otherwise_is_told_from_a_changed_key(tmp_
     monkeypatch.setattr("raypd.config.run._ANSWERS", 99)
     with pytest.raises(ConfigError, match=r"changed: a file that prompts come from, or raypd itself"):
         manifest.check(config, str(tmp_path))
-
-
-WORDS = {"text", "integer", "number", "true", "false", "null", "list", "mapping", "value"}
-TASKS: dict[str, dict[str, Any]] = {"extraction": extraction(c=["a"]), "question_answering": {}, "generation": {}}
 
 
 def notes(shown: str) -> dict[str, str]:

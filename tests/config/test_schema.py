@@ -1,18 +1,22 @@
-"""task.schema: what others write, a pydantic model or a JSON Schema, as attributes; what has no slots is refused."""
+"""task.schema: what others write, a pydantic model or a JSON Schema, as attributes; what has no slots is refused; and
+patterns of the user's: the same texts match as by `re`, and none holds a run up."""
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raypd.config import Attribute
 from raypd.config.load import load_config, make_config
 from raypd.config.render import render
 from raypd.config.schema import categories_of, task_of
 from raypd.errors import ConfigError
 from raypd.tasks.base import Document
 from raypd.tasks.documents import category_of
+from raypd.tasks.values import check
 from tests.runs import config_tree, extraction, run_config
 
 MODULE = '''
@@ -49,6 +53,15 @@ class Product(BaseModel):
     offers: list[Offer] = Field([], max_length=5)
 '''
 RUN = "input: {path: in.jsonl, text_columns: [text]}\noutput: {path: out}\ntask: {schema: %s}\n"
+DOUBLED = {
+    f"d{n}": {"properties": {key: {"$ref": f"#/$defs/d{n + 1}"} for key in "ab"}} for n in range(40)
+} | {"d40": {"type": "string"}}  # fmt: skip
+PATTERNS = (
+    r"^(a|b)*$", "a$|^b", "a^b", "(|a)+", "x*?y", "[^a]", "[]a]+", r"\Aab\Z", r"\bfoo\b.*", ".*\n?", "(?s:.)+",
+    "(?i)ab+c", "(?i:ab)c", "(?i)a(?-i:b)", "(?i)k", "(?x) a b # c", "(?m)^a$\n^b$", "(?<!a)b|ab", r"\d+", r"(?u)\d+",
+    r"(?a:\w)+", r"\w+\s?", "(ab){2}", "(a?){3}b", "((a|b){1,2}){2}", "(?P<n>a)(b)?", "a{,2}", "(a+)+b|a*", "[b-]+",
+)  # fmt: skip
+TEXTS = ("", "a\n", "a\nb", "12", "1٣", "foo b", " foo", "xxy", "é", "\u017f", "\u212a", "ABC", "abC", "aB", "]a", "b-")
 
 
 def load(folder: Path, schema: Any, *overrides: str) -> Any:
@@ -192,11 +205,6 @@ def _nested(levels: int, wrap: Any) -> Any:
     return schema
 
 
-DOUBLED = {
-    f"d{n}": {"properties": {key: {"$ref": f"#/$defs/d{n + 1}"} for key in "ab"}} for n in range(40)
-} | {"d40": {"type": "string"}}  # fmt: skip
-
-
 @pytest.mark.parametrize(("schema", "words"), [
     ({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": DOUBLED}, "more than 5,000 properties"),
     (_nested(3000, lambda inner: {"properties": {"a": inner}}), "nested more than 50 deep"),
@@ -239,10 +247,29 @@ def test_documents_of_one_kind_need_no_category(tmp_path: Path) -> None:
     misspelt = make_config(config_tree(extraction(shoes=["Brand"]), input={"category_column": "kinds"}))
     wanted = ["input.category_column" in c.wanted_columns() for c in (short, named, several, misspelt)]
     assert wanted == [False, False, True, True]
-    (tmp_path / "run.yaml").write_text(
-        "input: {path: a}\noutput: {path: b}\ntask:\n  attributes:\n  - a\n  - {type: x}\n"
-    )
+    text = "input: {path: a}\noutput: {path: b}\ntask:\n  attributes:\n  - a\n  - {type: x}\n"
+    (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"run\.yaml:6: task\.attributes\.1\.type: choose from text"):
         load_config(tmp_path / "run.yaml")
     with pytest.raises(ConfigError, match=r"task\.attributes: Input should be a valid list \(it is 'Brand'\)"):
         make_config(config_tree({"attributes": "Brand"}))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_same_texts_match_as_by_re(pattern: str) -> None:
+    attribute = Attribute(name="a", type="pattern", pattern=pattern)
+    for text in (*TEXTS, *("".join(chars) for length in (1, 2, 3, 4) for chars in product("ab", repeat=length))):
+        assert attribute.fits(text) == bool(re.fullmatch(str(attribute.regex), text)), text
+
+
+@pytest.mark.parametrize(("pattern", "text"), [("^(a+)+$", "a" * 2000 + "!"), ("(a|aa)+$", "a" * 5000 + "b")])
+def test_a_text_that_holds_re_up_does_not_match(pattern: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"\$\.properties\.a\.default: .* is not of its type"):
+        categories_of({"properties": {"a": {"type": "string", "pattern": pattern, "default": text}}}, Path())
+    assert check(Attribute(name="a", type="pattern", pattern=pattern, many=True), f'["{text}"]').status == "invalid"
+
+
+@pytest.mark.parametrize("pattern", ["(" * 3000 + "a" + ")" * 3000, "a{99999999999999}"])
+def test_a_pattern_that_python_cannot_read_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="'a': the pattern is no regular expression: "):
+        Attribute(name="a", type="pattern", pattern=pattern)

@@ -22,6 +22,7 @@ from tests.runs import TITLES, config_tree, write_jsonl
 
 SECRET = "Pa55word-9f3c"
 SIGNED = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F&X-Amz-Signature={SECRET}"
+RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
 
 
 @pytest.mark.parametrize(("key", "value"), [
@@ -49,12 +50,11 @@ def test_a_secret_is_refused_and_not_repeated(key: str, value: str) -> None:
 
 def test_paths_and_addresses_without_one_are_taken() -> None:
     for key, value in {
-        "cluster.address": "ray://head.example:10001",
-        "model.name": "owner/model",
+        "cluster.address": "ray://head.example:10001", "model.name": "owner/model",
         "model.adapter": "/home/me@example.org/adapter",
         "model.endpoint.url": "https://me.example/v1?api-version=2026-01-01",
         "input.path": "s3://bucket/2026-11-21T10:00/me@example.org/what?.jsonl",  # colons as well
-    }.items():
+    }.items():  # fmt: skip
         make_config(config_tree(), [f"{key}={value}"])
 
 
@@ -129,9 +129,6 @@ def test_aliases_as_people_write_them_are_taken(tmp_path: Path) -> None:
     task = f"task:\n  categories:\n    c:\n      attributes: &all\n{attributes}{again}"
     (tmp_path / "run.yaml").write_text(f"input: {{path: x.jsonl}}\noutput: {{path: out}}\n{task}")
     assert len(load_config(tmp_path / "run.yaml").task.categories) == 501
-
-
-RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
 
 
 @pytest.mark.parametrize("key", [

@@ -23,13 +23,7 @@ from raypd.run.unit import Part, make_unit
 from raypd.run.unreadable import Unreadable
 from raypd.verify import findings, verification
 from tests.cluster import fakes
-from tests.runs import extraction, parquet, read_all, run_config, run_here, says, with_keys, write_jsonl
-
-
-def ids(run) -> Counter[str]:
-    """How often each id stands in the output."""
-    return Counter(pq.read_table(f"{run.output.path}/units")["id"].to_pylist())
-
+from tests.runs import extraction, parquet, read_all, run_config, run_here, says, with_keys, write_jsonl, write_rows
 
 LINES = b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, os.urandom(60).hex().encode()) for i in range(400))
 WHOLE = parquet({"id": ["p"] * 50, "title": [os.urandom(30).hex() for _ in range(50)]})
@@ -43,15 +37,33 @@ DAMAGED = {"m.jsonl.gz": (gzip.compress(LINES)[:-500], "cannot be read as gz aft
            "footer.parquet": (WHOLE[:-60] + b"\xff" * 52 + WHOLE[-8:], "cannot be read as Parquet: "),
            "schema.parquet": (parquet({"id": ["q"], "name": ["x"]}), NO_TITLE),
            "keys.jsonl": (b'{"id": 1, "headline": "x"}\n' * 3, NO_TITLE)}  # fmt: skip
+BAD = [(b"{not json", "a.jsonl, byte {}: not JSON"),
+       (b"[1, 2]", "a.jsonl, byte {}: expected a JSON object, found a list"),
+       (b"null", "a.jsonl, byte {}: expected a JSON object, found null"),
+       (b'{"id": 1, "title": "\xff\xfe"}', "a.jsonl, byte {}: not UTF-8"),
+       (b'{"id": 1, "title": "a\x00b"}', "a.jsonl, byte {}: not JSON"),
+       (b'{"id": 1, "title": "a\\u0000b"}', "a.jsonl, byte {}: column 'title' holds NUL"),
+       (b'{"id": 1, "title": "\\ud800"}', "a.jsonl, byte {}: column 'title' holds half a surrogate"),
+       (b'{"id": 1, "title": "  "}', "a.jsonl, byte {}: no text in title"),
+       (b'{"id": 1}', "a.jsonl, byte {}: no text in title"),
+       (b'{"id": 1, "title": {"a": 1}}', "a.jsonl, byte {}: column 'title' holds an object"),
+       (b'{"id": 1, "title": "' + b"x" * 3000 + b'"}', "a.jsonl, byte {}: the document has 3000 bytes"),
+       (b'{"id": 1, "title": "' + b"x" * 200_000 + b'"}', "a.jsonl, byte {}: the line has 2000"),
+       (b"[" * 60_000, "a.jsonl, byte {}: not JSON that can be read: nested too deeply"),
+       (b'{"id": 1, "title": ' + b"[" * 3000 + b"]" * 3000 + b"}", "a.jsonl, byte {}: "),
+       (b"9" * 5000, "a.jsonl, byte {}: not JSON: a number has more digits than can be read")]  # fmt: skip
+
+
+def ids(run) -> Counter[str]:
+    """How often each id stands in the output."""
+    return Counter(pq.read_table(f"{run.output.path}/units")["id"].to_pylist())
 
 
 @pytest.fixture
 def corpus(tmp_path, config):
     """Good files around what a test puts between them: 30 documents with ids 0 to 29."""
-    (tmp_path / "in").mkdir()
     for name, first in (("a", 0), ("k", 10), ("z", 20)):
-        lines = (json.dumps({"id": str(first + i), "title": "t"}) + "\n" for i in range(10))
-        (tmp_path / f"in/{name}.jsonl").write_text("".join(lines))
+        write_rows(tmp_path / f"in/{name}.jsonl", ({"id": str(first + i), "title": "t"} for i in range(10)))
     return config(str(tmp_path / "in"))
 
 
@@ -148,16 +160,9 @@ def test_ids_that_are_objects_are_none_and_the_place_stands_for_them(tmp_path, c
 
 def test_a_category_named_as_a_path_writes_nothing_outside_the_output(tmp_path, in_process) -> None:
     name = "../../x"
-    path = tmp_path / "a/b/in.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"id": "0", "title": "t", "category": name}) + "\n")
-    run = run_config(
-        extraction(**{name: ["a"]}),
-        path,
-        tmp_path / "a/b/out",
-        input={"text_columns": ["title"]},
-        model={"name": "fake"},
-    )
+    path = write_rows(tmp_path / "a/b/in.jsonl", [{"id": "0", "title": "t", "category": name}])
+    sections = {"input": {"text_columns": ["title"]}, "model": {"name": "fake"}}
+    run = run_config(extraction(**{name: ["a"]}), path, tmp_path / "a/b/out", **sections)
     assert driver.run_extract(run).ok == 1
     page.write(load(run.output.path))
     assert {p for p in tmp_path.rglob("*") if p.is_file() and "a/b/out/" not in str(p)} == {path}
@@ -306,29 +311,10 @@ def test_ids_that_are_not_strings(tmp_path, config, column, expected) -> None:
 
 
 def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"id": "same", "title": "t"}\n' * 25)
-    run = config(str(path))
+    run = config(str(write_rows(tmp_path / "a.jsonl", [{"id": "same", "title": "t"}] * 25)))
     run_here(run)
     rows = [row for unit in plan(run) for row in writer.read_rows(run.output.path, unit.id, 100)]
     assert ({row["id"] for row in rows}, len({(row["source"], row["row"]) for row in rows})) == ({"same"}, 25)
-
-
-BAD = [(b"{not json", "a.jsonl, byte {}: not JSON"),
-       (b"[1, 2]", "a.jsonl, byte {}: expected a JSON object, found a list"),
-       (b"null", "a.jsonl, byte {}: expected a JSON object, found null"),
-       (b'{"id": 1, "title": "\xff\xfe"}', "a.jsonl, byte {}: not UTF-8"),
-       (b'{"id": 1, "title": "a\x00b"}', "a.jsonl, byte {}: not JSON"),
-       (b'{"id": 1, "title": "a\\u0000b"}', "a.jsonl, byte {}: column 'title' holds NUL"),
-       (b'{"id": 1, "title": "\\ud800"}', "a.jsonl, byte {}: column 'title' holds half a surrogate"),
-       (b'{"id": 1, "title": "  "}', "a.jsonl, byte {}: no text in title"),
-       (b'{"id": 1}', "a.jsonl, byte {}: no text in title"),
-       (b'{"id": 1, "title": {"a": 1}}', "a.jsonl, byte {}: column 'title' holds an object"),
-       (b'{"id": 1, "title": "' + b"x" * 3000 + b'"}', "a.jsonl, byte {}: the document has 3000 bytes"),
-       (b'{"id": 1, "title": "' + b"x" * 200_000 + b'"}', "a.jsonl, byte {}: the line has 2000"),
-       (b"[" * 60_000, "a.jsonl, byte {}: not JSON that can be read: nested too deeply"),
-       (b'{"id": 1, "title": ' + b"[" * 3000 + b"]" * 3000 + b"}", "a.jsonl, byte {}: "),
-       (b"9" * 5000, "a.jsonl, byte {}: not JSON: a number has more digits than can be read")]  # fmt: skip
 
 
 def test_every_kind_of_bad_line_is_a_document_with_an_error(tmp_path, config) -> None:
@@ -342,12 +328,10 @@ def test_every_kind_of_bad_line_is_a_document_with_an_error(tmp_path, config) ->
 
 
 def test_lists_and_numbers_and_ids_become_text_and_ids_are_made_where_they_are_missing(tmp_path, config) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"title": title}) + "\n" for title in (["a", "b"], 7, True, ["a", 1])))
+    path = write_rows(tmp_path / "a.jsonl", ({"title": title} for title in (["a", "b"], 7, True, ["a", 1])))
     documents = read_all(config(str(path), id_column=None))
     assert [d.fields.get("title") for d in documents] == ["a\nb", "7", "true", None]
     assert "holds a list with a number in it, not text" in (documents[3].error or "")
-    path = tmp_path / "a.jsonl"
     rows = [{"id": 7}, {"id": "x"}, {}, {"id": None}, {"id": "x"}, {"id": ["no"]}, {"id": "\ud800"}]
     texts = [json.dumps({**row, "title": "t"}) + "\n" for row in rows]
     path.write_text("".join(texts))
@@ -362,7 +346,7 @@ def test_parquet_values_become_text_and_bad_ones_errors(tmp_path, config) -> Non
     title = pa.Array.from_buffers(pa.string(), 4, pa.array([b"fine", b"\xff", None, b"a\x00"], pa.binary()).buffers())
     pq.write_table(pa.table({"id": [1, 2, 3, 4], "title": title, "other": [1, 2, 3, 4]}), path)
     run = config(str(path))
-    (unit,) = list(plan(run))
+    (unit,) = plan(run)
     documents = read_unit(unit, run)
     assert [d.error for d in documents] == [None, "a.parquet, row 1: column 'title' is not UTF-8",
                                             "a.parquet, row 2: no text in title",
@@ -373,7 +357,7 @@ def test_parquet_values_become_text_and_bad_ones_errors(tmp_path, config) -> Non
 def test_a_file_that_changed_since_the_plan_is_refused(tmp_path, config) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["a", "b"])
     run = config(str(path))
-    (unit,) = list(plan(run))
+    (unit,) = plan(run)
     write_jsonl(path, ["a", "c"])
     with pytest.raises(InputError, match="has changed since"):
         read_unit(unit, run)

@@ -30,18 +30,16 @@ PRODUCT = {"type": "object", "properties": {"brand": {"type": "string"}, "size":
            "required": ["brand", "size", "prices", "new"], "additionalProperties": False,
            "$defs": {"size": {"$ref": "#/$defs/2"}, "2": {"$ref": "#/$defs/3"}, "3": {"$ref": "#/$defs/4"},
                      "4": {"$ref": "#/$defs/5"}, "5": {"enum": ["S", "M", 7]}}}  # fmt: skip
-
-
-def held_to(schema):
-    return {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
-
-
 RECURSIVE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
 TWICE = {f"{n}": {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)}  # the last is in it 2^40 times
 DOUBLED = {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {**TWICE, "40": {"type": "string"}}}
 NESTED = reduce(lambda schema, _: {"type": "object", "properties": {"a": schema}}, range(300), {"type": "string"})
 OPTIONAL = {"type": "object", "properties": {f"{n}": {} for n in range(500)}}  # a pattern of each that may be the first
 BOUNDED = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"minimum": 3}}}}}
+
+
+def held_to(schema):
+    return {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
 
 
 def request(id: str, content="Say it.", **body):

@@ -25,6 +25,32 @@ from raypd.storage import local
 from tests.runs import read_all
 
 FIELD = st.text(st.sampled_from('ab,"\t\n\r\u00e9 '), max_size=6)
+HIVE = "country=DE/date=2026-11-21"
+LINE = st.one_of(st.sampled_from([b"", b" ", b"\t ", b'{"id": 1}', b"\xff\xfe", b"\x00", b"\r", b"{" * 30, b"x" * 70,
+                                  BOM]), st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"n")))  # fmt: skip
+END = st.sampled_from([b"\n", b"\r\n", b"\n\n"])
+BAD = b"""id,title,note
+1,fine,
+2,short
+3,one,too,many
+4,"two\nlines",""
+5,"closed" too early,x
+6,not \xff text,x
+7,,x
+8,"opened\n9,swallowed,x\n10,"closed",x
+11,"5"" wide",5" tall
+"""
+ENDLESS = b'id,title\n1,fine\n2,"never ends\n' + b"3,x\n" * 100
+UNREADABLE = {
+    "twice.csv": (b"id,title,title\n1,a,b\n", "twice.csv: the header, line 1: 2 columns are called 'title'"),
+    "columns.csv": (b"id,titel\n1,a\n", "columns.csv: no column 'title' .*did you mean 'titel'"),
+    "semicolons.csv": (b"id;title\n1;a\n", "semicolons.csv: no column 'title' .*it has id;title"),
+    "endless.csv": (ENDLESS, "endless.csv: line 3: a quoted field of this record never ends"),
+    "long.csv": (ENDLESS + b"x\n" * 50_000, r"long.csv: line \d+: its record has more than 69536 bytes so far"),
+    "line.csv": (b"id,title\n" + b"x" * (1 << 20), "line.csv: line 2: its record has more than 69536 bytes"),
+    "header.csv": (b"id,\xfftitle\n1,a\n", "header.csv: the header, line 1: not UTF-8: invalid start byte"),
+    "cut.csv.gz": (gzip.compress(BAD * 50)[:-20], "cut.csv.gz: cannot be read as gz after line "),
+}
 
 
 @given(
@@ -32,9 +58,8 @@ FIELD = st.text(st.sampled_from('ab,"\t\n\r\u00e9 '), max_size=6)
     st.sampled_from(["utf-8", "utf-8-sig", "latin-1", "utf-16", "cp500"]), st.sampled_from(["", ".gz", ".zst"]),
     st.integers(1, 5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))  # fmt: skip
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-def test_what_a_csv_writer_wrote_is_read_once_and_where_it_stands(
-    tmp_path, config, rows, suffix, encoding, compression, size, quoting
-) -> None:
+def test_what_a_csv_writer_wrote_is_read(tmp_path, config, rows, suffix, encoding, compression, size, quoting) -> None:
+    """Once, and where it stands."""
     text, begins = io.StringIO(newline=""), []
     writer = csv.writer(text, delimiter="," if suffix == "csv" else "\t", quoting=quoting)
     for row in [("title", "n"), *((f"x{title}", n) for title, n in rows)]:
@@ -76,20 +101,6 @@ def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(tmp_
     assert [(d.id, d.fields["title"]) for d in complete] == [*zip(expected["id"], expected["title"], strict=True)]
 
 
-BAD = b"""id,title,note
-1,fine,
-2,short
-3,one,too,many
-4,"two\nlines",""
-
-5,"closed" too early,x
-6,not \xff text,x
-7,,x
-8,"opened\n9,swallowed,x\n10,"closed",x
-11,"5"" wide",5" tall
-"""
-
-
 def test_what_is_wrong_with_a_record_is_its_own_error_with_the_line(tmp_path, config) -> None:
     (tmp_path / "a.csv").write_bytes(BAD)
     documents = {d.fields.get("id", d.place): d for d in read_all(config(str(tmp_path / "a.csv"), unit_documents=2))}
@@ -102,19 +113,6 @@ def test_what_is_wrong_with_a_record_is_its_own_error_with_the_line(tmp_path, co
     assert fine == {"1": {"id": "1", "title": "fine", "note": ""}, "4": {"id": "4", "title": "two\nlines", "note": ""},
                     "11": {"id": "11", "title": '5" wide', "note": '5" tall'}}  # fmt: skip
     assert len(documents) == 9
-
-
-ENDLESS = b'id,title\n1,fine\n2,"never ends\n' + b"3,x\n" * 100
-UNREADABLE = {
-    "twice.csv": (b"id,title,title\n1,a,b\n", "twice.csv: the header, line 1: 2 columns are called 'title'"),
-    "columns.csv": (b"id,titel\n1,a\n", "columns.csv: no column 'title' .*did you mean 'titel'"),
-    "semicolons.csv": (b"id;title\n1;a\n", "semicolons.csv: no column 'title' .*it has id;title"),
-    "endless.csv": (ENDLESS, "endless.csv: line 3: a quoted field of this record never ends"),
-    "long.csv": (ENDLESS + b"x\n" * 50_000, r"long.csv: line \d+: its record has more than 69536 bytes so far"),
-    "line.csv": (b"id,title\n" + b"x" * (1 << 20), "line.csv: line 2: its record has more than 69536 bytes"),
-    "header.csv": (b"id,\xfftitle\n1,a\n", "header.csv: the header, line 1: not UTF-8: invalid start byte"),
-    "cut.csv.gz": (gzip.compress(BAD * 50)[:-20], "cut.csv.gz: cannot be read as gz after line "),
-}
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
@@ -159,9 +157,6 @@ def test_a_quote_that_never_ends_takes_bounded_memory(tmp_path, config) -> None:
     assert peak < 8 << 20
 
 
-HIVE = "country=DE/date=2026-11-21"
-
-
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, config, suffix) -> None:
     folder = tmp_path / "in" / HIVE
@@ -188,11 +183,6 @@ def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, con
     (unit, *_) = plan(run)
     moved = unit.parts[0].__class__(**{**vars(unit.parts[0]), "name": unit.parts[0].name.replace("21", "22")})
     assert make_unit([moved], run.fingerprint()).id != unit.id
-
-
-LINE = st.one_of(st.sampled_from([b"", b" ", b"\t ", b'{"id": 1}', b"\xff\xfe", b"\x00", b"\r", b"{" * 30, b"x" * 70,
-                                  BOM]), st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"n")))  # fmt: skip
-END = st.sampled_from([b"\n", b"\r\n", b"\n\n"])
 
 
 @st.composite
@@ -271,9 +261,8 @@ def test_a_line_of_30_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path, c
     assert (planned.exact, planned.units >= 6) == (False, True)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4000)), max_size=6), st.integers(1, 30), st.integers(1, 900)
-)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4000)), max_size=6),
+       st.integers(1, 30), st.integers(1, 900))  # fmt: skip
 @example([(1, 2), (1, 0)], 2, 1)
 def test_rows_are_cut_without_gap_and_within_the_limits(groups: list, rows: int, size: int) -> None:
     cut, total = list(cut_rows(groups, rows, size)), sum(count for count, _ in groups)

@@ -2,9 +2,11 @@
 used again without reading the input, kept for what is the same, and honest about what is not."""
 
 import gzip
+import io
 import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -323,9 +325,6 @@ def test_a_name_that_is_no_text_is_refused(tmp_path, config) -> None:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monkeypatch) -> None:
-    import io
-    import tracemalloc
-
     line, opened = b'{"id": "1", "title": "t"}\n', storage.open_read
     monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 200)
     monkeypatch.setattr(planner, "_TAIL_PARTS", 200)

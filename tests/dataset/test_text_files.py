@@ -15,6 +15,13 @@ from tests.runs import read_all
 PAGE = b"""<!doctype html><html><head><title>Shop</title><style>p {color: red}</style></head><body>
 <script>var hidden = 1</script><!-- hidden --><h1>Mug &amp; saucer</h1><p>Made of <b>clay</b>, 0.3&nbsp;l<br>blue</p>
 <table><tr><td>Brand</td><td>Acme</td></tr></table><ul><li>one<li>two</ul></body></html>"""
+READER = """
+import csv, io
+def cards(name, file):
+    for number, block in enumerate(file.read().decode().split("---")):
+        if block == "end": raise ValueError("unknown card")
+        yield {"id": f"{name}/{number}", "title": block} if block != "?" else [block]
+"""
 
 
 def pdf(*words: str, password: str | None = None) -> bytes:
@@ -115,15 +122,6 @@ def test_a_folder_says_which_files_are_read_and_a_path_that_ends_as_they_do_need
     assert [(d.id, d.fields["text"]) for d in read] == [("a.md", "words")]
     with pytest.raises((InputError, ConfigError), match=r"no column 'sku' \(input.id_column\)"):
         plan(config(str(tmp_path / "*.md"), text_columns=["text"], id_column="sku", category="c"))
-
-
-READER = """
-import csv, io
-def cards(name, file):
-    for number, block in enumerate(file.read().decode().split("---")):
-        if block == "end": raise ValueError("unknown card")
-        yield {"id": f"{name}/{number}", "title": block} if block != "?" else [block]
-"""
 
 
 @pytest.mark.parametrize("write", [pa.ipc.new_stream, pa.ipc.new_file])

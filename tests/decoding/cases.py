@@ -25,7 +25,7 @@ from raypd.decoding.methods.pasta import Interpreter
 from raypd.decoding.methods.space import space
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
-from tests.decoding import pasta_reference, reference
+from tests.decoding import pasta_script, reference
 from tests.decoding.drivers import INSTRUCTION, changed, prompts_of, steered, tokens_of
 from tests.tiny import tiny_model
 
@@ -35,6 +35,7 @@ EOS, FORK, CHILD = 2, 3, 4
 MASK = 3
 ENDS = frozenset([EOS])
 TREES = [cartesian_tree(1, 1, 1), cartesian_tree(3, 2), Tree([(0,), (1,), (2,), (1, 0), (1, 1), (1, 0, 0)])]
+MOST = 400  # more than any tree of `few_forks` has: where it cuts, threads are cut in another order
 
 
 @dataclass
@@ -368,9 +369,6 @@ def _apar(stock: PreTrainedModel) -> Case:
     return Case(lambda: [steered(apar(p, 40, FORK, CHILD, ENDS, limit), forks) for p, limit in pairs], check)
 
 
-MOST = 400  # more than any tree of `few_forks` has: where it cuts, threads are cut in another order
-
-
 def plainly(stock: PreTrainedModel, prompt: Prompt) -> tuple[AparAnswer, list[tuple[list[int], int]]]:
     """What `apar` decodes under `few_forks`, and its threads as texts of `Knowing`."""
     answer = reference.Replay(stock).run(steered(apar(prompt, MOST, FORK, CHILD, ENDS), few_forks))
@@ -401,7 +399,7 @@ def _apar_medusa(stock: PreTrainedModel) -> Case:
 
 def _pasta(stock: PreTrainedModel) -> Case:
     prompts, most, most_async = prompts_of(3, 4, 15, 3), 56, 12
-    expected = [pasta_reference.from_scratch(stock, prompt.tokens, most, most_async) for prompt in prompts]
+    expected = [pasta_script.from_scratch(stock, prompt.tokens, most, most_async) for prompt in prompts]
 
     def check(answers: list[Any], atol: float) -> None:
         for answer, threads in zip(answers, expected, strict=True):
@@ -412,9 +410,9 @@ def _pasta(stock: PreTrainedModel) -> Case:
         assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), "a wait for a child"
 
     def program(prompt: Prompt) -> Program[Any]:
-        texts, encode = pasta_reference.TEXTS, pasta_reference.encode
+        texts, encode = pasta_script.TEXTS, pasta_script.encode
         made = Interpreter(prompt, most, texts, encode, ENDS, max_async_tokens=most_async).run()
-        return steered(made, pasta_reference.steer)
+        return steered(made, pasta_script.steer)
 
     return Case(lambda: [program(prompt) for prompt in prompts], check)
 

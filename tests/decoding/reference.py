@@ -12,6 +12,9 @@ from transformers import PreTrainedModel
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import AllowedTokens
 
+Picked = tuple[int, float, float]  # token, log-probability, gap to the runner-up
+Limits = Callable[..., AllowedTokens | None]
+
 
 @torch.no_grad()
 def dense_output(
@@ -64,10 +67,6 @@ def ids_of(allowed: AllowedTokens | None) -> list[int] | None:
     """The ids of what is allowed, each of which is an outcome of its own; None: all."""
     assert allowed is None or allowed.outcomes is None
     return None if allowed is None else allowed.ids.tolist()
-
-
-Picked = tuple[int, float, float]  # token, log-probability, gap to the runner-up
-Limits = Callable[..., AllowedTokens | None]
 
 
 def autoregressive(
@@ -157,3 +156,10 @@ class Replay:
     def _sees(self, q: int, k: int) -> bool:
         kind = self.reach.get((self.segments[q], self.segments[k]), 0) if self.alive[k] else 0
         return kind == 1 or (kind == 2 and self.positions[k] <= self.positions[q])
+
+
+def check_logprobs(stock, prompt, answer):
+    """Sampled tokens have the log-probabilities of the stock model."""
+    logprobs = plain_output(stock, [*prompt, *answer.tokens])[0].log_softmax(-1)[len(prompt) - 1 : -1]
+    chosen = logprobs[range(len(answer.tokens)), answer.tokens]
+    torch.testing.assert_close(torch.tensor(answer.logprobs), chosen, atol=1e-3, rtol=0)

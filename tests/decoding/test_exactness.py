@@ -11,9 +11,8 @@ from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.space import space
 from raypd.decoding.sampling import Sampling
 from tests.decoding.cases import CASES, FAMILIES, MASK, case_of, pair, run_all
-from tests.decoding.distribution import check_logprobs
 from tests.decoding.drivers import never, prompts_of
-from tests.decoding.reference import Replay
+from tests.decoding.reference import Replay, check_logprobs
 from tests.tiny import in_float64
 
 # Their feeds differ from those of the other methods in their trees alone, not in what a family computes.
@@ -21,11 +20,8 @@ BY_TREES, SLOW = {"apar", "pasta", "space", "medusa", "apar_medusa"}, {"qwen3", 
 
 
 def methods_and(families: list[str], slow: set[str]) -> list:
-    return [
-        pytest.param(method, kind, marks=[pytest.mark.slow] * (method in BY_TREES and kind in slow))
-        for method in CASES
-        for kind in families
-    ]
+    return [pytest.param(method, kind, marks=[pytest.mark.slow] * (method in BY_TREES and kind in slow))
+            for method in CASES for kind in families]  # fmt: skip
 
 
 @pytest.mark.parametrize(("method", "kind"), methods_and(FAMILIES, SLOW))

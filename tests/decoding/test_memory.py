@@ -24,6 +24,9 @@ from tests.decoding.cases import CASES, pair, run_all
 from tests.decoding.drivers import INSTRUCTION, finished, never, small_device, tokens_of
 from tests.tiny import in_float64, tiny_model
 
+METHODS = ["autoregressive", "hyper_parallel", "intra_prompt", "apar", "space", "pasta"]
+needs_native = pytest.mark.skipif(native.refusal() is not None or not is_possible(), reason="no AVX-512 BF16")
+
 
 def said(engine: Engine, prompts: list[Prompt], most: int, **how: Any) -> list[list[int]]:
     return [answer.tokens for answer in engine.run((autoregressive(p, most, never) for p in prompts), **how)]
@@ -181,11 +184,8 @@ def test_what_is_free_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert memory.has_main_memory(2**50)  # nothing tells how much there is
     machine = f"MemTotal: {64 << 20} kB\nMemFree: 0 kB\nMemAvailable: {40 << 20} kB\n"
     used = {"memory.current": f"{8 << 30}\n", "memory.stat": f"anon 5\ninactive_file {3 << 30}\n"}
-    for files, most in (  # a tenth of all of it is spared
-        ({"meminfo": machine}, 33),
-        ({"memory.max": "max\n"}, 33),
-        ({"memory.max": f"{10 << 30}\n", **used}, 4),
-    ):
+    for files, most in (({"meminfo": machine}, 33), ({"memory.max": "max\n"}, 33),  # a tenth of all of it is spared
+                        ({"memory.max": f"{10 << 30}\n", **used}, 4)):  # fmt: skip
         for name, text in files.items():
             (tmp_path / name).write_text(text)
         assert [memory.has_main_memory(most + more << 30) for more in (0, 1)] == [True, False]
@@ -201,10 +201,6 @@ def test_a_cache_grows_by_what_is_wanted_where_it_cannot_double(monkeypatch: pyt
     assert cache.allocator.slots == len(cache.keys[0]) == 96
     with pytest.raises(OutOfSlots, match="32 slots wanted, 0 of 96 free, and there is no memory for more"):
         cache.alloc(32)
-
-
-METHODS = ["autoregressive", "hyper_parallel", "intra_prompt", "apar", "space", "pasta"]
-needs_native = pytest.mark.skipif(native.refusal() is not None or not is_possible(), reason="no AVX-512 BF16")
 
 
 class Watched(Engine):

@@ -11,6 +11,9 @@ from raypd.decoding.methods.pasta import PastaAnswer
 from raypd.decoding.methods.pasta_lang import LONGEST_TAG, Lexer
 from tests.decoding.pasta_script import BYTES, EOS, PROMPT, TAGS, Script, promise
 
+OPTIONS = {"promised": st.sampled_from(["predicted", "fixed"]), "max_async_tokens": st.integers(1, 20),
+           "max_threads": st.integers(1, 4), "max_position": st.integers(3, 200)}  # fmt: skip
+
 
 @pytest.mark.parametrize("words", [(), TAGS, ("<sync", "/>", "</", "async", "/><", "promise topic=", "b one</asy")])
 def test_figure_1(words):
@@ -219,17 +222,9 @@ class Wild(Script):
         return 256 + self.random.randrange(len(self.words)) if word else self.random.randrange(256)
 
 
-OPTIONS = {"promised": st.sampled_from(["predicted", "fixed"]), "max_async_tokens": st.integers(1, 20),
-           "max_threads": st.integers(1, 4), "max_position": st.integers(3, 200)}  # fmt: skip
-
-
 @settings(max_examples=150, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    words=st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=12, unique=True),
-    most=st.integers(0, 120),
-    options=st.fixed_dictionaries({}, optional=OPTIONS),
-)
+@given(seed=st.integers(0, 2**32), words=st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=12, unique=True),
+       most=st.integers(0, 120), options=st.fixed_dictionaries({}, optional=OPTIONS))  # fmt: skip
 def test_random_tokens_never_break_it(seed, words, most, options):
     wild = Wild(seed, tuple(words))
     answer = wild.run(most, **options)

@@ -24,6 +24,10 @@ from raypd.decoding.transfer import to_device
 from raypd.tasks.automata import json_object
 from tests.tiny import VOCABULARY, tiny_model
 
+TEXTS = ["true", " true", "t", "false", " false", " ", "null", '"', ' "', '"red', '"rose', "red", "rose", "x"]
+BOOLEAN = ["true", "false", "null"]
+MOST = VOCABULARY // 8
+
 
 def picked(logits, asks):
     tokens, logprobs = sample(logits, asks).tolist()
@@ -90,10 +94,6 @@ def test_what_a_grammar_allows_goes_to_the_device_once(monkeypatch):
     assert sorted(sent) == [128, 128, 128, 188]  # places of rows and sets in each pass; a bit a token
 
 
-TEXTS = ["true", " true", "t", "false", " false", " ", "null", '"', ' "', '"red', '"rose', "red", "rose", "x"]
-BOOLEAN = ["true", "false", "null"]
-
-
 @pytest.mark.parametrize(("automaton", "chances", "confidence"), [
     (OneOf(BOOLEAN), {"true": 0.1, "false": 0.098, "x": 0.8}, 0.505),  # the model would rather say something else
     (OneOf(BOOLEAN), {" true": 0.2, "true": 0.2, "t": 0.1, "false": 0.3, " false": 0.2}, 0.5),  # in three ways
@@ -125,9 +125,6 @@ def test_greedy_in_bfloat16_is_the_first_of_the_highest(shape):
     wanted = logits.double().log_softmax(-1)
     assert [*tokens, shape[1] // 2] == [*logits.float().argmax(-1).tolist(), tokens[0]]
     assert logprobs == pytest.approx([float(row[token]) for row, token in zip(wanted, tokens, strict=True)], abs=2e-6)
-
-
-MOST = VOCABULARY // 8
 
 
 def asking(seed: int, steps: int = 4) -> Program[list[Predictions]]:

@@ -101,12 +101,8 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     names = ["x", "weight", "joined", "keys", "values", "cos", "sin", "query_weight", "key_weight"]
-    types = (
-        dict.fromkeys(names, "*bf16")
-        | {"scale": "*fp32"}
-        | {"slots": "*i64", "eps": "fp32", "split": "*fp32", "split_lse": "*fp32"}
-    )
-    types |= {"merged": "*i32", "rows": "*i32"}
+    types = dict.fromkeys(names, "*bf16") | dict.fromkeys(("scale", "split", "split_lse"), "*fp32")
+    types |= {"slots": "*i64", "eps": "fp32", "merged": "*i32", "rows": "*i32"}
     heads = {"HEADS": 32, "KV_HEADS": 8, "NORM": True, "HALF": 64, "BLOCK": cuda_layer._HEADS}
     for kernel, constants, warps in (
         (cuda_layer._norm, {"DIM": 4096, "BLOCK": 4096, "FP8": False}, 4),
@@ -151,11 +147,9 @@ def test_where_triton_is_missing_it_is_refused(monkeypatch):
     monkeypatch.delattr("raypd.decoding.attention.triton_kernel", raising=False)
     model = tiny_model("gemma2")
     before = model.config._attn_implementation
-    for keys, words in (
-        ({"attention": "triton"}, "needs the package triton"),
-        ({"attention": "flash"}, "no attention 'flash'"),
-        ({"cuda_graphs": True}, "cuda_graphs needs attention 'triton'"),
-    ):
+    for keys, words in (({"attention": "triton"}, "needs the package triton"),
+                        ({"attention": "flash"}, "no attention 'flash'"),
+                        ({"cuda_graphs": True}, "cuda_graphs needs attention 'triton'")):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             Engine(model, **keys)
     assert model.config._attn_implementation == before != NAME

@@ -30,9 +30,14 @@ from tests.decoding.cases import CASES, _stacked, pair
 from tests.decoding.drivers import logits_of, never, prompts_of
 from tests.decoding.kernel_cases import compare, random_pass, slow
 from tests.decoding.test_properties import check
+from tests.runs import says
 from tests.tiny import in_float64, tiny_model
 
 CPU = torch.device("cpu")
+OTHERS = slow(("intra_prompt", "gemma2"), ("apar", "llama"), ("space", "mistral"))
+BY_GRAPHS = slow(
+    ("hyper_parallel", "llama"), ("intra_prompt", "gemma2"), ("apar", "qwen2"), ("pasta", "mistral"), ("space", "qwen3")
+)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, *slow((4,), (7,))])
@@ -109,11 +114,8 @@ def test_inputs_in_fp8_are_what_a_layer_would_make_of_them(dim):
     norm.variance_epsilon = 1e-6
     torch.nn.init.normal_(norm.weight)
     x[2], x[3] = 0, x[3] * 1e-4
-    for plain, made in (
-        (x, cuda_layer.rows_in_fp8(x)),
-        (CudaLayer.norm(x, norm), CudaLayer.norm(x, norm, True)),
-        (cuda_layer.swiglu(x, False), cuda_layer.swiglu(x, True)),
-    ):
+    for plain, made in ((x, cuda_layer.rows_in_fp8(x)), (CudaLayer.norm(x, norm), CudaLayer.norm(x, norm, True)),
+                        (cuda_layer.swiglu(x, False), cuda_layer.swiglu(x, True))):  # fmt: skip
         rows, scale = in_fp8(plain)
         assert torch.equal(made[0].view(torch.uint8), rows.view(torch.uint8))
         assert torch.equal(made[1], scale)
@@ -131,9 +133,8 @@ def test_what_is_wrong_on_a_device_is_not_taken_there(monkeypatch):
     split, shared = plan._split, []
 
     def of_all_keys(step, layer, query, key, value):
-        whole = dataclasses.replace(
-            step, groups=[PrefixGroup([sees_all(s) for s in g.spans], g.start, g.length) for g in step.groups], plans={}
-        )
+        groups = [PrefixGroup([sees_all(span) for span in g.spans], g.start, g.length) for g in step.groups]
+        whole = dataclasses.replace(step, groups=groups, plans={})
         return triton_kernel.attend(whole, layer, query, key, value)
 
     def sees_all(span):
@@ -158,12 +159,6 @@ def test_what_is_wrong_on_a_device_is_not_taken_there(monkeypatch):
 
     for layer, right in ((CudaLayer, True), (Unnormed, False)):
         assert (layers_error(model, layer, triton_kernel.attend) <= 0.05) == right
-
-
-OTHERS = slow(("intra_prompt", "gemma2"), ("apar", "llama"), ("space", "mistral"))
-BY_GRAPHS = slow(
-    ("hyper_parallel", "llama"), ("intra_prompt", "gemma2"), ("apar", "qwen2"), ("pasta", "mistral"), ("space", "qwen3")
-)
 
 
 def test_layers_for_gpus_decode_in_parallel_what_the_unmodified_model_says():
@@ -301,14 +296,8 @@ def test_an_interrupted_benchmark_prints_what_it_has(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "passes", lambda *_: ({"prefill": 0.5}, "a table of the profiler"))
     monkeypatch.setattr("sys.argv", ["gpu", "--tiny"])
     assert gpu.main() == 1
-    said = capsys.readouterr().out
-    for words in (
-        "a table of the profiler",
-        "| tiny | generate | sdpa |",
-        "summary: estimates",
-        "masks for 64 sequences",
-    ):
-        assert words in said
+    says(capsys.readouterr().out, "a table of the profiler", "| tiny | generate | sdpa |", "summary: estimates",
+         "masks for 64 sequences")  # fmt: skip
 
 
 def tokens_in(answer) -> list:

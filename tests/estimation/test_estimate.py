@@ -31,6 +31,12 @@ from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
 from tests.runs import Clock, extraction, run_config, says
 
+COSTS = {"load_seconds": 1.0, "step_seconds": 0.002, "prefill_tokens_per_second": 20_000,
+         "decode_tokens_per_second": 2000}  # fmt: skip
+# Slow enough that the seconds around decoding do not count, and that a busy machine still sleeps as it should.
+SLOW = COSTS | {"step_seconds": 0.01, "prefill_tokens_per_second": 10_000, "decode_tokens_per_second": 1000}
+LOCAL = {"address": "local", "unit_documents": 50, "cpus_per_worker": 1}
+
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
@@ -49,9 +55,8 @@ def test_intervals_are_those_of_scipy(count: int, wider: float) -> None:
     base = draws.uniform(50, 150, count)
     values = base * draws.lognormal(-4, 0.3, count)
     found = figure(bootstrap.ratio(values.tolist(), base.tolist(), rng()))
-    ends = stats.bootstrap(
-        (values, base), lambda a, b, axis: a.sum(axis) / b.sum(axis), paired=True, n_resamples=20_000, rng=rng(1)
-    ).confidence_interval
+    ratio, how = lambda a, b, axis: a.sum(axis) / b.sum(axis), {"paired": True, "n_resamples": 20_000, "rng": rng(1)}
+    ends = stats.bootstrap((values, base), ratio, **how).confidence_interval
     width = (ends.high - ends.low) * wider
     assert found.high - found.low == pytest.approx(width, rel=0.08)
     assert (found.high + found.low) / 2 == pytest.approx((ends.high + ends.low) / 2, abs=0.08 * width)
@@ -117,10 +122,6 @@ def test_the_papers_example() -> None:
     assert (round(row.usd_per_hour, 2), row.workers, round(row.usd_per_1000.value, 3)) == (30.13, 8, 0.167)
     assert (round(row.baseline_usd_per_1000.value, 3), round(row.saved_usd.value, -3)) == (1.362, 597_000)
     assert records.from_json(Estimate, json.loads(records.encoded(result)), "") == result
-
-
-COSTS = {"load_seconds": 1.0, "step_seconds": 0.002, "prefill_tokens_per_second": 20_000,
-         "decode_tokens_per_second": 2000}  # fmt: skip
 
 
 def corpus(tmp_path, count: int = 1000, **keys) -> RunConfig:
@@ -265,9 +266,7 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return made
 
 
-def profiled(
-    tmp_path, count: int, limit: float = math.inf, **decoding
-) -> tuple[list[Document], Profile, list[DocumentCost]]:
+def profiled(tmp_path, count: int, limit: float = math.inf, **decoding) -> tuple[list, Profile, list[DocumentCost]]:
     """Profiles `count` documents, four prompts at a time; returns them, their profile, and the costs that it has."""
     config = corpus(tmp_path, 200, engine={"max_num_seqs": 4}, decoding=decoding)
     documents = sampling.draw(config, count).documents
@@ -391,9 +390,8 @@ def test_a_slow_method_is_priced_though_a_full_engine_ends_nothing(tmp_path, fak
     documents = sampling.draw(config, 10).documents
     whole = Profiler(1).profile(config, documents)
     began = fake_time.now
-    Profiler(1)._answer(
-        config, profile.build(config, 1, None), documents, 0, math.inf
-    )  # the model's load and the sample
+    parts = profile.build(config, 1, None)
+    Profiler(1)._answer(config, parts, documents, 0, math.inf)  # the model's load and the sample
     limit = share * (fake_time.now - began - whole.load_seconds)
     fake_time.stop = fake_time.now + whole.load_seconds + limit
     guess = Profiler(1).profile(config, documents, limit, slow=True)
@@ -422,11 +420,10 @@ def test_autoregressive_decoding_is_measured_where_it_is_asked_for(tmp_path, mon
     assert (plain.baseline, plain.startup_seconds) == ([], 5.0)
     assert plain.sample["server_usd"] == pytest.approx(0.25)
     assert [one.method for one in with_it.baseline] == ["autoregressive"]
-    assert [note for note in with_it.notes if "autoregressive" in note] == [
-        "autoregressive: the time ended before the sample was done: a guess; raise --minutes",
-        "autoregressive: 20 of 20 answers did not end before decoding.max_new_tokens=512: "
-        "with weights trained to end it costs less",
-    ]
+    guess, endless = (note for note in with_it.notes if "autoregressive" in note)
+    assert guess == "autoregressive: the time ended before the sample was done: a guess; raise --minutes"
+    limit = "autoregressive: 20 of 20 answers did not end before decoding.max_new_tokens=512"
+    assert endless == f"{limit}: with weights trained to end it costs less"
 
 
 def test_a_baseline_for_which_no_time_was_left_is_named_and_one_document_is_one(tmp_path, monkeypatch, capsys) -> None:
@@ -488,11 +485,6 @@ def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
 def test_mistakes_are_told(given: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         estimate(None, EstimateOptions(**given))
-
-
-# Slow enough that the seconds around decoding do not count, and that a busy machine still sleeps as it should.
-SLOW = COSTS | {"step_seconds": 0.01, "prefill_tokens_per_second": 10_000, "decode_tokens_per_second": 1000}
-LOCAL = {"address": "local", "unit_documents": 50, "cpus_per_worker": 1}
 
 
 @pytest.mark.slow

@@ -10,12 +10,10 @@ from typer.testing import CliRunner
 from raypd.cli.main import app
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimation import suggest
-from tests.runs import run_config, says
+from tests.runs import run_config, says, write_rows
 from tests.tiny import save_tiny
 
 COLORS = ("red", "blue", "green")
-
-
 WORDS = ["input.text_columns=[title]", "model.name=fake"]
 
 
@@ -25,9 +23,7 @@ def data(tmp_path: Path) -> str:
     boot = "Acme{0} boot, {1}, size {2} mm, waterproof, made with much care for long walks"
     rows = [{"category": "boots", "title": boot.format(n, COLORS[n % 3], 30 + n)} for n in range(15)]
     rows += [{"category": "tea", "title": f"Leaf {n}: a tea of kind {kind}"} for n, kind in enumerate("abcd")]
-    path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return str(write_rows(tmp_path / "in.jsonl", rows))
 
 
 @pytest.fixture

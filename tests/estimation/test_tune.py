@@ -23,6 +23,29 @@ from raypd.run.console import Interrupted
 from raypd.tasks.base import Document
 from tests.runs import config_tree, extraction, run_config, says, write_jsonl
 
+Rule = Callable[[dict[str, Any]], tuple[float, float]]  # settings -> speed, share that agrees
+EXTRACTION = extraction(c=["a"])
+REFERENCES = ("autoregressive", "guided")
+BY_SHARE = {"floor": Floor(0.9, "share"), "reference_kind": "document"}
+Before = Callable[[RunConfig], None]
+RUN = """\
+# my run
+input:
+  path: data.jsonl   # beside this file
+  text_columns: [title]
+  category_column: null
+output: {path: out}
+model: fake
+task:
+  categories:
+    c:
+      attributes:
+        - {name: a, description: "what it is"}   # the only one
+engine:
+  max_num_seqs: 16  # as last year
+cost: {prices: {local: 3.6}}
+"""
+
 
 def test_values_of_all_tasks_are_compared_after_normalisation() -> None:
     same = [("Sony", " sony. "), ("1,200", "1200.0"), ("Over  Ear", "over ear"), ("ﬁve", "five"), (True, "true"),
@@ -85,11 +108,6 @@ def test_how_many_values_a_floor_needs(floor: float, needed: int) -> None:
     assert not Floor(0.9, "share").reached(Agreement(0, 0))
 
 
-Rule = Callable[[dict[str, Any]], tuple[float, float]]  # settings -> speed, share that agrees
-EXTRACTION = extraction(c=["a"])
-REFERENCES = ("autoregressive", "guided")
-
-
 def physics(s: dict[str, Any]) -> tuple[float, float]:
     """Hyper-parallel is 5 times as fast; batch pays up to 64, passes up to 4096 tokens; stacking agrees less."""
     speed = {"autoregressive": 1.0, "guided": 2.0}.get(s["method"], 5.0)
@@ -134,9 +152,6 @@ def agreeing(share: float) -> Rule:
     return lambda s: (physics(s)[0], 1.0 if s["method"] in REFERENCES else share)
 
 
-BY_SHARE = {"floor": Floor(0.9, "share"), "reference_kind": "document"}
-
-
 @pytest.mark.parametrize(("how", "references", "judged", "method"), [
     ({"floor": Floor(0.99)}, "autoregressive", True, "autoregressive"),  # which alone reaches it
     # Free-running answers are broken: guided ones are the reference.
@@ -152,9 +167,8 @@ BY_SHARE = {"floor": Floor(0.9, "share"), "reference_kind": "document"}
 ])  # fmt: skip
 def test_the_reference_and_what_is_held_to_it(how, references, judged, method) -> None:
     search, best = searched(**how)
-    assert [search.value(trial.changes, "decoding.method") for trial in search.trials][
-        : len(references.split())
-    ] == references.split()
+    first = search.trials[: len(references.split())]
+    assert [search.value(trial.changes, "decoding.method") for trial in first] == references.split()
     assert (search.reference_method == "guided", search.judged) == ("guided" in references, judged)
     assert (search.value(best.changes, "decoding.method"), search.agrees(best)) == (method, True)
     if references == "autoregressive guided":
@@ -217,27 +231,6 @@ def test_the_median_of_the_best_two_decides_and_questions_have_their_own_setting
 
     _, best = searched(rule, task={"kind": "question_answering"}, decoding={})
     assert best.changes == {"decoding.contexts_per_prompt": 32}
-
-
-Before = Callable[[RunConfig], None]
-RUN = """\
-# my run
-input:
-  path: data.jsonl   # beside this file
-  text_columns: [title]
-  category_column: null
-output: {path: out}
-model: fake
-task:
-  categories:
-    c:
-      attributes:
-        - {name: a, description: "what it is"}   # the only one
-
-engine:
-  max_num_seqs: 16  # as last year
-cost: {prices: {local: 3.6}}
-"""
 
 
 class StubProfiler:

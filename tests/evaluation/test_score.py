@@ -20,9 +20,20 @@ from raypd.evaluation.calibration import LabelledValue, calibrate, calibration_e
 from raypd.evaluation.score import NN, NV, VC, VN, VW, evaluate, labelled_values
 from raypd.tasks.calibration import FILE, Calibration, calibration_of
 from tests.report.browser import PHONE, browser, open_page  # noqa: F401
-from tests.runs import TITLES, extraction, run_config, with_keys, write_jsonl
+from tests.runs import TITLES, extraction, run_config, with_keys, write_jsonl, write_rows
 from tests.tasks.test_cascade import rows, scripted
 from tests.tasks.test_extraction import answers, document, make
+
+GOLD = {  # id -> (brand, size, label)
+    "right": ("acme", 42.0, {"Brand": "Acme", "Size": 42}),
+    "another": ("Zeta", 42.0, {"Brand": "Acme", "Size": 42}),
+    "part": ("Ac", 42.0, {"Brand": "Acme", "Size": 42}),
+    "more": ("Acme Inc", 42.0, {"Brand": "Acme", "Size": 42}),
+    "invented": ("Acme", 42.0, {"Brand": "Acme", "Size": None}),
+    "missing": (None, None, {"Brand": "Acme", "Size": None}),
+    "accepted": ("A.C.M.E.", None, {"Brand": "Acme", "Size": None}),
+    "failed": (None, None, {"Brand": "Acme", "Size": 1}),
+}
 
 
 @pytest.mark.parametrize(("answer", "forms", "outcome"), [
@@ -76,13 +87,8 @@ def test_questions_are_compared_as_squad_does():
         {"id": "f", "choices": ["x", "y", "z"], "answer_idx": [0, 2], "multi_select": True},
         {"id": "g", "choices": ["x", "y", "z"], "answer_idx": [0, 2], "multi_select": True},
     ]
-    rows = [
-        {"question_id": "a", "answer": "Seine, a river!", "choice_index": None},
-        {"question_id": "b", "answer": None, "choice_index": None},
-        {"question_id": "c", "answer": "y", "choice_index": 1},
-        {"question_id": "f", "answer": "A, C", "choice_index": None},
-        {"question_id": "g", "answer": "AB", "choice_index": None},
-    ]
+    answered = ("a", "Seine, a river!", None), ("b", None, None), ("c", "y", 1), ("f", "A, C", None), ("g", "AB", None)
+    rows = [dict(zip(("question_id", "answer", "choice_index"), row, strict=True)) for row in answered]
     parts = score._of_questions(rows, questions)
     assert parts == {"exact match": [2, 4], "token F1": [2, 4], "accuracy": [2, 3]}
     assert score._token_f1("in the Seine", "Seine river") == pytest.approx(0.5)
@@ -109,9 +115,8 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     path = write_jsonl(tmp_path / "in.jsonl", ["x" * (i + 1) for i in range(6)])
     run = with_keys(config(str(path)), model={"name": "fake"})
     driver.run_extract(run, build=build)
-    labels = tmp_path / "labels.jsonl"
     rows = [{"id": str(i), "gold": {"a": None, "never asked": "x"}} for i in (0, 1, 99)]
-    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labels = write_rows(tmp_path / "labels.jsonl", rows)
     with pytest.raises(InputError, match="has 'target', 'questions' or 'reference' there"):
         score.evaluate(run.output.path, str(labels))
     result = score.evaluate(run.output.path, str(labels), run.output.path, labels_column="gold")
@@ -147,31 +152,19 @@ def test_a_row_of_the_input_with_its_columns_is_a_label(config, tmp_path, in_pro
     )
 
 
-GOLD = {  # id -> (brand, size, label)
-    "right": ("acme", 42.0, {"Brand": "Acme", "Size": 42}),
-    "another": ("Zeta", 42.0, {"Brand": "Acme", "Size": 42}),
-    "part": ("Ac", 42.0, {"Brand": "Acme", "Size": 42}),
-    "more": ("Acme Inc", 42.0, {"Brand": "Acme", "Size": 42}),
-    "invented": ("Acme", 42.0, {"Brand": "Acme", "Size": None}),
-    "missing": (None, None, {"Brand": "Acme", "Size": None}),
-    "accepted": ("A.C.M.E.", None, {"Brand": "Acme", "Size": None}),
-    "failed": (None, None, {"Brand": "Acme", "Size": 1}),
-}
-
-
 @pytest.fixture
 def run(tmp_path, in_process):
     """(the folder of a run, its labels)."""
     documents = [{"id": name, "title": f"<img src=x onerror=alert(1)> {name} Zeta"} for name in GOLD]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+    corpus = write_rows(tmp_path / "in.jsonl", documents)
     accepted = {"Brand": ["Acme", "A.C.M.E."]}
-    labels = [{"id": name, "target": gold[-1], "accepted": accepted} for name, gold in GOLD.items()]
-    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labels))
+    rows_of_labels = ({"id": name, "target": gold[-1], "accepted": accepted} for name, gold in GOLD.items())
+    labels = write_rows(tmp_path / "labels.jsonl", rows_of_labels)
     answers = {name: rows(brand, 0.9, size, 0.25) for name, (brand, size, _) in GOLD.items()} | {"failed": "too long"}
     task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
-    config = run_config(task, tmp_path / "in.jsonl", tmp_path / "run", input=TITLES, model={"name": "fake"})
+    config = run_config(task, corpus, tmp_path / "run", input=TITLES, model={"name": "fake"})
     driver.run_extract(config, build=scripted(answers))
-    return config.output.path, str(tmp_path / "labels.jsonl")
+    return config.output.path, str(labels)
 
 
 def test_a_failed_document_is_held_to_what_the_run_asked_for(run, tmp_path):
@@ -187,13 +180,9 @@ def test_a_failed_document_is_held_to_what_the_run_asked_for(run, tmp_path):
 def test_every_wrong_value_has_its_reason(run):
     mistakes, by_attribute = page.find(*run, "target", 0.0)
     assert {document.id: [(v.attribute, v.reason) for v in document.values] for document in mistakes} == {
-        "another": [("Brand", "another value")],
-        "part": [("Brand", "a part of the label")],
-        "more": [("Brand", "more than the label")],
-        "invented": [("Size", "no label")],
-        "missing": [("Brand", "missing")],
-        "failed": [("Brand", "no answer"), ("Size", "no answer")],
-    }
+        "another": [("Brand", "another value")], "part": [("Brand", "a part of the label")],
+        "more": [("Brand", "more than the label")], "invented": [("Size", "no label")],
+        "missing": [("Brand", "missing")], "failed": [("Brand", "no answer"), ("Size", "no answer")]}  # fmt: skip
     assert by_attribute["shoes", "Brand"] == {
         "right": 3, "another value": 1, "a part of the label": 1, "more than the label": 1, "missing": 1, "no answer": 1
     }  # fmt: skip
@@ -253,10 +242,8 @@ def test_the_error_is_the_mean_gap_and_weights_of_any_size_give_a_confidence():
 def test_a_task_calibrates_and_leaves_out_what_is_unsure(tmp_path, monkeypatch):
     path = tmp_path / FILE
     Calibration([0.5, 0.0, 1.0, 2.0], -0.5, {"shoes/Brand": 0.3}).write(path)
-    (plain,), (calibrated,), (strict,) = (
-        answers(make(**keys), [document(0)]).values()
-        for keys in ({}, {"model": {"calibration": str(path)}}, {"output": {"path": "out", "min_confidence": 0.999}})
-    )
+    each = {}, {"model": {"calibration": str(path)}}, {"output": {"path": "out", "min_confidence": 0.999}}
+    (plain,), (calibrated,), (strict,) = (answers(make(**keys), [document(0)]).values() for keys in each)
     made = calibration_of(ModelConfig(calibration=str(path)))
     assert made is not None
     for before, after in zip(plain.columns["values"], calibrated.columns["values"], strict=True):

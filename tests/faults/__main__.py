@@ -26,9 +26,8 @@ FAULTS = [one_machine.worker_killed, one_machine.driver_killed, on_cluster.node_
 def main(only: list[str]) -> int:
     """Runs all faults, or those named, with every executor; the number of those that went wrong."""
     wrong = 0
-    print(
-        f"| fault | what was done | documents in | {' | '.join(f'`{name}`' for name in EXECUTORS)} | what raypd did |"
-    )
+    executors = " | ".join(f"`{name}`" for name in EXECUTORS)
+    print(f"| fault | what was done | documents in | {executors} | what raypd did |")
     print(f"|---|---|---|{'---|' * len(EXECUTORS)}---|", flush=True)
     for fault in FAULTS:
         if only and fault.__name__ not in only:

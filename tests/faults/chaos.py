@@ -79,9 +79,8 @@ def run_round(draw: random.Random, folder: Path) -> Round:
     if draw.random() < 0.15:
         fault = draw.choice(_WHOLE)
         found = fault(folder)
-        return Round(
-            f"{fault.__doc__}, {executor}", found.documents, found.lost, found.doubled, 1, Counter([fault.__name__])
-        )
+        counts = (found.documents, found.lost, found.doubled, 1, Counter([fault.__name__]))
+        return Round(f"{fault.__doc__}, {executor}", *counts)
     on_s3, engine = draw.random() < 0.5, draw.choices(("fake", "real", "server"), (5, 3, 2))[0]
     odd = ["", "program", "kill", "sleep 1"] if engine == "fake" else ["", "program"]
     titles = [draw.choice(odd) if draw.random() < 0.03 else f"sleep 0.0{draw.randint(1, 9)}" for _ in range(200)]

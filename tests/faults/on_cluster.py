@@ -96,12 +96,9 @@ class _Stage:
         from ray._raylet import GcsClient
         from ray.core.generated import autoscaler_pb2
 
-        accepted, why = GcsClient(address=self.cluster.address).drain_node(
-            node.node_id,
-            autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
-            "preemption: spot notice",
-            int((time.time() + seconds) * 1000),
-        )
+        reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        how = reason, "preemption: spot notice", int((time.time() + seconds) * 1000)
+        accepted, why = GcsClient(address=self.cluster.address).drain_node(node.node_id, *how)
         assert accepted, why
 
 

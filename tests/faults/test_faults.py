@@ -1,22 +1,43 @@
-"""Every fault of the table: no document lost, none doubled."""
+"""Every fault of the table: no document lost, none doubled; also where a run is killed just before or after a write."""
 
-from collections.abc import Callable
+import signal
 from pathlib import Path
 
 import pytest
 
+from raypd import storage
+from raypd.run import layout, records
+from raypd.run.records import Manifest
+from raypd.verify.verification import verify
 from tests.faults.__main__ import FAULTS
-from tests.faults.trial import EXECUTORS, Outcome
+from tests.faults.trial import EXECUTORS, Trial
+from tests.processes import LONG, ROOT
+
+WRITES = ("run.json", "lease.json", "sessions/", "plan.json", "attempts.json", "units/", "ledger/", "manifest.json")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_document_exactly_once(
-    fault: Callable[[Path], Outcome], executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_document_exactly_once(fault, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYPD_TEST_EXECUTOR", executor)
     found = fault(tmp_path)
     assert (found.lost, found.doubled) == (0, 0)
     assert found.rows == found.documents > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_run_that_is_killed_inside_a_write_goes_on(tmp_path: Path, name: str, when: str) -> None:
+    trial = Trial(tmp_path, ["a"] * 30)
+    path = f"{ROOT / 'tests/faults/cut'}:{ROOT}"
+    killed = trial.start(PYTHONPATH=path, RAYPD_TEST_CUT=f"{when} {trial.output}/.*{name}")
+    said = killed.communicate(timeout=LONG)
+    assert killed.returncode == -signal.SIGKILL, said
+    trial.finish()
+    found, verified = trial.outcome(""), verify(trial.output, trial.config)
+    assert (found.lost, found.doubled, verified.passed) == (0, 0, True)
+    assert records.read(Manifest, storage.join(trial.output, layout.MANIFEST)).documents == 30

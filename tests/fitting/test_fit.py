@@ -247,20 +247,15 @@ def score(name: str, low: float, value: float, speed: float = 1.0, usd: float | 
     return CandidateScore(name=name, method="m", f1=f1, documents_per_second=Figure(speed), usd_per_1000=price, **keys)
 
 
-def result_of(
-    *scores: CandidateScore, floor: float = 0.7, curve: tuple[CandidateScore, ...] = (), gold: bool = True
-) -> FitResult:
+def result_of(*scores: CandidateScore, floor: float = 0.7, curve: tuple = (), gold: bool = True) -> FitResult:
     parts = {"train": 100, "validation": 20, "test": 50}
     return FitResult(path="/x/fit", identity="i", floor=floor, gold=gold, task="extraction", model="<m>",
                      documents=parts, scores=list(scores), curve=list(curve))  # fmt: skip
 
 
 def test_the_cheapest_that_surely_holds_the_floor_is_recommended():
-    dear, cheap, unsure = (
-        score("dear", 0.75, 0.8, 1, 2.0),
-        score("cheap", 0.7, 0.8, 1, 1.0),
-        score("no", 0.69, 0.9, 9, 0),
-    )
+    dear, cheap = score("dear", 0.75, 0.8, 1, 2.0), score("cheap", 0.7, 0.8, 1, 1.0)
+    unsure = score("no", 0.69, 0.9, 9, 0)
     assert recommend(result_of(dear, cheap, unsure)) == "cheap"
     assert recommend(result_of(score("slow", 0.8, 0.9, 1), score("fast", 0.8, 0.9, 2))) == "fast"  # without prices
     assert recommend(result_of(score("server", 0.8, 0.9, 9, 0.5), score("here", 0.8, 0.9))) == "here"  # of no price

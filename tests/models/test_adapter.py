@@ -40,18 +40,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}},
-        {"use_dora": True},
-        {"modules_to_save": ["lm_head"]},
-        {"modules_to_save": ["embed_tokens"]},
-        {"bias": "lora_only", "target_modules": "all-linear"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [
+    {}, {"use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}}, {"use_dora": True},
+    {"modules_to_save": ["lm_head"]}, {"modules_to_save": ["embed_tokens"]},
+    {"bias": "lora_only", "target_modules": "all-linear"}], ids=str)  # fmt: skip
 def test_merged_as_peft_computes_it(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     adapter = save_adapter(tmp_path / "adapter", **settings)
     loaded = load_model(ModelConfig(name=str(base), adapter=str(adapter), dtype="float32", device="cpu"))

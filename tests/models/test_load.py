@@ -1,5 +1,6 @@
 """Loading: from folders, dtype, device, quantization, and what is refused; from the Hub, against a small server of our
-own on the loopback interface; and from S3 or a shared folder, copied once for all processes of a machine."""
+own on the loopback interface; and from S3 or a shared folder, copied once for all processes of a machine. What the
+engine can decode exactly passes."""
 
 import hashlib
 import json
@@ -8,20 +9,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from raypd import storage
 from raypd.answering.components import warm_up
 from raypd.config import ModelConfig
-from raypd.decoding import native
+from raypd.decoding import llama, native
 from raypd.decoding.engine import Engine
 from raypd.errors import ModelError
 from raypd.models import load
+from raypd.models.guard import check_decodable, reason_in_rope
 from raypd.models.load import _quantization, check_model_config, load_model, load_tokenizer
 from raypd.models.source import find_source
 from raypd.models.staging import staged
@@ -30,6 +34,16 @@ from tests.servers import Reply, serving
 from tests.tiny import save_tiny, tiny_model
 
 TOKENS = torch.arange(3, 27)[None]
+needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REFUSED = dict.fromkeys(("falcon", "bloom", "mpt", "stablelm"), "AttentionInterface")
+REFUSED |= {"mamba": "layers of type linear_attention", "llama4_text": "layers of type chunked_attention"}
+REFUSED |= {"gpt_oss": "attention has sinks"}
+FAMILIES = ["llama", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "mistral", "gemma", "gemma2", "gemma3_text", "olmo",
+            "olmo2", "olmo3", "smollm3", "granite", "starcoder2", "cohere", "cohere2", "glm4", "gpt_neox", "ernie4_5",
+            "exaone4", "seed_oss", "arcee", "gpt2", "opt"]  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +105,6 @@ def test_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert "2 CUDA devices" in refused(name=str(folder), device="cuda:2")
     assert load.resolve_device("auto") == torch.device("cuda")
-
-
-needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
 
 
 @torch.no_grad()
@@ -177,17 +188,12 @@ def test_a_part_of_the_weights_is_missing(tmp_path: Path) -> None:
     assert f"1 of {len(parts)} files" in refused(name=str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        # transformers would fill a third layer with random numbers
-        (lambda folder: rewrite(folder, num_hidden_layers=3), r"weights are missing .*layers\.2"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"\x08" * 64), "weights cannot be loaded"),
-        (lambda folder: tiny_model("llama", vocab_size=200).save_pretrained(folder), "tokenizer is that of another"),
-        (lambda folder: [file.unlink() for file in folder.glob("tokenizer*")], "tokenizer cannot be read"),
-    ],
-    ids=["a layer too few", "weights", "another tokenizer", "no tokenizer"],
-)
+@pytest.mark.parametrize(("damage", "reason"), [
+    # transformers would fill a third layer with random numbers
+    (lambda folder: rewrite(folder, num_hidden_layers=3), r"weights are missing .*layers\.2"),
+    (lambda folder: (folder / "model.safetensors").write_bytes(b"\x08" * 64), "weights cannot be loaded"),
+    (lambda folder: tiny_model("llama", vocab_size=200).save_pretrained(folder), "tokenizer is that of another"),
+    (lambda folder: [file.unlink() for file in folder.glob("tokenizer*")], "tokenizer cannot be read")])  # fmt: skip
 def test_a_damaged_folder(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
     damage(save_tiny(tmp_path))
     with pytest.raises(ModelError, match=reason):
@@ -198,15 +204,11 @@ def test_models_that_cannot_be_decoded_are_refused_before_their_weights(tmp_path
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     assert "AttentionInterface" in refused(name=str(save_tiny(tmp_path / "falcon", "falcon")))
     assert "linear_attention" in refused(name=str(save_tiny(tmp_path / "mamba", "mamba")))
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    assert "dynamic RoPE" in refused(name=str(save_tiny(tmp_path / "rope", rope_parameters=rope)))
+    assert "dynamic RoPE" in refused(name=str(save_tiny(tmp_path / "rope", rope_parameters=DYNAMIC)))
     (tmp_path / "clip").mkdir()
     (tmp_path / "clip" / "config.json").write_text('{"model_type": "clip"}')
     (tmp_path / "clip" / "model.safetensors").write_bytes(b"")
     assert "not a causal language model" in refused(name=str(tmp_path / "clip"))
-
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def hub_of(folder: Path, path: str) -> Reply:
@@ -290,10 +292,8 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_eight_workers_read_one_copy(model: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, source = model
-    reads, open_read = Counter[str](), storage.open_read
-    monkeypatch.setattr(
-        storage, "open_read", lambda path, **keys: reads.update([path.rpartition("/")[2]]) or open_read(path, **keys)
-    )
+    reads, real = Counter[str](), storage.open_read
+    monkeypatch.setattr(storage, "open_read", lambda path, **k: reads.update([Path(path).name]) or real(path, **k))
     config = ModelConfig(name=name, dtype="float32")
     if "://" in name or Path(name).exists():  # else config.json is the Hub client's to find
         check_model_config(config)
@@ -328,3 +328,92 @@ def test_a_warm_engine_is_empty() -> None:
     warm_up(engine, 64)
     assert (engine.pending, list(engine.sequences)) == (0, [])
     assert engine.steps >= 3
+
+
+def refusal(model: PreTrainedModel) -> str:
+    with pytest.raises(ModelError) as error:
+        check_decodable(model, "owner/model")
+    assert "'owner/model'" in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_families_that_pass(kind: str) -> None:
+    model = tiny_model(kind)
+    before = model.config._attn_implementation
+    check_decodable(model)
+    check_decodable(model.to(torch.bfloat16))
+    assert model.config._attn_implementation == model.base_model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize(("kind", "reason"), REFUSED.items())
+def test_families_that_are_refused(kind: str, reason: str) -> None:
+    model = tiny_model(kind)
+    before = model.config._attn_implementation
+    assert reason in refusal(model)
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize(("kind", "settings"), [
+    ("gemma2", {"sliding_window": 3}),  # windows shorter than the rows of the self-test
+    ("mistral", {"sliding_window": 3}),
+    ("phi3", {"rope_parameters": {**LONG, "short_factor": [1.5] * 8, "long_factor": [1.5] * 8}}),
+    ("llama", {"rope_parameters": {**DYNAMIC, "rope_type": "linear"}}),
+    ("qwen3", {"rope_parameters": {**DYNAMIC, "rope_type": "yarn", "original_max_position_embeddings": 2048}}),
+])  # fmt: skip
+def test_settings_that_pass(kind: str, settings: dict[str, Any]) -> None:
+    check_decodable(tiny_model(kind, **settings))
+    check_decodable(tiny_model(kind, seed=1, **settings).double())
+
+
+def test_rope_that_depends_on_the_longest_row() -> None:
+    assert "dynamic RoPE" in refusal(tiny_model("llama", rope_parameters=DYNAMIC))
+    unequal = {**LONG, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    assert "long-rope" in refusal(tiny_model("phi3", rope_parameters=unequal))
+    by_layer: Any = SimpleNamespace(rope_parameters={"full_attention": DYNAMIC, "sliding_attention": {}})
+    assert "dynamic RoPE" in str(reason_in_rope(by_layer))
+
+
+def ignore_positions(model: PreTrainedModel) -> None:
+    forward = model.model.forward
+
+    def without(input_ids: torch.Tensor, position_ids: torch.Tensor, **arguments: Any) -> Any:
+        return forward(input_ids=input_ids, position_ids=torch.arange(input_ids.shape[1])[None], **arguments)
+
+    model.model.forward = without
+
+
+def mix_neighbours(model: PreTrainedModel) -> None:
+    forward = model.model.layers[1].mlp.forward
+    model.model.layers[1].mlp.forward = lambda x: forward(x + 0.1 * x.roll(1, 1))
+
+
+def drop_arguments(model: PreTrainedModel) -> None:
+    forward = model.model.layers[1].self_attn.forward
+    model.model.layers[1].self_attn.forward = lambda *a, step=None, **arguments: forward(*a, **arguments)
+
+
+def skip_attention(model: PreTrainedModel) -> None:
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+
+
+SPOILT = [(kind, spoil, "other logits than apart") for spoil in (ignore_positions, mix_neighbours)
+          for kind in ("granite", "gemma", "phi3", "olmo2")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "spoil", "reason"), [
+    *SPOILT, ("granite", drop_arguments, "must hand unknown keyword arguments on"),
+    ("granite", skip_attention, r"called for the layers [0]"),
+    ("granite", lambda model: model.lm_head.weight.data.mul_(torch.inf), "not finite")])  # fmt: skip
+def test_the_self_test_sees(kind: str, spoil: Callable[[PreTrainedModel], None], reason: str) -> None:
+    model = tiny_model(kind)
+    spoil(model)
+    assert reason in refusal(model)
+    if (kind, spoil) == ("granite", ignore_positions):
+        assert reason in refusal(model.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_it_holds_the_own_code_of_a_family_to_transformers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "_rotated", lambda x, cos, sin: x)
+    assert "other logits than apart" in refusal(tiny_model(kind))

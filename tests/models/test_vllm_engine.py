@@ -23,6 +23,22 @@ from tests.runs import config_tree, extraction
 
 EXTRACTION = config_tree(extraction(c=["Brand"]))
 VLLM = ["engine.kind=vllm", "decoding.method=guided"]
+FIELDS = [  # with a value of the type and one of another
+    (Attribute(name="Model (EU)"), 'X "1"\\é', 1),
+    (Attribute(name="Fit", type="enum", values=["on-ear", "a.b"]), "a.b", "acb"),
+    (Attribute(name="Weight", type="number"), -1.5, "1"),
+    (Attribute(name="Count", type="integer", required=True), 3, None),
+    (Attribute(name="Wireless", type="boolean"), True, "true"),
+    (Attribute(name="Colors", many=True, max_items=2), ["red", "blue"], ["a", "b", "c"]),
+    (Attribute(name="Since", type="date"), "2024-02-29", "2024-02-30"),
+    (Attribute(name="SKU", type="pattern", pattern="^[A-Z]{2}-[0-9]+$"), "AB-12", "AB"),
+]
+TITLES = ["Acme X100 wireless headphones, black, 250 g, over-ear", "Bolt sport earbuds in red",
+          "Sennheiser HD 560S open-back headphones, black, 240 g",
+          "JBL Tune 510BT white on-ear Bluetooth headset"]  # fmt: skip
+ATTRIBUTES_OF_TITLES = [{"name": "Brand"}, {"name": "Color", "type": "enum", "values": ["black", "red", "white"]},
+                        {"name": "Weight in g", "type": "number"},
+                        {"name": "Wireless", "type": "boolean", "required": True}]  # fmt: skip
 
 
 class Replay:
@@ -166,18 +182,6 @@ def test_without_vllm_the_extra_is_named():
         VLLMEngine(make_config(EXTRACTION, VLLM), None)
 
 
-FIELDS = [  # with a value of the type and one of another
-    (Attribute(name="Model (EU)"), 'X "1"\\é', 1),
-    (Attribute(name="Fit", type="enum", values=["on-ear", "a.b"]), "a.b", "acb"),
-    (Attribute(name="Weight", type="number"), -1.5, "1"),
-    (Attribute(name="Count", type="integer", required=True), 3, None),
-    (Attribute(name="Wireless", type="boolean"), True, "true"),
-    (Attribute(name="Colors", many=True, max_items=2), ["red", "blue"], ["a", "b", "c"]),
-    (Attribute(name="Since", type="date"), "2024-02-29", "2024-02-30"),
-    (Attribute(name="SKU", type="pattern", pattern="^[A-Z]{2}-[0-9]+$"), "AB-12", "AB"),
-]
-
-
 def written(record):
     lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
     return ",\n".join(lines) + "\n}"
@@ -190,14 +194,6 @@ def test_the_pattern_of_a_record_is_that_of_its_types():
         assert re.fullmatch(pattern, written(record))
     for attribute, _, bad in FIELDS:
         assert not re.fullmatch(pattern, written({**good, attribute.name: bad})), attribute.name
-
-
-TITLES = ["Acme X100 wireless headphones, black, 250 g, over-ear", "Bolt sport earbuds in red",
-          "Sennheiser HD 560S open-back headphones, black, 240 g",
-          "JBL Tune 510BT white on-ear Bluetooth headset"]  # fmt: skip
-ATTRIBUTES_OF_TITLES = [{"name": "Brand"}, {"name": "Color", "type": "enum", "values": ["black", "red", "white"]},
-                        {"name": "Weight in g", "type": "number"},
-                        {"name": "Wireless", "type": "boolean", "required": True}]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -1,16 +1,23 @@
-"""Nightly runs: only what is new or changed is extracted, and the table has every document of tonight exactly once."""
+"""Nightly runs: only what is new or changed is extracted, and the table has every document of tonight exactly once; the
+table as a Delta table: whole nights, earlier ones by version, and nothing copied or committed twice; and what a changed
+schema asks for."""
 
 import io
 import json
+import os
 import random
 import re
+import shutil
+import sys
 from pathlib import Path
 from unittest import mock
 
+import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -18,10 +25,11 @@ from raypd import storage
 from raypd.answering.components import WorkerComponents
 from raypd.billing import book
 from raypd.cli.main import app
-from raypd.config import RunConfig
+from raypd.config import Category, RunConfig
 from raypd.errors import ConfigError, RunError
-from raypd.nights import nightly
+from raypd.nights import delta, nightly
 from raypd.nights.nightly import Night, run_night
+from raypd.nights.schema_change import compare, join
 from raypd.nights.table_check import verify_table
 from raypd.report import data, page, terminal
 from raypd.report.status import Watch
@@ -30,10 +38,16 @@ from raypd.run.lease import RunLease
 from raypd.run.records import Bill
 from raypd.tasks.base import Record, Request
 from raypd.verify.scratch import Scratch
+from tests import s3
 from tests.cluster import fakes
 from tests.dataset.test_bad_input import damage_pages
 from tests.processes import LONG, start
-from tests.runs import extraction, says, with_keys
+from tests.runs import extraction, run_config, says, with_keys
+
+pytestmark = pytest.mark.usefixtures("in_process")
+DOCUMENTS = {f"d{i}": f"title {i}" for i in range(25)}
+TYPES = ("text", "number", "text")
+A, B, C = ({"name": n, "description": "", "type": t, "values": []} for n, t in zip("abc", TYPES, strict=True))
 
 
 class Task(fakes.FakeTask):
@@ -59,9 +73,6 @@ class Task(fakes.FakeTask):
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
     return WorkerComponents(fakes.FakeEngine(config.engine.most_seqs), Task(config), None, config.engine.max_num_seqs)
-
-
-pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
@@ -123,9 +134,6 @@ def extracted(config: RunConfig, made: Night) -> list[str]:
     """Ids that a night has put through the model."""
     folder = Path(config.output.path, "nights", made.name, "units")
     return sorted(id for path in folder.glob("*.parquet") for id in pq.read_table(path)["id"].to_pylist())
-
-
-DOCUMENTS = {f"d{i}": f"title {i}" for i in range(25)}
 
 
 @pytest.mark.slow
@@ -463,3 +471,177 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
          f"the table is that of the night {made.name}; 5 documents extracted in all nights")  # fmt: skip
     html = page.render(data.load(root))
     says(html, ">4<", ">3 ok<", ">1 failed (25%)<", ">$0.30<", "; 5 extracted<")
+
+
+@pytest.fixture
+def nights(run):
+    """Nights with a Delta table."""
+    return with_keys(run(unit_documents=5), nightly={"delta": True})
+
+
+def shown(config, version: int | None = None, **options) -> dict[str, str | None]:
+    """id -> the title that its answer was made of, as DuckDB reads a version of the Delta table; every id once."""
+    table = DeltaTable(config.output.path, version=version, **options).to_pyarrow_dataset()
+    found = duckdb.from_arrow(table).select("id", "record").fetchall()
+    made = {id: record and json.loads(record)["a"].removeprefix("a:") for id, record in found}
+    assert len(made) == len(found)
+    return made
+
+
+def versions(config) -> list[tuple[int, str]]:
+    """(version, night) of every commit, the first one first."""
+    return [(c["version"], c["raypd.night"]) for c in reversed(DeltaTable(config.output.path).history())]
+
+
+def test_every_night_is_a_version_and_unchanged_objects_stay(tmp_path, nights, write) -> None:
+    for name in "abc":
+        write(f"{name}.jsonl", {f"{name}{i}": "x" for i in range(5)})
+    first, one = night(nights), titles(nights)
+    assert shown(nights) == one
+    before = set(DeltaTable(nights.output.path).file_uris())
+    write("b.jsonl", {f"b{i}": "y" if i == 2 else "x" for i in range(4)})
+    (tmp_path / "in/c.jsonl").unlink()
+    second = night(nights)
+    assert shown(nights) == titles(nights) == {**dict.fromkeys([*one][:9], "x"), "b2": "y"}
+    after = DeltaTable(nights.output.path)
+    assert set(after.file_uris()) == set(files(nights))
+    assert len(before & set(after.file_uris())) == 1  # a's, as it was
+    assert (shown(nights, version=0), night(nights).nothing_new) == (one, True)
+    assert versions(nights) == [(0, first.name), (1, second.name)]
+    (tmp_path / "in/a.jsonl").unlink()  # and nothing is new
+    night(nights)
+    assert shown(nights) == titles(nights) == {"b0": "x", "b1": "x", "b2": "y", "b3": "x"}
+    assert DeltaTable(nights.output.path).version() == 2
+    assert sum(pa.table(after.get_add_actions())["num_records"].to_pylist()) == 9
+    for path in Path(nights.output.path).rglob("*"):
+        os.utime(path, (0, 1_700_000_000))  # 2023
+    assert after.vacuum(dry_run=True, full=True) == []  # not even what is no object of the table
+    assert verify_table(nights.output.path, nights).passed
+
+
+def test_what_a_cut_off_night_did_not_commit_the_next_command_does(nights, write, monkeypatch) -> None:
+    write("a.jsonl", DOCUMENTS)
+    first = night(nights)
+    write("a.jsonl", {**DOCUMENTS, "d7": "other"})
+
+    def crash(*args) -> None:
+        if args[1] != first.name:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nightly.delta, "register", crash)
+        with pytest.raises(KeyboardInterrupt):
+            night(nights)
+    assert titles(nights)["d7"] == "other"
+    assert shown(nights) == DOCUMENTS  # the night before, whole
+    result = CliRunner().invoke(app, ["verify", nights.output.path])
+    words = r"(?s)delta: the Delta table lacks \d objects of current/files.txt and shows \d that it.*same command again"
+    assert (result.exit_code, re.search(words, result.output) is not None) == (1, True)
+    assert night(nights).nothing_new
+    assert (shown(nights), [version for version, _ in versions(nights)]) == (titles(nights), [0, 1])
+    assert CliRunner().invoke(app, ["verify", nights.output.path]).exit_code == 0
+
+
+def test_a_folder_of_nights_gets_a_delta_table_later_and_other_columns_with_full(nights, write, monkeypatch) -> None:
+    write("a.jsonl", DOCUMENTS)
+    night(with_keys(nights, nightly={"delta": False}))
+    assert not Path(nights.output.path, "_delta_log").exists()
+    assert (night(nights).nothing_new, shown(nights)) == (True, DOCUMENTS)
+    # A raypd whose table has another column: beside objects that stay, then in place of all.
+    real, scores = nightly.table.write_object, lambda table: pa.array([1.5] * len(table))
+    with_column = lambda path, table: real(path, table.append_column("score", scores(table)))  # noqa: E731
+    monkeypatch.setattr(nightly.table, "write_object", with_column)
+    changed = {id: title for id, title in DOCUMENTS.items() if id != "d3"}
+    write("a.jsonl", changed)
+    write("b.jsonl", {"b": "fresh"})  # its object is the run's own
+    night(nights)
+    table = DeltaTable(nights.output.path)
+    changed["b"] = "fresh"
+    assert (shown(nights), set(table.to_pyarrow_table()["score"].to_pylist())) == (changed, {None, 1.5})
+    assert shown(nights, version=0) == DOCUMENTS
+    night(nights, full=True)
+    assert shown(nights) == changed
+    assert "score" not in DeltaTable(nights.output.path).to_pyarrow_table().column_names
+
+
+def test_a_commit_that_fails_says_so_and_the_table_is_there(nights, write, monkeypatch) -> None:
+    write("a.jsonl", DOCUMENTS)
+    log = Path(nights.output.path, "_delta_log")
+    log.parent.mkdir(parents=True)
+    log.write_text("no folder")
+    with pytest.raises(RunError, match=r"its Delta table could not be brought to it: .*same command tries again"):
+        night(nights)
+    assert titles(nights) == DOCUMENTS
+    log.unlink()
+    assert (night(nights).nothing_new, shown(nights)) == (True, DOCUMENTS)
+    (log / "00000000000000000000.json").write_text("{")
+    assert "the Delta table cannot be read" in verify_table(nights.output.path, nights).delta
+    shutil.rmtree(log)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(ConfigError, match=r"pip install 'raypd\[delta\]'"):
+        night(nights)
+
+
+def test_two_commands_with_one_list_commit_it_once(nights, write) -> None:
+    write("a.jsonl", DOCUMENTS)
+    made = night(nights)
+    for _ in range(2):
+        delta.register(nights.output.path, made.name, files(nights))
+    assert versions(nights) == [(0, made.name)]
+
+
+def test_nights_on_s3_by_the_settings_of_raypd(nights, write, bucket, s3_server) -> None:
+    write("a.jsonl", DOCUMENTS)
+    config = with_keys(nights, output={"path": f"{bucket}/my nights"}, storage={"endpoint_url": s3_server.url})
+    night(config)
+    write("a.jsonl", {**DOCUMENTS, "d7": "other"})
+    night(config)
+    options = {"storage_options": {"AWS_ENDPOINT_URL": s3_server.url, "AWS_ALLOW_HTTP": "true", **s3.environment()}}
+    assert (shown(config, **options), shown(config, version=0, **options)) == ({**DOCUMENTS, "d7": "other"}, DOCUMENTS)
+    assert verify_table(config.output.path, config).passed
+
+
+def config(*attributes) -> RunConfig:
+    return run_config(extraction(x=attributes), model="fake")
+
+
+@pytest.mark.parametrize(("old", "new", "asked"), [
+    ({"x": [A], "y": [A]}, {"x": [A, B, C], "y": [A]}, "x: b, c"),
+    ({"x": [A, B]}, {"x": [{**A, "description": "in cm"}, B]}, "x: a"),  # another attribute
+    ({"x": [A, B]}, {"x": [{**A, "type": "number"}, B]}, "x: a"),
+    ({"x": [A, B]}, {"x": [B, A]}, "attributes were removed, and there is nothing to extract"),
+    ({"x": [A, B]}, {"x": [B]}, "attributes were removed, and there is nothing to extract"),
+    ({"x": [A]}, {"x": [B]}, "x: everything"),
+    ({"x": [A]}, {"y": [A]}, "x: everything"),  # y had no documents with answers
+])  # fmt: skip
+def test_what_is_extracted_after_a_change(old, new, asked: str) -> None:
+    before = {name: {"attributes": attributes} for name, attributes in old.items()}
+    found = compare(before, {name: Category(attributes=attributes) for name, attributes in new.items()})
+    assert found.describe() == asked
+    assert compare(before, {"x": Category(attributes=old["x"], description="other")}).anew == set(old)
+
+
+def row(values: dict[str, str | None], **more: object):
+    own = {"id": "1", "status": "ok", "error": None, "attempts": 1, "truncated": False, "category": "x"}
+    listed = [{"name": k, "value": v} for k, v in values.items()]
+    return {**own, "record": json.dumps(values) if values else None, "values": listed or None, **more}
+
+
+NEW, FAILED = row({"c": "3", "b": None}, truncated=True, attempts=2), row({}, status="error", error="too long")
+
+
+@pytest.mark.parametrize(("attributes", "added", "record", "names", "own"), [
+    ((C, B, A), NEW, {"c": "3", "b": None, "a": "1"}, "cba", {"status": "ok", "truncated": True, "attempts": 2}),
+    ((A, B), FAILED, {"a": "1", "b": None}, "a", {"status": "error", "error": "added attributes: too long"}),
+    ((A,), None, {"a": "1"}, "a", {"status": "ok"}),  # removed attributes leave the row without any run
+])  # fmt: skip
+def test_one_row_with_old_and_added_values_in_the_order_of_the_schema(attributes, added, record, names, own) -> None:
+    made = join(row({"a": "1", "gone": "2"}), added, config(*attributes))
+    assert list(json.loads(made["record"]).items()) == list(record.items())
+    assert [v["name"] for v in made["values"]] == list(names)
+    assert own.items() <= made.items()
+
+
+def test_a_row_of_a_category_that_is_gone_stays() -> None:
+    old = row({"a": "1"}, category="gone")
+    assert join(old, None, config(A)) == old

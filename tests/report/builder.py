@@ -31,6 +31,7 @@ ERRORS = ["products-{n}.jsonl:{n}: not JSON: Expecting ',' delimiter: line 1 col
 START = 1_790_000_000.0
 FINGERPRINT = "0123456789ab"
 VERSIONS = {"raypd": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "ray": "2.60.0"}
+_Done = tuple[UnitSummary, list[dict[str, Any]]]  # a unit and its rows
 
 
 @dataclass
@@ -51,9 +52,6 @@ class Plan:
     rows: Callable[[int, int], list[dict[str, Any]]] | None = None  # (first row, how many) -> rows of a unit
     now: float | None = None  # end of the run; default: START + what it took
     config: dict[str, Any] = field(default_factory=dict)
-
-
-_Done = tuple[UnitSummary, list[dict[str, Any]]]  # a unit and its rows
 
 
 def document(number: int, draw: random.Random, categories: dict[str, list[str]] = CATEGORIES) -> dict[str, Any]:

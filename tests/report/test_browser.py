@@ -14,6 +14,9 @@ from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build, value
 from tests.servers import Reply, serving
 
+_pages: dict[str, str] = {}  # by the plan, since some are looked at in several ways
+SMALL, TABLET = {"width": 320, "height": 640}, {"width": 768, "height": 1024}
+
 
 def hostile_plan() -> Plan:
     """A run whose ids, sources, categories, names, values, errors and configuration are all hostile."""
@@ -29,9 +32,6 @@ def hostile_plan() -> Plan:
     return Plan(units=8, documents=12, workers=3, sessions=2, model=texts[1], categories={texts[0]: [texts[2]]},
                 rows=lambda first, count: [row(n) for n in range(first, first + count)],
                 config={"input": {"path": texts[4], texts[5]: texts[6]}})  # fmt: skip
-
-
-_pages: dict[str, str] = {}  # by the plan, since some are looked at in several ways
 
 
 def _page(tmp_path, plan: Plan):
@@ -75,9 +75,6 @@ def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
         tab.wait_for_function(f"window.{hostile.MARK} !== undefined", timeout=1000 * LONG)
         wait_for(lambda: heard, "nothing was asked for")
     assert any("Content Security Policy" in error for error in errors)
-
-
-SMALL, TABLET = {"width": 320, "height": 640}, {"width": 768, "height": 1024}
 
 
 @pytest.mark.parametrize("size", [PHONE, DESKTOP, *(pytest.param(s, marks=pytest.mark.slow) for s in (SMALL, TABLET))])

@@ -23,6 +23,8 @@ from tests.report.builder import Plan, build, edit_bill, value
 from tests.report.test_browser import hostile_plan
 from tests.runs import run_here, says, with_keys, with_values, write_jsonl
 
+TITLES = ["  Boots <b>of</b> Acme, red", "Acme &amp; Acme", "of nobody"]
+
 
 class Tags(HTMLParser):
     """All start tags with their attributes, and the text without tags."""
@@ -162,9 +164,6 @@ def test_long_answers_do_not_make_the_page_large(make):
     assert len(page.render(make(units=20, documents=12, rows=rows))) < 2_000_000
 
 
-TITLES = ["  Boots <b>of</b> Acme, red", "Acme &amp; Acme", "of nobody"]
-
-
 @pytest.fixture
 def run(tmp_path: Path, config) -> RunConfig:
     """A run of the fake model whose values are put where they stand in the texts."""
@@ -184,11 +183,8 @@ def test_values_are_marked_where_they_stand_and_without_them_the_page_holds_no_t
     found = data.load(run.output.path)
     texts.add(found)
     shown = [[(piece, marks) for piece, marks in one.text if piece] for one in found.sample.documents]
-    assert shown == [
-        [("  Boots <b>of</b> ", ""), ("Acme", "a0"), (", red", "")],  # of two that overlap the first
-        [("Acme", "a0"), (" &amp; ", ""), ("Acme", "a1")],
-        [("of nobody", "")],
-    ]
+    assert shown == [[("  Boots <b>of</b> ", ""), ("Acme", "a0"), (", red", "")],  # of two that overlap the first
+                     [("Acme", "a0"), (" &amp; ", ""), ("Acme", "a1")], [("of nobody", "")]]  # fmt: skip
     html = page.render(found)
     assert all(part in html for part in ("Boots &lt;b&gt;of&lt;/b&gt; ", '<mark title="a0"><bdi>Acme</bdi></mark>'))
     assert "<b>of" not in html

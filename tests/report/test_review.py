@@ -13,7 +13,7 @@ from raypd.errors import ConfigError, InputError
 from raypd.evaluation.score import evaluate
 from raypd.report import review
 from raypd.tasks.columns import RowValue
-from tests.runs import config_tree, extraction
+from tests.runs import config_tree, extraction, write_rows
 
 ATTRIBUTES = [{"name": "Brand"}, {"name": "Size", "type": "number"},
               {"name": "Color", "type": "enum", "values": ["red", "blue"]}, {"name": "Tags", "many": True},
@@ -24,7 +24,7 @@ ATTRIBUTES = [{"name": "Brand"}, {"name": "Size", "type": "number"},
 def run(tmp_path, in_process) -> str:
     """The folder of a run over forty documents."""
     rows = [{"id": f"={n}", "title": f"<b>Shoe</b> {n}", "category": "shoes"} for n in range(40)]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "in.jsonl", rows)
     fake = {"name": "fake", "fake": {"load_seconds": 0}}
     tree = config_tree(extraction(shoes=ATTRIBUTES), tmp_path / "in.jsonl", tmp_path / "run", model=fake,
                        input={"text_columns": ["title"]})  # fmt: skip

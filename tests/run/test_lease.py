@@ -13,12 +13,13 @@ import pytest
 
 from raypd.errors import RunError
 from raypd.run import lease
+from tests import runs
 from tests.processes import wait_for
 
 STALE = 45.0  # seconds of `Clock`
 
 
-class Clock:
+class Clock(runs.Clock):
     """Time that passes only while somebody waits for a session that is dead; real sleep while it is alive."""
 
     def __init__(self, folder: Path) -> None:
@@ -27,9 +28,6 @@ class Clock:
 
     def time(self) -> float:
         return time.time() + self.shift
-
-    def monotonic(self) -> float:
-        return self.now
 
     def sleep(self, seconds: float) -> None:
         if json.loads(self.holder.read_text())["session"] in self.dead:
@@ -66,8 +64,7 @@ def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path, clock: 
         lease.RunLease(str(tmp_path))
     assert clock.slept == 0
     since = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(first.began))
-    for part in (first.id, f"since {since}", f"process {os.getpid()}"):
-        assert part in str(caught.value)
+    runs.says(caught.value, first.id, f"since {since}", f"process {os.getpid()}")
     first.end("complete")
     assert [path.name for path in (tmp_path / "sessions").iterdir()] == [f"{first.id}.json"]
 

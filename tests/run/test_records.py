@@ -9,6 +9,7 @@ import pytest
 from raypd.billing import book
 from raypd.run import records, text
 from raypd.run.records import Bill, Energy, Manifest, NodeTime, RecordError, Session, UnitSummary, WorkerTime, from_json
+from raypd.run.training import TrainingAttempt, TrainingData, TrainingRecord
 
 
 def bill() -> Bill:
@@ -77,3 +78,15 @@ def test_money_shares_and_durations_and_foreign_text_made_visible_and_bounded():
     assert text.clean("x" * 20, 5) == "xxxxx… (20 characters)"
     assert text.clean("e" + "\u0301" * 50) == "e" + "\u0301" * 4
     assert text.clean("漢字 عربى é 👩‍👧") == "漢字 عربى é 👩‍👧"
+
+
+@pytest.mark.parametrize(("losses", "weights", "falls", "asks"), [
+    ([2.0, 1.5, 1.6], "adapter", True, True), ([2.0, 2.1, 2.2], "model", False, True), ([2.0], "model", True, True),
+    ([2.0, 2.2], "heads", False, False)])  # fmt: skip
+def test_a_training_says_that_it_measured_no_answers_and_where_its_loss_never_fell(losses, weights, falls, asks):
+    curve = [(10 * (n + 1), 3.0, loss) for n, loss in enumerate(losses)]
+    attempt = TrainingAttempt(1e-4, min(losses), 10 * len(losses), 1000, curve)
+    data = TrainingData(90, 10, 1000, 100, {}, "digest")
+    said = TrainingRecord("hyper_parallel", data, [attempt], f"/out/{weights}", 1.0, 0.0).describe()
+    assert ("never fell below that of step 10" in said) != falls
+    assert ("answers were not scored" in said and "raypd evaluate RUN LABELS" in said and "raypd fit" in said) == asks

@@ -10,6 +10,25 @@ from raypd import storage
 from raypd.errors import InputError
 from tests.processes import ended, start
 
+# The system refuses a write in its middle, as on a full disk, and needs no right to mount one.
+FULL_DISK = """
+import errno, os, resource, sys
+from raypd import storage
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+folder = sys.argv[1] + "/units"
+assert storage.put_new(folder + "/a", b"a" * 40_000)
+for write in (storage.put_new, storage.put):
+    try:
+        write(folder + "/b", os.urandom(100_000))
+    except OSError as error:
+        assert error.errno == errno.EFBIG, error
+        assert str(error).endswith("File too large: '" + folder + "/b'"), error
+    else:
+        raise AssertionError("it fitted")
+assert os.listdir(folder) == ["a"], os.listdir(folder)
+assert storage.put_new(folder + "/c", b"c" * 40_000)
+"""
+
 
 @pytest.fixture(params=["local", "s3", "gs", "az"])
 def root(request: pytest.FixtureRequest, tmp_path) -> str:
@@ -135,33 +154,10 @@ def test_nothing_is_no_folder_to_walk() -> None:
         assert look("/no/such/folder") == []
     assert storage.join("s3://b/p/", "units", "u") == "s3://b/p/units/u"
     assert (storage.absolute("s3://b/p/"), storage.absolute("file:///a/../b")) == ("s3://b/p", "/b")
-    for path, words in (
-        ("gcs://b", r"gcs://b: gcs:// is not a storage.*write gs://"),
-        ("az://b@c", "hold no credentials"),
-        ("s3://a b/x", "is not the name of a bucket"),
-    ):
+    for path, words in (("gcs://b", r"gcs://b: gcs:// is not a storage.*write gs://"),
+                        ("az://b@c", "hold no credentials"), ("s3://a b/x", "not the name of a bucket")):  # fmt: skip
         with pytest.raises(InputError, match=words):
             storage.absolute(path)
-
-
-# The system refuses a write in its middle, as on a full disk, and needs no right to mount one.
-FULL_DISK = """
-import errno, os, resource, sys
-from raypd import storage
-resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-folder = sys.argv[1] + "/units"
-assert storage.put_new(folder + "/a", b"a" * 40_000)
-for write in (storage.put_new, storage.put):
-    try:
-        write(folder + "/b", os.urandom(100_000))
-    except OSError as error:
-        assert error.errno == errno.EFBIG, error
-        assert str(error).endswith("File too large: '" + folder + "/b'"), error
-    else:
-        raise AssertionError("it fitted")
-assert os.listdir(folder) == ["a"], os.listdir(folder)
-assert storage.put_new(folder + "/c", b"c" * 40_000)
-"""
 
 
 def test_a_write_that_the_disk_refuses_in_its_middle_leaves_nothing(tmp_path) -> None:

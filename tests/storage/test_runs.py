@@ -68,7 +68,6 @@ def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected,
     assert storage.folders(folder) == ["date=2026-11-20", "date=2026-11-21"]
     (name,) = storage.names(f"{folder}/date=2026-11-21")
     assert writer.read_summary(run.output.path, name.removesuffix(".parquet")).documents == 1
-
     again = driver.run_extract(later, build=lambda *_: pytest.fail("a worker was built"))
     assert json.loads(storage.read(f"{run.output.path}/manifest.json"))["documents"] == again.documents == count + 1
     assert again.output == run.output.path

@@ -21,6 +21,7 @@ from tests.s3 import SECRET, environment
 from tests.servers import Reply
 
 Answer = tuple[int, dict[str, str], bytes]
+EMPTY = b"<ListBucketResult></ListBucketResult>"
 
 
 class Raw(io.BytesIO):
@@ -67,9 +68,6 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path):
     fake.use()
     yield fake
     storage.configure(StorageConfig())
-
-
-EMPTY = b"<ListBucketResult></ListBucketResult>"
 
 
 def refusal(code: str, message: str = "", status: int = 403, **headers: str):

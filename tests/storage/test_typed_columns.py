@@ -42,6 +42,10 @@ FOUND = {"Brand": "Acme", "Size": 7, "Count": 2**62, "Lit": False, "Since": "202
          "Colors": ["red", "blue"], "Lines": [{"on": "2024-01-31", "n": None}],
          "maker.country": None, "maker.days": ["2024-01-31"]}  # fmt: skip
 SPAN, NO_SPAN = {"span": {"begin": 3, "end": 7}, "span_exact": True}, {"span": None, "span_exact": None}
+FULL = {"extraction": {"category": "c", "values": [{"name": "Color", "value": "red"}], "truncated": False},
+        "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
+        "generation": {"sample": 0, "text": "words", "warnings": ["none"]}}  # fmt: skip
+SCHEMAS = {kind: shape.schema for kind, shape in columns.SHAPES.items()}
 
 
 @pytest.fixture
@@ -130,12 +134,6 @@ def test_a_local_run_writes_typed_columns(tmp_path) -> None:
     run_here(run, components.build)
     rows = ds.dataset(tmp_path / "out/units").to_table().to_pylist()
     assert [(row["status"], row["a"], row["b"]) for row in rows] == [("ok", "fake", None)] * 2 + [("error", None, None)]
-
-
-FULL = {"extraction": {"category": "c", "values": [{"name": "Color", "value": "red"}], "truncated": False},
-        "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
-        "generation": {"sample": 0, "text": "words", "warnings": ["none"]}}  # fmt: skip
-SCHEMAS = {kind: shape.schema for kind, shape in columns.SHAPES.items()}
 
 
 def write(output: str, number: int, records, schema: pa.Schema, **partition: str) -> None:

@@ -3,7 +3,6 @@ Real tasks and engines over tiny models; what the fingerprint makes of the table
 """
 
 import dataclasses
-import json
 from importlib import import_module
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ from raypd.models.medusa_heads import save_heads
 from raypd.tasks import extraction, question_answering
 from raypd.tasks.base import Document
 from tests.config.test_fingerprint import DECODING_KEYS, others, uses
-from tests.runs import answer, config_tree, run_config
+from tests.runs import answer, config_tree, run_config, write_rows
 from tests.tasks import test_extraction, test_question_answering
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -157,7 +156,7 @@ def plain(value):
 def test_other_tasks_read_the_same_documents_whatever_extraction_would_read(kind, tmp_path) -> None:
     fields = {"context": "c", "questions": ["q"], "prompt": "p", "title": "t", "other": 3, "category": "x"}
     rows = [{"id": str(i), **fields} for i in range(3)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "a.jsonl", rows)
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
     read = []
     for changes in ([], ["input.text_columns=[other, nowhere]", "input.category=shoes"]):

@@ -23,7 +23,7 @@ from raypd.tasks.cascade import Cascade
 from raypd.tasks.columns import columns_of, rows_of, value_row
 from raypd.verify.verification import verify
 from tests.models.test_endpoint import completion, server
-from tests.runs import TITLES, config_tree, extraction, run_config, run_here, with_keys, write_jsonl
+from tests.runs import TITLES, config_tree, extraction, run_config, run_here, with_keys, write_jsonl, write_rows
 
 SHOES = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
 SECOND = {"model": {"name": "fake"}}
@@ -97,11 +97,8 @@ def test_values_under_the_threshold_are_the_second_model_s_and_say_so():
     second = {name: rows("Zeta", 0.5, 43.0, 0.5) for name in first}
     records, asked = cascaded(first, second, under=0.8)
     assert (sorted(asked), records["failed"].error) == (["brand", "null", "unrated"], "too long")
-    found = {
-        name: (json.loads(record.columns["record"]), [value["model"] for value in record.columns["values"]])
-        for name, record in records.items()
-        if record.error is None
-    }
+    columns = {name: record.columns for name, record in records.items() if record.error is None}
+    found = {name: (json.loads(one["record"]), [v["model"] for v in one["values"]]) for name, one in columns.items()}
     assert found == {
         "sure": ({"Brand": "Acme", "Size": 42.0}, ["first", "first"]),
         "brand": ({"Brand": "Zeta", "Size": 42.0}, ["second", "first"]),
@@ -212,9 +209,8 @@ def test_only_a_cascade_that_is_there_changes_the_fingerprint():
 
 def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, monkeypatch):
     """100 documents: the first model is right where it is at least 0.6 sure, the second always, at 3 times the cost."""
-    labels = tmp_path / "labels.jsonl"
-    lines = [{"sku": n, "title": f"shoe {n}", "target": {"Brand": "Acme", "Size": n + 1}} for n in range(100)]
-    labels.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = ({"sku": n, "title": f"shoe {n}", "target": {"Brand": "Acme", "Size": n + 1}} for n in range(100))
+    labels = write_rows(tmp_path / "labels.jsonl", lines)
     profiled = []
 
     def profile(config, documents, limit, label):

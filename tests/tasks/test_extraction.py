@@ -193,9 +193,9 @@ def test_guided_values_stand_in_one_json_text(k_max):
     for request, values in zip(requests, runner.run(programs), strict=True):
         (record,) = request.finish(values)
         text = task.tokenizer.decode([*fed[record.index], *slot.grammar.closing(values[-1].tokens)])
-        before, copied, behind = re.fullmatch(
-            r'(.*"Größe":)([^\n]*)(,\n"Waterproof":.*)', text[text.rindex('{\n"Brand"') :], re.DOTALL
-        ).groups()
+        record_text = text[text.rindex('{\n"Brand"') :]
+        parts = re.fullmatch(r'(.*"Größe":)([^\n]*)(,\n"Waterproof":.*)', record_text, re.DOTALL)
+        before, copied, behind = parts.groups()
         size = record.columns["values"][1]
         found = check(Attribute(name="Größe", type="number"), copied, closed=size["status"] != "truncated")
         assert found.status == size["status"]
@@ -234,20 +234,6 @@ def test_autoregressive_answers_are_parsed_where_they_can_be():
     assert json.loads(record.columns["record"]) == {"Brand": "Böots", "Größe": 42, "Waterproof": True, "Color": None}
     assert (brand["confidence"], size["confidence"]) == pytest.approx((2.718281828**-0.1, 2.718281828**-3))
     assert (color["status"], color["raw"]) == ("invalid", '"blue"')
-
-
-def recite(model, start: int, text: str):
-    """The model, which says `text` from position `start` on."""
-    tokens = tiny_tokenizer().encode(text, add_special_tokens=False)
-
-    def say(module, inputs, output) -> None:
-        count = output.logits.shape[1]
-        for i, at in enumerate(range(output.past_key_values.get_seq_length() - count + 1 - start, len(tokens))):
-            if i < count and at >= 0:
-                output.logits[0, i, tokens[at]] = 1e4
-
-    model.register_forward_hook(say)
-    return model
 
 
 def test_bad_documents_become_error_records_and_the_rest_goes_on():

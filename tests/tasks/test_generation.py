@@ -21,6 +21,16 @@ from tests.runs import answer, run_config
 from tests.tasks.test_extraction import CONTEXT, prompt_text
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+PROMPTS = ["Hi", "How are you today?", ["first?", "second?"], "größe {}"]
+THREADED = ["apar", "apar_medusa", "pasta"]
+THINKS = """{% for message in messages %}{{ message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ 'assistant\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
+{%- endif %}"""  # as Qwen3's
+SCRIPTS = {"pasta": b'm<promise topic="t" tokens="18"/><async>ccc</async>end'}
+CUT_CHILD = b'm<promise topic="t" tokens="18"/><async>ccccccccccc'  # decoding.max_async_tokens is 11
+
 
 def make(context_length: int = CONTEXT, decoding: dict | None = None, tokenizer=None, model=None, **task):
     config = run_config({"kind": "generation", **task}, decoding={"max_new_tokens": 12, **(decoding or {})})
@@ -39,9 +49,6 @@ def one(task, prompt: object) -> Request | Record:
 def say(text: str, stopped: bool = True) -> Continuation:
     tokens = tiny_tokenizer().encode(text, add_special_tokens=False)
     return Continuation(tokens, [-0.5] * len(tokens), stopped)
-
-
-TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
 
 
 @pytest.mark.parametrize(("prompt", "task", "text"), [
@@ -105,9 +112,6 @@ def test_a_long_prompt_may_lose_its_beginning():
     assert len(next(one(make(context_length=100, too_long="truncate"), "x" * 500).program).tokens) == 100 - 12
 
 
-PROMPTS = ["Hi", "How are you today?", ["first?", "second?"], "größe {}"]
-
-
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
     """A model with control tokens, its tokenizer, and a folder of Medusa heads."""
@@ -146,9 +150,6 @@ def test_lossless_methods_write_what_autoregressive_writes(parts):
             assert columns["confidence"] == pytest.approx(expected[key]["confidence"], abs=1e-3)
 
 
-THREADED = ["apar", "apar_medusa", "pasta"]
-
-
 @pytest.mark.parametrize("method", THREADED)
 def test_threaded_methods_write_and_count(parts, method):
     for columns in answers(parts, method).values():
@@ -159,22 +160,12 @@ def test_threaded_methods_write_and_count(parts, method):
         assert ("longest_path" in counters, "theoretical_speedup" in counters) == (method != "apar_medusa", False)
 
 
-THINKS = """{% for message in messages %}{{ message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ 'assistant\n' }}
-{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
-{%- endif %}"""  # as Qwen3's
-
-
 @pytest.mark.parametrize(("thinking", "end"), [(False, "assistant\n<think>\n\n</think>\n\n"), (True, "assistant\n")])
 def test_a_model_thinks_where_it_is_to(thinking, end):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = THINKS
     feed = next(one(make(tokenizer=tokenizer, thinking=thinking), "Hi").program)
     assert tokenizer.decode(list(feed.tokens)) == "user\nHi<|im_end|>\n" + end
-
-
-SCRIPTS = {"pasta": b'm<promise topic="t" tokens="18"/><async>ccc</async>end'}
-CUT_CHILD = b'm<promise topic="t" tokens="18"/><async>ccccccccccc'  # decoding.max_async_tokens is 11
 
 
 def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[str, str]:

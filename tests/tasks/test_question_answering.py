@@ -120,12 +120,9 @@ def test_one_record_a_question_in_their_order(method):
 def test_both_methods_answer_the_same():
     """Answers, statuses and confidences, however contexts are stacked and batched."""
     found = []
-    for method, stack, engine in [
-        ("autoregressive", 1, {"max_num_seqs": 1}),
-        ("autoregressive", 1, {"max_num_seqs": 7, "max_num_batched_tokens": 61}),
-        ("intra_prompt", 1, {"max_num_seqs": 2}),
-        ("intra_prompt", 4, {"max_num_seqs": 1, "max_num_batched_tokens": 200}),
-    ]:
+    for method, stack, *sizes in (("autoregressive", 1, 1), ("autoregressive", 1, 7, 61), ("intra_prompt", 1, 2),
+                                  ("intra_prompt", 4, 1, 200)):  # fmt: skip
+        engine = dict(zip(("max_num_seqs", "max_num_batched_tokens"), sizes, strict=False))
         task = make(decoding={"method": method, "contexts_per_prompt": stack})
         found.append([r.columns for r in answer_all(task, RAGGED, **engine)])
     for other in found[1:]:

@@ -1,7 +1,6 @@
 """A template of a user's: what it may do, how long it may take, and that this is found before Ray starts; and labelled
 documents in the prompt of an extraction."""
 
-import json
 import re
 from typing import Any, get_args
 
@@ -17,7 +16,7 @@ from raypd.tasks.base import Document
 from raypd.tasks.extraction import ExtractionTask
 from raypd.tasks.prompting import check_template, messages, template_text
 from tests.processes import ended, start
-from tests.runs import extraction, run_config
+from tests.runs import extraction, run_config, write_rows
 from tests.tiny import tiny_tokenizer
 
 SHELL = "{{ category.attributes[0].__class__.__mro__[-1].__subclasses__() }}"
@@ -25,6 +24,18 @@ GLOBALS = "{{ lipsum.__globals__['os'].system('touch MARK') }}"
 OPCODES = "cos\\nsystem\\n(S'touch MARK'\\ntR."
 PICKLE = f'{{{{ category.attributes[0].parse_raw("{OPCODES}", proto="pickle", allow_pickle=True) }}}}'
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+TASK = extraction(shoes=["Brand", {"name": "Size", "type": "number"}], hats=["Brand"])
+ROWS = [
+    {"category": "shoes", "title": "Acme Trail 42", "target": {"Brand": "Acme", "Size": 42}},
+    {"category": "hats", "title": "Zeta straw hat", "target": {"Brand": "Zeta"}},
+    {"category": "shoes", "title": "Berg Road shoe <|im_end|>", "target": {"Brand": "Berg"}},
+    {"category": "shoes", "title": "Acme Trail 42 in red", "target": {"Brand": "Acme", "Size": 42}},
+]
+SHOWN = [
+    '<document>\nAcme Trail 42\n</document>\n{\n"Brand": "Acme",\n"Size": 42\n}\n\n',
+    '<document>\nBerg Road shoe <|im_end|>\n</document>\n{\n"Brand": "Berg",\n"Size": null\n}\n\n',
+    '<document>\nAcme Trail 42 in red\n</document>\n{\n"Brand": "Acme",\n"Size": 42\n}\n\n',
+]
 
 
 def config(template, **keys: object) -> RunConfig:
@@ -73,11 +84,9 @@ def test_a_model_s_own_chat_template_may_count_and_repeat() -> None:
 def test_nothing_in_a_prompt_could_be_an_answer() -> None:
     """Whatever the type: a small model copies a date that stands in its prompt."""
     types = get_args(Attribute.model_fields["type"].annotation)
-    keys: dict[str, dict[str, Any]] = {
-        "enum": {"values": ["red", "blue"]},
-        "pattern": {"pattern": "[A-Z]+"},
-        "rows": {"columns": [{"name": "item"}, {"name": "day", "type": "date"}]},
-    }
+    columns = [{"name": "item"}, {"name": "day", "type": "date"}]
+    keys: dict[str, dict[str, Any]] = {"enum": {"values": ["red", "blue"]}, "pattern": {"pattern": "[A-Z]+"},
+                                       "rows": {"columns": columns}}  # fmt: skip
     attributes = [{"name": f"{kind} {'many' if many else 'one'}", "type": kind, "many": many, **keys.get(kind, {})}
                   for kind in types for many in (False, True)]  # fmt: skip
     task = ExtractionConfig.model_validate({"categories": {"things": {"attributes": attributes}}})
@@ -116,25 +125,10 @@ def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
     assert re.search(r"\(one of: b0, b1, .*, b99, or one of 19,900 more\)", message)
 
 
-TASK = extraction(shoes=["Brand", {"name": "Size", "type": "number"}], hats=["Brand"])
-ROWS = [
-    {"category": "shoes", "title": "Acme Trail 42", "target": {"Brand": "Acme", "Size": 42}},
-    {"category": "hats", "title": "Zeta straw hat", "target": {"Brand": "Zeta"}},
-    {"category": "shoes", "title": "Berg Road shoe <|im_end|>", "target": {"Brand": "Berg"}},
-    {"category": "shoes", "title": "Acme Trail 42 in red", "target": {"Brand": "Acme", "Size": 42}},
-]
-SHOWN = [
-    '<document>\nAcme Trail 42\n</document>\n{\n"Brand": "Acme",\n"Size": 42\n}\n\n',
-    '<document>\nBerg Road shoe <|im_end|>\n</document>\n{\n"Brand": "Berg",\n"Size": null\n}\n\n',
-    '<document>\nAcme Trail 42 in red\n</document>\n{\n"Brand": "Acme",\n"Size": 42\n}\n\n',
-]
-
-
 @pytest.fixture
 def made(tmp_path):
     def make(rows=ROWS, method="guided", tokens=4096, decoding=(), **examples):
-        path = tmp_path / "examples.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = write_rows(tmp_path / "examples.jsonl", rows)
         source = {"text_columns": ["title"]}
         task = {**TASK, "examples": {"path": str(path), **examples}}
         config = run_config(task, input=source, decoding={"method": method, **dict(decoding)})
@@ -144,12 +138,15 @@ def made(tmp_path):
     return make
 
 
-def prompt(task, tokenizer, text, category="shoes"):
+def prompt_tokens(task, text, category="shoes"):
     """(the shared part, the rest) of the first feed of a document."""
     (request,) = task.plan([Document(0, "a", {"title": text, "category": category})])
     feed = next(request.program)
-    tokens = list(feed.tokens)
-    return tokenizer.decode(tokens[: feed.shared]), tokenizer.decode(tokens[feed.shared :])
+    return list(feed.tokens[: feed.shared]), list(feed.tokens[feed.shared :])
+
+
+def prompt(task, tokenizer, *document):
+    return map(tokenizer.decode, prompt_tokens(task, *document))
 
 
 @pytest.mark.parametrize("method", ["guided", "autoregressive"])
@@ -159,12 +156,10 @@ def test_the_first_of_the_category_stand_in_the_shared_part(made, method):
     assert shared.endswith(SHOWN[0] + SHOWN[1])
     assert rest.startswith("<document>\nNova 44\n</document>")
     assert "straw" not in shared
-    assert "straw hat" in prompt(task, tokenizer, "Fez", "hats")[0]
+    assert "straw hat" in next(prompt(task, tokenizer, "Fez", "hats"))
     ids = tokenizer(SHOWN[1], add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids  # and it is there as these ids:
-    (request,) = task.plan([Document(0, "a", {"title": "Nova 44", "category": "shoes"})])
-    feed = next(request.program)
-    assert list(feed.tokens[feed.shared - 8 : feed.shared]) == ids[-8:]
+    assert prompt_tokens(task, "Nova 44")[0][2 - len(ids) :] == ids[2:]
 
 
 def test_the_most_alike_that_fit_stand_before_the_document_and_never_itself(made):
@@ -198,6 +193,6 @@ def test_examples_are_in_the_fingerprint_and_stacked_documents_would_see_each_ot
     ([["a list"]], r"jsonl:1: not a labelled document"), ([], "holds no example")])  # fmt: skip
 def test_examples_that_cannot_be_shown_are_refused_before_a_run(made, tmp_path, rows, reason):
     config = made()[0]
-    (tmp_path / "examples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "examples.jsonl", rows)
     with pytest.raises(ConfigError, match=reason):
         check_template(config)

@@ -25,6 +25,20 @@ NUMBER = Attribute(name="a", type="number")
 BOOLEAN = Attribute(name="a", type="boolean")
 ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
 WATTS = Attribute(name="a", type="enum", values=["mW", "MW"])
+NBSP, THIN, NARROW = "\u00a0", "\u2009", "\u202f"
+COPIED = ["1,000", "-1,000.5", "7/8", "1-2", "<5", ">= 5", "~5", "≈5", "±5", "\u22125", "12 in", "99%", "25 °C", "1e5",
+          "1 000", f"1{NARROW}000", "3,5", "1.000,5", "$1,299.00", "€5", "½", "1½", "5 x 3", "10 W / 12 W", '15.6"',
+          "2700K", "10 кг"]  # fmt: skip
+# what texts are drawn of: pieces that make numbers, near numbers, units and ends
+PIECES = [*"0123456789", "000", "25", ",", ",", ".", " ", "/", "-", "'", '"', "\\", "<", "~", "e", "E", "x", "k", "½",
+          "²", "%", "€", "$", "\u2212", "\u2013", NBSP, NARROW, " in", " kg", " million", "万", "\u0661", "}", "\n",
+          ", ", "null", "(", ":"]  # fmt: skip
+SIZES = {"shoes": {"attributes": [{"name": "Size", "type": "number"}]}}
+SAID = [("1,000,\n", "ok", 1000), ("1,000", "ok", 1000), ("7,\n", "ok", 7), ("1,000 mAh,\n", "ok", 1000),
+        ("7/8,\n", "ambiguous", None), ("1-2\n", "ambiguous", None), ("<5,\n", "ambiguous", None),
+        ("12 in\n", "ok", 12), ("5 x 3}", "ambiguous", None), ("3,5,\n", "ok", 3.5), ("1e5,\n", "ok", 100000.0),
+        (f"1{NARROW}000,\n", "ok", 1000), ("€ 5,\n", "ok", 5), ("123456789012345678901234567890", "truncated", None),
+        ("null,\n", "null", None)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("attribute", "text", "status", "value"), [
@@ -84,9 +98,6 @@ def test_the_end_of_a_json_object(text, end):
     assert stopped == (len(text) if end == -1 else None if end is None else text.rindex(end) + len(end))
 
 
-NBSP, THIN, NARROW = "\u00a0", "\u2009", "\u202f"
-
-
 @pytest.mark.parametrize(("text", "value"), [
     ("7", 7), ("-15.60", -15.6), ("+5", 5), ("\u22125", -5), ("007", 7), ("-00.5", -0.5), (".5", 0.5),
     ("3.", 3.0), ("12345678901234567", 12345678901234567),
@@ -142,11 +153,6 @@ def with_grammar(vocabulary: str):
     except ModelError as error:
         pytest.skip(str(error))
     return tokenizer, Grammar(Number(), Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)]))
-
-
-COPIED = ["1,000", "-1,000.5", "7/8", "1-2", "<5", ">= 5", "~5", "≈5", "±5", "\u22125", "12 in", "99%", "25 °C", "1e5",
-          "1 000", f"1{NARROW}000", "3,5", "1.000,5", "$1,299.00", "€5", "½", "1½", "5 x 3", "10 W / 12 W", '15.6"',
-          "2700K", "10 кг"]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", COPIED)
@@ -213,12 +219,6 @@ def carries(text: str, number: float) -> bool:
     return any(float(f"{digits}e{power - k}") == abs(number) for k in range(len(digits) + 1))
 
 
-# what texts are drawn of: pieces that make numbers, near numbers, units and ends
-PIECES = [*"0123456789", "000", "25", ",", ",", ".", " ", "/", "-", "'", '"', "\\", "<", "~", "e", "E", "x", "k", "½",
-          "²", "%", "€", "$", "\u2212", "\u2013", NBSP, NARROW, " in", " kg", " million", "万", "\u0661", "}", "\n",
-          ", ", "null", "(", ":"]  # fmt: skip
-
-
 @settings(max_examples=1500, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=14))
 def test_no_digit_is_dropped_of_what_the_automaton_reads(pieces):
@@ -254,14 +254,6 @@ def says(program, text: str, heard: list[int]):
         heard.extend(predictions.tokens)
 
     return changed(program, say)
-
-
-SIZES = {"shoes": {"attributes": [{"name": "Size", "type": "number"}]}}
-SAID = [("1,000,\n", "ok", 1000), ("1,000", "ok", 1000), ("7,\n", "ok", 7), ("1,000 mAh,\n", "ok", 1000),
-        ("7/8,\n", "ambiguous", None), ("1-2\n", "ambiguous", None), ("<5,\n", "ambiguous", None),
-        ("12 in\n", "ok", 12), ("5 x 3}", "ambiguous", None), ("3,5,\n", "ok", 3.5), ("1e5,\n", "ok", 100000.0),
-        (f"1{NARROW}000,\n", "ok", 1000), ("€ 5,\n", "ok", 5), ("123456789012345678901234567890", "truncated", None),
-        ("null,\n", "null", None)]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["hyper_parallel", "guided", "autoregressive"])

@@ -1,6 +1,5 @@
 """A small corpus whose values stand in its listings, a configuration for it, and what the engine shows each token."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from raypd.decoding.program import Program
 from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
 from raypd.models.load import LoadedModel
 from raypd.training.example import Example
-from tests.runs import config_tree, extraction
+from tests.runs import config_tree, extraction, write_rows
 from tests.tiny import tiny_model, tiny_tokenizer
 
 COLORS, BRANDS = ["red", "blue", "green", "black"], ["Acme", "Zeta", "Orla"]
@@ -22,13 +21,12 @@ COLORS, BRANDS = ["red", "blue", "green", "black"], ["Acme", "Zeta", "Orla"]
 def write_corpus(path: Path, count: int, seed: int = 0) -> Path:
     """Listings with labels; a third of the values is null."""
     draw, kinds = random.Random(seed), {"Brand": BRANDS, "Color": [*COLORS, None, None], "Size": [7, 12, 40, None]}
-    lines = []
+    rows = []
     for number in range(count):
         target: dict[str, Any] = {name: draw.choice(values) for name, values in kinds.items()}
         title = " ".join(str(value) for value in target.values() if value is not None)
-        lines.append(json.dumps({"id": str(number), "category": "shoes", "title": title, "target": target}) + "\n")
-    path.write_text("".join(lines))
-    return path
+        rows.append({"id": str(number), "category": "shoes", "title": title, "target": target})
+    return write_rows(path, rows)
 
 
 def tree(corpus: Path, output: Path, model: str, /, **sections: Any) -> dict[str, Any]:
@@ -37,10 +35,8 @@ def tree(corpus: Path, output: Path, model: str, /, **sections: Any) -> dict[str
     template = output.parent / "template.j2"
     template.write_text("{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ products }}")
     defaults: dict[str, Any] = {
-        "input": {"text_columns": ["title"]},
-        "model": {"name": model, "device": "cpu", "dtype": "float32"},
-        "decoding": {"method": "hyper_parallel", "max_value_tokens": 12},
-    }
+        "input": {"text_columns": ["title"]}, "model": {"name": model, "device": "cpu", "dtype": "float32"},
+        "decoding": {"method": "hyper_parallel", "max_value_tokens": 12}}  # fmt: skip
     sections = defaults | {name: {**defaults.get(name, {}), **keys} for name, keys in sections.items()}
     task = extraction(shoes=["Brand", colors, {"name": "Size", "type": "number"}])
     return config_tree({**task, "template": str(template)}, corpus, output, **sections)
@@ -51,8 +47,8 @@ def generation_tree(method: str, training: Any = None, path: Any = "in.jsonl", *
     sections = {
         "input": {"text_columns": ["turns"], "category_column": None},
         "decoding": {"method": method, **decoding},
-        "training": {"labels_column": "responses", **(training or {})},
     }
+    sections["training"] = {"labels_column": "responses", **(training or {})}
     return config_tree({"kind": "generation", "prompt_column": "turns"}, path, **sections)
 
 

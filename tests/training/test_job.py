@@ -26,6 +26,7 @@ from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
 
 pytestmark = pytest.mark.timeout(900)  # up to three starts of Ray Train, beside other tests
+SHORT = {"weights": "lora", "lora_rank": 4, "learning_rates": [1e-2], "epochs": 8, "batch_size": 8, "evaluations": 4}
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +35,10 @@ def base(tmp_path_factory):
 
 
 def test_a_worker_with_a_gpu_that_it_does_not_see_does_not_train_on_the_cpu(tmp_path, monkeypatch):
-    arguments = {
-        "config": short(tmp_path, "no/model", "a", model={"device": "auto"}),
-        "resources": WorkerResources(1, 1.0, 1),
-    }
+    config = short(tmp_path, "no/model", "a", model={"device": "auto"})
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     with pytest.raises(RuntimeError, match=r"ModelError.*was given a GPU, and torch .* sees none"):
-        _train_on_worker(arguments)
+        _train_on_worker({"config": config, "resources": WorkerResources(1, 1.0, 1)})
 
 
 def test_new_weights_have_not_the_calibration_of_those_before(tmp_path, monkeypatch):
@@ -73,9 +71,6 @@ def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     assert sum(got[key] == target for key, target in want.items()) >= 22, (got, want)
     with pytest.raises(ModelError, match="max_value_tokens 12"):
         run_extract(make_config(tree(corpus, tmp_path / "other", model, decoding={"max_value_tokens": 20})))
-
-
-SHORT = {"weights": "lora", "lora_rank": 4, "learning_rates": [1e-2], "epochs": 8, "batch_size": 8, "evaluations": 4}
 
 
 def short(tmp_path, base, name, **sections):

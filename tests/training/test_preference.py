@@ -22,7 +22,7 @@ from raypd.training.trainer import make_trainer
 from raypd.training.weights import make_trainable
 from tests.decoding.drivers import drive
 from tests.decoding.pasta_script import EOS, Script, promise
-from tests.runs import committed, config_tree, read_all, run_config, with_keys
+from tests.runs import committed, config_tree, read_all, run_config, with_keys, write_rows
 from tests.tiny import _Wide, in_float64, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, dense_logits, loaded_tiny, recorded
 
@@ -30,6 +30,11 @@ PARTS = f"{promise('a')}{promise('b', 10)}, and<sync/> so on"
 PLAIN = "all of it, one token after the other, which takes its time and then some more of it."
 SAMPLES = [(PARTS, "first part</async>", "second</async>"), (PLAIN,), ("no.",)]  # of the main thread and its children
 OTHER = {"first": "second", "second": "first"}
+THREE = f"x{promise('a', 30)}{promise('b')}<sync/>y{promise('c')}<sync/>z"
+CASES = [SAMPLES[0], ("a <b>bold</b> < text, no promise <sync/> here",),
+         (THREE, "1</async>", "2 <sync/> 2</async>", "3</async>"),
+         (f"{promise('é', 999)} ü <promise topic='q'> w", "ä</async>", "of no number</async>"),
+         (f"<async>stray</async>{promise('a')}", "</async>")]  # fmt: skip
 
 
 class Corpus:
@@ -41,8 +46,7 @@ class Corpus:
         if tags:
             add_control_tokens(tiny_model("llama"), self.tokenizer, "pasta")
             self.words = CONTROL_TOKENS["pasta"]
-        self.path = tmp_path / "prompts.jsonl"
-        self.path.write_text("".join(json.dumps({"id": p, "prompt": p}) + "\n" for p in prompts))
+        self.path = write_rows(tmp_path / "prompts.jsonl", ({"id": prompt, "prompt": prompt} for prompt in prompts))
 
     def config(self, method="pasta", samples=3, decoding=None, preference=None, path=None, task=None,
                dtype="float32", **training):  # fmt: skip
@@ -153,10 +157,8 @@ def test_a_score_is_speedup_and_what_the_judge_says(corpus):
     fast, slow, short = 40 / (child + len(" so on") + 1), 40 / (len(PLAIN) + 1), 40 / 4
     want = [[fast + 4, slow - 4, short], [fast + 2, slow, short], [fast, short], [fast, slow, short]]
     assert [[row["score"] for row in d.fields["target"]] for d in documents] == list(map(pytest.approx, want))
-    assert dict(skipped) == {
-        "verdicts that say none of first, second and tie: taken as a tie": 4,
-        "samples that the judge did not answer in both orders": 1,
-    }
+    words = "verdicts that say none of first, second and tie: taken as a tie"
+    assert dict(skipped) == {words: 4, "samples that the judge did not answer in both orders": 1}
 
 
 def test_best_and_worst_make_a_pair(corpus):
@@ -175,13 +177,6 @@ def test_prompts_whose_samples_score_alike_make_none(corpus):
     assert pairs in ([("two", "one")], [("two", "six")])
     ((reason, count),) = make.skipped.items()
     assert (count, make.lost, "score alike" in reason) == (3, 0, True)
-
-
-THREE = f"x{promise('a', 30)}{promise('b')}<sync/>y{promise('c')}<sync/>z"
-CASES = [SAMPLES[0], ("a <b>bold</b> < text, no promise <sync/> here",),
-         (THREE, "1</async>", "2 <sync/> 2</async>", "3</async>"),
-         (f"{promise('é', 999)} ü <promise topic='q'> w", "ä</async>", "of no number</async>"),
-         (f"<async>stray</async>{promise('a')}", "</async>")]  # fmt: skip
 
 
 @pytest.mark.parametrize("tags", [False, True])
@@ -278,7 +273,6 @@ def test_a_round_moves_the_model_from_worst_to_best(corpus, tmp_path):
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(10**2, rel=1e-3)  # the mean over a step's four pairs
     model.set_attn_implementation("sdpa")
-
     with torch.no_grad():
         logs = [[[direct(of.double(), one) for one in pair] for of in (model, before)] for pair in train]
     rises = [float(best - worst - was[0] + was[1]) for (best, worst), was in logs]

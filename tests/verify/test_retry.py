@@ -242,10 +242,8 @@ def test_readers_see_every_document_exactly_once_at_each_instant(run) -> None:
 def table(*documents: tuple[int, str, int]) -> pa.Table:
     """Rows (row, status, attempts) of one source; the answer tells where a row comes from."""
     rows = [("a", *document, "/".join(map(str, document))) for document in documents]
-    schema = pa.schema(
-        {"source": "string", "row": "int64", "status": "string", "attempts": "int32", "answer": "string"}
-    )
-    return pa.table(list(zip(*rows, strict=True)), schema=schema)
+    types = {"source": "string", "row": "int64", "status": "string", "attempts": "int32", "answer": "string"}
+    return pa.table(list(zip(*rows, strict=True)), schema=pa.schema(types))
 
 
 def test_documents_of_several_rows_are_replaced_whole_unless_more_of_them_failed() -> None:
@@ -267,10 +265,8 @@ def test_a_subset_of_a_unit_is_a_unit_with_an_id_of_its_own(run) -> None:
 
 
 def test_on_s3(bucket, config, connected) -> None:
-    titles = ["program" if i == 7 else "a" for i in range(25)]
-    storage.put(
-        f"{bucket}/in/a.jsonl", "".join(f'{{"id": "{i}", "title": "{t}"}}\n' for i, t in enumerate(titles)).encode()
-    )
+    lines = [f'{{"id": "{i}", "title": "{"program" if i == 7 else "a"}"}}\n' for i in range(25)]
+    storage.put(f"{bucket}/in/a.jsonl", "".join(lines).encode())
     made = config(f"{bucket}/in", f"{bucket}/out", {"endpoint_url": connected.url})
     driver.run_extract(made, build=build)
     assert dead_letters.summarize(made.output.path).documents == 1

@@ -111,9 +111,8 @@ def test_every_byte_of_the_rows_is_under_a_checksum(run) -> None:
             _, rows = writer.read_table(run.output.path, path.stem)
         except RunError:
             continue
-        else:
-            path.write_bytes(whole)
-            assert rows.equals(writer.read_table(run.output.path, path.stem)[1]), at
+        path.write_bytes(whole)
+        assert rows.equals(writer.read_table(run.output.path, path.stem)[1]), at
 
 
 def test_an_object_with_other_columns_or_a_summary_of_other_rows_is_damaged(run) -> None:
