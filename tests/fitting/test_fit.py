@@ -171,7 +171,6 @@ def test_a_teacher_that_was_down_is_asked_again_and_its_tokens_cost(tmp_path, ya
 
 
 def test_labels_are_read_as_what_they_are_and_ids_twice_are_said(tmp_path, yaml_of):
-    """The corpus is read by a function of the user."""
     path, corpus, said = yaml_of(), tmp_path / "corpus.jsonl", []
     corpus.write_text(corpus.read_text() + corpus.read_text().splitlines()[0])
     config = load_config(path, ["input.path=corpus.xyz", "input.reader=a:b", f"fit.labels={corpus}"])
