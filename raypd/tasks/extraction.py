@@ -62,7 +62,8 @@ class ExtractionTask:
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: object = None
     ) -> None:
         self.input, self.task, self.decoding = config.input, config.extraction, config.decoding
-        self._calibration, self._min_confidence = calibration_of(config.model), config.output.min_confidence
+        self._calibration = calibration_of(config.model, config.decoding.method)
+        self._min_confidence = config.output.min_confidence
         self._writes_keys = REGISTRY[self.decoding.method].whole_record  # the model does
         server = config.model.endpoint
         self._by_schema = server is not None and server.response_format == "json_schema"

@@ -12,6 +12,7 @@ from raypd import storage
 from raypd.answering.components import Build
 from raypd.billing import book
 from raypd.billing.budget import BudgetReached
+from raypd.billing.meter import added
 from raypd.cluster import driver
 from raypd.config import OutputConfig, RunConfig
 from raypd.dataset import planner, writer
@@ -170,6 +171,8 @@ def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) 
         new = replace(summary, ok=ok, failed=failed, retries=number, counts={**summary.counts, **counts})
         new.truncated = writer.count_truncated(table)
         new.seconds = round(summary.seconds + done.seconds, 3)
+        new.busy_seconds = round(summary.busy_seconds + done.busy_seconds, 3)
+        new.categories = added([*summary.categories.items(), *done.categories.items()])
         if writer.replace_rows(path, table, new, version):
             return done
         time.sleep(0.1)
