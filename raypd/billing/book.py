@@ -19,9 +19,8 @@ _MOST_SPANS = 4000  # of all workers
 
 
 class Book:
-    """What a session's bill is made of; goes on from `last`, its last form. Safe in threads.
-
-    config: of the run; None: what servers took for tokens stays as it is on `last`, and no watts are given."""
+    """What a session's bill is made of; goes on from `last`, its last form. Safe in threads. config: of the run; None:
+    what servers took for tokens stays as it is on `last`, and no watts are given."""
 
     def __init__(self, last: Bill, config: RunConfig | None = None) -> None:
         self.last, self._cost = last, config.cost if config is not None else CostConfig()

@@ -20,9 +20,8 @@ class BudgetReached(RunError):
 
 
 def ends(now: float, units: Iterable[tuple[float, int]], paces: Sequence[float]) -> float:
-    """The unix second at which units are done, at the latest to expect; now where nobody knows.
-
-    units: in flight, (unix second of the begin, documents). paces: seconds a document of the last ones that ended."""
+    """The unix second at which units are done, at the latest to expect; now where nobody knows. units: in flight, (unix
+    second of the begin, documents). paces: seconds a document of the last ones that ended."""
     if not paces:
         return now
     slowest = CAUTION * max(paces)
@@ -47,7 +46,6 @@ def need(
     documents: int, seconds_left: float, per_worker: float, startup: float, running: int, max_workers: int
 ) -> tuple[int, float]:
     """Workers to be done in time (`NEVER`: no number is enough), and seconds until all is done by them, or the most.
-
     per_worker: documents a second. startup: seconds that a new worker loads, and one of `running` does not."""
 
     def seconds(workers: int) -> float:

@@ -1,6 +1,5 @@
-"""What a worker does with its time: measured in the worker, reported to the ledger.
-
-A report holds all since the worker began, under a growing number, so that a lost, double or late one does no harm."""
+"""What a worker does with its time: measured in the worker, reported to the ledger. A report holds all since the worker
+began, under a growing number, so that a lost, double or late one does no harm."""
 
 import os
 import threading

@@ -141,10 +141,9 @@ def price(
     zone: str | None = None,
     rows: Table | None = None,
 ) -> Price:
-    """The price of one machine for one hour. Raises PriceUnknown, which says what to do.
-
-    instance_type None: a machine of your own (cost.prices.local or 0). region, market None: of `cost`, else us-east-1
-    and on-demand. zone: its spot price counts before the region's. rows: in place of `table()`."""
+    """The price of one machine for one hour. Raises PriceUnknown, which says what to do. instance_type None: a machine
+    of your own (cost.prices.local or 0). region, market None: of `cost`, else us-east-1 and on-demand. zone: its spot
+    price counts before the region's. rows: in place of `table()`."""
     market = market or cost.market or "on-demand"
     for key in (f"{instance_type}/{market}", instance_type) if instance_type is not None else (LOCAL,):
         if key in cost.prices:

@@ -35,9 +35,8 @@ _NO_TEXT = re.compile(r"[-+\d\s.,:/%TZ]*|[\da-f-]{32,36}|true|false", re.IGNOREC
 
 
 def run(data: str, schema: str | None, output: str | None) -> str:
-    """Writes the YAML, and says in words what stands in it and what to do next.
-
-    Raises ConfigError: the file is there already, or the schema is none; InputError: no such data."""
+    """Writes the YAML, and says in words what stands in it and what to do next. Raises ConfigError: the file is there
+    already, or the schema is none; InputError: no such data."""
     if storage.is_remote(data):
         raise InputError(f"{data}: init looks into local files; copy one of them here, and change input.path then")
     parts = [part for part in Path(data).parts if not set(part) & set("*?[")]

@@ -23,9 +23,8 @@ def config_over(
     openai: bool = False,
     schema: str | None = None,
 ) -> RunConfig:
-    """A configuration from a YAML file, or around a data file; options go before overrides.
-
-    openai: the data is a batch file of OpenAI's; what a request does not say is as there, so it samples."""
+    """A configuration from a YAML file, or around a data file; options go before overrides. openai: the data is a batch
+    file of OpenAI's; what a request does not say is as there, so it samples."""
     options = {"decoding.method": method, "model.name": model, "output.path": output}
     changes = [f"{key}={value}" for key, value in options.items() if value is not None] + overrides
     if source.endswith((".yaml", ".yml")):

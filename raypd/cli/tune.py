@@ -21,9 +21,8 @@ def run(
     labels: str | None = None,
     floor: float | None = None,
 ) -> None:
-    """Tunes and writes; output None: CONFIG.tuned.yaml. labels: finds cascade.under, for an F1 of `floor`.
-
-    Raises ConfigError before decoding: it cannot be written; Exit where no threshold holds the floor."""
+    """Tunes and writes; output None: CONFIG.tuned.yaml. labels: finds cascade.under, for an F1 of `floor`. Raises
+    ConfigError before decoding: it cannot be written; Exit where no threshold holds the floor."""
     config, source = load_config(path, overrides), Path(path)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
     rewrite.check_target(target, source)

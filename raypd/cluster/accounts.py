@@ -24,9 +24,8 @@ _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
 
 
 class Accounts:
-    """One session's. Raises ConfigError at a bad deadline or a budget without prices, BudgetReached.
-
-    share: what one worker takes. done: documents of the plan that were committed before. say: shows the user a line."""
+    """One session's. Raises ConfigError at a bad deadline or a budget without prices, BudgetReached. share: what one
+    worker takes. done: documents of the plan that were committed before. say: shows the user a line."""
 
     def __init__(
         self, config: RunConfig, output: str, lease: RunLease, share: WorkerResources, plan: Plan, done: int, say: Say

@@ -16,9 +16,8 @@ def map_in_pool(
     tasks: int,
     **options: Any,
 ) -> Any:
-    """A dataset through a pool of actors of class `stage`, each of which loads a model.
-
-    workers: the least and the most. calls: batches that an actor works on at the same time; tasks: that it is given."""
+    """A dataset through a pool of actors of class `stage`, each of which loads a model. workers: the least and the
+    most. calls: batches that an actor works on at the same time; tasks: that it is given."""
     from ray import data
 
     return dataset.map_batches(

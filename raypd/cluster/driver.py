@@ -80,7 +80,6 @@ def run_extract(
 
 def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> records.Manifest:
     """Writes the manifest. unreadable: units that the session could not read, beside those that the plan knows of.
-
     Raises RunError: an object is damaged or of another configuration; units could not be read and input.on_damaged is
     fail; or nothing at all could be read, which is more than damage (a right taken away, an empty mount)."""
     unreadable = unreadable or Unreadable()

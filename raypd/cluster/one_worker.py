@@ -63,7 +63,6 @@ class OneWorker:
 
     def call(self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]) -> Any:
         """What a method returns. label: for messages. progress: gets the object's `progress()` every half second.
-
         Raises the method's UserError; RunError: it fails otherwise, or the process dies (the next call starts one)."""
         if self._actor is None:
             self._start()

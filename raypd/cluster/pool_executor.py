@@ -31,7 +31,6 @@ _COMMIT_MARGIN = 5.0  # seconds before a node's end by which a unit must be comm
 
 class PoolExecutor:
     """Runs units through workers. wanted: how many; closing: nothing is begun any more; both may change while it runs.
-
     admit: whether a unit may be begun on a worker that has so many others in flight. say: shows the user a line."""
 
     def __init__(self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Say) -> None:

@@ -1,7 +1,6 @@
-"""`cluster.executor: ray_data`: Ray Data streams units, a block each, through a pool of actors that commit them.
-
-Ray Data assigns them, and starts dead workers and tasks again without end: so workers count on storage (`UnitLog`), and
-ask the ledger, which has the driver's answer (budget, deadline, notices, end), before a unit begins."""
+"""`cluster.executor: ray_data`: Ray Data streams units, a block each, through a pool of actors that commit them. Ray
+Data assigns them, and starts dead workers and tasks again without end: so workers count on storage (`UnitLog`), and ask
+the ledger, which has the driver's answer (budget, deadline, notices, end), before a unit begins."""
 
 import contextlib
 import itertools

@@ -98,9 +98,8 @@ def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[bool]:
 
 def _init(**keys: Any) -> None:
     """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that has died; in a thread
-    it leaves our handler of SIGTERM alone, too.
-
-    Raises what it raises, or TimeoutError after _START_SECONDS; then, as at Ctrl-C, nothing that it started is left."""
+    it leaves our handler of SIGTERM alone, too. Raises what it raises, or TimeoutError after _START_SECONDS; then, as
+    at Ctrl-C, nothing that it started is left."""
     import psutil
     import ray
 

@@ -228,9 +228,8 @@ class DecodeWorker(EngineActor):
         end_process(error, keep)
 
     def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
-        """Reads, decodes and commits one unit, if it is not committed already; what it holds.
-
-        Raises InputError when it cannot be read, OSError when it cannot be written, EngineBroken, Cancelled."""
+        """Reads, decodes and commits one unit, if it is not committed already; what it holds. Raises InputError when it
+        cannot be read, OSError when it cannot be written, EngineBroken, Cancelled."""
         attempt = attempt or Attempt()
         output, partition = self.spec.output, self.config.output.partition
         began, started = time.time(), time.monotonic()

@@ -32,9 +32,8 @@ def check_target(target: Path, source: Path) -> None:
 def write(
     source: Path, overrides: list[str], changes: dict[str, Any], target: Path, why: str, by: str = "raypd tune"
 ) -> RunConfig:
-    """Writes a configuration with overrides and changes (dotted key -> value); relative paths keep their meaning.
-
-    why: the comment at the top. Returns what the file reads as. Raises RunError: it cannot be written or read back."""
+    """Writes a configuration with overrides and changes (dotted key -> value); relative paths keep their meaning. why:
+    the comment at the top. Returns what the file reads as. Raises RunError: it cannot be written or read back."""
     roundtrip = YAML()
     roundtrip.preserve_quotes = True
     roundtrip.width = 4096

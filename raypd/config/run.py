@@ -156,7 +156,6 @@ class RunConfig(Section):
 
     def idle_keys(self) -> set[str]:
         """Keys, dotted, and whole sections that cannot change an answer of this run: all others are in its fingerprint.
-
         model.trust_remote_code is in it: a model's own code may take the place of transformers'. So are input.format,
         category_column and max_document_bytes, which decide of any kind's documents what is an error row."""
         idle = {"output.path", "output.partition", "cluster", "cost", "storage", "nightly", "training", "fit"}
@@ -171,7 +170,6 @@ class RunConfig(Section):
 
     def fingerprint(self) -> str:
         """12 hex digits over everything that can change an answer: task, model, decoding, and which columns are read.
-
         Part of every unit's id, so a changed prompt never resumes into old answers. Where the input lies, how much is
         done at once, how many workers there are, and what the decoding method does not use do not change it."""
         # Keys at their defaults are left out, so that a raypd with a new key does not do finished corpora again.

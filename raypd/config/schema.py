@@ -48,10 +48,9 @@ def is_file(schema: Any) -> bool:
 
 
 def categories_of(schema: str | Tree, folder: Path) -> Tree:
-    """The category of task.schema (`package.module:Class`, a file, or JSON Schema), as YAML has it.
-
-    It is named as the schema's title or `record`; modules are looked for in `folder`, too. Raises ConfigError, with the
-    path in the schema, where it cannot be read or not be decoded in slots."""
+    """The category of task.schema (`package.module:Class`, a file, or JSON Schema), as YAML has it. It is named as the
+    schema's title or `record`; modules are looked for in `folder`, too. Raises ConfigError, with the path in the
+    schema, where it cannot be read or not be decoded in slots."""
     tree = schema
     if isinstance(schema, str):
         tree = _read(schema) if is_file(schema) else _imported(schema, folder)
@@ -71,10 +70,9 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
 
 
 def task_of(given: Any) -> Tree:
-    """A schema as Python code has it, as keys of section `task`. Raises ConfigError.
-
-    given: a pydantic model; a JSON Schema, or the path of one; attributes (names, or {name, type, ...}); {category:
-    {attributes}}, or the path of a YAML with that."""
+    """A schema as Python code has it, as keys of section `task`. Raises ConfigError. given: a pydantic model; a JSON
+    Schema, or the path of one; attributes (names, or {name, type, ...}); {category: {attributes}}, or the path of a
+    YAML with that."""
     expected = "schema: name the attributes, or give a pydantic model or a JSON Schema"
     if not given:
         raise ConfigError(expected)
@@ -148,9 +146,8 @@ class _Flattened:
     properties: int = 0
 
     def add_object(self, schema: Tree, at: str, path: list[str], optional: bool, within: tuple[str, ...] = ()) -> None:
-        """Adds an object's properties. at: in the schema; path: in the record.
-
-        optional: it may be absent, so nothing in it is required. within: the `$ref` that led here; none may recur."""
+        """Adds an object's properties. at: in the schema; path: in the record. optional: it may be absent, so nothing
+        in it is required. within: the `$ref` that led here; none may recur."""
         schema, _, within = self._resolved(schema, at, within)
         if schema.get("type") not in (None, "object") or not isinstance(schema.get("properties"), dict):
             raise _Refused(f"{at}: an object without `properties` cannot be decoded in slots; name its properties")

@@ -140,9 +140,8 @@ class PlanWriter:
         self._waiting, self._parts = [], 0
 
     def finish(self, objects: int, listing: str, alone: int, cut: dict[str, Any]) -> Plan:
-        """The plan of all units that were added, of `objects` listed ones, of which `alone` share no unit.
-
-        listing: digest of these; a later session with the same one keeps the plan. cut: the keys that cut objects."""
+        """The plan of all units that were added, of `objects` listed ones, of which `alone` share no unit. listing:
+        digest of these; a later session with the same one keeps the plan. cut: the keys that cut objects."""
         if self._waiting:
             self._flush()
         totals = replace(self._totals, objects=objects, listing=listing, alone=alone, cut=cut)

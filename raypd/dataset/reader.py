@@ -31,10 +31,9 @@ Row = tuple[int, str, Callable[[], Fields]]
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
-    """The documents of a unit, in order; of one with `only` these alone, numbered as in the unit without it.
-
-    columns: of Parquet and the path, beside those of the configuration. Raises InputError: an object cannot be read or
-    is not the planned one; storage.Unavailable: storage is out of reach, and nothing is known of the object."""
+    """The documents of a unit, in order; of one with `only` these alone, numbered as in the unit without it. columns:
+    of Parquet and the path, beside those of the configuration. Raises InputError: an object cannot be read or is not
+    the planned one; storage.Unavailable: storage is out of reach, and nothing is known of the object."""
     if unit.damaged is not None:
         raise InputError(unit.damaged)
     documents: list[Document] = []

@@ -16,9 +16,8 @@ _NUMBER = re.compile(r"v?(\d+)[^/]*\.metadata\.json")
 
 
 def pinned(source: InputConfig, version: int | None) -> InputConfig:
-    """A table with its version: the one that is asked for, else that of an earlier plan, else the newest.
-
-    Raises ConfigError (its package is missing), InputError."""
+    """A table with its version: the one that is asked for, else that of an earlier plan, else the newest. Raises
+    ConfigError (its package is missing), InputError."""
     if source.format not in TABLES or source.version is not None:
         return source
     if version is None and source.format == "delta":
@@ -42,9 +41,8 @@ def folder(source: InputConfig) -> str:
 
 
 def optional_columns(source: InputConfig, config: RunConfig) -> set[str]:
-    """The columns of a table's version that are null in files which lack them: those that were written before.
-
-    Raises ConfigError; InputError, also where files may have a wanted column under another name."""
+    """The columns of a table's version that are null in files which lack them: those that were written before. Raises
+    ConfigError; InputError, also where files may have a wanted column under another name."""
     if source.format == "delta":
         table = _delta(str(source.path), source.version)
         partitions, fields = table.metadata().partition_columns, table.schema().fields

@@ -37,7 +37,6 @@ _PREDICTED = (
 
 def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
     """Estimates, prints (as_json: estimate.json in place of tables), and writes estimate.json into the run's folder.
-
     Raises Interrupted at Ctrl-C, what `estimate` raises, and RunError where estimate.json cannot be written."""
     try:
         result = estimate(config, options, verbose)
@@ -139,7 +138,6 @@ def _done(sample: CorpusSample, profiled: Profile) -> _Done:
 
 def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> MethodSpeed:
     """The speed over the corpus, with the scatter of documents, units and machine. notes: gets words on failed ones.
-
     The bootstrap draws the same documents for every method, as these were measured on the same ones."""
     done = _done(sample, profiled)
     if errors := [cost.error for _, cost in done if cost.error is not None]:

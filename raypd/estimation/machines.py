@@ -1,6 +1,5 @@
-"""What the corpus takes and costs on each kind of machine. Quantities: arrays as in `bootstrap`, seconds or USD.
-
-A speed holds for the GPU it was measured on; a type with another gets no figure. One worker: one GPU, or its cores."""
+"""What the corpus takes and costs on each kind of machine. Quantities: arrays as in `bootstrap`, seconds or USD. A
+speed holds for the GPU it was measured on; a type with another gets no figure. One worker: one GPU, or its cores."""
 
 import re
 from collections.abc import Sequence
@@ -100,7 +99,6 @@ class NodeKind:
 
 def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead: Overhead) -> BillEstimate:
     """The corpus on `nodes` nodes, paid from the first node's start to the last worker's end. seconds: a document's.
-
     The tail: workers that end at chance times within one of the last units leave the others idle for half of it on
     average. A small corpus has few units: no more workers start than have as many as one overlaps."""
     workers, unit = nodes * kind.workers, overhead.unit_documents

@@ -146,7 +146,6 @@ class Profiler:
         self, config: RunConfig, documents: Sequence[Document], limit: float = math.inf, slow: bool = False
     ) -> Profile:
         """Profiles a configuration, for `limit` seconds at most. Raises UserError: it cannot be run, EngineBroken.
-
         slow: a full engine may end nothing in time. The sample alone, in two thirds of it at most, gives tokens; the
         seconds a token are of that or of the full engine, which of them decoded more."""
         began = time.perf_counter()
@@ -188,9 +187,8 @@ class Profiler:
     def _answer(
         self, config: RunConfig, parts: WorkerComponents, documents: Sequence[Document], in_flight: int, limit: float
     ) -> tuple[Array, UnitState, Tokens, tuple[int, int]]:
-        """Answers round after round until the window has ended and each was answered once.
-
-        in_flight: documents; 0: each is answered once, no window. Returns readings, tokens by row, and the window."""
+        """Answers round after round until the window has ended and each was answered once. in_flight: documents; 0:
+        each is answered once, no window. Returns readings, tokens by row, and the window."""
         ends = time.monotonic() + limit
         # Twice what is in flight behind the window keeps the engine full to its end.
         count = 4 * in_flight + (2 if in_flight else 1) * len(documents)

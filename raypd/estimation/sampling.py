@@ -63,7 +63,6 @@ class CorpusSample:
 
 def draw(config: RunConfig, size: int, category: str | None = None, columns: Sequence[str] = ()) -> CorpusSample:
     """Draws documents of the corpus, or of a category. columns: to be read beside those that the configuration names.
-
     Raises InputError: no plan, or no such document is readable."""
     corpus = scan(config)
     readable = sorted(member for member in corpus.scanned if member.category != _UNREADABLE)

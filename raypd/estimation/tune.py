@@ -1,6 +1,5 @@
-"""`raypd tune`: measures settings on a sample and writes the cheapest configuration that still answers alike.
-
-Every measurement is a line of a file beside the new configuration, and is not made again: Ctrl-C loses at most one."""
+"""`raypd tune`: measures settings on a sample and writes the cheapest configuration that still answers alike. Every
+measurement is a line of a file beside the new configuration, and is not made again: Ctrl-C loses at most one."""
 
 import contextlib
 import hashlib
@@ -63,7 +62,6 @@ def tune(
     config: RunConfig, options: TuneOptions, measurements: Path, *, verbose: bool = False, say: Say = print
 ) -> TuneResult:
     """Measures and searches, from the configuration as it is. measurements: the file from which the search goes on.
-
     Raises ConfigError, InputError or ModelError before anything is measured, RunError where nothing could be."""
     storage.configure(config.storage)
     check_model(config)

@@ -14,9 +14,8 @@ from raypd.tasks.calibration import FILE, calibration_of
 def calibrate_run(
     run: str, labels: str, output: str | None = None, labels_column: str = "target", tolerance: float = 0.0
 ) -> str:
-    """Writes the calibration of a run's model; what it is and where, in words.
-
-    Raises ConfigError: its confidences are calibrated already or cut, or there is no place for the file; InputError."""
+    """Writes the calibration of a run's model; what it is and where, in words. Raises ConfigError: its confidences are
+    calibrated already or cut, or there is no place for the file; InputError."""
     record = load_record(storage.absolute(run))
     config, made_from = record.config, f"{record.fingerprint} {record.created}"
     if (config.get("cascade") or {}).get("model") is not None:

@@ -51,7 +51,6 @@ def tune_cascade(
     config: RunConfig, labels: str, floor: float, sample: int, minutes: float | None = None, verbose: bool = False
 ) -> CascadeTuning:
     """Answers labelled documents with both models and tries thresholds. labels: JSON lines with the input's columns.
-
     Raises ConfigError, InputError or ModelError before anything is decoded; RunError where nothing could be."""
     second = config.second_model()
     if second is None:

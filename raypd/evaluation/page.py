@@ -50,9 +50,8 @@ class WrongDocument:
 
 
 def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tolerance: float) -> str | None:
-    """Writes the page of an extraction into the run's folder; where it is, None for a run of another kind.
-
-    Raises ConfigError: there is no run in the folder; RunError: the page cannot be written."""
+    """Writes the page of an extraction into the run's folder; where it is, None for a run of another kind. Raises
+    ConfigError: there is no run in the folder; RunError: the page cannot be written."""
     root = storage.absolute(run)
     config = load_run(root, [])
     if not isinstance(config.task, ExtractionConfig):

@@ -76,10 +76,9 @@ class Evaluation:
 def evaluate(
     run: str, labels: str, other: str | None = None, tolerance: float = 0.0, labels_column: str = "target"
 ) -> Evaluation:
-    """Scores the run in a folder against labels, JSON lines of {id, target | questions | reference, ...}.
-
-    Differences are run - `other`, over the same documents. tolerance: the share by which a number may differ from its
-    label. labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both."""
+    """Scores the run in a folder against labels, JSON lines of {id, target | questions | reference, ...}. Differences
+    are run - `other`, over the same documents. tolerance: the share by which a number may differ from its label.
+    labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both."""
     gold, answers, attributes = read_labels(labels, labels_column, run), read_answers(run), asked_attributes(run)
     scores = _score(answers, gold, tolerance, attributes)
     if not scores:

@@ -28,9 +28,8 @@ def training_config(context: FitContext, changes: dict[str, Any], documents: str
 
 
 def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, share: float) -> CandidateScore:
-    """Trains a candidate on the first `labels` documents of the training part, and runs it over the test part.
-
-    Raises what `run_training` and `run_extract` raise."""
+    """Trains a candidate on the first `labels` documents of the training part, and runs it over the test part. Raises
+    what `run_training` and `run_extract` raise."""
     whole = training_config(context, changes, context.part("train"), context.folder)
     settings = whole.model_dump_json(include={"model", "decoding", "training"})
     digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
@@ -93,9 +92,8 @@ def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -
 
 
 def measure(context: FitContext, score: CandidateScore, run: str | None = None) -> records.Figure:
-    """Adds to a score what its model costs over the corpus; the corpus's documents.
-
-    run: an earlier run whose speed counts; None: a sample is decoded now, once."""
+    """Adds to a score what its model costs over the corpus; the corpus's documents. run: an earlier run whose speed
+    counts; None: a sample is decoded now, once."""
     config = with_changes(context.config, score.changes)
     path = storage.join(context.folder, "estimates", f"{score.name}-{config.fingerprint()}.json".replace(" ", "-"))
     result = read.record(records.Estimate, path)

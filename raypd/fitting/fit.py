@@ -98,10 +98,9 @@ class Fit:
     def _add(
         self, scores: list[CandidateScore], name: str, make: Callable[[], CandidateScore], run: str | None = None
     ) -> None:
-        """Makes a score; what fails for a reason of its own is a score with the error, and the fit goes on.
-
-        run: whose speed is that of the model; None: a sample is decoded. Of the curve no costs are measured. Raises
-        BudgetReached at the end of the money or of the time."""
+        """Makes a score; what fails for a reason of its own is a score with the error, and the fit goes on. run: whose
+        speed is that of the model; None: a sample is decoded. Of the curve no costs are measured. Raises BudgetReached
+        at the end of the money or of the time."""
         budget, spent = self.config.cost.budget_usd, self.context.spent()
         if budget is not None and spent >= budget:
             raise BudgetReached(f"cost.budget_usd {usd(budget)} is spent; the same command with more goes on")
@@ -122,9 +121,8 @@ class Fit:
 
 
 def recommend(result: FitResult) -> str | None:
-    """The name of the cheapest score whose F1 surely holds the floor; None: there is none.
-
-    By USD per 1,000 documents, then by speed: where the machine has no price, a server that has one comes last."""
+    """The name of the cheapest score whose F1 surely holds the floor; None: there is none. By USD per 1,000 documents,
+    then by speed: where the machine has no price, a server that has one comes last."""
     costs = {
         score.name: (score.usd_per_1000.value if score.usd_per_1000 else 0.0, 1 / score.documents_per_second.value)
         for score in result.scores

@@ -80,7 +80,6 @@ def answered(context: FitContext, config: RunConfig) -> Manifest:
 
 def parts_of(context: FitContext) -> dict[str, list[Row]]:
     """The documents of train, validation and test; they are kept in the folder, and read from there the next time.
-
     Raises ConfigError, InputError: there are too few labelled documents, or no label has a value; RunError: the
     teacher's run ended."""
     config, paths = context.config, {part: context.part(part) for part in PARTS}

@@ -43,9 +43,8 @@ def looks_local(name: str) -> bool:
 
 
 def find_source(config: ModelConfig, weights: bool = False) -> Source:
-    """Resolves `model.name`, without asking the Hub; may convert the embedded model. Raises ModelError.
-
-    weights: whether they will be read: then they are copied to this machine's disk (`staging`)."""
+    """Resolves `model.name`, without asking the Hub; may convert the embedded model. Raises ModelError. weights:
+    whether they will be read: then they are copied to this machine's disk (`staging`)."""
     name = config.name
     remote = storage.is_remote(name)
     if name == embedded.NAME or remote or looks_local(name):

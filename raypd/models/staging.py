@@ -22,7 +22,6 @@ def disk() -> str | None:
 
 def staged(name: str, weights: bool = True) -> Path:
     """The folder of the copies, which is another where a file is. weights: False leaves these out. Raises ModelError.
-
     One process copies and others wait; a file appears whole, by a rename."""
     root = Path(disk() or embedded.cache_folder()) / "models"
     try:

@@ -11,7 +11,6 @@ _cache: WeakKeyDictionary[PreTrainedTokenizerBase, list[str]] = WeakKeyDictionar
 
 def token_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """For every id, added tokens included, the text that it adds inside a text. Computed once; do not change the list.
-
     A leading blank is kept ("Ġthe" and "▁the" are " the"), a special token or an id without a token is "", a part of a
     character U+FFFD. At least len(tokenizer) entries."""
     size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))

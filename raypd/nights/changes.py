@@ -85,9 +85,8 @@ def placed(plan: Iterable[Unit], config: RunConfig, apart: Container[str]) -> It
 def unreadable(
     plan: Plan, config: RunConfig, take: Callable[[int, Unit], None], apart: set[str], threads: int
 ) -> Iterator[tuple[Unit, str]]:
-    """Reads all units of a plan, by object where one of several cannot be read; yields what, and why.
-
-    take: reads a unit, by ordinal, in a thread; raises InputError. apart: gets the ids of units read by object."""
+    """Reads all units of a plan, by object where one of several cannot be read; yields what, and why. take: reads a
+    unit, by ordinal, in a thread; raises InputError. apart: gets the ids of units read by object."""
 
     def attempt(item: tuple[int, Unit]) -> list[tuple[Unit, str]]:
         ordinal, unit = item

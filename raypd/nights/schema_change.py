@@ -33,10 +33,8 @@ def answers_base(config: RunConfig) -> str:
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Category]) -> Change:
-    """old: the categories of the last good night, as JSON.
-
-    Another description, type or values make another attribute, another description of a category all of its attributes,
-    as every prompt carries it; order does not matter."""
+    """old: the categories of the last good night, as JSON. Another description, type or values make another attribute,
+    another description of a category all of its attributes, as every prompt carries it; order does not matter."""
     before = {name: Category.model_validate(tree) for name, tree in old.items()}
     change = Change(anew=set(before) - set(new))
     for name, category in new.items():
@@ -62,9 +60,8 @@ def only_added(config: RunConfig, change: Change) -> RunConfig:
 
 
 def join(old: dict[str, Any], added: dict[str, Any] | None, config: RunConfig) -> dict[str, Any]:
-    """A row of old and added values, in the schema's order and with nothing else; of unknown categories as it is.
-
-    Where the added attributes failed, it keeps its old values and says so: it is an error row, and not empty."""
+    """A row of old and added values, in the schema's order and with nothing else; of unknown categories as it is. Where
+    the added attributes failed, it keeps its old values and says so: it is an error row, and not empty."""
     category = config.extraction.categories.get(old["category"])
     if category is None:
         return old

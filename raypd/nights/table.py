@@ -44,7 +44,6 @@ def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[
 
 def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
     """Makes `final` (where each document's row is to come from) and `homes` (what object each unit has in the table).
-
     Needs `placed`, `old`, `answered`, `added`. folder: of tonight's objects, below the root. everything_again: no old
     object can stay (another schema). Raises RunError when a document of the input has no row."""
     scratch.run("""

@@ -14,7 +14,6 @@ from raypd.verify.verification import INPUT, OUTPUT, Verification, add_documents
 
 def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification:
     """Compares the table of the last good night with the input: each id once, from the last document that has it.
-
     Changes nothing. Ids that the input lacks are foreign, unless nightly.removed is keep or they are of an object that
     cannot be read now. config: of the last night; its section `input` says where the input lies now."""
     result = Verification(root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")

@@ -113,10 +113,8 @@ def is_fake(config: dict[str, Any]) -> bool:
 
 
 def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
-    """Reads the run at `root`. overrides: `storage.KEY=VALUE` says how S3 is reached.
-
-    Raises ConfigError: neither a run nor an estimate, or no readable run.json; RunError: a torn file, or storage is
-    away."""
+    """Reads the run at `root`. overrides: `storage.KEY=VALUE` says how S3 is reached. Raises ConfigError: neither a run
+    nor an estimate, or no readable run.json; RunError: a torn file, or storage is away."""
     with raised_as(RunError, f"{root}: cannot be read"):
         try:
             record = load_record(root, overrides)

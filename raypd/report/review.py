@@ -44,9 +44,8 @@ class ReviewDocument:
 
 
 def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str, str]:
-    """Writes page and CSV of so many documents into the run's folder; their paths.
-
-    Raises ConfigError: no run of extraction, or nothing is answered; InputError: its input cannot be read."""
+    """Writes page and CSV of so many documents into the run's folder; their paths. Raises ConfigError: no run of
+    extraction, or nothing is answered; InputError: its input cannot be read."""
     config = _config(root, overrides)
     chosen = _chosen(root, documents)
     if not chosen:
@@ -67,10 +66,9 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
 
 
 def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = ()) -> tuple[str, int]:
-    """Makes labels of a corrected CSV: (where they are, documents). output: None: into the run's folder.
-
-    Raises ConfigError: no run of extraction; InputError, with the line: a value that its attribute cannot have, a
-    document or attribute that the run does not have."""
+    """Makes labels of a corrected CSV: (where they are, documents). output: None: into the run's folder. Raises
+    ConfigError: no run of extraction; InputError, with the line: a value that its attribute cannot have, a document or
+    attribute that the run does not have."""
     config = _config(root, overrides)
     categories = config.extraction.categories
     named: dict[Place, dict[str, Any]] = {}

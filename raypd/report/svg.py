@@ -17,9 +17,8 @@ _LONG = re.compile(r"(-?\d+\.\d)\d+")  # more than a tenth of a pixel
 
 
 def inline(figure: Figure, name: str, title: str, description: str) -> str:
-    """The figure as an <svg> element whose size is its viewBox; one unit is one CSS pixel at full width.
-
-    name: unique on the page, of letters, digits and dashes. title, description: what a screen reader says."""
+    """The figure as an <svg> element whose size is its viewBox; one unit is one CSS pixel at full width. name: unique
+    on the page, of letters, digits and dashes. title, description: what a screen reader says."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # glyphs that matplotlib's own font lacks: the page's fonts draw the text

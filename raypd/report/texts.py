@@ -18,9 +18,8 @@ _CHARACTERS = 4000  # of a text
 
 
 def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
-    """Gives the sample its texts. overrides: key=value of what has moved since the run (`input.path`).
-
-    Raises ConfigError: the run has no documents of text, or is not one run; InputError: its input cannot be read."""
+    """Gives the sample its texts. overrides: key=value of what has moved since the run (`input.path`). Raises
+    ConfigError: the run has no documents of text, or is not one run; InputError: its input cannot be read."""
     config = load_run(run.root, list(overrides))
     if not isinstance(config.task, ExtractionConfig) or run.table is not None:
         raise ConfigError(f"{run.root}: --texts is for one run of extraction")

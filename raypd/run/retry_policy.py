@@ -81,9 +81,8 @@ class UnitLog:
         self._is_alive = is_alive
 
     def next(self, unit: str) -> tuple[Attempt | None, bool]:
-        """The next attempt (None: the unit is given up), and whether the last one's process died. Raises OSError.
-
-        A process that ended with its node or with its session blames no document."""
+        """The next attempt (None: the unit is given up), and whether the last one's process died. Raises OSError. A
+        process that ended with its node or with its session blames no document."""
         path = attempts_path(self.output, unit)
         if not storage.exists(path):  # as for nearly every unit: an answer without a body, which nothing can cut
             return Attempt(), False

@@ -39,10 +39,9 @@ def clean_temporary(folder: str) -> int:
 
 
 class Storage:
-    """Local folders and object stores under one set of settings; its connections may be used from many threads.
-
-    What the settings leave open (endpoint, region, credentials) the SDK finds in environment variables
-    (AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, ...), in its files or from the instance's role."""
+    """Local folders and object stores under one set of settings; its connections may be used from many threads. What
+    the settings leave open (endpoint, region, credentials) the SDK finds in environment variables (AWS_ENDPOINT_URL,
+    AWS_REGION, AWS_PROFILE, ...), in its files or from the instance's role."""
 
     def __init__(self, settings: StorageConfig | None = None) -> None:
         self.s3, self.clouds = S3(settings or StorageConfig()), cloud.CloudStore(settings or StorageConfig())
@@ -57,7 +56,6 @@ class Storage:
 
     def find(self, path: str) -> Iterator[Object]:
         """The files that a path, folder or glob stands for, by name. Raises InputError (none, no access), Unavailable.
-
         Hidden ones (a part of the name below the folder begins with . or _) are left out. In a glob `*`, `?` and `[ab]`
         stop at /, `**` as a whole part does not; what stands before the first of these narrows a listing of objects."""
         return find_objects(self._remote(path), path) if is_remote(path) else local.find(path)
@@ -90,10 +88,9 @@ class Storage:
         return self._remote(path).read(path) if is_remote(path) else local.local_path(path).read_bytes()
 
     def open_read(self, path: str, offset: int = 0, version: str | None = None) -> BinaryIO:
-        """A file to be read in sequence; of an object a body that breaks off is taken up where it broke.
-
-        version: the only one to read; two are never mixed. Raises, here or at a later read, FileNotFoundError,
-        StorageError, or Changed where the file is another by now."""
+        """A file to be read in sequence; of an object a body that breaks off is taken up where it broke. version: the
+        only one to read; two are never mixed. Raises, here or at a later read, FileNotFoundError, StorageError, or
+        Changed where the file is another by now."""
         if not is_remote(path):
             return local.open_read(path, offset, version)
         reader = self._remote(path).reader(self._remote(path), path, version, None, ahead=True)
@@ -118,10 +115,9 @@ class Storage:
             local.make_folder(path)
 
     def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
-        """Writes a file whole, and its folders, unless it exists: False, and what is there stays as it is.
-
-        Of many writers at once one gets True, and so does one whose answer was lost, if it finds its data; so these
-        must differ between writers. private: only its owner reads it."""
+        """Writes a file whole, and its folders, unless it exists: False, and what is there stays as it is. Of many
+        writers at once one gets True, and so does one whose answer was lost, if it finds its data; so these must differ
+        between writers. private: only its owner reads it."""
         return self._remote(path).put_new(path, data) if is_remote(path) else local.put_new(path, data, private)
 
     def put(self, path: str, data: bytes) -> None:

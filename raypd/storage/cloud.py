@@ -1,5 +1,4 @@
 """Google's and Azure's storage (gs://, az://, abfss://) through obstore, under the promises of S3; see `Storage`.
-
 Credentials are those that obstore finds in the environment or gets from the machine's identity."""
 
 import contextlib

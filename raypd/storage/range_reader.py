@@ -15,7 +15,6 @@ _LEAST_RANDOM = 64 << 10
 
 class RangeReader(io.RawIOBase):
     """A file-like view of an object that never mixes two versions of it: every request names the one that it wants.
-
     Raises Changed, FileNotFoundError, StorageError. version: the ETag to insist on; None: the one that the first answer
     brings. ahead: read ahead, for reading in sequence. client: with `head`."""
 

@@ -22,7 +22,6 @@ def build_task(
     config: RunConfig, tokenizer: "PreTrainedTokenizerBase", context_length: int, model: "PreTrainedModel | None" = None
 ) -> Task:
     """The task that a configuration names; Medusa heads follow `model`'s device (None: they stay as they were saved).
-
     Raises ConfigError where prompt and answer cannot fit `context_length` positions or a template or example cannot be
     used; ModelError where the tokenizer lacks control tokens of the method, or its heads do not fit the model."""
     return resolve_name(TASKS[config.task.kind])(config, tokenizer, context_length, model)

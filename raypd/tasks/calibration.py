@@ -1,5 +1,4 @@
 """Confidence as the share of such values that are right, by a logistic regression over what the model found likely.
-
 `raypd calibrate` and `raypd fit` write it into a file beside the weights; it is used without scikit-learn."""
 
 import json
@@ -47,7 +46,6 @@ class Calibration:
 
 def calibration_of(config: ModelConfig, method: str = "") -> Calibration | None:
     """The calibration that a model's configuration names, or that stands beside its weights; None: there is none.
-
     method: that decodes; for another's none beside the weights counts. Raises ModelError: not there or not readable."""
     if config.calibration == "none":
         return None

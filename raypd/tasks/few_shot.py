@@ -16,9 +16,8 @@ from raypd.tasks.documents import category_of, text_of, words_of
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
-    """The rows of `task.few_shot` as the template shows them. Raises ConfigError with file and line.
-
-    An answer: the letters of `answer_idx` where there are choices, else `answer`, the first of `answers`, or null."""
+    """The rows of `task.few_shot` as the template shows them. Raises ConfigError with file and line. An answer: the
+    letters of `answer_idx` where there are choices, else `answer`, the first of `answers`, or null."""
     if task.few_shot is None:
         return []
     examples = []

@@ -88,9 +88,8 @@ def pieces(
 def rendered(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], *, thinking: bool = False, header: bool = True
 ) -> str:
-    """Turns in the chat template, `header`: with the answer's; applied here alone, so that parts fit together.
-
-    Raises ValueError: the template refuses the turns, is wrong, or does not end."""
+    """Turns in the chat template, `header`: with the answer's; applied here alone, so that parts fit together. Raises
+    ValueError: the template refuses the turns, is wrong, or does not end."""
     from transformers.utils import chat_template_utils
 
     chat_template_utils.ImmutableSandboxedEnvironment = BoundedSandbox

@@ -32,9 +32,8 @@ Rated = tuple[CheckedValue, float | None]  # a value and its confidence
 
 
 def _read_json(text: str, closed: bool = True) -> tuple[object, Status]:
-    """The scalar that `text` begins with; a string may end at a newline or, not `closed`, where it was cut.
-
-    What begins as a number is kept as it is written: it may go on as none, such as 7/8 or 1,000."""
+    """The scalar that `text` begins with; a string may end at a newline or, not `closed`, where it was cut. What begins
+    as a number is kept as it is written: it may go on as none, such as 7/8 or 1,000."""
     text = text.lstrip()
     if not text.startswith('"'):
         bare = _BARE.match(text).group().strip()  # type: ignore[union-attr]
@@ -166,7 +165,6 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
 
 class JsonObjectEnd:
     """Tells when an answer that begins inside a JSON object is complete. Call with all tokens so far, after each token.
-
     That is at its closing brace, at an end token, when every name has its value, and when a key comes a second time
     (the first one counts; a small model may go round in circles)."""
 

@@ -29,10 +29,9 @@ class Layout:
 
     @cached_property
     def padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The examples as rows of one length, for kernels that take all of them at once.
-
-        Index of each own token in the pass, [examples, longest], 0 where padded; which places are own tokens, bool, the
-        same shape; the visibility, bool [examples, 1, longest, shared + longest]."""
+        """The examples as rows of one length, for kernels that take all of them at once. Index of each own token in the
+        pass, [examples, longest], 0 where padded; which places are own tokens, bool, the same shape; the visibility,
+        bool [examples, 1, longest, shared + longest]."""
         device, longest = self.visible[0].device, max(self.lengths)
         place, lengths = torch.arange(longest, device=device), torch.tensor(self.lengths, device=device)
         is_token = place < lengths[:, None]

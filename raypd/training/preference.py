@@ -142,7 +142,6 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
 
 def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
     """Puts the samples, each with its `score`, into labels_column of the documents; documents without get an error.
-
     Raises InputError: no sample is of any of them; ConfigError: the run that judged judges something else."""
     preference, skipped = config.training.preference, Counter[str]()
     assert preference is not None

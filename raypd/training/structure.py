@@ -52,7 +52,6 @@ class Sync:
 
 def promises(answer: str) -> list[str | Promise | Sync]:
     """An answer in the order of its text: the main thread's, promised blocks, and a sync where text follows the last.
-
     Blocks are the details of `outline` of five words or more; a topic is at most three words of what stands before."""
     pieces: list[str | Promise | Sync] = []
     for root, detail in outline(answer):

@@ -15,9 +15,8 @@ Place = tuple[str, int]  # source and place in it, of a document
 
 
 def label(documents: Sequence[Document], run: str, column: str) -> None:
-    """Puts the answers of a run over the same input, or errors, into `column`. Raises InputError: it has none.
-
-    run: its folder, or JSON lines of {id, column}, as `raypd review` writes them."""
+    """Puts the answers of a run over the same input, or errors, into `column`. Raises InputError: it has none. run: its
+    folder, or JSON lines of {id, column}, as `raypd review` writes them."""
     if run.endswith(".jsonl"):
         _label_by_id(documents, run, column)
         return

@@ -59,7 +59,6 @@ def retry_errors(
     config: RunConfig, *, everything: bool = False, verbose: bool = False, build: Build | None = None
 ) -> Retried:
     """Tries failed documents again; the same call goes on where one was cut off. everything: also the input's own.
-
     verbose, build: as in `driver.run_extract`, and its errors are raised; ConfigError: no run, or a damaged record of a
     retry; RunError: another session retries, or a unit of the run is gone."""
     storage.configure(config.storage)
@@ -114,9 +113,8 @@ def _folder(output: str, number: int) -> str:
 
 
 def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retried:
-    """Stores a new retry's plan, if there is something to try, and then retry.json, which makes it count.
-
-    Its number is above that of every retry whose rows are in the run's objects, even of one without a record."""
+    """Stores a new retry's plan, if there is something to try, and then retry.json, which makes it count. Its number is
+    above that of every retry whose rows are in the run's objects, even of one without a record."""
     result = Retried(number)
     committed = dict(writer.objects(output))
 

@@ -16,7 +16,6 @@ _BUFFERED_ROWS = 100_000
 
 class Scratch(ExitStack):
     """Named tables, in TMPDIR (some gigabytes a hundred million documents): `create`, `add` from any thread, query.
-
     tables: those to begin with."""
 
     def __init__(self, **tables: pa.Schema) -> None:

@@ -86,7 +86,6 @@ class Verification:
 
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
     """Compares a run's output with its input. Changes nothing. config: its section `input` says where that lies now.
-
     Raises InputError: the input cannot be planned; RunError: storage is out of reach, so nothing is called missing."""
     result = Verification(output, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
     committed: dict[str, str] = {}  # unit -> path
