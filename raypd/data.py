@@ -54,14 +54,12 @@ RowFunction = Callable[[Row], Row]
 _RETRIES = 2  # of a batch whose worker died
 _OVERLAP = 2  # batches of a worker at the same time, so that its engine does not drain between two
 _POLL_SECONDS = 0.25
-_COSTS = pa.schema(
-    [
-        ("prompt_tokens", pa.int64()),  # on the first row of a document that has several
-        ("decoded_tokens", pa.int64()),
-        ("seconds", pa.float64()),  # that the document kept its worker busy
-        ("cost_usd", pa.float64()),  # of these; null where the machine has no price
-    ]
-)
+_COSTS = pa.schema([
+    ("prompt_tokens", pa.int64()),  # on the first row of a document that has several
+    ("decoded_tokens", pa.int64()),
+    ("seconds", pa.float64()),  # that the document kept its worker busy
+    ("cost_usd", pa.float64()),  # of these; null where the machine has no price
+])  # fmt: skip
 
 
 @dataclass(kw_only=True)

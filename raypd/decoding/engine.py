@@ -2,8 +2,7 @@
 
 Every step packs what the running programs feed into one forward pass, flat, with no padding between sequences; samples
 where a next token was asked for; and lets each program whose feed is complete go on. New programs come in as old ones
-end; long feeds go in chunks of the token budget, behind the short feeds of programs that decode (scheduler.py).
-"""
+end; long feeds go in chunks of the token budget, behind the short feeds of programs that decode (scheduler.py)."""
 
 import gc
 from collections import deque

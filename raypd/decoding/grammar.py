@@ -433,8 +433,7 @@ class Number(OrNull):
     Only how it begins is limited: marks (`-`, `<`, `$`, ...) and then a digit. Behind that anything may be copied,
     groups of digits, a fraction, a range, a unit, until a newline, a brace or a comma that no digit follows; but no
     more than UNIT_BYTES behind the last digit. A comma that is a token of its own behind a digit takes a token more.
-    Quotes are not let in: an untrained model always opens them, and then goes on about the whole listing.
-    """
+    Quotes are not let in: an untrained model always opens them, and then goes on about the whole listing."""
 
     def __init__(self) -> None:
         mark, latin, comma, end, tail = range(1, 6)  # tail + i: i bytes were read behind the last digit

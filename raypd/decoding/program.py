@@ -39,8 +39,7 @@ class Feed:
     pairs (query segment, key segment) added to those already known; (0, 0) begins as CAUSAL, pairs never named are
     HIDDEN. `draft` asks heads between two feeds: such a feed holds no tokens, takes no pass, and is never the first.
     `pattern`, in a first feed: a regular expression of all that is to be decoded, ANY_OBJECT, or for a server a JSON
-    Schema: for another engine that holds an answer to one by itself; this one reads `allowed_token_ids`.
-    """
+    Schema: for another engine that holds an answer to one by itself; this one reads `allowed_token_ids`."""
 
     tokens: Sequence[int]  # [n]
     positions: Sequence[int]  # [n] virtual (RoPE and causality)

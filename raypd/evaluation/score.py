@@ -348,10 +348,7 @@ _METRICS: dict[str, Metric] = {  # shown as -> it
     "null everywhere": ("strict", share([NV, NN], _ALL)),
     "scored F1": ("scored", _f1),
     "scored F1, exact": ("scored exact", _f1),
-    "exact match": ("exact match", mean),
-    "token F1": ("token F1", mean),
-    "accuracy": ("accuracy", mean),
-    "ROUGE-L": ("ROUGE-L", mean),
+    **{name: (name, mean) for name in ("exact match", "token F1", "accuracy", "ROUGE-L")},
 }
 
 

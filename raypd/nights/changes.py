@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,24 +24,22 @@ from raypd.tasks.base import Document
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import read_object, write_object
 
-_INDEX = pa.schema(
-    {
-        "id": "string",
-        "hash": "uint64",
-        "unit": "string",  # its unit_key
-        "ordinal": "int64",  # how many parts the plan has before the unit
-        "position": "int64",  # of the document in the unit
-        "source": "string",  # the object of the input, and of `file` too
-        "row": "int64",  # in `source`
-        "file": "string",  # the object with its answer, below the nightly root; null: there is none
-        "category": "string",
-        "ok": "bool",
-        "winner": "bool",  # whether the table shows it, of all documents with its id
-        # Whether the input has it. If not: it had it (nightly.removed keep, or an object that cannot be read).
-        "live": "bool",
-        "night": "string",  # the last one in which the input had it
-    }
-)
+_INDEX = pa.schema({
+    "id": "string",
+    "hash": "uint64",
+    "unit": "string",  # its unit_key
+    "ordinal": "int64",  # how many parts the plan has before the unit
+    "position": "int64",  # of the document in the unit
+    "source": "string",  # the object of the input, and of `file` too
+    "row": "int64",  # in `source`
+    "file": "string",  # the object with its answer, below the nightly root; null: there is none
+    "category": "string",
+    "ok": "bool",
+    "winner": "bool",  # whether the table shows it, of all documents with its id
+    # Whether the input has it. If not: it had it (nightly.removed keep, or an object that cannot be read).
+    "live": "bool",
+    "night": "string",  # the last one in which the input had it
+})  # fmt: skip
 _READ = pa.schema([_INDEX.field(name) for name in ("id", "hash", "unit", "position", "source", "row")])
 _PLANNED = pa.schema([_INDEX.field(name) for name in ("unit", "ordinal")])
 DAMAGED = pa.schema([_INDEX.field("source")])
@@ -142,6 +141,11 @@ def units_are_the_same(scratch: Scratch) -> bool:
     )
 
 
+def statement(name: str) -> str:
+    """One of the files of SQL beside this one."""
+    return (Path(__file__).parent / f"{name}.sql").read_text(encoding="utf-8")
+
+
 def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     """Makes `placed`: every document of tonight, whether it is the winner of its id, and where its answer is.
 
@@ -151,45 +155,12 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
 
     Needs `old`, `planned`, `read`, `damaged`. usable: SQL over `o`, a document of `old`: its answer can stand. keep:
     documents that the input does not have anymore stay."""
-    scratch.run(f"""
-        CREATE TABLE placed AS
-        WITH entries AS (
-            SELECT *, TRUE AS live, '{night}' AS night FROM read JOIN planned USING (unit)
-            UNION ALL BY NAME
-            SELECT o.* REPLACE (p.ordinal AS ordinal, CASE WHEN {usable} THEN o.file END AS file, '{night}' AS night)
-            FROM old o JOIN planned p USING (unit) WHERE o.live
-            UNION ALL BY NAME
-            SELECT o.* REPLACE (FALSE AS live) FROM old o WHERE o.winner AND o.file IS NOT NULL
-                AND o.unit NOT IN (SELECT unit FROM planned)
-                AND ({keep} OR o.source IN (SELECT source FROM damaged))
-        ), known AS (
-            SELECT id, hash, any_value(struct_pack(file := file, source := source, "row" := "row",
-                category := category, ok := ok)) AS there
-            FROM old o WHERE file IS NOT NULL AND {usable} GROUP BY id, hash
-        )
-        SELECT
-            e.* REPLACE (
-                row_number() OVER (PARTITION BY e.id
-                    ORDER BY e.live DESC, e.night DESC, e.source DESC, e.row DESC) = 1 AS winner,
-                coalesce(e.file, k.there.file) AS file,
-                CASE WHEN e.file IS NULL THEN k.there.category ELSE e.category END AS category,
-                CASE WHEN e.file IS NULL THEN k.there.ok ELSE e.ok END AS ok),
-            CASE WHEN e.file IS NULL THEN k.there.source ELSE e.source END AS from_source,
-            CASE WHEN e.file IS NULL THEN k.there.row ELSE e.row END AS from_row
-        FROM entries e LEFT JOIN known k ON e.file IS NULL AND k.id = e.id AND k.hash = e.hash""")
+    scratch.run(statement("placed").format(night=night, usable=usable, keep=keep))
 
 
 def counts(scratch: Scratch) -> dict[str, Any]:
     """Documents: all, new, changed, removed, unchanged; shadowed: hidden by a later one; stale: object unreadable."""
-    return scratch.row("""
-        SELECT count(*) FILTER (winner) AS documents,
-            count(*) FILTER (winner AND file IS NULL AND w.id IS NULL) AS new,
-            count(*) FILTER (winner AND file IS NULL AND w.id IS NOT NULL) AS changed,
-            documents - new - changed AS unchanged,
-            (SELECT count(*) FROM old ANTI JOIN (FROM placed WHERE winner) USING (id) WHERE winner) AS removed,
-            count(*) FILTER (NOT winner AND live) AS shadowed,
-            count(*) FILTER (winner AND NOT live AND source IN (SELECT source FROM damaged)) AS stale
-        FROM placed p LEFT JOIN (SELECT DISTINCT id FROM old WHERE winner) w ON w.id = p.id""")
+    return scratch.row(statement("counts"))
 
 
 def to_extract(scratch: Scratch, condition: str) -> Iterator[tuple[int, list[int]]]:

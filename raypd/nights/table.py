@@ -14,6 +14,7 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import RunError
 from raypd.nights import schema_change
+from raypd.nights.changes import statement
 from raypd.run.read import by_document
 from raypd.run.text import counted
 from raypd.verify.scratch import Scratch
@@ -46,21 +47,7 @@ def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
     """Makes `final` (where each document's row is to come from) and `homes` (what object each unit has in the table).
     Needs `placed`, `old`, `answered`, `added`. folder: of tonight's objects, below the root. everything_again: no old
     object can stay (another schema). Raises RunError when a document of the input has no row."""
-    scratch.run("""
-        CREATE TABLE final AS
-        SELECT
-            p.* REPLACE (
-                coalesce(p.file, a.file) AS file,
-                CASE WHEN p.file IS NULL THEN p.source ELSE p.from_source END AS from_source,
-                CASE WHEN p.file IS NULL THEN p.row ELSE p.from_row END AS from_row,
-                coalesce(a.category, p.category) AS category,
-                coalesce(a.ok, p.ok) AND coalesce(d.ok, TRUE) AS ok),
-            d.file AS added_file
-        FROM placed p
-        LEFT JOIN answered a ON p.winner AND p.file IS NULL AND a.unit = p.unit AND a.source = p.source
-            AND a.row = p.row
-        LEFT JOIN added d ON p.winner AND p.file IS NOT NULL AND d.unit = p.unit AND d.source = p.source
-            AND d.row = p.row""")
+    scratch.run(statement("final"))
     if without := scratch.number("SELECT count(*) FROM final WHERE winner AND file IS NULL"):
         documents = counted(without, "document")
         raise RunError(f"{documents} of the input without a row though tonight's run ended; run the command again")

@@ -30,23 +30,16 @@ _TIMELINE_ROWS = 600
 _WORKER_ROWS = 100  # of the table
 _UNITS = [(1, "seconds", 180), (60, "minutes", 3 * 3600), (3600, "hours", 4 * 86400), (86400, "days", float("inf"))]
 _STYLE: Any = {
-    "svg.fonttype": "none",  # text stays text, in the page's font
+    "svg.fonttype": "none", "font.size": 12.0,  # text stays text, in the page's font
     "svg.hashsalt": "raypd",  # the same run makes the same page
     "text.parse_math": False,  # a category may be named $x$
-    "font.size": 12.0,
     **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
-    "axes.edgecolor": ROLES["grid"],
-    "axes.labelcolor": ROLES["muted"],
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": ROLES["grid"],
-    "grid.linewidth": 1.0,
-    "text.color": ROLES["ink"],
+    "axes.edgecolor": ROLES["grid"], "axes.labelcolor": ROLES["muted"], "text.color": ROLES["ink"],
+    "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True,
+    "grid.color": ROLES["grid"], "grid.linewidth": 1.0,
     **{f"{axis}tick.color": ROLES["muted"] for axis in "xy"},
-    **{f"{axis}tick.major.size": 0 for axis in "xy"},
-    "xtick.major.pad": 5,
-}
+    **{f"{axis}tick.major.size": 0 for axis in "xy"}, "xtick.major.pad": 5,
+}  # fmt: skip
 
 
 @dataclass

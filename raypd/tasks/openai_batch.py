@@ -22,16 +22,9 @@ SCHEMA = "response_format.json_schema.schema"  # an error record of one that can
 _NOT_HELD = NOT_HELD - {"prefixItems"} | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _OF_A_LINE = ("custom_id", "method", "url", "body")
 _LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}  # change no answer
-_NOTHING = {  # values that ask for nothing
-    "stream": (False,),
-    "logprobs": (False,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "modalities": (["text"],),
-}
+_NOTHING = {"stream": (False,), "logprobs": (False,), "frequency_penalty": (0,), "presence_penalty": (0,),
+            "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"),
+            "modalities": (["text"],)}  # fmt: skip
 
 
 class BadRequest(ValueError):

@@ -6,7 +6,7 @@ import math
 import random
 import time
 import zlib
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +20,6 @@ from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.documents import category_of, text_of, unpacked
 from raypd.tasks.openai_batch import read_request
 from raypd.tasks.prompting import DOCUMENTS, messages
-
-_PREFIXES_KEPT = 64  # as the real engine
 
 
 @dataclass
@@ -47,7 +45,7 @@ class FakeEngine:
         self.costs, self.max_num_seqs, self.max_num_batched_tokens = costs, max_num_seqs, max_num_batched_tokens
         self.queue: deque[Program] = deque()
         self.sequences: list[Program] = []
-        self._prefixes: OrderedDict[str, None] = OrderedDict()
+        self._prefixes: set[str] = set()  # that are in the cache
         self._free = 0.0  # when the simulated device is idle again (monotonic)
 
     @property
@@ -63,10 +61,10 @@ class FakeEngine:
         began = time.monotonic()
         room, prefill, decode = self.max_num_batched_tokens, 0, 0
         waiting = sum(sequence.prompt or sequence.live() for sequence in self.sequences)
-        while self.queue and len(self.sequences) < self.max_num_seqs and waiting < room:  # as the real engine
+        while self.queue and len(self.sequences) < self.max_num_seqs and waiting < room:
             self.sequences.append(self._admit(self.queue.popleft()))
             waiting += self.sequences[-1].prompt
-        # Sequences that decode go before prefills, as there.
+        # Sequences that decode go before prefills.
         for sequence in sorted(self.sequences, key=lambda s: s.prompt > 0):
             if room <= 0:
                 break
@@ -94,10 +92,7 @@ class FakeEngine:
             program.counts.shared_tokens = program.shared
         else:
             program.prompt += program.shared
-            self._prefixes[program.prefix] = None
-        self._prefixes.move_to_end(program.prefix)
-        if len(self._prefixes) > _PREFIXES_KEPT:
-            self._prefixes.popitem(last=False)
+            self._prefixes.add(program.prefix)
         return program
 
     def _spend(self, began: float, prefill: int, decode: int) -> None:

@@ -44,10 +44,9 @@ def run_training(
 ) -> TrainingRecord:
     """Trains with every learning rate, or goes on where the same command was cut off. `say` shows the user a line.
 
-    ends: unix second at which it stops; None: it has the time that it takes.
-    Raises ConfigError, InputError, ModelError before anything is trained; BudgetReached where cost.budget_usd is spent
-    or `ends` has come; RunError where the workers ended (the same command goes on from the latest checkpoint);
-    Interrupted at SIGINT or SIGTERM."""
+    ends: unix second at which it stops; None: it has the time that it takes. Raises ConfigError, InputError, ModelError
+    before anything is trained; BudgetReached where cost.budget_usd is spent or `ends` has come; RunError where the
+    workers ended (the same command goes on from the latest checkpoint); Interrupted at SIGINT or SIGTERM."""
     storage.configure(config.storage)
     check(config)
     storage.configure(config.storage)  # `check` has looked into runs, each as it reached its own storage

@@ -9,8 +9,7 @@ What happens where the markup is not as the paper has it stands in the warnings 
 thread ends, its children go on to their end; when tokens run out, all end where they stand, cut. A token is never cut:
 one that ends a promise and has text behind it is part of what the child sees; its text stands behind the child's
 content. One that ends a <sync/> waits with the main thread; if a promise ended in the same token, it does not, and the
-interpreter writes a <sync/> after the wait.
-"""
+interpreter writes a <sync/> after the wait."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -33,46 +33,24 @@ class MethodSpec:
 
 # The first that does a kind of task is its default.
 REGISTRY = {
-    "hyper_parallel": MethodSpec(
-        {"extraction": ("max_value_tokens", "isolate", "stacked_documents", "skeleton")}, parallel=True
-    ),
+    "hyper_parallel": MethodSpec({"extraction": ("max_value_tokens", "isolate", "stacked_documents", "skeleton")},
+                                 parallel=True),
     "intra_prompt": MethodSpec({"question_answering": ("contexts_per_prompt",)}, parallel=True),
     "autoregressive": MethodSpec(
         {"extraction": ("max_new_tokens",), "question_answering": (), "generation": ("max_new_tokens",)},
-        text_method="raypd.decoding.methods.autoregressive:AutoregressiveText",
-        whole_record=True,
-    ),
+        "raypd.decoding.methods.autoregressive:AutoregressiveText", whole_record=True),
     "guided": MethodSpec({"extraction": ("max_value_tokens",)}),
-    "apar": MethodSpec(
-        {"generation": ("max_new_tokens", "max_threads")},
-        text_method="raypd.decoding.methods.apar:AparText",
-        control_tokens=(FORK, CHILD),
-        own_tokens=True,
-    ),
+    "apar": MethodSpec({"generation": ("max_new_tokens", "max_threads")}, "raypd.decoding.methods.apar:AparText",
+                       (FORK, CHILD), own_tokens=True),
     "pasta": MethodSpec(
         # A promise that says no number takes fixed_length under `promised_length: predicted`, too.
         {"generation": ("max_new_tokens", "promised_length", "fixed_length", "max_async_tokens", "max_threads")},
-        text_method="raypd.decoding.methods.pasta:PastaText",
-        control_tokens=(PROMISE, OPEN, CLOSE, SYNC),  # a tokenizer without them spells the tags
-        markup=True,
-    ),
-    "space": MethodSpec(
-        {"generation": ("max_new_tokens", "mask_tokens")},
-        text_method="raypd.decoding.methods.space:SpaceText",
-        control_tokens=(MASK,),
-        own_tokens=True,
-        tokens_option="mask_tokens",
-    ),
-    "medusa": MethodSpec(
-        {"generation": ("max_new_tokens", "heads")},
-        text_method="raypd.decoding.methods.medusa:MedusaText",
-        heads=True,
-    ),
-    "apar_medusa": MethodSpec(
-        {"generation": ("max_new_tokens", "max_threads", "heads")},
-        text_method="raypd.decoding.methods.apar:AparText",
-        control_tokens=(FORK, CHILD),
-        own_tokens=True,
-        heads=True,
-    ),
-}
+        "raypd.decoding.methods.pasta:PastaText", (PROMISE, OPEN, CLOSE, SYNC),  # which else are spelt
+        markup=True),
+    "space": MethodSpec({"generation": ("max_new_tokens", "mask_tokens")}, "raypd.decoding.methods.space:SpaceText",
+                        (MASK,), own_tokens=True, tokens_option="mask_tokens"),
+    "medusa": MethodSpec({"generation": ("max_new_tokens", "heads")}, "raypd.decoding.methods.medusa:MedusaText",
+                         heads=True),
+    "apar_medusa": MethodSpec({"generation": ("max_new_tokens", "max_threads", "heads")},
+                              "raypd.decoding.methods.apar:AparText", (FORK, CHILD), own_tokens=True, heads=True),
+}  # fmt: skip

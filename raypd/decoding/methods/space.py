@@ -7,8 +7,7 @@ one token at a time: greedily token for token, sampled in distribution, for any 
 differs from the paper: line 18 samples the extra token from Q even behind a rejected candidate, which would favour what
 the draft favours. Here it comes from the residual max(0, Q - P), normalised, for the output to have Q's distribution
 (Leviathan et al. 2023, theorem 1); P is what the candidate was drawn from, temperature, top-k and top-p included. And
-where fewer than k more tokens are wanted, fewer are drafted.
-"""
+where fewer than k more tokens are wanted, fewer are drafted."""
 
 from dataclasses import dataclass, field
 from typing import Any
