@@ -66,17 +66,11 @@ def node_infos() -> list[dict[str, Any]]:
     from ray._private.worker import global_worker
 
     return [
-        {
-            "node": info.node_id.hex(),
-            "labels": dict(info.labels),
-            "type": info.instance_type_name or None,
-            "head": info.is_head_node,
-            "resources": dict(info.resources_total),
-            "began": info.start_time_ms / 1000,
-            "ended": info.end_time_ms / 1000 if info.end_time_ms else None,
-        }
+        {"node": info.node_id.hex(), "labels": dict(info.labels), "type": info.instance_type_name or None,
+         "head": info.is_head_node, "resources": dict(info.resources_total), "began": info.start_time_ms / 1000,
+         "ended": info.end_time_ms / 1000 if info.end_time_ms else None}
         for info in global_worker.gcs_client.get_all_node_info().values()
-    ]
+    ]  # fmt: skip
 
 
 def redirect_messages(to: Callable[[dict[str, Any]], None]) -> None:

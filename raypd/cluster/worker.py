@@ -15,16 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from raypd import storage
+from raypd.answering import request_queue
 from raypd.answering.components import Build, build
-from raypd.answering.request_queue import (
-    Cancelled,
-    EngineBroken,
-    Progress,
-    RequestQueue,
-    UnitState,
-    end_process,
-    reason,
-)
+from raypd.answering.request_queue import Cancelled, EngineBroken, Progress, RequestQueue, UnitState, end_process
 from raypd.billing import energy
 from raypd.billing.meter import Meter
 from raypd.cluster import nodes
@@ -183,7 +176,7 @@ class DecodeWorker(EngineActor):
             passes = _may_pass(error) or _may_pass(error.__cause__)  # errors of S3 are errors of both kinds
             return UnitResult(error=str(error), retry=passes, unreadable=isinstance(error, InputError) and not passes)
         except OSError as error:
-            return UnitResult(error=reason(error), retry=_may_pass(error))
+            return UnitResult(error=request_queue.reason(error), retry=_may_pass(error))
         except Exception:
             return UnitResult(error=traceback.format_exc())
 

@@ -1,5 +1,5 @@
 """The configuration: one pydantic tree, read from YAML by `load`. Every key has a default; unknown keys are errors."""
-# ruff: noqa: F401 -- what the other rooms import from here
+# ruff: noqa: F401, I001 -- what the other rooms import from here
 
 from raypd.config.card import TEMPLATES
 from raypd.config.cluster import ClusterConfig, CostConfig, deadline_at
@@ -7,19 +7,6 @@ from raypd.config.data import TABLES, TEXT_FILES, InputConfig, OutputConfig, Sto
 from raypd.config.model import SAMPLING_KEYS, CascadeConfig, DecodingConfig, FakeConfig, Method, ModelConfig
 from raypd.config.run import RunConfig
 from raypd.config.secrets import HIDDEN, redact, without_credentials
-from raypd.config.tasks import (
-    ANSWER_KEYS,
-    FORMATS,
-    KINDS,
-    METHODS,
-    NUMBERS,
-    OWN_COLUMNS,
-    Attribute,
-    Category,
-    ExtractionConfig,
-    GenerationConfig,
-    QuestionAnsweringConfig,
-    ascii_digits,
-    bare,
-)
+from raypd.config.tasks import ANSWER_KEYS, FORMATS, KINDS, METHODS, NUMBERS, OWN_COLUMNS, ascii_digits, bare
+from raypd.config.tasks import Attribute, Category, ExtractionConfig, GenerationConfig, QuestionAnsweringConfig
 from raypd.config.training import FitConfig, PreferenceConfig, TrainingConfig

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
-from pydantic.json_schema import GenerateJsonSchema
 from ruamel.yaml.error import YAMLError
 
 from raypd.config.tasks import FORMATS, NUMBERS, Attribute
@@ -35,12 +34,6 @@ Tree = dict[str, Any]
 
 class _Refused(Exception):
     """What cannot be decoded, with its path in the schema."""
-
-
-class _OfClass(GenerateJsonSchema):
-    def decimal_schema(self, schema: Any) -> Tree:
-        """A number: as a JSON Schema alone it could be a text of any kind, too."""
-        return dict(super().decimal_schema(schema)["anyOf"][0])
 
 
 def is_file(schema: Any) -> bool:
@@ -77,7 +70,7 @@ def task_of(given: Any) -> Tree:
     if not given:
         raise ConfigError(expected)
     if hasattr(given, "model_json_schema"):
-        return {"schema": given.model_json_schema(schema_generator=_OfClass)}
+        return {"schema": given.model_json_schema()}
     if isinstance(given, (str, Path)):
         path = str(given)
         tree = _read(path) if path.endswith((".yaml", ".yml")) else {"properties": {}}
@@ -115,7 +108,7 @@ def _imported(target: str, folder: Path) -> Any:
             f"task.schema: {target!r} is neither a file (.json, .yaml) nor a pydantic model (package.module:Class)"
         )
     try:
-        return TypeAdapter(imported("task.schema", target, folder)).json_schema(schema_generator=_OfClass)
+        return TypeAdapter(imported("task.schema", target, folder)).json_schema()
     except PydanticUserError as error:
         raise ConfigError(f"task.schema: {target}: has no JSON Schema: {error.message}") from None
 
@@ -259,11 +252,11 @@ def referred(root: Any, ref: str) -> Any:
 
 
 def _one_of(options: list[Any], at: str) -> Tree:
-    """What stands for several: a number for integers too, an enum for single texts."""
+    """What stands for several: a number for what may be written as one, an enum for single texts."""
     for option in options:
         _check_types(option, f"{at}.anyOf")
     kinds = set(map(_kind, options))
-    if "number" in kinds and kinds <= {"number", "integer"}:
+    if "number" in kinds and kinds <= {"number", "integer", "string"}:
         return next(option for option in options if _kind(option) == "number")
     constants = [option.get("const") for option in options]
     if not {type(constant) for constant in constants} - {str, int}:

@@ -87,10 +87,7 @@ class Engine:
             self.few = FewTokens(self.model.head, text.vocab_size)
         if stable:
             if type(getattr(self.model, "layers", [None])[0]) is not NativeLayer:
-                raise ValueError(
-                    "stable: only products in C add up in one order: Llama, Mistral, Qwen2 or Qwen3 in bfloat16, on a "
-                    "processor with AVX-512 BF16"
-                )
+                raise ValueError("stable: Llama, Mistral, Qwen2 or Qwen3 in bfloat16, on a processor with AVX-512 BF16")
             self.attend = avx512.attend_stable
         self.cache = KVCache(_FIRST_SLOTS, cache_tokens, self.device)
         self.graphs: Graphs | None = None

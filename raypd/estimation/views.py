@@ -104,10 +104,9 @@ def _not_judged(search: Search) -> str:
     if math.isinf(floor.needed):
         reason = f"no sample can show that {floor.share:.0%} of values agree; lower --agreement"
     else:
-        reason = (
-            f"{search.reference_method} decoding gave {text.counted(there, 'whole value')}, and a floor of "
-            f"{floor.share:.0%} needs {floor.needed:.0f} even if all of them agree; raise --sample or lower --agreement"
-        )
+        needs = f"a floor of {floor.share:.0%} needs {floor.needed:.0f} even if all agree"
+        gave = f"{search.reference_method} decoding gave {text.counted(there, 'whole value')}"
+        reason = f"{gave}, and {needs}; raise --sample or lower --agreement"
     return f"agreement was NOT judged: {reason}, or take the share as it is with --judge share"
 
 
@@ -122,23 +121,18 @@ def _notes(result: TuneResult) -> list[str]:
     agreement = search.reference.agreement
     guided = search.reference_method == "guided"
     if guided:
-        notes.append(
-            "the reference is guided decoding: the keys are given, each value is decoded token by token behind all of "
-            "the answer before it (decoding.method: guided)"
-        )
+        notes.append("the reference is guided decoding: keys are given, each value follows all of the answer before it")
     if not guided and agreement.left_out > agreement.of:
-        notes.append(
-            f"autoregressive decoding gave nothing whole for {agreement.left_out} values and a value for "
-            f"{agreement.of} only: with this model it is a poor reference"
-        )
+        gave = f"nothing whole for {agreement.left_out} values and a value for {agreement.of} only"
+        notes.append(f"autoregressive decoding gave {gave}: with this model it is a poor reference")
     elif agreement.left_out:
         notes.append(f"{agreement.left_out} values are left out: the reference gave nothing whole there")
     if not result.kind.usd_per_hour:
         notes.append("this machine has no price: cost.prices.local (USD per hour) or --instance gives it one")
     speeds = result.best.speeds
     if len(speeds) > 1 and max(speeds) > 1.15 * min(speeds):
+        gap = max(speeds) / min(speeds) - 1
         notes.append(
-            f"measurements of the same setting differ by {max(speeds) / min(speeds) - 1:.0%}: the machine has other "
-            "work; tune on an idle one for surer figures"
+            f"measurements of one setting differ by {gap:.0%}: the machine has other work; tune on an idle one"
         )
     return notes

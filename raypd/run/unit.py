@@ -49,9 +49,7 @@ class Unit:
     @property
     def expected(self) -> int:
         """Documents in it, counted or estimated."""
-        if self.only is not None:
-            return len(self.only)
-        return sum(part.expected for part in self.parts)
+        return len(self.only) if self.only is not None else sum(part.expected for part in self.parts)
 
     @property
     def bytes(self) -> int:

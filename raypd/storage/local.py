@@ -140,9 +140,7 @@ def version(path: str) -> str:
         raise StorageError(_no_file(place)) from None
     if not stat.S_ISREG(status.st_mode):  # to open a pipe is to wait for its writer
         raise StorageError(_no_file(place))
-    if status.st_size > _HASHED_BYTES:
-        return _stamp(status)
-    return sha256(place)[:16]
+    return _stamp(status) if status.st_size > _HASHED_BYTES else sha256(place)[:16]
 
 
 def sha256(path: Path) -> str:

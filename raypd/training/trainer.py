@@ -9,14 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from transformers import (
-    EarlyStoppingCallback,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from raypd.config import PreferenceConfig, RunConfig
 from raypd.models.load import LoadedModel, resolve_dtype
@@ -108,10 +101,10 @@ class _Report(TrainerCallback):
         self.validation_loss: float | None = None
         self.before = (0, 0)  # steps and tokens of earlier sessions
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.before = state.global_step, int(state.num_input_tokens_seen)
 
-    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, float], **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
         measured = logs.get("loss"), logs.get("eval_loss")
         self.loss, self.validation_loss = logs.get("loss", self.loss), logs.get("eval_loss", self.validation_loss)
         done, tokens = state.global_step - self.before[0], int(state.num_input_tokens_seen) - self.before[1]

@@ -22,8 +22,7 @@ def attend(
     """`Attend` by one function of C."""
     if key is None or value is None or not _takes(query, key, value):
         return sdpa.attend(step, layer, query, key, value)
-    query, keys, values = _stored(step, layer, query, key, value)
-    return _attended(step, layer, query, keys, values)
+    return _attended(step, layer, *_stored(step, layer, query, key, value))
 
 
 def attend_stable(
