@@ -376,7 +376,7 @@ def build_of_two_cards(config, threads):
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["pool", "ray_data"])
 def test_a_broken_card_of_two_costs_no_document(tmp_path: Path, config, capfd, executor: str) -> None:
-    path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.05"] * 200))
+    path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.2"] * 200))  # longer than two starts of a worker
     shares = {"gpus_per_worker": 1, "cpus_per_worker": 0.5, "executor": executor}
     run = with_keys(config(path, unit_documents=5, max_workers=2), model={"device": "cpu"}, cluster=shares)
     ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
