@@ -138,7 +138,7 @@ class Processor:
                 batch_size=self.config.batch_size,
                 accelerator_type=self.config.accelerator_type,
                 max_restarts=-1,  # with an end to them, Ray Data leaves the place of a dead worker empty
-                max_task_retries=_RETRIES,  # else a row that kills its worker would do so for ever
+                max_task_retries=_RETRIES,  # else a row that kills its worker would do so without end
             )
         return dataset if self._postprocess is None else dataset.map(self._postprocess)
 

@@ -257,4 +257,4 @@ class DriverSession:
             self.unit_errors[unit.id] = result.error
             self._display.say(f"unit {unit.id} failed: {reason}")
             if len(self.unit_errors) > _MOST_LOST_UNITS:
-                raise RunError(f"more than {_MOST_LOST_UNITS} units failed, the last one because: {result.error}")
+                raise RunError(f"more than {_MOST_LOST_UNITS} units failed; the last: {result.error}")

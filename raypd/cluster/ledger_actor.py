@@ -190,7 +190,7 @@ def start(config: RunConfig, output: str, session: str, began: float, cpus: floa
     for node in nodes(set()) if config.cost.budget_usd is not None else ():
         kind = node.instance_type or prices.LOCAL
         if node.ended is None and node.usd_per_hour == 0 and kind not in config.cost.prices:
-            raise ConfigError(  # machines at $0 would run for ever
+            raise ConfigError(  # machines at $0 would run without end
                 f"cost.budget_usd is set, and the price of this cluster's machines is not known ({node.price_source}): "
                 f"set cost.prices.{kind} in USD per hour"
             )

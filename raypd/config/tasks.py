@@ -71,7 +71,7 @@ def ascii_digits(pattern: str) -> str:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    r"""Whether the whole text matches: `re` tries (a+)+ for ever, and its \w is not the decoder's."""
+    r"""Whether the whole text matches: `re` tries (a+)+ without end, and its \w is not the decoder's."""
     try:
         return regex.fullmatch(pattern, text, timeout=1.0) is not None  # seconds of the processor
     except TimeoutError:

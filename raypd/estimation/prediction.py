@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from raypd.billing.prices import INSTANCES
 from raypd.config import ModelConfig
+from raypd.config.model import MOST_SEQS, EngineConfig
 from raypd.errors import ConfigError
 from raypd.estimation import bootstrap
 from raypd.estimation.machines import MethodSpeed
@@ -18,7 +19,7 @@ CARDS = {
     "H100": (989, 3350), "H200": (989, 4800), "B200": (2250, 7700), "B300": (2250, 8000),
 }  # fmt: skip
 _PRODUCTS, _MEMORY = 0.7, 0.85  # shares of these that large products and large copies reach: assumed
-_PASS_TOKENS, _MOST_SEQS = 8192, 256  # of a pass on CUDA
+_PASS_TOKENS = EngineConfig().batched_tokens(gpu=True)
 _TRAFFIC = 200e3 / 4096  # bytes a token, layer and width of the model, beside products and attention
 _HOST_SECONDS, _LAUNCH_SECONDS, _LAUNCHES = 6e-3, 5e-6, 12  # of a pass; of a kernel; kernels of a layer
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of a config.json
@@ -101,7 +102,7 @@ def seconds_of(shape: Shape, gpu: str, tokens: DocumentTokens, together: bool) -
     passes, fed = tokens.passes if together else decoded, prefilled + decoded
     memory_gib = min(instance.gpu_memory_gib for instance in INSTANCES.values() if instance.gpu == gpu)
     room = 0.9 * memory_gib * 2**30 - _MARGIN - 2 * shape.weights
-    most_seqs = min(_MOST_SEQS, math.floor((room - shape.cache_bytes * tokens.shared) / (shape.cache_bytes * fed)))
+    most_seqs = min(MOST_SEQS, math.floor((room - shape.cache_bytes * tokens.shared) / (shape.cache_bytes * fed)))
     if most_seqs < 1:
         return None
     share = max(fed / _PASS_TOKENS, passes / most_seqs)  # of passes, that a document pays

@@ -68,7 +68,7 @@ class Profile:
 
     @property
     def documents_per_second(self) -> float:
-        """Of the sample as it was drawn, without the weights of its strata."""
+        """Of the sample as it was drawn."""
         seconds = [cost.seconds for cost in self.costs if cost is not None]
         return len(seconds) / sum(seconds) if sum(seconds) else 0.0
 

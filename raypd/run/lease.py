@@ -101,7 +101,7 @@ class RunLease:
                 time.sleep(min(1.0, STALE_SECONDS / 10))
             now, latest = self._current()
             if now == version:
-                self._say(f"session {holder.session} gives no sign of life: taking its place")
+                self._say(f"session {holder.session} has no heartbeat any more: taking its place")
                 return
             holder = latest or holder
             if holder.ended:

@@ -164,7 +164,7 @@ def _explained(error: Exception, path: str, action: str) -> Exception:
         return FileNotFoundError(f"{path}: no such object")
     if _NOBODY.search(text):
         names = "GOOGLE_APPLICATION_CREDENTIALS" if path.startswith("gs://") else "AZURE_STORAGE_ACCOUNT_NAME and _KEY"
-        return Unavailable(f"{path}: {said}the store lets nobody in with these credentials: renew them, or set {names} "
+        return Unavailable(f"{path}: {said}the store refuses these credentials: renew them, or set {names} "
                            "(docs/storage.md); the same command resumes")  # fmt: skip
     passes, reason = number in (408, 429) or number >= 500, f"the store answered {said}to {action}"
     if number == 403:

@@ -111,7 +111,7 @@ class ObjectStore:
         return False
 
     def holds(self, path: str, data: bytes) -> bool:
-        """A request whose answer was lost is sent again; then it is our own first one that is in the way."""
+        """A request whose answer was lost is sent again; then the first one was written."""
         with contextlib.suppress(FileNotFoundError):
             return self.head(path).size == len(data) and self.read(path) == data
         return False

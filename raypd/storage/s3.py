@@ -152,7 +152,7 @@ class S3(S3Client, ObjectStore):
                 except ClientError as error:
                     code = code_of(error)
                     if code in UNMET:
-                        # The SDK tries again when an answer is lost; then it is our own first try that is in the way.
+                        # The SDK tries again when an answer is lost; then the first try was written.
                         again = error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0) > 0 or attempt > 1
                         return again and self.holds(path, data)
                     if code in MISSING and "IfMatch" in condition:

@@ -117,7 +117,7 @@ def test_a_heartbeat_from_another_machine_is_watched_not_compared(tmp_path, cloc
     clock.silence(first)
     lines: list[str] = []
     second = lease.RunLease(str(tmp_path), lines.append)
-    assert (clock.slept >= STALE, second.took_over, "no sign of life" in lines[-1]) == (True, True, True)
+    assert (clock.slept >= STALE, second.took_over, "no heartbeat any more" in lines[-1]) == (True, True, True)
     second.end("complete")
 
 

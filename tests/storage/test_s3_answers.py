@@ -266,7 +266,7 @@ def test_a_store_without_ranges_is_used_for_what_is_small_and_else_refused(store
 
 
 @pytest.mark.parametrize(("status", "code", "kind", "words"), [
-    (401, "", storage.Unavailable, "401 .*lets nobody in .*set GOOGLE_APPLICATION_CREDENTIALS"),
+    (401, "", storage.Unavailable, "401 .*refuses these credentials.*set GOOGLE_APPLICATION_CREDENTIALS"),
     (403, "AccessDenied", storage.StorageError, r"forbidden: .* must allow to (read|write|list) here .*403 AccessD"),
     (400, "InvalidArgument", storage.StorageError, "answered 400 InvalidArgument to"),
     (404, "NoSuchBucket", storage.StorageError, "there is no gs://bucket"),
