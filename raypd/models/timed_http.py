@@ -1,4 +1,4 @@
-"""HTTP whose answers end: `requests` limits each read alone, so a server that drips would hold a request without end."""
+"""HTTP whose answers end: `requests` limits each read alone, so a server that drips would hold one without end."""
 
 import io
 import time
