@@ -153,6 +153,7 @@ def test_a_killed_worker_costs_its_batches_alone_and_the_bill_says_so() -> None:
     assert sum(row["cost_usd"] for row in rows) == pytest.approx(worked * 0.01 / 4)
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_ended_goes_on_under_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "done").mkdir()
     pyarrow.parquet.write_table(titles(40), tmp_path / "in.parquet")

@@ -34,6 +34,7 @@ BAD = b"""id,title,note
 2,short
 3,one,too,many
 4,"two\nlines",""
+
 5,"closed" too early,x
 6,not \xff text,x
 7,,x

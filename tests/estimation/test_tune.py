@@ -41,6 +41,7 @@ task:
     c:
       attributes:
         - {name: a, description: "what it is"}   # the only one
+
 engine:
   max_num_seqs: 16  # as last year
 cost: {prices: {local: 3.6}}

@@ -151,6 +151,7 @@ def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, one_start):
     assert len(answers) == 50
 
 
+@pytest.mark.slow
 def test_a_teacher_that_was_down_is_asked_again_and_its_tokens_cost(tmp_path, yaml_of, one_start):
     usage = {"prompt_tokens": 100, "completion_tokens": 10}
     choice = {"message": {"content": '{"Brand": "Acme", "Color": null, "Size": 7}'}, "finish_reason": "stop"}
