@@ -50,10 +50,8 @@ def _asked(action: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except NoCredentialsError:
-        raise ConfigError(
-            "no AWS credentials found: `aws configure`, a role, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or "
-            "set cost.prices yourself"
-        ) from None
+        keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        raise ConfigError(f"no AWS credentials found: `aws configure`, a role, or {keys}; or set cost.prices") from None
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "an error")
         raise ConfigError(f"AWS refuses {action}: {code}; the credentials in use need that right") from None

@@ -92,9 +92,7 @@ def deadline_at(given: str, now: float) -> float:
     try:
         return datetime.fromisoformat(given).timestamp()
     except ValueError:
-        raise ValueError(
-            f"{given!r} is neither a time such as 2026-11-30T18:00 nor a duration such as 8h or 1h30m"
-        ) from None
+        raise ValueError(f"{given!r} is neither a time (2026-11-30T18:00) nor a duration (8h, 1h30m)") from None
 
 
 class NightlyConfig(Section, use_attribute_docstrings=True):

@@ -45,9 +45,7 @@ def override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
     for given in overrides or []:
         key, equals, value = given.partition("=")
         if not equals or not key:
-            raise ConfigError(
-                f"{redact(given)!r}: an override is written key=value, for instance decoding.method=autoregressive"
-            )
+            raise ConfigError(f"{redact(given)!r}: an override is written key=value, such as decoding.method=guided")
         with raised_as(ConfigError, repr(redact(given)), TypeError):
             set_key(tree, key, value_of(value))
 

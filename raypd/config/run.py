@@ -84,9 +84,7 @@ class RunConfig(Section):
         if isinstance(self.task, GenerationConfig) and self.task.samples > 1 and greedy:
             raise ValueError("task.samples is above 1: set decoding.sampling.temperature, or all answers are the same")
         if self._openai() and self.model.endpoint is not None:
-            raise ValueError(
-                "task.openai: model.endpoint cannot give every request parameters of its own; leave it out"
-            )
+            raise ValueError("task.openai: model.endpoint cannot give each request its own parameters; leave it out")
         if self.cascade.model is not None:
             self._cascade_fits()
         return self

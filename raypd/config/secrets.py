@@ -35,9 +35,7 @@ def without_credentials(uri: str) -> str:
         scheme.startswith("s3") and ":" in host and "@" in rest
     )
     if separator and (named or SIGNED.search(rest)):
-        raise ValueError(
-            "a URI must hold no credentials: give them through the environment, storage.profile or the instance's role"
-        )
+        raise ValueError("a URI must hold no credentials: use the environment, storage.profile or the instance's role")
     return uri
 
 

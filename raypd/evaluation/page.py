@@ -106,9 +106,8 @@ def reliability_chart(lines: Mapping[str, tuple[str, Sequence[Sequence[float]]]]
     def draw(axes: Axes, width: int) -> None:
         axes.plot([0, 1], [0, 1], color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
         for role, (_, points) in lines.items():
-            axes.plot(
-                [p[0] for p in points], [p[1] for p in points], "o-", color=ROLES[role], linewidth=2, markersize=4
-            )
+            x, y = ([point[n] for point in points] for n in (0, 1))
+            axes.plot(x, y, "o-", color=ROLES[role], linewidth=2, markersize=4)
         axes.set(xlim=(0, 1), xlabel="confidence")
         charts.value_axis(axes, 1.0, "share right")
 

@@ -49,9 +49,7 @@ def find_source(config: ModelConfig, weights: bool = False) -> Source:
     remote = storage.is_remote(name)
     if name == embedded.NAME or remote or looks_local(name):
         if config.revision is not None:
-            raise ModelError(
-                f"model.revision {config.revision!r}: revisions belong to Hub ids; model.name {name!r} is local"
-            )
+            raise ModelError(f"model.revision {config.revision!r}: is of Hub ids alone; model.name {name!r} is local")
         if remote:
             folder = staged(name, weights)
         elif name == embedded.NAME:
@@ -89,10 +87,8 @@ def _checked_folder(name: str) -> Path:
         raise ModelError(f"model.name {name!r}: is a file; give the folder with config.json and the weights")
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
-            raise ModelError(
-                f"model.name {name!r}: holds a peft adapter, not a model: set model.adapter to it, "
-                "and model.name to its base model"
-            )
+            advice = "set model.adapter to it, and model.name to its base model"
+            raise ModelError(f"model.name {name!r}: holds a peft adapter, not a model: {advice}")
         raise ModelError(f"model.name {name!r}: {folder} has no config.json, so it is not a transformers model")
     _check_weights(name, folder)
     return folder

@@ -8,10 +8,9 @@ import torch
 from raypd.decoding import native
 from raypd.decoding.attention import sdpa
 from raypd.decoding.attention.plan import KernelPlan
-from raypd.decoding.attention.step import AttentionLayer, Step
+from raypd.decoding.attention.step import BLOCK, AttentionLayer, Step
 
 _ROWS = (60,)  # rows of a block, one a query and query head; registers hold six at a time
-_KEYS = 64  # KEYS in native.c
 _MOST_DIM = 256  # DIM in native.c
 _MOST_REPEAT = 32
 
@@ -30,10 +29,8 @@ def attend_stable(
 ) -> torch.Tensor:
     """`attend`, whose sums go over the keys that a query sees, whatever lies between them: a token's output is the same
     bits in every pass and prompt. Keys and values are copied together first, for each segment of queries."""
-    assert key is not None
-    assert value is not None
-    assert _takes(query, key, value)
-    query, keys, values = _stored(step, layer, query, key, value)
+    assert _takes(query, key, value)  # type: ignore[arg-type]
+    query, keys, values = _stored(step, layer, query, key, value)  # type: ignore[arg-type]
     gathered, slots = step.gathered
     return _attended(
         gathered, layer, query, *(x.transpose(0, 1).index_select(1, slots).transpose(0, 1) for x in (keys, values))
@@ -67,7 +64,7 @@ def _attended(
     window = None if starts is None else window
     first = window not in plan.seen  # layer of the pass with that window
     if first:
-        plan.seen[window] = torch.empty(tokens, -(-plan.most_own // _KEYS), dtype=torch.int64)
+        plan.seen[window] = torch.empty(tokens, -(-plan.most_own // BLOCK), dtype=torch.int64)
     visibility = plan.seen[window]
     call = struct.pack(  # `Call` in native.c
         "23q2f",

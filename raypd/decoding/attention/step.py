@@ -15,6 +15,7 @@ from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import NO_TOKEN, Reach, in_window, visible
 
+BLOCK = 64  # keys that avx512 adds up at a time: KEYS in native.c
 _FEW = 64  # queries: spans of more make good calls by themselves
 _PADDING = 1.5  # a batch of spans has at most so many times the scores that its spans have
 
@@ -179,23 +180,24 @@ class Step:
     @cached_property
     def gathered(self) -> tuple[Step, torch.Tensor]:
         """The pass over copies of its keys, and the slots [keys] to copy: a span for the queries of each segment, over
-        the prefix and the keys that one of them sees."""
-        spans: list[Span] = []
+        the keys that one of them sees. Neighbours with the same first keys share whole `BLOCK`s of them as a prefix."""
+        runs = [run for group in self.groups for span in group.spans for run in _runs(span, group.start)]
+        heads = [*(_alike(*run[1:], *following[1:]) for run, following in pairwise(runs)), 0]
+        groups: list[PrefixGroup] = []
         copied: list[np.ndarray] = []
-        start = 0
-        for prefix, span in ((group.start, span) for group in self.groups for span in group.spans):
-            reach = np.pad(span.reach, (0, 1), constant_values=Reach.ALL)  # the last segment is the prefix
-            before = np.zeros((3, span.prefix), dtype=span.keys.dtype)
-            before[0], before[1], before[2] = np.arange(span.prefix), len(span.reach), span.keys[2].min()
-            for first, end in pairwise([0, *np.flatnonzero(np.diff(span.queries[1])) + 1, span.size]):
-                own = np.flatnonzero(span.seen[first:end].any(0))
-                keys = np.concatenate([before, span.keys[:, own]], axis=1)
-                queries = span.queries[:, first:end]
-                spans.append(Span(span.a + first, span.a + end, start, keys.shape[1], reach, queries, keys))
-                copied += [np.arange(prefix, prefix + span.prefix), span.start + own]
-                start += keys.shape[1]
+        filled = 0
+        for n, (span, keys, _) in enumerate(runs):
+            if not groups or not groups[-1].length or heads[n - 1] != groups[-1].length:
+                groups.append(PrefixGroup([], filled, heads[n]))
+                copied.append(keys[: heads[n]])
+                filled += heads[n]
+            head = groups[-1].length
+            span.start, span.length, span.prefix, span.keys = filled, len(keys) - head, head, span.keys[:, head:]
+            groups[-1].spans.append(span)
+            copied.append(keys[head:])
+            filled += span.length
         slots = to_device(np.concatenate(copied), self.slots.device)
-        return Step(self.cache, [PrefixGroup(spans)], self.slots, self.kept, self.attend), slots
+        return Step(self.cache, groups, self.slots, self.kept, self.attend), slots
 
     def own_mask(self, batch: Batch, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
         """Additive, over own keys: [spans, 1, repeat * queries, keys], in the dtype of `like`; None where all is seen.
@@ -218,6 +220,27 @@ class Step:
             visibility = np.concatenate([span.in_window(window)[:, : group.length] for span in group.spans])
             self._masks[key] = _additive(visibility[None], repeat, like)
         return self._masks[key]
+
+
+def _runs(span: Span, prefix: int) -> Iterator[tuple[Span, np.ndarray, int]]:
+    """The queries of each segment as a span over the keys that one of them sees, the prefix first; the slots of these
+    keys; how many, from the first, all its queries see, at positions 0, 1, 2, ..."""
+    reach = np.pad(span.reach, (0, 1), constant_values=Reach.ALL)  # the last segment is the prefix
+    before = np.stack([np.arange(span.prefix), *np.full((2, span.prefix), [[len(span.reach)], [span.keys[2].min()]])])
+    for first, end in pairwise([0, *np.flatnonzero(np.diff(span.queries[1])) + 1, span.size]):
+        seen = span.seen[first:end]
+        own = np.flatnonzero(seen.any(0))
+        keys = np.concatenate([before, span.keys[:, own]], axis=1)
+        slots = np.concatenate([np.arange(prefix, prefix + span.prefix), span.start + own])
+        of_all = np.concatenate([before[0] >= 0, seen[:, own].all(0), [False]])
+        clear = int((of_all & (np.append(keys[0], -1) == np.arange(len(of_all)))).argmin())
+        yield Span(span.a + first, span.a + end, 0, len(slots), reach, span.queries[:, first:end], keys), slots, clear
+
+
+def _alike(slots: np.ndarray, clear: int, others: np.ndarray, others_clear: int) -> int:
+    """How many of the first slots are the same and clear in both: whole blocks of them."""
+    most = min(clear, others_clear)
+    return int(np.append(slots[:most] == others[:most], False).argmin()) // BLOCK * BLOCK
 
 
 def _batches(spans: list[Span]) -> Iterator[list[Span]]:
