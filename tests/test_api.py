@@ -110,7 +110,7 @@ class Long(Shoe):
 
 
 def test_a_pydantic_model_gives_instances_bytes_are_no_text_and_an_interrupted_call_leaves_nothing(monkeypatch) -> None:
-    llm = raypd.LLM("fake")
+    llm = raypd.LLM("fake", settings={"model.fake": {"load_seconds": 0}})
     (answer,) = llm.extract("a shoe", Shoe)
     assert answer.parsed == Shoe(**answer.value)
     assert [llm.extract("a shoe", schema)[0].parsed for schema in (Long, ["brand"])] == [None, None]

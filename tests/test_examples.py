@@ -16,7 +16,7 @@ import sys
 sys.modules["ray"] = None
 import raypd
 
-fake = raypd.LLM("fake")
+fake = raypd.LLM("fake", settings={"model.fake": {"load_seconds": 0}})
 assert len(fake.extract("one text", ["Brand"])) == len(fake.generate("Hello")) == len(fake.answer("x", "Who?")) == 1
 assert fake.answer(None, "Who?")[0].error
 errors = [result.error for result in fake.extract([None, "a\\0b", "\\ud800 shoe", " "], ["Brand"])]
@@ -51,6 +51,7 @@ def test_examples_run(script: Path, tmp_path: Path) -> None:
     assert ended(start("-c", code, str(script), str(tmp_path)), seconds=3000)
 
 
+@pytest.mark.slow  # in .ci/run by itself
 def test_the_notebook_runs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(ROOT / "examples/notebook.ipynb", 4)

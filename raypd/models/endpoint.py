@@ -50,7 +50,7 @@ def check_endpoint(config: RunConfig) -> None:
     assert endpoint is not None
     if config.decoding.method != "autoregressive":
         method = f"decoding.method {config.decoding.method}"
-        raise ConfigError(f"{method}: a server behind model.endpoint decodes its own way; set it to autoregressive")
+        raise ConfigError(f"{method}: a server behind model.endpoint decodes its own way; set method: autoregressive")
     if endpoint.key_variable is not None and not os.environ.get(endpoint.key_variable):
         raise ConfigError(
             f"model.endpoint.key_variable: the environment variable {endpoint.key_variable} holds no key; set it "

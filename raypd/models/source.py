@@ -49,7 +49,7 @@ def find_source(config: ModelConfig, weights: bool = False) -> Source:
     remote = storage.is_remote(name)
     if name == embedded.NAME or remote or looks_local(name):
         if config.revision is not None:
-            raise ModelError(f"model.revision {config.revision!r}: is of Hub ids alone; model.name {name!r} is local")
+            raise ModelError(f"model.revision {config.revision!r}: revisions belong to Hub ids; {name!r} is local")
         if remote:
             folder = staged(name, weights)
         elif name == embedded.NAME:
