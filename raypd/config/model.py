@@ -211,8 +211,8 @@ class EngineConfig(Section, use_attribute_docstrings=True):
             raise ValueError("cuda_graphs needs engine.attention: triton")
         if self.vllm and self.kind != "vllm":
             raise ValueError("vllm: these are arguments of vLLM's engine: set engine.kind: vllm")
-        if self.stable and self.kind == "vllm":
-            raise ValueError("stable: vLLM does not know it: set engine.kind: raypd")
+        if self.stable and (self.kind == "vllm" or self.attention not in ("auto", "avx512")):
+            raise ValueError("stable: needs engine.kind: raypd and engine.attention: auto or avx512")
         return self
 
 

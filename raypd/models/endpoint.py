@@ -292,9 +292,10 @@ class EndpointEngine:
             turn = max(now, self._next)
             minutes = [1 / requests if requests is not None else 0.0]
             if tokens is not None and body is not None:
-                # Until an answer tells, as many as vendors count: those of the text, and all that may be written.
-                first = len(json.dumps(body)) / _BYTES_OF_TEXT + self.config.decoding.max_new_tokens
-                minutes.append((self._tokens / self._answers if self._answers else first) / tokens)
+                mean = self._tokens / self._answers if self._answers else 0.0
+                if not mean:  # until an answer tells, as vendors count: of the text, and all that may be written
+                    mean = len(json.dumps(body)) / _BYTES_OF_TEXT + self.config.decoding.max_new_tokens
+                minutes.append(mean / tokens)
             self._next = turn + 60.0 * max(minutes)
         time.sleep(max(0.0, turn - now))
 

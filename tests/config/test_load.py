@@ -78,9 +78,13 @@ def test_a_deadline_that_is_none_is_refused_with_its_line(tmp_path: Path, writte
         load(tmp_path, deadline=written)
 
 
-def test_cuda_graphs_are_of_one_attention(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine.* cuda_graphs needs engine\.attention: triton"):
-        load(tmp_path, "{name: Color}", "null", "engine.cuda_graphs=true")
+@pytest.mark.parametrize(("words", "override"), [
+    (r"cuda_graphs needs engine\.attention: triton", "engine.cuda_graphs=true"),
+    (r"stable: needs engine\.kind: raypd and engine\.attention", "engine={stable: true, attention: sdpa}"),
+    (r"stable: needs engine\.kind: raypd", "engine={stable: true, kind: vllm}")])  # fmt: skip
+def test_an_engine_that_cannot_be_so_is_refused(tmp_path: Path, words: str, override: str) -> None:
+    with pytest.raises(ConfigError, match=f"engine.* {words}"):
+        load(tmp_path, "{name: Color}", "null", override)
 
 
 def config(*overrides: str, **task: Any) -> Any:

@@ -89,6 +89,8 @@ def rows(run: RunConfig) -> dict[str, dict[str, Any]]:
 def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(run) -> None:
     before = rows(run)
     Task.mended = True
+    units = sorted(commit.committed(run.output.path))
+    first = [commit.read_summary(run.output.path, unit) for unit in units]
     made = again(run)
     assert (made.tried, made.ok, made.failed, made.left_out, made.waiting) == (3, 3, 0, 1, 0)
     assert sorted(Task.asked) == ["12", "13", "4"]
@@ -98,8 +100,11 @@ def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(run) -> 
     assert after["3"]["error"] == before["3"]["error"]
     assert "1 left as they are" in made.describe()
     assert verify(run.output.path, run).passed
-    summaries = [commit.read_summary(run.output.path, unit) for unit in sorted(commit.committed(run.output.path))]
+    summaries = [commit.read_summary(run.output.path, unit) for unit in units]
     assert [s.retries for s in summaries] == [1, 1, 0]
+    tokens = [[sum(c["prefill_tokens"] for c in s.categories.values()) for s in of] for of in (first, summaries)]
+    assert [after > before for before, after in zip(*tokens, strict=True)] == [True, True, False]  # the retry's, too
+    assert [s.busy_seconds >= b.busy_seconds for s, b in zip(summaries, first, strict=True)] == [True] * 3
     tree = json.loads(Path(run.output.path, "manifest.json").read_text())
     assert (tree["ok"], tree["failed"]) == (29, 1)
     assert [s["how"] for s in tree["sessions"]] == ["complete", "complete"]  # the retry's time is the run's

@@ -182,19 +182,19 @@ class Step:
         """The pass over copies of its keys, and the slots [keys] to copy: a span for the queries of each segment, over
         the keys that one of them sees. Neighbours with the same first keys share whole `BLOCK`s of them as a prefix."""
         runs = [run for group in self.groups for span in group.spans for run in _runs(span, group.start)]
-        heads = [*(_alike(*run[1:], *following[1:]) for run, following in pairwise(runs)), 0]
+        shared = [*(_shared(*run[1:], *following[1:]) for run, following in pairwise(runs)), 0]
         groups: list[PrefixGroup] = []
         copied: list[np.ndarray] = []
         filled = 0
         for n, (span, keys, _) in enumerate(runs):
-            if not groups or not groups[-1].length or heads[n - 1] != groups[-1].length:
-                groups.append(PrefixGroup([], filled, heads[n]))
-                copied.append(keys[: heads[n]])
-                filled += heads[n]
-            head = groups[-1].length
-            span.start, span.length, span.prefix, span.keys = filled, len(keys) - head, head, span.keys[:, head:]
+            if not groups or not groups[-1].length or shared[n - 1] != groups[-1].length:
+                groups.append(PrefixGroup([], filled, shared[n]))
+                copied.append(keys[: shared[n]])
+                filled += shared[n]
+            prefix = groups[-1].length
+            span.start, span.length, span.prefix, span.keys = filled, len(keys) - prefix, prefix, span.keys[:, prefix:]
             groups[-1].spans.append(span)
-            copied.append(keys[head:])
+            copied.append(keys[prefix:])
             filled += span.length
         slots = to_device(np.concatenate(copied), self.slots.device)
         return Step(self.cache, groups, self.slots, self.kept, self.attend), slots
@@ -237,7 +237,7 @@ def _runs(span: Span, prefix: int) -> Iterator[tuple[Span, np.ndarray, int]]:
         yield Span(span.a + first, span.a + end, 0, len(slots), reach, span.queries[:, first:end], keys), slots, clear
 
 
-def _alike(slots: np.ndarray, clear: int, others: np.ndarray, others_clear: int) -> int:
+def _shared(slots: np.ndarray, clear: int, others: np.ndarray, others_clear: int) -> int:
     """How many of the first slots are the same and clear in both: whole blocks of them."""
     most = min(clear, others_clear)
     return int(np.append(slots[:most] == others[:most], False).argmin()) // BLOCK * BLOCK
