@@ -56,7 +56,8 @@ test-slow: setup
 kernels: setup
 	for version in $(TRITONS); do \
 	$(BIN)/python $(PIP) --no-deps --target build/triton-$$version triton==$$version && \
-	PYTHONPATH=build/triton-$$version $(BIN)/python -m pytest tests/decoding/test_triton.py -k compile $(SIDE) || exit 1; done
+	PYTHONPATH=build/triton-$$version $(BIN)/python -m pytest tests/decoding/test_triton.py -k compile $(SIDE) || exit 1; \
+	rm -rf build/triton-$$version; done
 
 azurite: .azurite/node_modules
 

@@ -32,12 +32,14 @@ SHARED_MEMORY = 99 * 1024  # bytes that a block may have on the smallest GPUs of
 
 
 @needs_triton
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["not slow", "slow"], ids=["few", "many"])
 def test_the_kernel_in_the_interpreter(which):
     tests = "tests/decoding/triton_interpreted.py"
     ended(start("-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which, tests, TRITON_INTERPRET="1"))
 
 
+@pytest.mark.slow
 def test_the_tests_for_a_gpu_pass_on_a_cpu() -> None:
     """With torch's own attention. A cache is sized by a GPU's own counters."""
     options = "--noconftest", "-p", "no:cacheprovider", "-p", "tests.decoding.stubbed_gpu"
