@@ -88,7 +88,7 @@ def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = (
     for place, values in named.items():
         kept = input_fields(documents[place], config)
         schema = categories[of_category[place]]
-        looked_at = [attribute for attribute in schema.attributes if attribute.name in values]
+        looked_at = [a.model_copy(update={"omit_null": False}) for a in schema.attributes if a.name in values]
         target = record_of(schema.model_copy(update={"attributes": looked_at}), values)
         lines.append(json.dumps({"id": documents[place].id, **kept, column: target}, ensure_ascii=False) + "\n")
     where = storage.absolute(output) if output is not None else storage.join(root, LABELS)

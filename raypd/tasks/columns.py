@@ -186,6 +186,11 @@ def value_in(record: Any, attribute: Attribute) -> Any:
     return nested if nested is not None else record.get(attribute.name)
 
 
+def lacks(labels: Mapping[str, Any], attribute: Attribute) -> bool:
+    """Whether labels say nothing of an attribute, not even null."""
+    return not (attribute.omit_null or labels.keys() & {attribute.name, attribute.place[0]})
+
+
 def record_of(category: Category, named: Mapping[str, Any]) -> Row:
     """The record of values by their attributes' names: nested objects are put together again."""
     record: Row = {}

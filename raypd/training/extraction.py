@@ -11,12 +11,14 @@ from transformers import PreTrainedTokenizerBase
 from raypd.config import NUMBERS, Attribute, RunConfig
 from raypd.decoding.program import Feed, Program
 from raypd.tasks.base import Document, Record
-from raypd.tasks.columns import value_in
+from raypd.tasks.columns import lacks, value_in
 from raypd.tasks.documents import category_of, unpacked
 from raypd.tasks.extraction import ExtractionTask
 from raypd.tasks.prompting import end_of_turn
 from raypd.tasks.values import CheckedValue, check
 from raypd.training.example import Example, Examples, Skip, Teacher, check_usable, trace, written
+
+_NULL = "null says that there is no value"
 
 
 class ExtractionExamples(Examples):
@@ -59,15 +61,21 @@ class ExtractionExamples(Examples):
                 raise Skip(f"answers of more than {limit} tokens")
             return written(list(prompt.tokens), answer, prompt.shared)
         pairs = [(document.fields[self.column], a) for document in stack for a in self._attributes(document)]
-        texts = [value_text(attribute, value_in(labels, attribute)) for labels, attribute in pairs]
+        texts = [" null\n" if lacks(*pair) else value_text(pair[1], value_in(*pair)) for pair in pairs]
         example, values = trace(program, slots_teacher([self.encode(text) for text in texts]))
         ends = [int(example.positions[index]) for index in sorted(example.targets) if example.steps[index] == 0]
         limit = self.config.decoding.max_value_tokens
-        for end, value in zip(ends, values, strict=True):
-            if not value.closed:  # its tokens stay, as when decoding cuts a value, but are no targets
+        for end, value, pair in zip(ends, values, pairs, strict=True):
+            if lacks(*pair):
+                self.skipped[f"attributes without a label; {_NULL}"] += 1
+            elif not value.closed:
                 self._skip_label(f"values of more than {limit} tokens (decoding.max_value_tokens)")
-                gap = range(end, end + limit)
-                example.targets = {i: t for i, t in example.targets.items() if example.positions[i] not in gap}
+            else:
+                continue
+            gap = range(end, end + limit)  # its tokens stay, as when decoding cuts a value, but are no targets
+            example.targets = {i: t for i, t in example.targets.items() if example.positions[i] not in gap}
+        if not example.targets:
+            raise Skip("no label that can be trained on")
         return example
 
     def _attributes(self, document: Document) -> list[Attribute]:
@@ -88,7 +96,10 @@ class ExtractionExamples(Examples):
             if value is not None and name not in names:
                 self._skip_label(f"labels of {name!r}, which the category does not have")
         for attribute in attributes:  # one bad label spoils the document: a wrong value or null would be learned
-            value_text(attribute, value_in(labels, attribute))
+            if not (attribute.nullable and lacks(labels, attribute)):
+                value_text(attribute, value_in(labels, attribute))
+            elif self.config.decoding.method == "autoregressive":  # writes all of them
+                raise Skip(f"attribute {attribute.name!r}: no label; {_NULL}")
 
 
 def value_text(attribute: Attribute, value: object) -> str:
@@ -117,7 +128,7 @@ def value_text(attribute: Attribute, value: object) -> str:
     if attribute.type == "enum" and text not in attribute.values:
         raise Skip(f"attribute {attribute.name!r}: a label is none of its values")
     if not text.strip():
-        raise Skip(f"attribute {attribute.name!r}: a label is empty text; null says that there is no value")
+        raise Skip(f"attribute {attribute.name!r}: a label is empty text; {_NULL}")
     return f" {json.dumps(text.strip(), ensure_ascii=False)}"
 
 

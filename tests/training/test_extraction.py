@@ -51,8 +51,22 @@ def values(example):
 def test_targets_are_the_values_up_to_what_ends_them(make):
     (example,) = make()([document(Brand="Acme", Color="red", Size=7)])
     assert values(example) == [' "Acme"', ' "r', " 7\n"]  # no other color begins with r
-    (example,) = make()([document(Brand="Acme", Color=None)])
+    (example,) = make()([document(Brand="Acme", Color=None, Size=None)])
     assert values(example) == [' "Acme"', " n", " n"]  # null is clear at its first letter
+
+
+def test_without_a_label_nothing_is_learned_of_an_attribute_not_even_null(make):
+    examples, control = make(), make(decoding={"method": "autoregressive"})
+    assert [values(example) for example in examples([document(Size=None), document(1, Brand="Acme")])] == [
+        [" n"],
+        [' "Acme"'],
+    ]
+    assert (examples.lost, dict(examples.skipped)) == (
+        0,
+        {"attributes without a label; null says that there is no value": 4},
+    )
+    assert list(control([document(Brand="Acme")])) == []  # it writes every attribute
+    says("".join(control.skipped), "'Color'", "no label")
 
 
 @settings(max_examples=10, deadline=None)
@@ -110,13 +124,12 @@ def test_bad_input_is_counted_with_its_reason(make):
     examples = make()
     bad = [document(0, Brand="Acme", Weight="1 kg", Height=None), document(1),
            Document(2, "2", {"category": "shoes", "title": "x", "target": "[]"}),
-           document(3, Brand="A name of more than twelve tokens"), document(4, Color="purple"),
+           document(3, Brand="A name of more than twelve tokens", Size=None), document(4, Color="purple"),
            document(5, Size="large"), Document(6, "6", {"category": "hats", "title": "x", "target": {"Brand": "x"}}),
            document(7, title=" ", Brand="Acme"), Document(8, "8", {}, error="in.jsonl, byte 7: not JSON"),
            document(9, Brand=" ")]  # fmt: skip
     usable = list(examples(bad))
-    assert len(usable) == 2
-    assert values(usable[1])[0] != ' "A name of m'  # the long value is no target
+    assert [values(example) for example in usable] == [[' "Acme"'], [" n"]]  # the long value is no target
     assert (examples.lost, examples.lost_labels, examples.labels) == (8, 2, 7)
     reasons = "\n".join(sorted(examples.skipped))
     assert "Height" not in reasons  # a label of null is none
@@ -127,7 +140,10 @@ def test_bad_input_is_counted_with_its_reason(make):
 @pytest.mark.parametrize("target", [{"Weight": "1 kg"}, {"Brand": "A name of more than twelve tokens"}])
 def test_too_many_labels_that_are_left_out_end_the_training(tmp_path, target):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 1)
-    more = [json.dumps({"id": f"more {n}", "category": "shoes", "title": "x", "target": target}) for n in range(9)]
+    more = [
+        json.dumps({"id": f"more {n}", "category": "shoes", "title": "x", "target": target | {"Size": None}})
+        for n in range(9)
+    ]
     corpus.write_text(corpus.read_text() + "\n".join(more))
     sections = {"validation": str(write_corpus(tmp_path / "held_out.jsonl", 1))}
     config = RunConfig.model_validate(tree(corpus, tmp_path / "out", "none", training=sections))
