@@ -328,9 +328,7 @@ def _config(
     settings |= {key: value for key, value in (("model.name", model), ("output.path", output)) if value is not None}
     if isinstance(source, (str, Path)) and str(source).endswith((".yaml", ".yml")):
         if schema is not None or text is not None:
-            raise ConfigError(
-                f"{source} has its own task and columns: leave `schema` and `text` out, or use `settings`"
-            )
+            raise ConfigError(f"{source} has its own task and columns: leave `schema` and `text` out; or `settings`")
         return load_config(source, _overrides(settings))
     paths: str | list[str] | None = str(source) if isinstance(source, (str, Path)) else None
     if isinstance(source, (list, tuple)) and all(map(_is_path, source)) and any(_is_path(s, True) for s in source):
@@ -435,10 +433,8 @@ def _parquet(table: pa.Table) -> bytes:
 
 def _table_of(frame: Any) -> pa.Table:
     if not hasattr(frame, "columns"):
-        raise ConfigError(
-            f"source: a path, a list of paths, texts or dicts, a DataFrame, an Arrow table or a Ray Dataset, not "
-            f"{type(frame).__name__}"
-        )
+        kinds = "a path, a list of paths, texts or dicts, a DataFrame, an Arrow table or a Ray Dataset"
+        raise ConfigError(f"source: {kinds}, not {type(frame).__name__}")
     names = [str(name) for name in frame.columns]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InputError(f"the table has two columns {twice[0]!r}")

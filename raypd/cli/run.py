@@ -34,9 +34,9 @@ def config_over(
             raise ConfigError(f"{source}: has its own task; --schema is for a data file")
         return load_config(source, changes)
     if kind == "extraction" and schema is None and not any(change.startswith("task.") for change in overrides):
+        kinds = "a JSON Schema, a YAML of categories, or module:Class"
         raise ConfigError(
-            f"{source}: give the YAML of a run, or say what to extract from this data: --schema FILE (a JSON Schema, a "
-            "YAML of categories, or module:Class)"
+            f"{source}: give a run's YAML, or say what to extract from this data: --schema FILE ({kinds})"
         )
     path = f"runs/{os.path.basename(source).split('.')[0]}-{method or kind}"
     task = {"kind": kind, **(task_of(schema) if schema is not None else {})}

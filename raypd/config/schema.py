@@ -104,9 +104,7 @@ def _read(path: str) -> Any:
 def _imported(target: str, folder: Path) -> Any:
     module, _, name = target.partition(":")
     if not module or not name:
-        raise ConfigError(
-            f"task.schema: {target!r} is neither a file (.json, .yaml) nor a pydantic model (module:Class)"
-        )
+        raise ConfigError(f"task.schema: {target!r} is no file (.json, .yaml), and no pydantic model (module:Class)")
     try:
         return TypeAdapter(imported("task.schema", target, folder)).json_schema()
     except PydanticUserError as error:

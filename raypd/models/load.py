@@ -84,8 +84,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     rows, largest = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values(), default=-1)
     if largest >= rows:
         raise ModelError(
-            f"model {config.name!r}: its tokenizer has ids up to {largest}, and its embedding only {rows} rows: "
-            "the tokenizer is that of another model"
+            f"model {config.name!r}: the tokenizer of another model: ids up to {largest}, {rows} embeddings"
         )
     check_decodable(model, config.name)
     if config.quantization in ("w8a8", "fp8"):

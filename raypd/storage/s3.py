@@ -41,10 +41,8 @@ class S3Reader(RangeReader):
             if reason is None and len(data) >= length:
                 break
             if attempt == attempts:
-                raise Unavailable(
-                    f"{self.path}: the body broke off {attempts} times, the last time at byte {begin + len(data)} "
-                    f"({reason or 'the answer was too short'})"
-                )
+                why = f"at byte {begin + len(data)} ({reason or 'the answer was too short'})"
+                raise Unavailable(f"{self.path}: the body broke off {attempts} times, the last time {why}")
             time.sleep(random.random() * min(_LONGEST_WAIT, 0.1 * 2**attempt))
         return bytes(data)
 

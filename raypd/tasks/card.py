@@ -42,9 +42,7 @@ def check_card(config: RunConfig) -> None:
             card = json.loads(file.read_text(encoding="utf-8"))
             task, method, template, decoding = (card[key] for key in ("task", "method", "template", "decoding"))
         if task == config.task.kind and template != _template(config):
-            raise ModelError(
-                f"{key} {name!r} was trained with another prompt template (task.template): use that one, or train again"
-            )
+            raise ModelError(f"{key} {name!r} was trained with another task.template: use that one, or train again")
         for answer_key in ("max_value_tokens", "skeleton") if config.decoding.method == method else ():
             # Cards of raypd 0.1 are of weights that were trained with keys.
             trained, here = {"skeleton": "keys", **decoding}.get(answer_key), getattr(config.decoding, answer_key)

@@ -119,7 +119,6 @@ def _check_skipped(config: RunConfig, make: Examples, documents: int) -> None:
     for lost, total, kind in ((make.lost, documents, "documents"), (make.lost_labels, make.labels, "labels")):
         share = lost / max(1, total)
         if share > limit:
-            raise InputError(
-                f"{lost} of {total} {kind} cannot be trained on ({share:.0%}; "
-                f"training.max_skipped_share is {limit:.0%}){listed(make.skipped, 5)}"
-            )
+            most = f"training.max_skipped_share is {limit:.0%}"
+            reasons = listed(make.skipped, 5)
+            raise InputError(f"{lost} of {total} {kind} cannot be trained on ({share:.0%}; {most}){reasons}")

@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["in/a.jsonl"], "in/a.jsonl: give the YAML of a run, or say what to extract from this data: --schema"),
+    (["in/a.jsonl"], "in/a.jsonl: give a run's YAML, or say what to extract from this data: --schema"),
     (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
     (["run.yaml", "output.partition={_x: y}"], "a key is of a-z, 0-9 and _, as Athena wants it, and begins with"),
     (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
