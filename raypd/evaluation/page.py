@@ -106,8 +106,9 @@ def reliability_chart(lines: Mapping[str, tuple[str, Sequence[Sequence[float]]]]
     def draw(axes: Axes, width: int) -> None:
         axes.plot([0, 1], [0, 1], color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
         for role, (_, points) in lines.items():
-            x, y = ([point[n] for point in points] for n in (0, 1))
-            axes.plot(x, y, "o-", color=ROLES[role], linewidth=2, markersize=4)
+            axes.plot([point[0] for point in points], [point[1] for point in points], color=ROLES[role], linewidth=2)
+            for x, y, _ in points:  # dots: `inline` keeps no markers
+                axes.plot([x - 0.005, x + 0.005], [y, y], color=ROLES[role], linewidth=7)
         axes.set(xlim=(0, 1), xlabel="confidence")
         charts.value_axis(axes, 1.0, "share right")
 
