@@ -235,6 +235,8 @@ def test_the_error_is_the_mean_gap_and_weights_of_any_size_give_a_confidence():
     points = reliability([LabelledValue("", "", confidence, False, False, right) for confidence, right in rights])
     assert points == [(0.05, 0.0, 1), (0.15, 0.5, 2), (1.0, 1.0, 1)]
     assert calibration_error(points) == pytest.approx((0.05 * 1 + 0.35 * 2) / 4)
+    wide, *_ = page.reliability_chart({"accent": ("this run", points)}, "").forms.values()
+    assert wide.count("s-accent") == 1 + len(points)  # a line, and a dot each
     sure = [Calibration([w, 0, 0, 0], 0.0, {}).confidence("c", "a", 0.01, False, False) for w in (1e6, 0.0, -1e6)]
     assert sure == [0.0, 0.5, 1.0]
 
