@@ -300,7 +300,7 @@ def train(config: str | Path, *, settings: Settings = None) -> TrainingRecord:
     """Fine-tunes a model as a YAML's section `training` says, as `raypd train`; the same call goes on."""
     from raypd.training.job import run_training
 
-    return run_training(load_config(config, _overrides(settings)))
+    return run_training(load_config(config, _overrides(settings), trains=True))
 
 
 def fit(config: str | Path, *, settings: Settings = None) -> FitResult:

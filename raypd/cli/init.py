@@ -82,7 +82,8 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     reads = f"{target}: reads {', '.join(texts)}" + (f", id {id_column}" if id_column else ", documents are numbered")
     words = ["raypd", "schema", "suggest", data, "--category", name, "-o", str(target.parent / categories)]
     quoted = (text if re.fullmatch(r"\w+", text) else json.dumps(text, ensure_ascii=False) for text in texts)
-    suggest = shlex.join([*words, f"input.text_columns=[{','.join(quoted)}]"])
+    keys = [f"input.text_columns=[{','.join(quoted)}]", "input.category_column=null"]
+    suggest = shlex.join([*words, *keys, *([f"input.format={form}"] if form else [])])
     return f"{reads}\nnext: " + (f"`{suggest}`, then " if schema is None else "") + f"`raypd extract {target}`"
 
 

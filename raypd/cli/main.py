@@ -150,7 +150,7 @@ def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = 
     Section `training` says how. The same command goes on from the latest checkpoint of a training that was cut off."""
     from raypd.training.job import run_training
 
-    print(clean(run_training(load_config(config, overrides or []), verbose=verbose).describe()))
+    print(clean(run_training(load_config(config, overrides or [], trains=True), verbose=verbose).describe()))
 
 
 @app.command()

@@ -25,11 +25,16 @@ _PATHS = (
 )  # fmt: skip
 
 
-def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """Reads and checks a YAML file; later overrides win. Raises ConfigError: file, line and key of every mistake."""
+def load_config(path: str | Path, overrides: list[str] | None = None, trains: bool = False) -> RunConfig:
+    """Reads and checks a YAML file; later overrides win. trains: an open method is one that can be trained. Raises
+    ConfigError: file, line and key of every mistake."""
     source = YamlFile.read(Path(path))
     anchor_paths(source.tree, Path(path).parent)
-    return _checked(source, overrides, Path(path).parent)
+    config = _checked(source, overrides, Path(path).parent)
+    is_open = (source.tree.get("decoding") or {}).get("method", "auto") == "auto"
+    if trains and is_open and config.decoding.method == "guided":
+        return load_config(path, [*(overrides or []), "decoding.method=hyper_parallel"])
+    return config
 
 
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:

@@ -193,8 +193,7 @@ def _method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> str:
     if card.get("method") in METHODS[kind]:
         return str(card["method"])
     if kind == "extraction":
-        trains = tree.get("training") and not tree.get("fit")  # `raypd train`: its weights will be trained for it
-        return METHODS[kind][0] if name == "fake" or trains else "guided"
+        return METHODS[kind][0] if name == "fake" else "guided"
     vllm = isinstance(engine, dict) and engine.get("kind") == "vllm"
     return "autoregressive" if vllm else METHODS[kind][0]
 

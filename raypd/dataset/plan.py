@@ -2,6 +2,7 @@
 (totals, what it was made from, the folder of its chunks; written last), <id>/<number>.parquet (the units), alone.json
 (objects that share no unit, where a unit of several could not be read)."""
 
+import contextlib
 import json
 import tempfile
 import uuid
@@ -74,8 +75,9 @@ class Plan:
         records.write(storage.join(output, layout.PLAN_TOTALS), self.totals)
         self._folder, self._spool = folder, None
         if before is not None:
-            for number in range(before.totals.chunks):
-                storage.delete(_chunk(before._folder, number))
+            with contextlib.suppress(OSError):  # no right to delete is needed
+                for number in range(before.totals.chunks):
+                    storage.delete(_chunk(before._folder, number))
 
 
 def stored(output: str) -> Plan | None:

@@ -96,21 +96,18 @@ def _checked_folder(name: str) -> Path:
 
 def _check_weights(name: str, folder: Path) -> None:
     """Raises ModelError where a file of weights, or a part that an index names, is missing."""
-    for index in (folder / "model.safetensors.index.json", folder / "pytorch_model.bin.index.json"):
-        if index.is_file():
-            try:
-                parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            except (ValueError, KeyError, AttributeError) as error:
-                raise ModelError(f"model.name {name!r}: {index} cannot be read: {error!r}") from error
-            missing = sorted(part for part in parts if not (folder / part).is_file())
-            if missing:
-                raise ModelError(
-                    f"model.name {name!r}: {len(missing)} of {len(parts)} files of weights that {index.name} names "
-                    f"are not there ({missing[0]}): copy them again"
-                )
-            return
-    if not any((folder / file).is_file() for file in ("model.safetensors", "pytorch_model.bin")):
-        raise ModelError(f"model.name {name!r}: {folder} has no weights (model.safetensors or pytorch_model.bin)")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"model.name {name!r}: {index} cannot be read: {error!r}") from error
+        missing = sorted(part for part in parts if not (folder / part).is_file())
+        if missing:
+            lost = f"{len(missing)} of {len(parts)} files of weights that {index.name} names"
+            raise ModelError(f"model.name {name!r}: {lost} are not there ({missing[0]}): copy them again")
+    elif not (folder / "model.safetensors").is_file():
+        raise ModelError(f"model.name {name!r}: {folder} has no model.safetensors; pickles (.bin) are not read")
 
 
 def read_config(source: Source) -> PretrainedConfig:

@@ -11,8 +11,8 @@ from raypd import storage
 from raypd.errors import ModelError
 from raypd.models import embedded
 
-_WEIGHTS = (".safetensors", ".bin")
-_FOREIGN = (".pth", ".pt", ".gguf", ".h5", ".msgpack", ".onnx")  # weights that are not read from a folder
+_WEIGHTS = ".safetensors"
+_FOREIGN = (".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack", ".onnx")  # weights that are not read from a folder
 
 
 def disk() -> str | None:

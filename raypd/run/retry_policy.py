@@ -107,7 +107,7 @@ class UnitLog:
     def end(self, unit: str, attempt: Attempt | None = None) -> None:
         """No process is at the unit any more. attempt: the one to go on with; None: the unit is done."""
         with contextlib.suppress(OSError):  # the worst that comes of it is an attempt that counts as a death
-            if attempt is None or attempt.number == 1:
+            if attempt is None:
                 storage.delete(attempts_path(self.output, unit))
             else:
                 records.write(attempts_path(self.output, unit), AttemptRecord(attempt, "", "", ""), indent=None)

@@ -49,7 +49,8 @@ def messages(task: ExtractionConfig) -> dict[str, str]:
 
 
 def tag_of(task: ExtractionConfig) -> str:
-    return "product" if "products" in template_text(task.template, "extraction.j2") else "document"
+    text = template_text(task.template, "extraction.j2")
+    return "product" if re.search(r"\{\{-?\s*products\b", text) else "document"
 
 
 def _shown(category: Category) -> dict[str, Any]:

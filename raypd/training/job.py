@@ -242,7 +242,8 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
 def _finish(config: RunConfig, output: str, outcomes: list[Outcome]) -> TrainingRecord:
     best, data, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
     weights = storage.join(output, kind_of_weights(config))
-    storage.delete(storage.join(weights, CALIBRATION))  # of weights that were trained before
+    if storage.exists(calibration := storage.join(weights, CALIBRATION)):  # of weights that were trained before
+        storage.delete(calibration)
     with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch, checkpoint.as_directory() as folder:
         exported = Path(scratch, "weights")
         export(config, Path(folder, "checkpoint"), exported)

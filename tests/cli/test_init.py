@@ -57,7 +57,9 @@ def test_paths_are_those_that_the_configuration_needs(data, tmp_path, in_process
     init.run(data, "s.json", "mine/run.yaml")
     config = load_config("mine/run.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
     assert driver.run_extract(config, build=build).ok == 6
-    assert "letters.yaml: reads subject" in init.run(data, None, None)
+    said = init.run(data, None, None)
+    assert "letters.yaml: reads subject" in said
+    assert "input.category_column=null" in said  # of what `schema suggest` is told, as in the file
 
 
 def test_a_table_is_read_as_one(tmp_path, monkeypatch):

@@ -101,12 +101,21 @@ def adapter(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("overrides", "kind", "method"), [
     ([], None, "guided"), (["decoding.method=auto"], None, "guided"), (["model=fake"], None, "hyper_parallel"),
-    (["training.epochs=1"], None, "hyper_parallel"), (["model.endpoint.url=http://host/v1"], None, "autoregressive"),
+    (["training.epochs=1"], None, "guided"), (["model.endpoint.url=http://host/v1"], None, "autoregressive"),
     (["engine.kind=vllm"], None, "guided"), (["engine.kind=vllm"], "question_answering", "autoregressive"),
     ([], "question_answering", "intra_prompt"), ([], "generation", "autoregressive"),
     (["decoding.method=hyper_parallel"], None, "hyper_parallel")])  # fmt: skip
 def test_without_a_card_the_method_is_one_that_any_weights_can_do(overrides, kind, method) -> None:
     assert config(*overrides, **({"kind": kind} if kind else {})).decoding.method == method
+
+
+@pytest.mark.parametrize(("given", "method"), [
+    ([], "hyper_parallel"), (["fit.documents=9"], "hyper_parallel"), (["decoding.method=guided"], "guided"),
+    (["decoding.method=autoregressive"], "autoregressive")])  # fmt: skip
+def test_a_training_takes_a_method_that_can_be_trained_where_none_is_said(given, method, tmp_path: Path) -> None:
+    dump = {"input": {"path": "-"}, "output": {"path": "-"}, "task": {"attributes": ["Brand"]}}
+    (tmp_path / "run.yaml").write_text(json.dumps(dump))
+    assert load_config(tmp_path / "run.yaml", given, trains=True).decoding.method == method
 
 
 def test_a_card_says_method_and_template(adapter: Path, monkeypatch) -> None:
@@ -151,11 +160,13 @@ def test_the_quickstart_has_the_words_of_its_adapter_and_weights_without_a_card_
     assert untrained(config()) is untrained(config("model=fake")) is None
 
 
-def test_the_prompt_speaks_of_documents_and_begins_with_the_instruction() -> None:
+def test_the_prompt_speaks_of_documents_and_begins_with_the_instruction(tmp_path: Path) -> None:
     (message,) = messages(config().task).values()
     assert "product" not in message
     assert "listing" not in message
     assert tag_of(config().task) == "document"
+    (tmp_path / "mine.j2").write_text("You know products. {{ documents }}")
+    assert tag_of(config(template=str(tmp_path / "mine.j2")).task) == "document"
     (message,) = messages(config(instruction="Read support tickets.").task).values()
     assert message.startswith("Read support tickets.\n")
     made = [config(), config(instruction="Read."), config(template="product")]

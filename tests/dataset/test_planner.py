@@ -8,6 +8,7 @@ import os
 import shutil
 import tracemalloc
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -98,6 +99,16 @@ def kept(run) -> Plan:
     planned = plan(run, run.output.path)
     planned.keep(run.output.path)
     return planned
+
+
+def test_a_plan_is_kept_without_the_right_to_delete_the_one_before(config, tmp_path, monkeypatch) -> None:
+    run = config(str(tmp_path / "*.jsonl"))
+    write(tmp_path / "a.jsonl", b'{"id": "a", "title": "A"}')
+    kept(run)
+    write(tmp_path / "b.jsonl", b'{"id": "b", "title": "B"}')
+    monkeypatch.setattr(storage, "delete", Mock(side_effect=PermissionError("forbidden")))
+    assert ids(kept(run), run) == ["a", "b"]
+    assert storage.delete.called
 
 
 def ids(planned: Plan, run) -> list[str]:

@@ -171,7 +171,8 @@ def test_folders_that_hold_no_model(folder: Path, tmp_path: Path) -> None:
     assert "set model.adapter" in refused(name=str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert "is a file" in refused(name=str(tmp_path / "config.json"))
-    assert "no weights" in refused(name=str(tmp_path))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
+    assert "no model.safetensors; pickles (.bin) are not read" in refused(name=str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"no weights at all")
     (tmp_path / "config.json").write_text("{")
     assert "config.json cannot be read" in refused(name=str(tmp_path))
@@ -192,7 +193,7 @@ def test_a_part_of_the_weights_is_missing(tmp_path: Path) -> None:
     # transformers would fill a third layer with random numbers
     (lambda folder: rewrite(folder, num_hidden_layers=3), r"weights are missing .*layers\.2"),
     (lambda folder: (folder / "model.safetensors").write_bytes(b"\x08" * 64), "weights cannot be loaded"),
-    (lambda folder: tiny_model("llama", vocab_size=200).save_pretrained(folder), "tokenizer is that of another"),
+    (lambda folder: tiny_model("llama", vocab_size=200).save_pretrained(folder), "tokenizer of another"),
     (lambda folder: [file.unlink() for file in folder.glob("tokenizer*")], "tokenizer cannot be read")])  # fmt: skip
 def test_a_damaged_folder(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
     damage(save_tiny(tmp_path))
