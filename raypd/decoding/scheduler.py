@@ -92,10 +92,7 @@ class Scheduler:
         prefix = self.prefixes.get(key)
         if prefix is None:
             prefix = self.prefixes[key] = Prefix(0, length)
-            first = Sequence(_feed_once(key), tag=_PREFIX)
-            first.take(next(first.program))
-            first.prefix = prefix
-            self.sequences.insert(0, first)
+            self._compute(key, prefix)
             seq.counts.prefill_tokens += length
         else:
             self.prefixes.move_to_end(key)
@@ -103,12 +100,18 @@ class Scheduler:
         prefix.users += 1
         seq.prefix, seq.base = prefix, length
 
+    def _compute(self, key: tuple[int, ...], prefix: Prefix) -> None:
+        seq = Sequence(_feed_once(key), tag=_PREFIX)
+        seq.take(next(seq.program))
+        seq.prefix = prefix
+        self.sequences.insert(0, seq)
+
     def _pack(self, finished: list[Finished]) -> list[Chunk]:
-        """Decoding sequences first, then prefills in chunks, up to the token budget."""
+        """Decoding sequences first, then prefills in chunks, then prefixes that others wait for, up to the budget."""
         landed = [seq for seq in self.sequences if not seq.in_flight]
         ready = [seq for seq in landed if seq.tag is _PREFIX or seq.prefix is None or seq.prefix.ready]
         waiting = {id(seq): seq.waiting() for seq in ready}
-        ready.sort(key=lambda seq: (seq.steps == 0 and seq.tag is not _PREFIX, len(waiting[id(seq)])))
+        ready.sort(key=lambda seq: (seq.tag is _PREFIX, seq.steps == 0, len(waiting[id(seq)])))
         chunks: list[Chunk] = []
         alone = len(landed) == len(self.sequences)  # no other pass is in flight
         room, most = self.budget.tokens, self._most(alone)
@@ -152,12 +155,29 @@ class Scheduler:
         return False
 
     def _preempt(self, seq: Sequence, full: OutOfSlots, finished: list[Finished]) -> None:
-        """No sequence has room to go on: the youngest other one is released, to be fed again later; one alone fails."""
+        """No sequence has room to go on: the youngest other one is released, to be fed again later, then a prefix whose
+        users hold nothing, to be computed again; one alone fails."""
         candidates = [candidate for candidate in self.sequences if candidate is not seq and len(candidate.owner)]
         if candidates:
             candidates[-1].release(self.cache)
             return
-        finished.append(self.end(seq, error=ProgramError(f"does not fit the cache: {full}")))
+        for key, prefix in self.prefixes.items():
+            if prefix.ready and prefix is not seq.prefix:
+                self.cache.free(prefix.start, prefix.length)
+                prefix.ready = False
+                return self._compute(key, prefix)
+        finished += self._failed(seq, f"does not fit the cache: {full}")
+        return None
+
+    def _failed(self, seq: Sequence, error: str) -> list[Finished]:
+        """Ends a sequence; in place of one that computes a prefix, those that wait for it."""
+        victims = [seq]
+        if seq.tag is _PREFIX:
+            victims = [user for user in self.sequences if user.prefix is seq.prefix and user is not seq]
+            self.sequences.remove(seq)
+            seq.release(self.cache)
+            self.prefixes = OrderedDict((k, p) for k, p in self.prefixes.items() if p is not seq.prefix)
+        return [self.end(victim, error=ProgramError(error)) for victim in victims]
 
     def rollback(self, chunks: list[Chunk], reason: str, alone: bool = True) -> list[Finished]:
         """Takes back a pass that ran out of memory, and halves the budget; at the least one, where it was `alone`
@@ -170,14 +190,7 @@ class Scheduler:
         if self.budget.hopeless:
             raise RuntimeError(f"not even the smallest steps fit the memory any more: {reason}")
         largest = max((chunk.seq for chunk in chunks), key=lambda seq: len(seq.owner) + seq.base)
-        victims = [largest]
-        if largest.tag is _PREFIX:  # whoever waits for it fails with it
-            victims = [seq for seq in self.sequences if seq.prefix is largest.prefix and seq is not largest]
-            self.sequences.remove(largest)
-            largest.release(self.cache)
-            self.prefixes = OrderedDict((k, p) for k, p in self.prefixes.items() if p is not largest.prefix)
-        error = f"out of memory, and no step is smaller: {reason}"
-        return [self.end(seq, error=ProgramError(error)) for seq in victims]
+        return self._failed(largest, f"out of memory, and no step is smaller: {reason}")
 
     def advance(self, chunk: Chunk) -> bool:
         """Counts a chunk that went through the model; whether the feed of its program is complete."""
@@ -186,7 +199,9 @@ class Scheduler:
         if seq.steps == 0:
             seq.counts.prefill_tokens += len(chunk.tokens)
         if seq.feed.decoded is None:
-            seq.counts.decode_tokens += len(chunk.samples if seq.steps == 0 else chunk.tokens)
+            fed_before = seq.size - len(seq.feed.tokens)  # what a preempted sequence is fed again does not count
+            count = len(chunk.samples) if seq.steps == 0 else int(np.count_nonzero(chunk.tokens >= fed_before))
+            seq.counts.decode_tokens += count
         seq.cached = int(chunk.tokens[-1]) + 1
         if seq.cached < seq.size:
             return False

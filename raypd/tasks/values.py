@@ -18,6 +18,7 @@ _NULLS = {"", "null", "none", "n/a"}
 _BARE = re.compile(r"(?:[^,}\n]|,(?= *\d))*")  # up to a comma that no digit follows, a brace or a newline
 _BETWEEN = re.compile(r"[\s,]*")
 _STRING = re.compile(r'(?:[^"\\\n]|\\.)*', re.DOTALL)  # up to a quote that is not escaped, or a newline
+_QUOTED = re.compile(rf'"{_STRING.pattern}"?', re.DOTALL)
 _BEGINS_AS_NUMBER = re.compile(r"[^a-zA-Z[{]*[\d¼½¾]")
 
 
@@ -143,13 +144,20 @@ def _typed(attribute: Attribute, value: object) -> str | bool | None:
     return word
 
 
+def _depth(text: str) -> int:
+    """Of objects and lists that are open at the end of a piece of JSON."""
+    rest = _QUOTED.sub("", text)
+    return sum(map(rest.count, "[{")) - sum(map(rest.count, "]}"))
+
+
 def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
     """Where in an autoregressive answer the value of key `name` stands: (start, end, closed); None if it does not."""
     exact = re.escape(json.dumps(name, ensure_ascii=False))
     # a model may write Model name as model_name
     words = r"[ _./-]*".join(map(re.escape, re.split(r"[ _./-]+", name)))
-    key = re.search(rf"{exact}\s*:\s*", text) or re.search(rf'"{words}"\s*:\s*', text, re.IGNORECASE)
-    if key is None:
+    keys = [*re.finditer(rf"{exact}\s*:\s*", text), *re.finditer(rf'"{words}"\s*:\s*', text, re.IGNORECASE)]
+    top = _depth(text.partition('"')[0])
+    if (key := next((key for key in keys if _depth(text[: key.start()]) == top), None)) is None:
         return None
     start = key.end()
     if text[start : start + 1] == "[":

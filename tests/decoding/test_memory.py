@@ -75,6 +75,23 @@ def test_at_the_floor_one_program_fails_or_whoever_waits_for_a_shared_prefix() -
     assert not engine.scheduler.prefixes
 
 
+@pytest.mark.parametrize("slots", [512, 1024])
+def test_prefixes_that_do_not_fit_side_by_side_are_computed_one_after_the_other(slots: int) -> None:
+    rng = random.Random(4)
+    prefixes = [tokens_of(rng, 300, 300) for _ in range(8)]
+    prompts = [Prompt(prefix + tokens_of(rng, 5, 9), shared=300) for prefix in prefixes for _ in range(2)]
+    prompts.append(Prompt(tokens_of(rng, 1100, 1100), shared=1090))  # no cache here holds it
+    engine = Engine(in_float64(tiny_model("llama")), cache_tokens=slots, max_num_batched_tokens=400)
+    for number, prompt in enumerate(prompts):
+        engine.submit(autoregressive(prompt, 50, never), tag=number)
+    done = finished(engine)
+    assert "does not fit the cache" in str(done.pop(16).error)
+    assert {n: ended.answer.tokens for n, ended in done.items()} == dict(
+        enumerate(said(Engine(in_float64(tiny_model("llama"))), prompts[:16], 50))
+    )
+    assert {ended.counts.decode_tokens for ended in done.values()} == {50}  # not what is fed again
+
+
 def test_a_device_without_any_memory_ends_the_engine_and_another_error_is_not_taken_for_it() -> None:
     engine = Engine(tiny_model("llama"), max_num_seqs=8)
     small_device(engine, lambda tokens: True)

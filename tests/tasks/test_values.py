@@ -74,6 +74,8 @@ def test_a_text_that_was_cut_is_kept_and_a_number_is_no_value():
     ('"a": 1,000,\n"b": 2', "a", ("1,000", True)), ('"a": 12, 15}', "a", ("12, 15", True)),
     ('"a": 1, "b": 2}', "a", ("1", True)), ('"a": "cut', "a", ('"cut', False)), ('"a": 12', "a", ("12", False)),
     ('"b": 1', "a", None), ('"größe": "xl"', "größe", ('"xl"', True)), ('"a.c": 1', "abc", None),
+    ('"n": "[", "rows": [{"total": 3}, {"total": 4}], "total": 7}', "total", ("7", True)),
+    ('{"rows": [{"total": 3}]}', "total", None), ('{"a": {"b": 1}, "b": 2}', "b", ("2", True)),
     ('"model_name": "x"', "Model name", ('"x"', True)), ('"a", "b": 1', "a b", None), ('"C": 1', "C++", None),
 ])  # fmt: skip
 def test_find_value_in_an_autoregressive_answer(text, name, found):
