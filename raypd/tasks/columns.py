@@ -186,9 +186,20 @@ def value_in(record: Any, attribute: Attribute) -> Any:
     return nested if nested is not None else record.get(attribute.name)
 
 
-def lacks(labels: Mapping[str, Any], attribute: Attribute) -> bool:
-    """Whether labels say nothing of an attribute, not even null."""
-    return not (attribute.omit_null or labels.keys() & {attribute.name, attribute.place[0]})
+def lacks(labels: Mapping[str, Any], attribute: Attribute, category: Category) -> bool:
+    """Whether labels say nothing of an attribute, not even null. Raises ValueError where its object is none."""
+    if attribute.name in labels:
+        return False
+    tree: Any = labels
+    for end, key in enumerate(attribute.place, 1):
+        if tree is None:
+            break
+        if not isinstance(tree, Mapping):
+            raise ValueError(f"attribute {attribute.name!r}: a label of {attribute.place[end - 2]!r} is no object")
+        if key not in tree:  # an optional one is absent where it is null, as `record_of` has it
+            return not attribute.omit_null and attribute.place[:end] not in category.optional_objects
+        tree = tree[key]
+    return False
 
 
 def record_of(category: Category, named: Mapping[str, Any]) -> Row:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import NUMBERS, Attribute, RunConfig
+from raypd.config import NUMBERS, Attribute, Category, RunConfig
 from raypd.decoding.program import Feed, Program
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import lacks, value_in
@@ -54,19 +54,20 @@ class ExtractionExamples(Examples):
     def _example(self, program: Program[Any], stack: list[Document]) -> Example:
         if self.config.decoding.method == "autoregressive":
             (document,) = stack
-            text = record_text(self._attributes(document), document.fields[self.column])
+            text = record_text(self._category(document).attributes, document.fields[self.column])
             # Decoding stops at the last value; other servers wait for the end of the turn.
             answer, prompt = [*self.encode(text), end_of_turn(self.tokenizer)], next(program)
             if len(answer) > (limit := self.config.decoding.max_new_tokens):
                 raise Skip(f"answers of more than {limit} tokens")
             return written(list(prompt.tokens), answer, prompt.shared)
-        pairs = [(document.fields[self.column], a) for document in stack for a in self._attributes(document)]
-        texts = [" null\n" if lacks(*pair) else value_text(pair[1], value_in(*pair)) for pair in pairs]
+        schemas = [(document.fields[self.column], self._category(document)) for document in stack]
+        asked = [(labels, a, lacks(labels, a, category)) for labels, category in schemas for a in category.attributes]
+        texts = [" null\n" if lacking else value_text(a, value_in(labels, a)) for labels, a, lacking in asked]
         example, values = trace(program, slots_teacher([self.encode(text) for text in texts]))
         ends = [int(example.positions[index]) for index in sorted(example.targets) if example.steps[index] == 0]
         limit = self.config.decoding.max_value_tokens
-        for end, value, pair in zip(ends, values, pairs, strict=True):
-            if lacks(*pair):
+        for end, value, (*_, lacking) in zip(ends, values, asked, strict=True):
+            if lacking:
                 self.skipped[f"attributes without a label; {_NULL}"] += 1
             elif not value.closed:
                 self._skip_label(f"values of more than {limit} tokens (decoding.max_value_tokens)")
@@ -78,25 +79,26 @@ class ExtractionExamples(Examples):
             raise Skip("no label that can be trained on")
         return example
 
-    def _attributes(self, document: Document) -> list[Attribute]:
-        return self.categories[category_of(document, self.config.input, self.categories)].attributes
+    def _category(self, document: Document) -> Category:
+        return self.categories[category_of(document, self.config.input, self.categories)]
 
     def _check_labels(self, document: Document) -> None:
         """Raises Skip for labels that cannot be used, ValueError for a document without a category."""
         labels = unpacked(document.fields.get(self.column))
         if not isinstance(labels, dict):
             raise Skip(f"column {self.column!r}: expected an object of attribute: value")
-        if not labels:
+        category = self._category(document)
+        attributes = category.attributes
+        if not labels and any(lacks(labels, attribute, category) for attribute in attributes):
             raise Skip(f"column {self.column!r}: empty")
         document.fields[self.column] = labels
-        attributes = self._attributes(document)
         names = {name for attribute in attributes for name in (attribute.name, attribute.place[0])}
         self.labels += sum(value is not None for value in labels.values())
         for name, value in labels.items():
             if value is not None and name not in names:
                 self._skip_label(f"labels of {name!r}, which the category does not have")
         for attribute in attributes:  # one bad label spoils the document: a wrong value or null would be learned
-            if not (attribute.nullable and lacks(labels, attribute)):
+            if not (attribute.nullable and lacks(labels, attribute, category)):
                 value_text(attribute, value_in(labels, attribute))
             elif self.config.decoding.method == "autoregressive":  # writes all of them
                 raise Skip(f"attribute {attribute.name!r}: no label; {_NULL}")

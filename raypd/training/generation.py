@@ -47,7 +47,7 @@ class GenerationExamples(Examples):
         for document in documents:
             try:
                 check_usable(document)
-                examples += self.examples(document)
+                examples += list(self.examples(document))  # all of a document's, or none
             except Skip as reason:
                 self.skip(reason)
         structured = [example for example in examples if len(example.reach) > 1]

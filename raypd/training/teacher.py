@@ -51,7 +51,8 @@ def _answer(rows: Sequence[Row]) -> Any:
     if any(row["status"] != "ok" for row in rows):
         return None
     if "record" in rows[0]:
-        complete = all(value["status"] in ("ok", "null") for value in rows[0]["values"])
-        return json.loads(rows[0]["record"]) if complete else None
+        if any(value["status"] not in ("ok", "null") for value in rows[0]["values"]):
+            return None
+        return {**dict.fromkeys(value["name"] for value in rows[0]["values"]), **json.loads(rows[0]["record"])}
     turns = sorted((row for row in rows if row["sample"] == 0), key=lambda row: row["turn"])
     return [row["text"] for row in turns] if all(row["finish_reason"] == "stop" for row in turns) else None

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AttentionInterface
 
-from raypd.config import Attribute, RunConfig
-from raypd.errors import InputError
+from raypd.config import Attribute, Category, RunConfig
+from raypd.config.schema import categories_of
+from raypd.errors import ConfigError, InputError
 from raypd.tasks.base import Document
 from raypd.training import attention
-from raypd.training.data import prepare
+from raypd.training.data import check, prepare
 from raypd.training.example import Skip
 from raypd.training.extraction import ExtractionExamples, value_text
 from raypd.training.packing import Layout, batches, count_tokens, pack
-from tests.runs import says
+from tests.runs import says, with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training.data import allowed, dense_logits, recorded, tree, write_corpus
 
@@ -66,6 +68,21 @@ def test_without_a_label_nothing_is_learned_of_an_attribute_not_even_null(make):
         {"attributes without a label; null says that there is no value": 4},
     )
     assert list(control([document(Brand="Acme")])) == []  # it writes every attribute
+    place = {"type": "object", "properties": {"city": {"type": "string"}, "zip": {"type": "string"}}}
+    schema = {
+        "title": "shoes",
+        "properties": {"to": {**place, "required": ["city", "zip"]}, "nick": {"type": "string"}},
+    }
+    categories = {name: Category.model_validate(tree) for name, tree in categories_of(schema, Path()).items()}
+    config = control.config.model_copy(
+        update={"task": control.config.task.model_copy(update={"categories": categories})}
+    )
+    decoding = config.decoding.model_copy(update={"method": "hyper_parallel"})
+    optional = ExtractionExamples(config.model_copy(update={"decoding": decoding}), tiny_tokenizer(), 4096)
+    labels = [{}, {"to": {"city": "Ulm"}}, {"to": None, "nick": "x"}, {"to": "Ulm"}]
+    taught = [values(example) for example in optional([document(n, **each) for n, each in enumerate(labels)])]
+    assert taught == [[" n"] * 3, [' "Ulm"', " n"], [" n", " n", ' "x"']]
+    says("".join(optional.skipped), "attributes without a label", "a label of 'to' is no object")
     says("".join(control.skipped), "'Color'", "no label")
 
 
@@ -135,6 +152,11 @@ def test_bad_input_is_counted_with_its_reason(make):
     assert "Height" not in reasons  # a label of null is none
     says(reasons, "'Weight'", "'target': empty", "expected an object", "more than 12 tokens", "'Color'", "'Size'",
          "'hats'", "empty: nothing in title", "not JSON", "null says that there is no value")  # fmt: skip
+
+
+def test_windows_have_no_labels_of_their_own(make):
+    with pytest.raises(ConfigError, match=r"task\.too_long"):
+        check(with_keys(make().config, task={"too_long": "windows"}))
 
 
 @pytest.mark.parametrize("target", [{"Weight": "1 kg"}, {"Brand": "A name of more than twelve tokens"}])

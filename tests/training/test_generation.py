@@ -157,7 +157,7 @@ def test_structure(answer, details):
 def test_bad_input_is_counted_with_its_reason():
     examples = make("apar")
     reasons = {"empty turn": document(("a", "")), "column 'turns': expected text": document(),
-               "control token": document(("a", f"b {FORK}")),
+               "control token": document(("a", "b"), ("c", f"d {FORK}")),  # the first turn is not kept either
                "column 'responses': expected text": Document(0, "0", {"turns": "a", "responses": 7}),
                "different lengths": document(("a", "b"), responses=["b", "c"]),
                "more than 4096 tokens": document(("a", "x" * 5000)),
@@ -279,7 +279,7 @@ def documents(count):
 
 def test_whole_answers_of_an_extraction_are_labels(tmp_path):
     def answer(index, status):
-        values = [{"name": "Brand", "value": f"b{index}", "status": status}]
+        values = [{"name": "Brand", "value": f"b{index}", "status": status}, {"name": "Nick", "status": "null"}]
         record = json.dumps({"Brand": f"b{index}"})
         return Record(index, {"category": "c", "record": record, "values": values, "truncated": False})
 
@@ -292,7 +292,7 @@ def test_whole_answers_of_an_extraction_are_labels(tmp_path):
     reasons = 2 * ["an answer that failed, was cut or is not valid"] + ["no answer"]
     errors = [(None, f"training.labels: {reason} in the run that labels") for reason in reasons]
     labels = [(document.fields.get("target"), document.error) for document in labelled]
-    assert labels == [({"Brand": "b0"}, None), ({"Brand": "b1"}, None), *errors]
+    assert labels == [*(({"Brand": f"b{n}", "Nick": None}, None) for n in (0, 1)), *errors]
 
 
 def test_corrected_labels_are_joined_by_id_and_whole_conversations_are_labels(tmp_path):
