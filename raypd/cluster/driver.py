@@ -66,13 +66,14 @@ def run_extract(
         check_model(config, machine=ray_session.runs_here(config.cluster))
     manifest.claim(config, output)
     with signals(), held(output, say) as lease:
-        if lease.took_over:  # and that one may have gone on while this one looked
-            done = writer.committed(output)
+        done = writer.committed(output)  # another session may have gone on while this one looked
+        _check_known(planned, done, output)
         storage.clean_temporary(writer.units_folder(output))
         run = DriverSession(config, output, planned, done, lease, verbose, build)
         try:
             planned.keep(output)
-            run.stream()
+            if len(done) < planned.units:
+                run.stream()
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted: {run.state()}; the same command resumes") from None
     return finish(config, output, planned, run.unreadable)

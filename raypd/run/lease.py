@@ -29,7 +29,6 @@ class RunLease:
         self.began = time.time()
         stamp = datetime.fromtimestamp(self.began, UTC).strftime("%Y%m%dT%H%M%S")
         self.id = f"{stamp}-{uuid.uuid4().hex[:6]}"
-        self.took_over = False  # from a session that had died
         self.lost: str | None = None  # why this session does not hold the run any more
         self._output, self._say = output, say
         self._lease_path = storage.join(output, layout.LEASE)
@@ -73,7 +72,6 @@ class RunLease:
                 continue  # it was just deleted
             if not holder.ended:
                 self._check_dead(version, holder)
-                self.took_over = True
             if storage.put_if(self._lease_path, lease, version):
                 return storage.version(self._lease_path)
             # Somebody was faster: look again.

@@ -24,7 +24,7 @@ from raypd.run.records import UnitResult
 from tests.cluster import fakes
 from tests.faults.trial import Trial, kill
 from tests.processes import LONG, ended, start
-from tests.runs import says, with_keys, write_jsonl
+from tests.runs import run_here, says, with_keys, write_jsonl
 
 # The driver decides; what the executors do of their own has tests beside this file, and below.
 SELDOM = ["pool", pytest.param("ray_data", marks=pytest.mark.slow)]
@@ -196,6 +196,19 @@ def test_ctrl_c_ends_a_run_that_ray_data_streams_and_it_resumes(tmp_path, monkey
 def test_ray_data_streams_units_to_workers_on_gpus() -> None:
     """Logical ones; `measure` counts the documents."""
     ended(start("-m", "tests.cluster.many_workers", "2", "4", "1", RAYPD_TEST_EXECUTOR="ray_data"))
+
+
+def test_units_that_another_session_committed_before_it_ended_are_not_done_again(tmp_path, config, monkeypatch) -> None:
+    run, real = config(str(write_jsonl(tmp_path / "in.jsonl", ["a"] * 25))), driver.held
+
+    def after_the_other(output, say):
+        run_here(with_keys(run, output={"partition": {"date": "1"}}), fakes.build)
+        return real(output, say)
+
+    monkeypatch.setattr(driver, "held", after_the_other)
+    monkeypatch.setattr(driver.DriverSession, "stream", lambda _: pytest.fail("units are done again"))
+    made = driver.run_extract(with_keys(run, output={"partition": {"date": "2"}}), build=fakes.build)
+    assert (made.documents, made.units) == (25, 3)
 
 
 def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, config, monkeypatch) -> None:
