@@ -100,10 +100,8 @@ def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable
             "them again"
         )
     if unreadable.units and config.input.on_damaged == "fail":
-        raise RunError(
-            f"{unreadable.units} units of the input cannot be read; all that can is done:\n{unreadable.shown()}"
-            f"{path} lists them. {unreadable.advice({unit.source for unit in units})}"
-        )
+        shown = f"{unreadable.shown()}{path} lists them. {unreadable.advice({unit.source for unit in units})}"
+        raise RunError(f"{unreadable.units} units of the input cannot be read; all that can is done:\n{shown}")
     return result
 
 

@@ -119,10 +119,8 @@ class DecodeWorker(EngineActor):
         try:
             storage.configure(spec.config.storage)
             if not storage.exists(storage.join(spec.output, layout.RUN)):
-                raise UserError(
-                    f"{spec.output}: a worker does not see the output folder; give output.path on storage that all "
-                    "nodes of the cluster share"
-                )
+                advice = "give output.path on storage that all nodes of the cluster share"
+                raise UserError(f"{spec.output}: a worker does not see the output folder; {advice}")
             self._left_out = self._unfit = self._card.left_out() if self.gpus else None
             if self._left_out is None:
                 self.load(spec.build, spec.threads)

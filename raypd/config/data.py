@@ -76,10 +76,8 @@ class InputConfig(Section, use_attribute_docstrings=True):
 def _plain_names(given: dict[str, str]) -> dict[str, str]:
     for key, value in given.items():
         if not re.fullmatch(r"[a-z][a-z0-9_]*", key):
-            raise ValueError(
-                f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it, and begins with a letter: readers of "
-                "tables pass by folders whose names begin with _"
-            )
+            advice = "and begins with a letter: readers of tables pass by folders whose names begin with _"
+            raise ValueError(f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it, {advice}")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
             raise ValueError(f"{value!r}: a value is of letters, digits and . _ -")
     return given
@@ -135,10 +133,8 @@ class StorageConfig(Section, use_attribute_docstrings=True):
     def _no_secrets(cls, tree: Any) -> Any:
         found = [str(k) for k in tree if SECRETS.search(str(k))] if isinstance(tree, dict) else []
         if found:
-            raise ValueError(
-                f"{found[0]}: no credentials in a configuration: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in "
-                "the environment, storage.profile, or give the instances a role"
-            )
+            advice = "AWS_SECRET_ACCESS_KEY in the environment, storage.profile, or give the instances a role"
+            raise ValueError(f"{found[0]}: no credentials in a configuration: set AWS_ACCESS_KEY_ID and {advice}")
         return tree
 
     @model_validator(mode="after")

@@ -66,18 +66,14 @@ class RunConfig(Section):
         if method not in METHODS[kind]:
             raise ValueError(f"decoding.method {method} does not do {kind}; choose from {', '.join(METHODS[kind])}")
         if REGISTRY[method].heads and self.decoding.heads is None:
-            raise ValueError(
-                f"decoding.method {method} needs decoding.heads, a folder of Medusa heads (`raypd model add-heads` "
-                "writes untrained ones)"
-            )
+            advice = "a folder of Medusa heads (`raypd model add-heads` writes untrained ones)"
+            raise ValueError(f"decoding.method {method} needs decoding.heads, {advice}")
         if self.engine.kind == "vllm":
             self._vllm_can(method)
         gpus = self.cluster.gpus_per_worker
         if gpus is not None and gpus > 1 and self.engine.kind == "raypd" and self.model.has_weights:
-            raise ValueError(
-                f"cluster.gpus_per_worker {gpus:g}: raypd's engine holds a model on one GPU; engine.kind: vllm with "
-                f"engine.vllm: {{tensor_parallel_size: {gpus:g}}} spreads one over several"
-            )
+            advice = f"engine.kind: vllm with engine.vllm: {{tensor_parallel_size: {gpus:g}}} spreads one over several"
+            raise ValueError(f"cluster.gpus_per_worker {gpus:g}: raypd's engine holds a model on one GPU; {advice}")
         if isinstance(self.task, ExtractionConfig):
             self._categories_known(self.task)
         greedy = self.decoding.sampling.temperature == 0
@@ -113,10 +109,8 @@ class RunConfig(Section):
 
     def _vllm_can(self, method: str) -> None:
         if method not in VLLM_METHODS:
-            raise ValueError(
-                f"engine.kind vllm does not decode {method}: set decoding.method to {' or '.join(VLLM_METHODS)}, or "
-                "engine.kind: raypd"
-            )
+            advice = f"set decoding.method to {' or '.join(VLLM_METHODS)}, or engine.kind: raypd"
+            raise ValueError(f"engine.kind vllm does not decode {method}: {advice}")
         for key, only in _VLLM_ONLY.items():
             section, _, name = key.partition(".")
             if getattr(getattr(self, section), name) != only:

@@ -31,10 +31,8 @@ def check(config: RunConfig) -> None:
     for line, fields in _lines(config):
         id = fields.get("custom_id") if fields is not None else None
         if isinstance(id, str) and (first := line_of_id.setdefault(id, line.number)) != line.number:
-            raise InputError(
-                f"{path}:{line.number}: custom_id {one_line(id, 80)!r} stands on line {first} already; "
-                "give each request its own"
-            )
+            advice = f"custom_id {one_line(id, 80)!r} stands on line {first} already; give each request its own"
+            raise InputError(f"{path}:{line.number}: {advice}")
 
 
 def write(config: RunConfig, output: str) -> tuple[int, int]:

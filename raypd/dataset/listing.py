@@ -95,10 +95,8 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
             name = f"{item.name}#{number + 1}" if number or re.search(r"#\d+$", item.name) else item.name
             yield InputObject(item.path, name, item.size, item.stamp, format, compression)
         if names:
-            raise InputError(
-                f"{root}: {counted(len(names), 'file')} of version {source.version} of the table cannot be found, "
-                f"the first: {min(names)}; were they vacuumed?"
-            )
+            lost = f"{counted(len(names), 'file')} of version {source.version} of the table"
+            raise InputError(f"{root}: {lost} cannot be found, the first: {min(names)}; were they vacuumed?")
         if not readable and skipped is not None:
             where = "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
             raise InputError(where + _unsupported(skipped.path, source.format))

@@ -59,10 +59,8 @@ class Plan:
             except (pa.ArrowException, OSError, TypeError) as error:
                 if outage := storage.outage(error, path):
                     raise outage from None
-                raise RunError(
-                    f"{path}: a part of the plan cannot be read: {error}; delete {self._folder} and plan.json beside "
-                    "it, and the same command plans again"
-                ) from None
+                advice = f"delete {self._folder} and plan.json beside it, and the same command plans again"
+                raise RunError(f"{path}: a part of the plan cannot be read: {error}; {advice}") from None
 
     def keep(self, output: str) -> None:
         """Stores the plan in the run's folder, for the sessions that come after. Raises OSError."""

@@ -112,10 +112,8 @@ class _Planning:
             for _ in item.name.split("/"):  # up to the folder that was given
                 folder = folder.rpartition("/")[0]
                 if "=" not in os.path.basename(folder) and (kind := self._kind_of(folder)):
-                    raise InputError(
-                        f"{folder}: with this folder as input.path set input.format to {kind}; or to parquet to read "
-                        "files of earlier versions, too"
-                    )
+                    advice = "or to parquet to read files of earlier versions, too"
+                    raise InputError(f"{folder}: with this folder as input.path set input.format to {kind}; {advice}")
         return inspect(item, self.config, self.columns)
 
     def _looked_into(self, inspected: Iterable[Inspected]) -> Iterator[Inspected]:

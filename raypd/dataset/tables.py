@@ -69,10 +69,8 @@ def file_names(source: InputConfig) -> set[str]:
     if source.format == "delta":
         table = _delta(root, source.version)
         if "deletionVectors" in (table.protocol().reader_features or ()):
-            raise InputError(
-                f"{root}: the table may have deletion vectors, rows deleted beside its files: "
-                "REORG TABLE ... APPLY (PURGE), then ALTER TABLE ... DROP FEATURE deletionVectors"
-            )
+            advice = "REORG TABLE ... APPLY (PURGE), then ALTER TABLE ... DROP FEATURE deletionVectors"
+            raise InputError(f"{root}: the table may have deletion vectors, rows deleted beside its files: {advice}")
         return {unquote(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()}
     table = _iceberg(root, source.version)
     names, location = set(), table.location().rstrip("/") + "/"

@@ -29,9 +29,7 @@ def check_sample(profiled: Profile) -> None:
     done = [cost for cost in profiled.costs if cost is not None]
     failed = [cost for cost in done if cost.error is not None]
     if not done or profiled.seconds <= 0:
-        raise RunError(
-            f"not one of {counted(len(profiled.costs), 'document')} was done in the time given: raise --minutes "
-            "(of a fit: fit.sample_minutes) or lower engine.max_num_seqs"
-        )
+        advice = "raise --minutes (of a fit: fit.sample_minutes) or lower engine.max_num_seqs"
+        raise RunError(f"not one of {counted(len(profiled.costs), 'document')} was done in the time given: {advice}")
     if len(failed) == len(done):
         raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")

@@ -225,9 +225,7 @@ def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSp
             raise ConfigError(f"{option} {text}: give documents per second of one GPU, as in {option} L40S=6.28")
         of_types = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
         if len(of_types) != 1:
-            raise ConfigError(
-                f"which GPU does {option} hold for? Give --instance with types of one GPU, or {option} GPU=RATE with "
-                f"one of {', '.join(sorted(gpus))}"
-            )
+            advice = f"or {option} GPU=RATE with one of {', '.join(sorted(gpus))}"
+            raise ConfigError(f"which GPU does {option} hold for? Give --instance with types of one GPU, {advice}")
         speeds.append(MethodSpeed(method, bootstrap.exact(1 / per_second), GIVEN, of_types.pop()))
     return speeds

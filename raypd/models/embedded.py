@@ -51,10 +51,8 @@ def embedded_model() -> Path:
                     for path in scratch.iterdir():  # save_pretrained makes the weights readable by their owner alone
                         path.chmod(0o644)
     except OSError as error:
-        raise ModelError(
-            f"{cache}: the embedded model cannot be written to the cache ({error}): "
-            "make room for 300 MB there, or set RAYPD_CACHE to a folder that can be written"
-        ) from error
+        advice = "make room for 300 MB there, or set RAYPD_CACHE to a folder that can be written"
+        raise ModelError(f"{cache}: the embedded model cannot be written to the cache ({error}): {advice}") from error
     return folder
 
 

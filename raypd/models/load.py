@@ -38,10 +38,8 @@ class LoadedModel:
 def check_model_config(config: ModelConfig, machine: bool = True) -> None:
     """Checks config.json (of the Hub, too), adapter and, if `machine`, GPUs and bitsandbytes. Raises ModelError."""
     if config.quantization != "none" and config.dtype == "float64":
-        raise ModelError(
-            f"model.quantization {config.quantization} and model.dtype float64: quantized layers compute in float32 "
-            "at most; use dtype auto, or quantization none"
-        )
+        advice = "quantized layers compute in float32 at most; use dtype auto, or quantization none"
+        raise ModelError(f"model.quantization {config.quantization} and model.dtype float64: {advice}")
     kind = resolve_device("auto").type if machine and config.device == "auto" else config.device.partition(":")[0]
     if config.quantization != "none" and kind not in ("auto", "cpu", "cuda"):
         raise ModelError(f"model.quantization {config.quantization}: works on model.device cpu and cuda, not on {kind}")
@@ -214,10 +212,8 @@ def _load_weights(config: ModelConfig, source: Source, device: torch.device, dty
     # transformers fills what is missing with random numbers and warns; answers from such a model would be noise.
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
-        raise ModelError(
-            f"model {config.name!r}: {len(lacking)} of its weights are missing or have another shape ({lacking[0]}): "
-            "the files are not whole, or config.json is that of another model"
-        )
+        lost = f"{len(lacking)} of its weights are missing or have another shape ({lacking[0]})"
+        raise ModelError(f"model {config.name!r}: {lost}: the files are not whole, or config.json is another model's")
     if bitsandbytes:
         _check_quantized(config, model)
     return model

@@ -59,10 +59,8 @@ def find_source(config: ModelConfig, weights: bool = False) -> Source:
             folder = staged(str(folder)) if weights and disk() else folder
         return Source(name, str(folder), True, None, config.trust_remote_code)
     if not HUB_ID.fullmatch(name):
-        raise ModelError(
-            f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (owner/name); the embedded model "
-            f"is {embedded.NAME}"
-        )
+        advice = f"the embedded model is {embedded.NAME}"
+        raise ModelError(f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (a/b); {advice}")
     if weights and disk() and (snapshot := _cached(name, config.revision)) is not None:
         return Source(name, str(staged(str(snapshot))), True, None, config.trust_remote_code)
     return Source(name, name, False, config.revision, config.trust_remote_code)

@@ -41,8 +41,6 @@ def staged(name: str, weights: bool = True) -> Path:
                         shutil.copyfileobj(source, copy, 16 << 20)
                     part.rename(target)
     except OSError as error:
-        raise ModelError(
-            f"model.name {name!r}: cannot be copied to {root} ({error}): make room there, or let RAYPD_STAGING name "
-            "another folder"
-        ) from error
+        advice = "make room there, or let RAYPD_STAGING name another folder"
+        raise ModelError(f"model.name {name!r}: cannot be copied to {root} ({error}): {advice}") from error
     return folder

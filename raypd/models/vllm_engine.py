@@ -33,10 +33,8 @@ _ENVIRONMENT = {
 def check_vllm(config: RunConfig) -> None:
     """Raises ModelError where vLLM is wanted and is not installed here."""
     if config.engine.kind == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise ModelError(
-            "engine.kind vllm: vLLM is not installed here: pip install 'raypd[vllm]' on machines with GPUs; without, "
-            "`make vllm` makes an environment .venv-vllm that has raypd and vLLM"
-        )
+        advice = "pip install 'raypd[vllm]' on machines with GPUs; without, `make vllm` makes .venv-vllm"
+        raise ModelError(f"engine.kind vllm: vLLM is not installed here: {advice}")
 
 
 @dataclass

@@ -62,10 +62,8 @@ class RunLease:
             lease = self._lease()
             if storage.put_new(self._lease_path, lease):
                 if storage.put_new(self._lease_path, self._lease()):
-                    raise RunError(
-                        f"output.path {self._output}: the store there ignores conditional writes (If-None-Match), so "
-                        "two runs at once would not know of each other: choose another store"
-                    )
+                    advice = "(If-None-Match), so two runs at once would not know of each other: choose another store"
+                    raise RunError(f"output.path {self._output}: the store there ignores conditional writes {advice}")
                 return storage.version(self._lease_path)
             version, holder = self._current()
             if holder is None:

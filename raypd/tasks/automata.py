@@ -150,10 +150,8 @@ def _edges(pattern: str, without: str = "") -> tuple[pattern_table.Edges, list[i
     if reason:
         raise ValueError(f"the pattern {_shown(pattern)} cannot be decoded: {reason.partition('. This may')[0]}")
     if reason is not None:
-        raise ValueError(
-            f"the pattern {_shown(pattern)} is too large to be ready in a few seconds: say [0-9A-Za-z] in place of "
-            "\\w and ., and + with max_length in place of a range of repetitions"
-        )
+        advice = "say [0-9A-Za-z] in place of \\w and ., and + with max_length in place of a range of repetitions"
+        raise ValueError(f"the pattern {_shown(pattern)} is too large to be ready in a few seconds: {advice}")
     return table, finals
 
 

@@ -47,10 +47,8 @@ def check_card(config: RunConfig) -> None:
             # Cards of raypd 0.1 are of weights that were trained with keys.
             trained, here = {"skeleton": "keys", **decoding}.get(answer_key), getattr(config.decoding, answer_key)
             if trained not in (None, here):
-                raise ModelError(
-                    f"{key} {name!r} was trained with decoding.{answer_key} {trained}, which says what stands where; "
-                    f"the run has {here}: set it to {trained}, or train again"
-                )
+                advice = f"and the run has {here}: set it to {trained}, or train again"
+                raise ModelError(f"{key} {name!r} was trained with decoding.{answer_key} {trained}, {advice}")
 
 
 def untrained(config: RunConfig) -> str | None:

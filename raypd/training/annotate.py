@@ -58,10 +58,9 @@ def label(documents: Sequence[Document], config: RunConfig) -> None:
         document.fields[COLUMN] = [tagged.get(_id(document, turn, str(answer))) for turn, answer in responses]
         matched |= any(document.fields[COLUMN])
     if not matched:
-        raise InputError(
-            f"training.annotations {config.training.annotations}: marks no response of input.path; give a run over the "
-            "file that `python -m raypd.training.annotate` wrote for this input"
-        )
+        advice = "give a run over the file that `python -m raypd.training.annotate` wrote for this input"
+        run = config.training.annotations
+        raise InputError(f"training.annotations {run}: marks no response of input.path; {advice}")
 
 
 def marked(tagged: str | None, answer: str) -> list[str | Promise | Sync]:

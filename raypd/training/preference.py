@@ -71,10 +71,8 @@ def _check_alike(config: RunConfig, run: str, recorded: dict[str, Any]) -> None:
     for section, name in [*keys, *(("decoding", name) for name in ANSWER_KEYS["generation"]["pasta"])]:
         here = getattr(getattr(config, section), name)
         if (there := recorded[section].get(name, here)) != here:
-            raise ConfigError(
-                f"{run}: was decoded with {section}.{name} {there!r}, and here it is {here!r}: set it to the run's, "
-                "since examples are what decoding fed"
-            )
+            advice = "set it to the run's, since examples are what decoding fed"
+            raise ConfigError(f"{run}: was decoded with {section}.{name} {there!r}, and here it is {here!r}: {advice}")
 
 
 def _rows(run: str) -> dict[Place, list[Row]]:
@@ -127,10 +125,8 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
         try:
             *_, order = json.loads(row["id"])
         except (TypeError, ValueError):
-            raise ConfigError(
-                f"training.preference.judged {run}: {row['id']!r} is no comparison; give the judge's run over the "
-                "file of `python -m raypd.training.preference`"
-            ) from None
+            advice = "give the judge's run over the file of `python -m raypd.training.preference`"
+            raise ConfigError(f"training.preference.judged {run}: {row['id']!r} is no comparison; {advice}") from None
         last = (row["text"].strip().splitlines() or [""])[-1]
         words = {word.lower() for word in _VERDICT.findall(last)} if row["finish_reason"] == "stop" else set()
         if len(words) != 1:

@@ -77,10 +77,8 @@ def attention(
     """What transformers calls in every layer: `step.attend`. Returns [1, tokens, heads, head_dim], and no weights.
     Raises RuntimeError where the model was called otherwise than by its engine, or has attention sinks."""
     if step is None:
-        raise RuntimeError(
-            "a model of a raypd engine is called through the engine alone, and its layers must hand unknown keyword "
-            "arguments on to the attention function"
-        )
+        advice = "and its layers must hand unknown keyword arguments on to the attention function"
+        raise RuntimeError(f"a model of a raypd engine is called through the engine alone, {advice}")
     if s_aux is not None:
         raise RuntimeError("its attention has sinks, which raypd's attention does not know")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
