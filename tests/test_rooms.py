@@ -1,5 +1,4 @@
-"""Who may import whom: decoding needs torch, transformers and numpy alone, and imports run downward only; and what is
-installed: the wheel has all files, and its dependencies all packages that it imports."""
+"""Who may import whom; and what is installed: the wheel has all files, its dependencies all packages."""
 
 import ast
 import re

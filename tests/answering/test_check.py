@@ -1,5 +1,4 @@
-"""What a method lacks of its model is found before any work, from files alone; how a machine decodes, in words; and in
-one call every document comes out, or the call says so."""
+"""What a method lacks of its model is found before any work; in one call every document comes out."""
 
 import json
 import threading

@@ -1,5 +1,4 @@
-"""Theoretical speedup: runs written row by row against figures by hand, and runs of a model whose figure is known; and
-the summary of `make gpu`."""
+"""Theoretical speedup: runs written by hand, and runs of a model whose figure is known; `make gpu`'s summary."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""What the book makes of workers' reports, however they come, and of sessions that died; and the bill's arithmetic:
-parts and nodes add up to the last micro-dollar, and every second has its place. What a worker measures: time without
-gaps, every second and token on one unit, and the energy of its GPUs."""
+"""The book: workers' reports in any order, dead sessions; sums to the micro-dollar. The meter: time without gaps."""
 
 import json
 import sys

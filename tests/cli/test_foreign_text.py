@@ -1,5 +1,4 @@
-"""Ids and texts of documents on a terminal: nothing of them steers it, is taken for rich's markup, or looks like a line
-of raypd's own; and no cell of a CSV is a formula."""
+"""Ids and texts on a terminal steer nothing and look like no line of raypd's own; no cell of a CSV is a formula."""
 
 import csv
 import io

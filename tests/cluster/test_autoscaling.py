@@ -1,5 +1,4 @@
-"""Zero workers when idle: a run asks Ray's real autoscaler for nodes, which are processes, and gives them back; and
-metrics against what Ray really exports: scraped over HTTP, parsed by Prometheus' own client."""
+"""Zero workers when idle, by Ray's real autoscaler with processes as nodes; and metrics as Prometheus reads them."""
 
 import json
 import subprocess

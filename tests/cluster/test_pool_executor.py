@@ -1,5 +1,4 @@
-"""Who gets which unit: nobody idles while another has a queue, and the driver's memory does not grow with the run; and
-what workers that Ray Data streams units to may begin. Whole runs are in test_driver.py."""
+"""Who gets which unit: nobody idles while another has a queue. Whole runs are in test_driver.py."""
 
 import gc
 import json

@@ -1,5 +1,4 @@
-"""What a local Ray listens on and leaves behind, and the README's way to a cluster; and what a run shows where there is
-no terminal, by a clock that is set by hand."""
+"""What a local Ray listens on and leaves behind; and what a run shows where there is no terminal."""
 
 import contextlib
 import os

@@ -1,5 +1,4 @@
-"""The decode worker in this process, with a fake engine: overlap of units, and whom an error costs what; and a GPU that
-fails: whose death it is, and what becomes of the run. The errors are those that torch raises."""
+"""The decode worker in this process, with a fake engine: overlap of units, what an error costs, a GPU that fails."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What decides whether a finished document is done again: for the same answers the same digits, in every raypd; and
-`raypd config show`: every key stands there with what it takes, in words that a writer of YAML knows."""
+"""For the same answers the same digits, in every raypd; and `raypd config show` has every key."""
 
 import itertools
 import re

@@ -1,5 +1,4 @@
-"""What YAML makes of a word without quotes is taken as it was meant, or named with its line and with what to write; and
-what a configuration leaves open is as the card beside its weights says."""
+"""What YAML makes of a word without quotes; and what is left open is as the card beside the weights says."""
 
 import hashlib
 import json

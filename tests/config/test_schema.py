@@ -1,5 +1,4 @@
-"""task.schema: what others write, a pydantic model or a JSON Schema, as attributes; what has no slots is refused; and
-patterns of the user's: the same texts match as by `re`, and none holds a run up."""
+"""task.schema, a pydantic model or a JSON Schema, as attributes; and patterns: the same texts match as by `re`."""
 
 import json
 import re

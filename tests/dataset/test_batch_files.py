@@ -1,6 +1,4 @@
-"""`raypd generate FILE --openai`: a batch file as OpenAI's API takes it, and the files that it gives back.
-Held against types that we did not write (the `openai` package) and against an unmodified transformers model.
-"""
+"""`raypd generate FILE --openai`: its files against the `openai` package's types, its texts against transformers."""
 
 import json
 import re

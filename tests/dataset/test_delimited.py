@@ -1,5 +1,4 @@
-"""CSV and TSV: every record is read once, under its own columns, and what is ragged or broken is named by its line; and
-JSONL cut by bytes: wherever it is cut, every line is read exactly once."""
+"""CSV, TSV and JSONL: every record is read once, wherever a file is cut; what is broken is named by its line."""
 
 import csv
 import gzip

@@ -1,5 +1,4 @@
-"""Planning: what the input is cut into, the ids, what is refused before anything starts; and the stored plan, which is
-used again without reading the input, kept for what is the same, and honest about what is not."""
+"""What the input is cut into, ids, what is refused before anything starts; and the stored plan, used again."""
 
 import gzip
 import io

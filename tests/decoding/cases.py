@@ -1,5 +1,4 @@
-"""Every method on prompts of its own, and what the unmodified model says to each alone: what the tests of all methods
-run over."""
+"""Every method on prompts of its own, and what the unmodified model says to each alone."""
 
 import copy
 import random

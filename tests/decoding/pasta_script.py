@@ -1,5 +1,4 @@
-"""A model that writes given PASTA-LANG, thread by thread, in place of a real one; and PASTA by its definition: threads
-that are read again from scratch at each step, by the stock model."""
+"""A model that writes given PASTA-LANG; and PASTA by its definition, its threads read again at each step."""
 
 from dataclasses import dataclass, field
 

@@ -1,5 +1,4 @@
-"""A pytest plugin that runs tests/test_gpu.py on a CPU: `.cuda()` is nothing, and sdpa writes scores out, as
-on a GPU without its kernel."""
+"""A pytest plugin that runs tests/test_gpu.py on a CPU: `.cuda()` is nothing, and sdpa writes scores out."""
 
 import torch
 

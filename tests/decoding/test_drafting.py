@@ -1,6 +1,4 @@
-"""SPACE, Medusa and APAR with Medusa: what each draws from a draft, pass by pass; APAR by hand: the tree, what is fed
-where and what is released when. test_exactness.py has their texts against the stock model, of which no draft changes a
-token."""
+"""SPACE, Medusa, APAR: what each draws from a draft, pass by pass; test_exactness.py has their texts."""
 
 import itertools
 from collections import Counter

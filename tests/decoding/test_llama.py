@@ -1,5 +1,4 @@
-"""The Llama family written out, and its packed linear layers, against transformers and float64; and layers of 8 bits,
-and the C kernel for CPUs, which takes bfloat16."""
+"""The Llama family written out, its packed and 8-bit layers and C kernel, against transformers and float64."""
 
 import copy
 import os

@@ -1,5 +1,4 @@
-"""A device that runs out of memory: smaller steps, the same answers, and at the floor one program less; and two passes
-in flight, whose results are read late."""
+"""A device that runs out of memory: smaller steps, the same answers; and two passes in flight."""
 
 import random
 import re

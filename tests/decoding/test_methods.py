@@ -1,6 +1,4 @@
-"""Methods driven by a fake model in plain Python: no engine, no tensors; and every method has its file.
-
-tests/tasks/test_toy_task.py has a method of somebody else."""
+"""Methods driven by a fake model in plain Python: no engine, no tensors; and every method has its file."""
 
 from pkgutil import resolve_name
 

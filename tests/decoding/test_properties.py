@@ -1,6 +1,4 @@
-"""Packing, caching and chunking never let a token see another than the rule says: random programs against a replay of
-each alone through the stock model, under masks written out token by token; and who sees whom by the paper's equations
-of IPPD, and under sliding windows, however many position gaps lie before a value."""
+"""Random programs against a replay of each alone; and who sees whom by IPPD's equations and sliding windows."""
 
 import copy
 import random

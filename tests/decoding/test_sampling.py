@@ -1,5 +1,4 @@
-"""Picking tokens: many asks of all kinds in one call, against each ask worked out by itself; and what a grammar leaves
-few of, as from the logits of all tokens."""
+"""Picking tokens: many asks in one call against each by itself; and what a grammar leaves few of."""
 
 import math
 import random

@@ -1,5 +1,4 @@
-"""The triton kernel without a GPU: in triton's interpreter, and compiled for GPUs that are not here; and the tests
-of a GPU on a CPU."""
+"""The triton kernel in the interpreter, and compiled for GPUs that are not here; a GPU's tests on a CPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The triton kernel in triton's interpreter on the CPU. test_triton.py runs this file under TRITON_INTERPRET=1, which
-must be set before triton is imported."""
+"""The triton kernel on the CPU; test_triton.py runs this file under TRITON_INTERPRET=1."""
 
 import copy
 import dataclasses

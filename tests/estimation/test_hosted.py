@@ -1,5 +1,4 @@
-"""What a hosted batch would ask, beside an estimate: its tokens, its prices, and what is said of them; and a model on
-paper: its weights are transformers' own count, and its parts are what counts and data sheets say."""
+"""What a hosted batch would ask, beside an estimate; and a model on paper, against transformers' own count."""
 
 import json
 import math

@@ -1,5 +1,4 @@
-"""Figures of a run against labels: by hand, and against scikit-learn and the SQuAD rules; calibrated confidences,
-against draws whose chances are known; and the page of `raypd evaluate`, on which no text of a document runs."""
+"""Figures by hand, scikit-learn's and SQuAD's rules; calibration against known chances; the page of `evaluate`."""
 
 import json
 from pathlib import Path

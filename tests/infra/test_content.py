@@ -1,6 +1,4 @@
-"""What the files of infra/ say: who may do what, which machines come first; that they fit each other and the code;
-their placeholders, their lines in the README, no key twice; infra/fill.py itself; and each file against what reads it,
-which also has to refuse the same file with a mistake in it."""
+"""What infra/'s files say and that they fit each other; each against what reads it, which refuses it with a mistake."""
 
 import configparser
 import datetime

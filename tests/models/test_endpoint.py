@@ -1,5 +1,4 @@
-"""A server with an OpenAI-compatible API in place of weights: a whole run against one that answers over HTTP; and
-`model.endpoint.batch`: a server in this process keeps files and batches as OpenAI's API has them."""
+"""A server in place of weights, over HTTP; and `batch`: files and batches as OpenAI's API keeps them."""
 
 import contextlib
 import email

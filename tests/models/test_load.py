@@ -1,6 +1,4 @@
-"""Loading: from folders, dtype, device, quantization, and what is refused; from the Hub, against a small server of our
-own on the loopback interface; and from S3 or a shared folder, copied once for all processes of a machine. What the
-engine can decode exactly passes."""
+"""Loading: folders, dtype, device, quantization, what is refused; a small Hub of our own; and S3, copied once."""
 
 import hashlib
 import json

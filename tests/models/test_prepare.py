@@ -1,6 +1,4 @@
-"""Models made ready for a method: from the command line, and by the control tokens alone; the embedded model
-is converted once, checked afterwards, with its own tokenizer; and what each token adds to a text, for byte-level and
-for sentencepiece vocabularies."""
+"""Models made ready for a method; the embedded model is converted once and checked; what each token adds to a text."""
 
 import json
 import re

@@ -1,6 +1,4 @@
-"""Nightly runs: only what is new or changed is extracted, and the table has every document of tonight exactly once; the
-table as a Delta table: whole nights, earlier ones by version, and nothing copied or committed twice; and what a changed
-schema asks for."""
+"""Nightly runs: only what changed is extracted; the Delta table; and what a changed schema asks for."""
 
 import io
 import json

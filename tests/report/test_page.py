@@ -1,5 +1,4 @@
-"""The page as HTML: escaped, labelled, of a bearable size; with --texts each value is marked where it stands. How it
-looks and what runs in it: test_browser."""
+"""The page as HTML: escaped, labelled, of a bearable size; how it looks is test_browser's."""
 
 import base64
 import hashlib

@@ -1,5 +1,4 @@
-"""`raypd status`: figures from storage alone, cheap at every look; what is read of a run's folder: figures that add up,
-and what is missing, torn or unfinished; and the estimate on the page: how the bill held against it."""
+"""`raypd status`, a run's folder read whole, torn or unfinished, and the estimate on the page."""
 
 import io
 import json

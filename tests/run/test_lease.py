@@ -92,7 +92,7 @@ def test_a_lease_is_given_free_though_its_last_beat_was_not_answered_or_the_disk
     first.end("complete")
     with monkeypatch.context() as patched:
         patched.setattr(lease.RunLease, "_write", full := Mock(side_effect=OSError("No space left on device")))
-        with lease.held(str(tmp_path), print) as second:
+        with lease.held(str(tmp_path), print):
             patched.setattr(lease.storage, "put_if", full)
     lease.RunLease(str(tmp_path)).end("complete")  # of the same process
 

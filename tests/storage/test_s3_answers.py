@@ -1,5 +1,4 @@
-"""What is sent to S3 and what becomes of its answers, for what the test server does not know: the SDK's requests are
-answered here, before they reach a network. And of answers of Google's storage and of Azure's."""
+"""What is sent to S3, Google's and Azure's storage and made of their answers, where no test server knows them."""
 
 import io
 import itertools

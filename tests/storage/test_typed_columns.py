@@ -1,5 +1,4 @@
-"""The rows of a run as others read them: pyarrow's datasets, pandas, DuckDB; one schema whatever a unit holds; and
-output.columns typed: columns of their own types, and evaluation and report read both forms."""
+"""Rows as pyarrow, pandas and DuckDB read them; and output.columns typed: columns of their own types."""
 
 import datetime
 import json

@@ -1,6 +1,4 @@
-"""ANSWER_KEYS against what the tasks do: a key that it leaves out changes no output row, and one that it names arrives.
-Real tasks and engines over tiny models; what the fingerprint makes of the table is tests/config/test_fingerprint.py.
-"""
+"""ANSWER_KEYS against what the tasks do: a key that it leaves out changes no row, one that it names arrives."""
 
 import dataclasses
 from importlib import import_module

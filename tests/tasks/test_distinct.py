@@ -1,5 +1,4 @@
-"""Documents that say the same are decoded once, and get the rows that they would get alone; and documents in windows:
-nothing of the text is left out, and each value comes from the window that was surest."""
+"""Documents that say the same are decoded once; documents in windows: no text is left out, the surest value counts."""
 
 import json
 import re

@@ -1,5 +1,4 @@
-"""A template of a user's: what it may do, how long it may take, and that this is found before Ray starts; and labelled
-documents in the prompt of an extraction."""
+"""A template of a user's: what it may do and how long; and labelled documents in the prompt."""
 
 import re
 from typing import Any, get_args

@@ -1,5 +1,4 @@
-"""Typed values: what a random model is held to validates, by jsonschema and pydantic, whatever its vocabulary; and what
-a grammar leaves no choice in is written without a pass: the same answers, in fewer."""
+"""What a random model is held to validates, by jsonschema and pydantic; forced tokens: the same answers."""
 
 import datetime
 import json

@@ -1,5 +1,4 @@
-"""Examples of conversations: SAR-SFT's equations, APAR's layout, and that training sees what decoding sees. A teacher's
-marks become examples of `pasta`, where its text without them is the answer; a run's answers, labels."""
+"""Examples of conversations: SAR-SFT's equations, APAR's layout; training sees what decoding sees; PASTA's marks."""
 
 import json
 from unittest import mock

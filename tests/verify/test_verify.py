@@ -1,5 +1,4 @@
-"""`raypd verify`: what is wrong with an output is found and named, and a good one passes; `raypd errors`: failed
-documents by reason, and units that nobody could finish."""
+"""`raypd verify`: what is wrong is found and named, and a good output passes; `raypd errors`: by reason."""
 
 import csv
 import json
