@@ -80,9 +80,8 @@ def file_names(source: InputConfig) -> set[str]:
         raise _unread(error, root, f"its snapshot {source.version} cannot be read") from None
     for task in tasks:
         if task.delete_files:
-            raise InputError(
-                f"{root}: rows were deleted beside the table's files: rewrite_data_files puts them into these"
-            )
+            advice = "rewrite_data_files puts them into these"
+            raise InputError(f"{root}: rows were deleted beside the table's files: {advice}")
         if not task.file.file_path.startswith(location):
             raise InputError(f"{root}: {task.file.file_path} of the table is not below its location, {location}")
         names.add(task.file.file_path.removeprefix(location))

@@ -39,9 +39,8 @@ def text_of_file(data: bytes, part: Part, source: InputConfig) -> str:
     """The text of a whole file. Raises ValueError with what is wrong with it."""
     limit = byte_limit(part.format, source)
     if len(data) > limit:
-        raise ValueError(
-            f"the file has more than {limit} bytes; input.max_document_bytes is {source.max_document_bytes}"
-        )
+        advice = f"input.max_document_bytes is {source.max_document_bytes}"
+        raise ValueError(f"the file has more than {limit} bytes; {advice}")
     if part.format == "pdf":
         return _pdf(data, part.name)
     encoding, errors = source.encoding, "strict"

@@ -161,9 +161,8 @@ def _opened(path: str) -> Iterator[pq.ParquetFile]:
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's own have no number
             raise RunError(f"{path}: cannot be read: {error}") from None
-        raise Damaged(
-            f"{path}: damaged, not a whole unit of raypd ({error}); delete it and the same command redoes it"
-        ) from None
+        advice = "delete it and the same command redoes it"
+        raise Damaged(f"{path}: damaged, not a whole unit of raypd ({error}); {advice}") from None
 
 
 def _locate(output: str, unit_id: str) -> str:

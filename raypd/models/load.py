@@ -81,9 +81,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
     model.requires_grad_(False)
     rows, largest = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values(), default=-1)
     if largest >= rows:
-        raise ModelError(
-            f"model {config.name!r}: the tokenizer of another model: ids up to {largest}, {rows} embeddings"
-        )
+        advice = f"ids up to {largest}, {rows} embeddings"
+        raise ModelError(f"model {config.name!r}: the tokenizer of another model: {advice}")
     check_decodable(model, config.name)
     if config.quantization in ("w8a8", "fp8"):
         quantize(model, config.quantization, device)
