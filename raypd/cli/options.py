@@ -18,9 +18,7 @@ ConfigTo = Annotated[str | None, Option("--output", "-o", help="Where it goes; n
 
 # ------------------------------------------------------------------------------------------- extract, answer, generate
 Source = Annotated[str, Argument(help="YAML of the run, or the data itself (.jsonl, .csv, .parquet, .pdf)")]
-Schema = Annotated[
-    str | None, Option("--schema", help="What to extract: a JSON Schema, module:Class, or a YAML of categories")
-]
+Schema = Annotated[str | None, Option("--schema", help="JSON Schema, module:Class or YAML of categories to extract")]
 Method = Annotated[str | None, Option("--method", help="decoding.method")]
 Model = Annotated[str | None, Option("--model", "-m", help="model.name")]
 Output = Annotated[str | None, Option("--output", "-o", help="output.path")]
@@ -42,12 +40,8 @@ Threads = Annotated[int, Option(min=1, help="Units that are compared at the same
 Sample = Annotated[int, Option(min=2, help="Documents that are decoded to measure; tune: by every setting")]
 Minutes = Annotated[float | None, Option(help="Most time for measuring")]
 Baseline = Annotated[bool, Option("--baseline/--no-baseline", help="Also decode the sample autoregressively")]
-Throughput = Annotated[
-    list[str] | None, Option(metavar="[GPU=]RATE", help="Documents/s of one GPU, in place of measuring")
-]
-BaselineThroughput = Annotated[
-    list[str] | None, Option(metavar="[GPU=]RATE", help="The same of autoregressive decoding")
-]
+Throughput = Annotated[list[str] | None, Option(metavar="[GPU=]RATE", help="Documents/s of a GPU, if not measured")]
+BaselineThroughput = Annotated[list[str] | None, Option(metavar="[GPU=]RATE", help="That of autoregressive decoding")]
 PredictedModel = Annotated[str | None, Option("--model", help="Predict the speed of a model that nobody has measured")]
 PredictedTokens = Annotated[
     tuple[float, float, float, float, float],
@@ -74,9 +68,7 @@ OfCategory = Annotated[str | None, Option("--category", help="Of the documents; 
 
 # ------------------------------------------------------------------------------------------------------ report, status
 PageTo = Annotated[str | None, Option("--output", "-o", help="Where to write it; none: into the run")]
-Texts = Annotated[
-    bool, Option("--texts", help="Also texts of the input, the values marked in them; the page then holds them")
-]
+Texts = Annotated[bool, Option("--texts", help="Also texts of the input, which the page then holds, values marked")]
 Watch = Annotated[bool, Option("--watch", "-w", help="Look again until the run has ended")]
 Every = Annotated[float, Option(min=0.5, help="Seconds between two looks")]
 

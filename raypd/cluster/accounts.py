@@ -129,17 +129,15 @@ class Accounts:
         self._thought = now
         remaining = max(0, self.plan.documents - self.done)
         seconds, per_worker = _SLACK * (self.deadline - now), standing.documents / standing.busy_seconds
-        workers, seconds_needed = budget.need(
-            remaining, seconds, per_worker, standing.startup_seconds, running, max_workers
-        )
-        late = now + seconds_needed - self.deadline
+        workers, needed = budget.need(remaining, seconds, per_worker, standing.startup_seconds, running, max_workers)
+        late = now + needed - self.deadline
         if workers > max_workers and late > 0:
             enough = counted(workers, "worker") if workers < budget.NEVER else "no number of workers"
             self._say_once(
                 "late",
                 f"the deadline, {budget.clock(self.deadline)}, cannot be met: {counted(remaining, 'document')} left, "
                 f"{counted(max_workers, 'worker')} (cluster.max_workers), {number(per_worker * max_workers)} documents"
-                f"/s: done at about {budget.clock(now + seconds_needed)}, {duration(late)} late; {enough} would do",
+                f"/s: done at about {budget.clock(now + needed)}, {duration(late)} late; {enough} would do",
             )
         return min(max(workers, self.config.cluster.min_workers, 1), max_workers)
 

@@ -96,9 +96,7 @@ class Attribute(Section):
     many: bool = Field(False, description="A list of such values")
     max_items: int | None = Field(None, ge=1, description="Most values of a list")
     min_items: int | None = Field(None, ge=0, description="A list of fewer values is invalid")
-    columns: list[Attribute] = Field(
-        [], description="Of type rows, a list of objects such as an invoice's lines: its keys"
-    )
+    columns: list[Attribute] = Field([], description="Of type rows, a list of objects like invoice lines: its keys")
     pattern: str | None = Field(None, description="Regular expression that the whole value matches, of type pattern")
     minimum: float | None = Field(None, description="A number below it is invalid")
     maximum: float | None = None

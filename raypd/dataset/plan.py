@@ -23,9 +23,7 @@ _CHUNK_PARTS = 20_000  # parts of a chunk: some tens of megabytes while it is ma
 _BATCH_UNITS = 64
 _TYPES: dict[Any, pa.DataType] = {str: pa.string(), str | None: pa.string(), int: pa.int64(), bool: pa.bool_()}
 _PART = pa.struct([(field.name, _TYPES[field.type]) for field in fields(Part)])
-_SCHEMA = pa.schema(
-    {"id": pa.string(), "damaged": pa.string(), "only": pa.list_(pa.int32()), "parts": pa.list_(_PART)}.items()
-)
+_SCHEMA = pa.schema({"id": pa.string(), "damaged": pa.string(), "only": pa.list_(pa.int32()), "parts": pa.list_(_PART)})
 
 
 class Plan:

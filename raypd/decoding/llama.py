@@ -69,9 +69,7 @@ class Layer(torch.nn.Module):
     def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> Projected:
         """[tokens, hidden size] -> queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim];
         None: it has put them into the cache."""
-        query, key, value = (
-            linear(x).unflatten(-1, (-1, self.head_dim)) for linear in (self.query, self.key, self.value)
-        )
+        query, key, value = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.query, self.key, self.value))
         if self.query_norm is not None:
             query, key = self.norm(query, self.query_norm), self.norm(key, self.key_norm)
         return _rotated(query, cos, sin), _rotated(key, cos, sin), value

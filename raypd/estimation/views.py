@@ -132,7 +132,5 @@ def _notes(result: TuneResult) -> list[str]:
     speeds = result.best.speeds
     if len(speeds) > 1 and max(speeds) > 1.15 * min(speeds):
         gap = max(speeds) / min(speeds) - 1
-        notes.append(
-            f"measurements of one setting differ by {gap:.0%}: the machine has other work; tune on an idle one"
-        )
+        notes.append(f"measurements of one setting differ by {gap:.0%}: the machine is busy; tune on an idle one")
     return notes

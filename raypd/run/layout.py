@@ -13,9 +13,7 @@ PLAN = "plan"  # <id>/<number>.parquet: its units
 PLAN_TOTALS = "plan/plan.json"
 PLAN_ALONE = "plan/alone.json"  # objects that share no unit
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows
-FAILURES = (
-    "failures"  # <unit>.txt: why a unit failed; <unit>.attempts.json: who works on it, and its deaths; cards/: of GPUs
-)
+FAILURES = "failures"  # <unit>.txt: why a unit failed; <unit>.attempts.json: who is at it, its deaths; cards/: of GPUs
 RETRIES = "retries"  # <number>/: a second chance for failed documents, laid out like a run
 RETRY = "retry.json"  # in that folder: what it is going to try
 RETRIED = "done.json"  # in that folder: what it brought

@@ -180,9 +180,7 @@ class S3Client:
         headers, tries = metadata.get("HTTPHeaders", {}), metadata.get("RetryAttempts", 0) + 1
         status = int(metadata.get("HTTPStatusCode", 0))
         if code == "NoSuchBucket":
-            return StorageError(
-                f"{path}: there is no bucket {bucket!r}{address}; check the name and storage.endpoint_url"
-            )
+            return StorageError(f"{path}: there is no bucket {bucket!r}{address}; check name and storage.endpoint_url")
         if code in UNMET:
             return Changed(path)
         if code in MISSING:

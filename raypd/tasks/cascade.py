@@ -76,9 +76,7 @@ class _Answers:
         """Asks the second model of the least sure documents of a group; the other records stand."""
         settings = self.cascade.settings
         most = math.ceil(settings.share * group.documents - 1e-9)  # 0.07 * 100 is a little over 7
-        ranked = sorted(
-            group.unsure, key=lambda record: (-doubt(record.columns["values"], settings.under), record.index)
-        )
+        ranked = sorted(group.unsure, key=lambda r: (-doubt(r.columns["values"], settings.under), r.index))
         group.unsure = []
         out: list[Request | Record] = [marked(record) for record in ranked[most:]]
         for record in ranked[:most]:

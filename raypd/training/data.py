@@ -31,9 +31,7 @@ def check(config: RunConfig) -> None:
         trainable = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
         raise ConfigError(f"decoding.method {method} of task.kind {kind} cannot be trained yet; these can: {trainable}")
     if kind == "extraction" and config.extraction.too_long == "windows":
-        raise ConfigError(
-            "task.too_long windows: nobody knows which window has a value: train with task.too_long=truncate"
-        )
+        raise ConfigError("task.too_long windows: nobody knows which window has a value; set task.too_long=truncate")
     for key in ("annotations", "preference"):
         if getattr(config.training, key) is not None and method != "pasta":
             raise ConfigError(f"training.{key} is for decoding.method pasta, and this is {method}")

@@ -23,9 +23,7 @@ def error_of(attend: Attend, device: torch.device, dtype: torch.dtype, heads: in
         reach = np.where(np.eye(3), Reach.CAUSAL, np.array([[0, 0, 0], [1, 0, 0], [2, 1, 0]])).astype(np.int8)
         spans.append(Span(tokens, tokens + queries, start, length, reach, keys[:, -queries:], keys, _PREFIX))
         tokens, start = tokens + queries, start + length
-    slots = np.concatenate(
-        [np.arange(span.start + span.length - span.size, span.start + span.length) for span in spans]
-    )
+    slots = np.concatenate([np.arange(s.start + s.length - s.size, s.start + s.length) for s in spans])
     cache, places = KVCache(start, None, device), torch.from_numpy(slots).to(device)
     step = Step(cache, [PrefixGroup(spans, 0, _PREFIX)], places, places[:0], attend)
     shapes = [(tokens, heads, dim), (start, kv_heads, dim), (start, kv_heads, dim)]
