@@ -374,7 +374,7 @@ def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
 
 @_schema_app.command("suggest")
 def schema_suggest(
-    data: Annotated[str, Argument(help="The data: .jsonl[.gz|.zst], .parquet, a folder or a glob")],
+    data: Annotated[str, Argument(help="The data: a file that a run reads, a folder or a glob")],
     overrides: o.Overrides = None,
     category: o.OfCategory = None,
     sample: Annotated[int, Option("--sample", min=1, help="Documents that the model is asked about")] = 32,
