@@ -18,7 +18,7 @@ def counter(config: RunConfig) -> Callable[[str], int]:
     if config.model.is_fake:
         return lambda text: math.ceil(len(text) / config.model.fake.characters_per_token)
     if config.model.endpoint is not None:
-        return lambda text: len(text.encode())  # as its prompts are counted here: see models.endpoint
+        return len  # of no use: the server counts what it writes
     from raypd.models.load import load_tokenizer
     from raypd.tasks.prompting import encode
 
@@ -34,7 +34,7 @@ def count(config: RunConfig, cost: DocumentCost, tokens: Callable[[str], int]) -
         prompt_tokens = [json.loads(row["counters"])["prompt_tokens"] for row in cost.rows if row["sample"] == 0]
         return sum(prompt_tokens), sum(row["tokens"] for row in cost.rows)
     sent, written = cost.prefill_tokens + cost.shared_tokens, cost.decode_tokens
-    if isinstance(config.task, ExtractionConfig) and cost.rows:
+    if isinstance(config.task, ExtractionConfig) and cost.rows and config.model.endpoint is None:
         record = json.loads(cost.rows[0]["record"])
         written = tokens(json.dumps(record, indent=0, ensure_ascii=False))
         if not REGISTRY[config.decoding.method].whole_record:  # its prompt ends in the keys

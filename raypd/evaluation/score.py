@@ -80,7 +80,8 @@ def evaluate(
     are run - `other`, over the same documents. tolerance: the share by which a number may differ from its label.
     labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both."""
     gold, answers, attributes = read_labels(labels, labels_column, run), read_answers(run), asked_attributes(run)
-    scores = _score(answers, gold, tolerance, attributes)
+    with raised_as(InputError, f"{labels}: labels of another kind of task than {run}, which lacks", KeyError):
+        scores = _score(answers, gold, tolerance, attributes)
     if not scores:
         what = f"has {labels_column!r}, 'questions' or 'reference'" if answers.keys() & gold.keys() else "has labels"
         raise InputError(f"{labels}: no document of {run} {what} there; ids are compared as text")
@@ -150,12 +151,15 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
             continue
         try:
             row = json.loads(line)
-            record = labels_in(row, labels_column)
-            labels[str(row[id_column] if id_column in row else row["id"])] = record
+            record, key = labels_in(row, labels_column), str(row[id_column] if id_column in row else row["id"])
+            if labels.setdefault(key, record) != record:
+                raise InputError(f"{path}:{number}: the id {key!r} has other labels above")
             for question in record.get("questions", []) if "target" not in record else []:
-                key = "answer_idx" if question.get("choices") else "answers"
-                if not isinstance(question.get(key), list):
-                    raise InputError(f"{path}:{number}: a question without a list of {key!r}: label it or leave it out")
+                name = "answer_idx" if question.get("choices") else "answers"
+                if not isinstance(question.get(name), list):
+                    raise InputError(
+                        f"{path}:{number}: a question without a list of {name!r}: label it or leave it out"
+                    )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path}:{number}: expected an object with an id") from None
     return labels

@@ -56,6 +56,8 @@ def only_added(config: RunConfig, change: Change) -> RunConfig:
         name: config.extraction.categories[name].model_copy(update={"attributes": attributes})
         for name, attributes in change.added.items()
     }
+    if config.input.category not in categories:  # of none of the documents that are asked
+        config = config.model_copy(update={"input": config.input.model_copy(update={"category": None})})
     return _with_categories(config, categories)
 
 

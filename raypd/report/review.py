@@ -90,7 +90,8 @@ def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = (
         schema = categories[of_category[place]]
         looked_at = [a.model_copy(update={"omit_null": False}) for a in schema.attributes if a.name in values]
         target = record_of(schema.model_copy(update={"attributes": looked_at}), values)
-        lines.append(json.dumps({"id": documents[place].id, **kept, column: target}, ensure_ascii=False) + "\n")
+        row: dict[str, Any] = {"id": documents[place].id, **kept, column: target}
+        lines.append(json.dumps(row, ensure_ascii=False, default=str) + "\n")
     where = storage.absolute(output) if output is not None else storage.join(root, LABELS)
     page.put(where, "".join(lines).encode())
     return where, len(lines)
@@ -167,7 +168,7 @@ def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
         raise InputError(f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`")
     rows = []
     for row in reader:
-        if None in row or None in row.values() or not row["row"].isdigit():
+        if None in row or None in row.values() or not row["row"].isdecimal():
             raise InputError(f"{file}:{reader.line_num}: not a line of `raypd review`")
         rows.append((reader.line_num, {name: cell.removeprefix("'") for name, cell in row.items()}))
     return rows

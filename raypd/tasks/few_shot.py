@@ -36,7 +36,7 @@ def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
 def _rows(path: str, key: str) -> Iterator[tuple[str, Any]]:
     """(file:line, what stands there) of JSON lines. Raises ConfigError."""
     with raised_as(ConfigError, f"{path}: {key} cannot be read", OSError, UnicodeDecodeError):
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     for number, line in enumerate(lines, 1):
         if line.strip():
             with raised_as(ConfigError, f"{path}:{number}: not JSON", ValueError):

@@ -103,12 +103,12 @@ def most_frequent(output: str) -> str | None:
 
 
 def of_input(source: str, reason: str | None) -> bool:
-    """Whether the input is at fault, which no retry changes: such reasons begin with the place: `name:13: ...`."""
+    """Whether the input is at fault, which no retry changes: such reasons begin with the place (`name:13: `)."""
     return _place(source).match(reason or "") is not None
 
 
 def _place(source: str) -> re.Pattern[str]:
-    return re.compile("^" + re.escape(source) + r"(?::|, line |, row |, byte )\d+: ")
+    return re.compile("^" + re.escape(source) + r"(?:(?::|, line |, row |, byte )\d+)?: ")
 
 
 def normalize(source: str, reason: str | None) -> str:

@@ -64,7 +64,7 @@ class Verification:
     damaged: Finding = field(default_factory=Finding)  # objects of the output that cannot be read whole
     unreadable: Finding = field(default_factory=Finding)  # input that cannot be read now, so not compared
     repeated_ids: Finding = field(default_factory=Finding)  # shared by documents of the input; none is doubled
-    damaged_input: Finding = field(default_factory=Finding)  # objects that the plan lists as unreadable
+    damaged_input: Finding = field(default_factory=Finding)  # unreadable, and without an object
     damaged_allowed: bool = False  # by input.on_damaged: skip
     passed_over: str = ""  # files that raypd does not read
     delta: str = ""  # how the Delta table differs from the list of objects
@@ -106,7 +106,7 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
             try:
                 documents = read_unit(unit, config)
             except InputError as error:
-                return unit.id, ("unreadable", 0, str(error))
+                return unit.id, ("unreadable" if path else "damaged_input", 0, str(error))
             add_documents(scratch, documents, unit.id, path is not None)
             if path is None:
                 return unit.id, ("missing", len(documents), f"unit {unit.id}: {len(documents)} documents")

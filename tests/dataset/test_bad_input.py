@@ -263,7 +263,7 @@ def test_a_page_that_is_damaged_costs_the_units_that_touch_it_and_verify_names_e
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read"):
         read_unit(second, run)
     run = config(str(tmp_path / "in"))
-    unreadable = verification.verify(run.output.path, run).unreadable
+    unreadable = verification.verify(run.output.path, run).damaged_input
     assert (unreadable.units, len(unreadable.examples)) == (7, 3)
     assert all(f"in/{name}.parquet: " in text for name, text in zip("abc", unreadable.examples, strict=True))
 

@@ -129,6 +129,13 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     labels.write_text('{"id": "0", "questions": [{"question": "Who?"}]}\n')
     with pytest.raises(InputError, match=r"labels\.jsonl:1: a question without a list of 'answers'"):
         score.evaluate(run.output.path, str(labels))
+    row = b'{"id": "0", "target": {"a": %d}}\n'
+    labels.write_bytes(row % 1 + row % 1 + row % 2)
+    with pytest.raises(InputError, match=r"labels\.jsonl:3: the id '0' has other labels above"):
+        score.evaluate(run.output.path, str(labels))
+    labels.write_text('{"id": "0", "reference": "x"}\n')
+    with pytest.raises(InputError, match=r"another kind of task than .*'turn'"):
+        score.evaluate(run.output.path, str(labels))
     for data, words in ((b"{}\n", ":1: expected an object"), (b"\xe9", ": cannot be read"), (b"[" * 99_999, ":1: exp")):
         labels.write_bytes(data)
         with pytest.raises(InputError, match=r"labels\.jsonl" + words):

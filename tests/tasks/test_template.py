@@ -1,6 +1,7 @@
 """A template of a user's: what it may do and how long; and labelled documents in the prompt."""
 
 import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -150,12 +151,15 @@ def prompt(task, tokenizer, *document):
 
 @pytest.mark.parametrize("method", ["guided", "autoregressive"])
 def test_the_first_of_the_category_stand_in_the_shared_part(made, method):
-    _, task, tokenizer = made(method=method, count=2)
+    config, task, tokenizer = made(method=method, count=2)
     shared, rest = prompt(task, tokenizer, "Nova 44")
     assert shared.endswith(SHOWN[0] + SHOWN[1])
     assert rest.startswith("<document>\nNova 44\n</document>")
     assert "straw" not in shared
     assert "straw hat" in next(prompt(task, tokenizer, "Fez", "hats"))
+    path = Path(config.task.examples.path)  # another file, with a BOM and a line break that is none of JSON lines
+    path.write_text("\ufeff" + path.read_text().replace("straw hat", "straw\u2028hat"))
+    assert "straw\u2028hat" in next(prompt(ExtractionTask(config, tokenizer, 4096), tokenizer, "Fez", "hats"))
     ids = tokenizer(SHOWN[1], add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids  # and it is there as these ids:
     assert prompt_tokens(task, "Nova 44")[0][2 - len(ids) :] == ids[2:]

@@ -234,6 +234,7 @@ def test_reasons_are_grouped_without_their_numbers_and_places(faulty) -> None:
 @pytest.mark.parametrize(("reason", "expected"), [
     ("a.jsonl:13: not JSON: line 1 column 30 (char 29)", "not JSON: line N column N (char N)"),
     ("a.jsonl, byte 13: not JSON", "not JSON"), ("ValueError: b.jsonl:13: no", "ValueError: b.jsonl:N: no"),
+    ("a.jsonl: not UTF-8: invalid byte", "not UTF-8: invalid byte"),
     ("b.jsonl:13: not JSON", "b.jsonl:N: not JSON"), ("the document has 1,234.5 bytes", "the document has N bytes"),
     ("object at 0x7f3a21 is gone", "object at X is gone"), (None, "no reason"),
     ("Traceback (most recent call last):\n  File\nKeyError: 'x'", "KeyError: 'x'"),

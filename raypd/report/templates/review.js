@@ -25,7 +25,8 @@
       const { source, row, id, category } = article.dataset;
       for (const box of article.querySelectorAll(".box")) {
         const { name, value, sure } = box.dataset;
-        lines.push([source, row, id, category, name, value, box.value, sure].map(cell).join(","));
+        const same = box.value === value.replace(/[\r\n]/g, "");  // a box holds no line break
+        lines.push([source, row, id, category, name, value, same ? value : box.value, sure].map(cell).join(","));
       }
     }
     const link = document.createElement("a");
