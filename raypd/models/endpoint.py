@@ -150,7 +150,7 @@ class EndpointEngine:
             content = choice["message"]["content"] or ""
             if isinstance(content, list):  # parts, as some servers write them
                 content = "".join(part.get("text", "") for part in content)
-            text = written = self._shown(content)
+            text = written = self._shown(content, 16)
         except (LookupError, TypeError, AttributeError):
             raise self._unexpected(json.dumps(tree), self._url) from None
         if begun and begun.strip() in text:  # the answer's beginning, which the prompt gives; a server writes it again
@@ -269,9 +269,9 @@ class EndpointEngine:
         expected = "a chat completion" if url == self._url else "an answer of the batch API"
         return self._failure(f"{url}: expected {expected}, found {words[:200]}")
 
-    def _shown(self, text: str) -> str:
-        """What the server says, without the key that it was sent."""
-        return str(text.replace(self._key, HIDDEN) if self._key else text)
+    def _shown(self, text: str, least: int = 8) -> str:
+        """What the server says, without the key that it was sent. least: characters of a key that is a secret."""
+        return str(text.replace(self._key, HIDDEN) if len(self._key) >= least else text)
 
     def _messages(self, prompt: list[int]) -> tuple[list[dict[str, str]], str]:
         """(messages of the ids, the beginning of the answer behind them)."""

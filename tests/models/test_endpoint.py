@@ -211,8 +211,10 @@ def _is_up(url):
     return False
 
 
-@pytest.mark.parametrize("content", ["Well.", PARTS])
-def test_conversations_and_a_limit_of_requests(tmp_path, slept, content):
+@pytest.mark.parametrize(("content", "key"), [("Well.", "l"), (PARTS, "Well."), ("Well.", KEY)])
+def test_conversations_and_a_limit_of_requests(tmp_path, slept, monkeypatch, content, key):
+    """key: also one that a local server takes, and that an answer may hold."""
+    monkeypatch.setenv("OPENAI_API_KEY", key)
     with server(lambda body, before: completion(content)) as (url, received):
         tokenizer = byte_tokenizer()
         engine = EndpointEngine(configuration(tmp_path, url, requests_per_minute=60), tokenizer)
