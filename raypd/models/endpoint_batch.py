@@ -6,6 +6,8 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerFast
@@ -33,7 +35,7 @@ class _BatchRequest(NamedTuple):
 
 
 class BatchEngine(EndpointEngine):
-    """Collects requests, and sends them as a batch once a second brought no new ones."""
+    """Collects requests, and sends them as a batch once a time brought no new ones."""
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(config, tokenizer)
@@ -41,7 +43,8 @@ class BatchEngine(EndpointEngine):
         self._collected: dict[str, list[_BatchRequest]] = {}  # by custom_id, a digest of the body
         self._sent: dict[str, dict[str, list[_BatchRequest]]] = {}  # the same by id of their batch
         self._contents: dict[str, set[str]] = {}  # custom_ids of every batch that was looked into
-        self._collects = False
+        self._submitted = 0.0  # when, the last time (monotonic)
+        self._tried = ""  # the file of which a batch was to be made last
         self._look, self._pause = 0.0, 1.0
         self._came = "", ""  # the URL that answered last, and the beginning of what it said
         self._silent: dict[str, float] = {}  # when a batch first did not answer (monotonic)
@@ -58,14 +61,13 @@ class BatchEngine(EndpointEngine):
         draw = seed if self.config.decoding.sampling.temperature > 0 else 0
         digest = hashlib.sha256(json.dumps([body, draw], sort_keys=True).encode()).hexdigest()
         self._collected.setdefault(digest, []).append(_BatchRequest(tag, body, begun))
-        self._collects = True
+        self._submitted = time.monotonic()
 
     def step(self) -> list[Finished]:
+        # A second; a minute while a cascade's other model works, which may bring more.
+        quiet = time.monotonic() - self._submitted >= (1.0 if self.patience else _LONGEST_LOOK)
+        finished = self._send() if self._collected and quiet else []
         time.sleep(self.patience)
-        finished = []
-        if self._collected and not self._collects:
-            finished += self._send()
-        self._collects = False
         if time.monotonic() >= self._look:
             finished += [ended for name in list(self._sent) for ended in self._read(name)]
             self._look = time.monotonic() + self._pause
@@ -77,7 +79,7 @@ class BatchEngine(EndpointEngine):
         try:
             for name, contents in self._earlier():
                 for digest in contents & self._collected.keys():
-                    self._sent.setdefault(name, {})[digest] = self._collected.pop(digest)
+                    self._sent.setdefault(name, {}).setdefault(digest, []).extend(self._collected.pop(digest))
             while self._collected:
                 self._send_some()
         except _FAULTS as fault:
@@ -89,16 +91,17 @@ class BatchEngine(EndpointEngine):
 
     def _send_some(self) -> None:
         some: dict[str, list[_BatchRequest]] = {}
-        data = b""
+        data = bytearray()
         for digest, lines in self._collected.items():
             request = {"custom_id": digest, "method": "POST", "url": "/v1/chat/completions", "body": lines[0].body}
             line = json.dumps(request).encode() + b"\n"
             if some and (len(some) == MOST_REQUESTS or len(data) + len(line) > _MOST_BYTES):
                 break
-            some[digest], data = lines, data + line
+            some[digest] = lines
+            data += line
         file = {"file": ("raypd.jsonl", data)}
         source = self._reply(f"{self._base}/files", self._most_bytes, data={"purpose": "batch"}, files=file)
-        batch = {"input_file_id": source.get("id"), "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch = {"input_file_id": source["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
         batch["metadata"] = {"raypd": self._run}
         name = str(self._reply(f"{self._base}/batches", self._most_bytes, json=batch).get("id"))
         _log.info("batch %s: %d requests", name, len(some))
@@ -107,14 +110,7 @@ class BatchEngine(EndpointEngine):
 
     def _earlier(self) -> list[tuple[str, set[str]]]:
         """Batches of this run of the last day that may still answer, each with its custom_ids."""
-        batches, after, oldest = [], "", time.time() - _DAY
-        while True:
-            page = self._reply(f"{self._base}/batches?limit=100{after}", 100 * self._most_bytes)
-            recent = [batch for batch in page.get("data", []) if batch.get("created_at", 0) > oldest]
-            batches += [batch for batch in recent if (batch.get("metadata") or {}).get("raypd") == self._run]
-            if not page.get("has_more") or len(recent) < len(page["data"]):
-                break
-            after = f"&after={recent[-1]['id']}"
+        batches = [batch for batch in self._recent() if (batch.get("metadata") or {}).get("raypd") == self._run]
         for batch in batches:
             if batch["id"] not in self._contents and batch["status"] != "cancelling":
                 over = batch["status"] in _OVER  # what it failed to answer may be asked again
@@ -122,6 +118,15 @@ class BatchEngine(EndpointEngine):
                 good = {line["custom_id"] for line in lines if not over or _status(line) == 200}
                 self._contents[batch["id"]] = good
         return [(batch["id"], self._contents[batch["id"]]) for batch in batches if batch["id"] in self._contents]
+
+    def _recent(self) -> Iterator[dict[str, Any]]:
+        """The server's batches of the last day."""
+        after: str | None = ""
+        while after is not None:
+            page = self._reply(f"{self._base}/batches?limit=100{after}", 100 * self._most_bytes)
+            recent = [batch for batch in page.get("data", []) if batch.get("created_at", 0) > time.time() - _DAY]
+            yield from recent
+            after = f"&after={recent[-1]['id']}" if page.get("has_more") and len(recent) == len(page["data"]) else None
 
     def _read(self, name: str) -> list[Finished]:
         """The answers of a batch, once it is over."""
@@ -142,8 +147,10 @@ class BatchEngine(EndpointEngine):
             lost = self._error(fault)
         finished = []
         for digest, lines in self._sent.pop(name).items():
-            self._contents.get(name, set()).discard(digest)
-            finished += [self._finished(line, answers.get(digest, lost)) for line in lines]
+            first, *same = [self._finished(line, answers.get(digest, lost)) for line in lines]
+            finished += [first, *(replace(one, counts=TokenCounts()) for one in same)]  # sent, and paid, once
+            if first.error is not None:  # it may be asked again
+                self._contents[name].discard(digest)
         return finished
 
     def _finished(self, line: _BatchRequest, answer: dict[str, Any] | Exception) -> Finished:
@@ -165,6 +172,15 @@ class BatchEngine(EndpointEngine):
             return fault
         url, text = self._came if answer is None else (f"{self._base}/batches", json.dumps(answer))
         return self._unexpected(text, url)
+
+    def _request(self, url: str, most: int, **request: Any) -> tuple[int, Mapping[str, str], bytearray]:
+        if "json" in request:  # it makes a batch; an attempt before may have, though its answer was lost
+            file, tried = request["json"]["input_file_id"], self._tried
+            for batch in self._recent() if file == tried else ():
+                if batch.get("input_file_id") == file:
+                    return 200, {}, bytearray(json.dumps(batch).encode())
+            self._tried = file
+        return super()._request(url, most, **request)
 
     def _data(self, url: str, most: int, **request: Any) -> bytearray:
         data = super()._data(url, most, **request)

@@ -32,7 +32,7 @@ from raypd.decoding.program import Feed
 from raypd.errors import ConfigError
 from raypd.models import endpoint_batch
 from raypd.models.endpoint import EndpointEngine, byte_tokenizer
-from raypd.models.endpoint_batch import BatchEngine
+from raypd.models.endpoint_batch import BatchEngine, _BatchRequest
 from raypd.models.load import load_model
 from raypd.tasks.base import Document
 from raypd.tasks.prompting import rendered
@@ -331,6 +331,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, monkeypatc
 class Vendor:
     def __init__(self) -> None:
         self.files, self.batches, self.answered, self.down = {}, {}, {}, False
+        self.lost = False  # whether nobody hears of the next batch that is made
         self.status, self.refused = "completed", set()  # of batches made from now on; words whose prompts get an error
 
     def __call__(self, call) -> Reply:
@@ -348,7 +349,9 @@ class Vendor:
         if path == "/batches" and call.method == "POST":
             batch = json.loads(call.body)
             assert (batch["endpoint"], batch["completion_window"]) == ("/v1/chat/completions", "24h")
-            return self.put(self.batches, {**batch, "created_at": time.time(), "status": self.status})
+            made = self.put(self.batches, {**batch, "created_at": time.time(), "status": self.status})
+            lost, self.lost = self.lost, False
+            return Reply(504) if lost else made
         if path == "/batches":
             return self.told({"data": [self.shown(name) for name in reversed(self.batches)], "has_more": False})
         if path.startswith("/batches/"):
@@ -395,9 +398,14 @@ def vendor(monkeypatch):
 
 
 def engine_with(vendor, tmp_path, texts, **endpoint):
-    engine = BatchEngine(configuration(tmp_path, vendor.url, batch=True, retries=0, **endpoint), byte_tokenizer())
-    engine.patience = 0.01
-    for number, text in enumerate(texts):
+    config = configuration(tmp_path, vendor.url, **{"batch": True, "retries": 0, **endpoint})
+    engine = asked(BatchEngine(config, byte_tokenizer()), texts)
+    engine.patience, engine._submitted = 0.01, 0.0
+    return engine
+
+
+def asked(engine, texts, first=0):
+    for number, text in enumerate(texts, first):
         tokens = engine.tokenizer(f"<|user|>{text}<|end|><|assistant|>")["input_ids"]
         engine.submit((feed for feed in [Feed(tokens, range(len(tokens)))]), tag=number, sampling=None, seed=0)
     return engine
@@ -434,6 +442,24 @@ def test_what_an_engine_sent_before_it_was_killed_is_not_sent_again(tmp_path, ve
     assert all(ended.error is None for ended in finished(engine).values())
 
 
+def test_nothing_is_paid_twice(tmp_path, vendor):
+    """Texts that are the same, also later; a unit that is tried again; a batch of which the server does not tell."""
+    vendor.status, vendor.lost = "in_progress", True
+    engine = engine_with(vendor, tmp_path, ["0", "0", "1"], retries=1)
+    while engine._collected:
+        engine.step()
+    asked(engine, ["1", "2"], 3)
+    while engine._collected:
+        engine.step()
+    for batch in vendor.batches.values():
+        batch["status"] = vendor.status = "completed"
+    engine._look = 0.0
+    ended = finished(engine)
+    assert [ended[tag].counts.decode_tokens for tag in range(5)] == [10, 0, 10, 0, 10]
+    assert finished(asked(engine, ["0", "2"])).keys() == {0, 1}
+    assert [len(vendor.files[batch["input_file_id"]].splitlines()) for batch in vendor.batches.values()] == [2, 1]
+
+
 @pytest.mark.parametrize(("status", "answered"), [("expired", ["0"]), ("failed", [])])
 def test_a_batch_that_ends_without_all_answers_fails_the_rest_alone(tmp_path, vendor, status, answered):
     vendor.status = status
@@ -447,8 +473,18 @@ def test_a_batch_that_ends_without_all_answers_fails_the_rest_alone(tmp_path, ve
 
 
 def test_a_batch_holds_no_more_than_the_server_takes(tmp_path, vendor, monkeypatch):
+    engine, started = engine_with(vendor, tmp_path, []), time.process_time()
+    engine._collected = {str(n): [_BatchRequest(n, {"x": "x" * 2000}, "")] for n in range(8000)}
+    engine._reply = lambda url, most, **request: {"id": "a file, or a batch"}
+    engine._send_some()
+    assert time.process_time() - started < 3  # a copy of all for each line takes minutes
     monkeypatch.setattr(endpoint_batch, "MOST_REQUESTS", 2)
-    assert len(finished(engine_with(vendor, tmp_path, "01234"))) == 5
+    engine = engine_with(vendor, tmp_path, [])
+    for n, patience in enumerate((0.0, 0.0, 0.0, 0.0, 0.01)):  # 0: a cascade's first model works, and brings more
+        engine.patience = patience
+        asked(engine, str(n), n)
+        assert engine.step() == engine.step() == []
+    assert (len(finished(engine)), len(vendor.files)) == (5, 3)
     assert [len(file.splitlines()) for file in vendor.files.values()] == [2, 2, 1]
 
 
