@@ -122,6 +122,7 @@ class RequestQueue:
                     del self._units[unit]
                 self._queue = deque(item for item in self._queue if item[0] is not state)
                 self._changed.notify_all()
+                self._bill_unread(state)
             self.meter.lose(unit)
 
     def count(self, state: UnitState, categories: dict[int, str]) -> None:
@@ -207,8 +208,7 @@ class RequestQueue:
             return request.fail(reason(result))
         for name in writer.COUNTS:
             state.counts[name] += int(getattr(result.counts, name, 0))
-        billed = [state.categories.get(row, "") + request.billed for row in request.documents]
-        self.meter.tokens(state.unit, billed, result.counts)
+        self._bill(state.unit, state, request, result)
         if result.error is not None:
             return request.fail(reason(result.error))
         try:
@@ -254,6 +254,19 @@ class RequestQueue:
             self._in_engine -= 1
             state.finished.append((request, result))
             self._changed.notify_all()
+            if self._units.get(state.unit) is not state:
+                self._bill_unread(state)
+
+    def _bill_unread(self, state: UnitState) -> None:
+        """Counts as lost what came for a unit that has ended, of which another attempt may be in flight."""
+        for request, result in state.finished:
+            self._bill(f"{state.unit} (ended)", state, request, result)
+        state.finished.clear()
+        self.meter.lose(f"{state.unit} (ended)")
+
+    def _bill(self, unit: str, state: UnitState, request: Request, result: Any) -> None:
+        billed = [state.categories.get(row, "") + request.billed for row in request.documents]
+        self.meter.tokens(unit, billed, getattr(result, "counts", None))
 
 
 def answer(parts: WorkerComponents, documents: Sequence[Document], meter: Meter) -> list[list[Record]]:

@@ -220,6 +220,9 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, begin) -> 
     assert made.meter.report().open == made.meter.report().categories == {}
     (tmp_path / "out/go").touch()
     assert made.run(second).ok == 100  # and what is left of them in the engine spoils nothing
+    bill = made.meter.report()  # which has it, too
+    counts = [*bill.categories.values(), *bill.lost_categories.values()]
+    assert sum(count["decode_tokens"] for count in counts) == 3 * sum(made.parts.engine.fill)
 
 
 def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:
