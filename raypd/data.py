@@ -12,7 +12,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from raypd.answering.components import build
 from raypd.answering.request_queue import EngineBroken, UnitState, end_process
 from raypd.billing import prices
 from raypd.billing.bill import WorkersBill, of_workers
-from raypd.billing.book import Book
+from raypd.billing.book import Book, token_usd
 from raypd.billing.meter import added
 from raypd.cluster import machines
 from raypd.cluster.actor_pool import map_in_pool
@@ -46,7 +46,7 @@ from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.profile import Profiler
 from raypd.run.records import Bill, Figure, WorkerTime
 from raypd.tasks import columns
-from raypd.tasks.base import Document
+from raypd.tasks.base import SECOND, Document
 from raypd.tasks.documents import billed_as
 
 Row = dict[str, Any]
@@ -54,6 +54,7 @@ RowFunction = Callable[[Row], Row]
 _RETRIES = 2  # of a batch whose worker died
 _OVERLAP = 2  # batches of a worker at the same time, so that its engine does not drain between two
 _POLL_SECONDS = 0.25
+_KINDS = ("prefill_tokens", "shared_tokens", "decode_tokens")
 _COSTS = pa.schema([
     ("prompt_tokens", pa.int64()),  # on the first row of a document that has several
     ("decoded_tokens", pa.int64()),
@@ -184,7 +185,10 @@ class Processor:
             reports: list[WorkerTime] = [] if self._ledger is None else ray.get(self._ledger.reports.remote())
         nodes = self._nodes(self._share())
         usd_per_second = {node: _usd_per_second(nodes, node) for node in {report.node for report in reports}}
-        return of_workers(reports, time.time(), usd_per_second)
+        bill, book = of_workers(reports, time.time(), usd_per_second), Book(Bill("", time.time(), 0.0), self.run)
+        kinds = ("categories", "open_categories", "lost_categories")
+        server = sum(book.tokens_usd(reports, kind) for kind in kinds) / 1e6
+        return replace(bill, usd=(bill.usd or 0.0) + server) if server else bill
 
     def _prepared(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
         return dataset if self._preprocess is None else dataset.map(self._preprocess)
@@ -222,7 +226,8 @@ class AnswerStage(EngineActor):
                     for begin, end in self._ready(documents, state, answering):
                         yield self._rows(batch, documents[begin:end], state)
                 spent = self.meter.end(unit)
-                spent.categories = added((billed_as(d, self.config), spent.categories[str(d.index)]) for d in documents)
+                billed = {f"{d.index}{of}": billed_as(d, self.config) + of for d in documents for of in ("", SECOND)}
+                spent.categories = added((billed[name], counts) for name, counts in spent.categories.items())
                 failed = {record.index for record in state.records if record.error is not None}
                 ok = len(state.answered - failed)
                 self.meter.commit(unit, spent, ok, len(documents) - ok)
@@ -257,10 +262,13 @@ class AnswerStage(EngineActor):
         rates = prefill / max(1, prefilled), decode / max(1, decoded)
         counts, costs, rows = self.meter.end(state.unit).categories, [], table["row"].to_pylist()
         for place in rows:
-            tokens = counts.pop(str(place), {})  # the first row of a document has them
-            fed, shared, answer = (tokens.get(f"{kind}_tokens", 0) for kind in ("prefill", "shared", "decode"))
+            # The first row of a document has them, those of a cascade's second model too.
+            first, second = (counts.pop(f"{place}{of}", dict.fromkeys(_KINDS, 0)) for of in ("", SECOND))
+            fed, shared, answer = (first[kind] + second[kind] for kind in _KINDS)
             seconds = fed * rates[0] + answer * rates[1]
             usd = None if self.usd_per_second is None else seconds * self.usd_per_second
+            if server := token_usd(first, self.config.model) + token_usd(second, self.config.cascade.model):
+                usd = (usd or 0.0) + server / 1e6
             costs.append(dict(zip(_COSTS.names, (fed + shared, answer, seconds, usd), strict=True)))
         answers = table.select(_answer_columns(self.config))
         result = batch.take(rows)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pandas as pd
 import pyarrow as pa
@@ -21,11 +22,14 @@ import pytest
 import ray.data
 from ray.data.checkpoint import CheckpointConfig
 
+from raypd.answering.request_queue import UnitState
 from raypd.data import AnswerStage, Processor, ProcessorConfig, build_processor
 from raypd.errors import ConfigError
+from raypd.tasks.base import Document, Record
+from raypd.tasks.columns import columns_of
 from tests import s3
 from tests.processes import ROOT, wait_for
-from tests.runs import run_config
+from tests.runs import extraction, run_config
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 FAKE = {"model.fake.load_seconds": 0, "model.fake.step_seconds": 0.001}
@@ -86,6 +90,21 @@ def test_a_bad_row_is_an_error_row_of_the_same_columns() -> None:
         5: "column 'title' holds a bytes, not text", 6: "column 'title' holds an object, not text"}  # fmt: skip
     assert {frozenset(row) for row in rows} == {frozenset({"title", "n"} | ADDED)}
     assert by_number[1]["Brand"] is None
+
+
+def test_a_row_has_the_tokens_of_a_cascade_s_second_model_and_their_price() -> None:
+    prices = {"usd_per_million_prompt_tokens": 2, "usd_per_million_answer_tokens": 10}
+    server = {"name": "large", "endpoint": {"url": "http://h/v1", **prices}}
+    stage, counts = object.__new__(AnswerStage), {"prefill_tokens": 90, "shared_tokens": 10, "decode_tokens": 10}
+    stage.config = run_config(extraction(c=["Brand"]), model={"name": "fake"}, cascade={"model": server})
+    stage.prefix, stage.usd_per_second, stage.schema = "", None, columns_of(stage.config)
+    spent = mock.Mock(categories={"0": counts, "0 (second model)": counts})
+    stage.meter = mock.Mock(totals=lambda: (1.0, 1.0, 100, 10), end=lambda unit: spent)
+    table = stage._rows(
+        pa.table({"title": ["x"]}), [Document(0, "0")], UnitState(0, "u", records=[Record(0, error="no")])
+    )
+    (row,) = table.to_pylist()
+    assert (row["prompt_tokens"], row["decoded_tokens"], row["cost_usd"]) == (200, 20, pytest.approx(0.0003))
 
 
 def test_an_empty_dataset_stays_empty() -> None:

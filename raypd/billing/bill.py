@@ -30,7 +30,7 @@ class WorkersBill:
     prompt_tokens: int
     decoded_tokens: int
     seconds: dict[str, float]  # startup, prefill, decode, idle, lost (in batches that were not finished)
-    usd: float | None  # of these seconds, at the price of each worker's place; None where one has no price
+    usd: float | None  # of these seconds, and a server's tokens; None where a place has no price
 
 
 def of_workers(reports: Sequence[WorkerTime], until: float, usd_per_second: Mapping[str, float | None]) -> WorkersBill:

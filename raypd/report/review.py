@@ -90,8 +90,8 @@ def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = (
         schema = categories[of_category[place]]
         looked_at = [a.model_copy(update={"omit_null": False}) for a in schema.attributes if a.name in values]
         target = record_of(schema.model_copy(update={"attributes": looked_at}), values)
-        row: dict[str, Any] = {"id": documents[place].id, **kept, column: target}
-        lines.append(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        labelled: dict[str, Any] = {"id": documents[place].id, **kept, column: target}
+        lines.append(json.dumps(labelled, ensure_ascii=False, default=str) + "\n")
     where = storage.absolute(output) if output is not None else storage.join(root, LABELS)
     page.put(where, "".join(lines).encode())
     return where, len(lines)
