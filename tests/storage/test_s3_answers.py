@@ -119,7 +119,7 @@ def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("code", "status", "of_the_store", "words"), [
-    ("NoSuchBucket", 404, False, "there is no bucket 'bkt'; check the name"),
+    ("NoSuchBucket", 404, False, "there is no bucket 'bkt'; check name"),
     ("AccessDenied", 403, False, "forbidden: the credentials (env) need s3:"),
     ("ExpiredToken", 400, True, "the credentials have expired: renew them; the same command resumes"),
     ("InvalidAccessKeyId", 403, True, "does not accept the credentials (env)"),
