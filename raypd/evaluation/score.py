@@ -273,6 +273,11 @@ def _is_number(value: Any) -> bool:
 def _plain(value: Any, fold: bool) -> str:
     if value is None:
         return ""
+    if isinstance(value, dict):  # a row: in any order, a null is as good as no cell
+        cells = {_plain(name, fold): text for name, cell in value.items() if (text := _plain(cell, fold))}
+        return json.dumps(cells, sort_keys=True)
+    if isinstance(value, list):
+        return json.dumps([_plain(one, fold) for one in value])
     text = value if isinstance(value, str) else f"{value:.15g}" if isinstance(value, float) else json.dumps(value)
     return " ".join((text.casefold() if fold else text).split())
 

@@ -39,7 +39,9 @@ GOLD = {  # id -> (brand, size, label)
     ("Acme", ["acme "], VC), ("Acme", ["Zeta"], VW), (None, ["Zeta"], VN), ("Acme", [None], NV), (None, [None], NN),
     (7.0, ["7"], VC), (7.5, [7.5], VC), (True, [True], VC), ("red", ["Red", "red patent"], VC),
     (12345.67, [12345.69], VW), (12345.67, ["12345.69"], VW),
-    ("12345.67", [12345.67], VC), (0.1 + 0.2, ["0.3"], VC)])  # fmt: skip
+    ("12345.67", [12345.67], VC), (0.1 + 0.2, ["0.3"], VC), ([5.0, "CAF\u00c9"], [[5, "caf\u00e9 "]], VC),
+    ([{"item": "Cup", "n": 2.0}], [[{"n": 2, "item": "cup", "note": None}]], VC), ([1.0], [[2]], VW),
+    ([{"item": "Cup", "n": None}], [[{"item": "cup"}]], VC), ([{"item": "cup"}], [[{"note": "cup"}]], VW)])  # fmt: skip
 def test_outcome_of_a_value(answer, forms, outcome):
     assert score.outcome(answer, forms) == outcome
 
