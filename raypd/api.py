@@ -3,6 +3,7 @@ for a few texts in this process, which needs no Ray and writes no file."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -317,7 +318,10 @@ def _run(config: RunConfig) -> Run:
 
 
 def _overrides(settings: Settings) -> list[str]:
-    return [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
+    """As YAML reads them, to which JSON's own escape of an emoji is two characters."""
+    texts = {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in (settings or {}).items()}
+    plain = {key: text.replace("\x7f", r"\x7f").encode("ascii", "backslashreplace") for key, text in texts.items()}
+    return [f"{key}={text.decode()}" for key, text in plain.items()]
 
 
 def _config(
@@ -400,7 +404,7 @@ def _stored(config: RunConfig, digest: str, batches: Callable[[], Iterable[pa.Ta
         for number, batch in enumerate(batches()):
             storage.put(storage.join(folder, f"{number:06d}.parquet"), _parquet(batch))
         storage.put(storage.join(folder, _WHOLE), b"")
-    return storage.join(folder, "*.parquet")
+    return storage.join(glob.escape(folder), "*.parquet")
 
 
 def _is_path(item: Any, surely: bool = False) -> bool:

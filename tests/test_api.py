@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 import raypd
 from raypd.answering import request_queue
 from raypd.errors import ConfigError, InputError
+from raypd.run.load import load_run
 
 FRAME = pd.DataFrame({"id": ["a", "b", "c"], "title": ["red shoe", "blue shoe", "hat"], "price": [1.0, 2.0, 3.0]})
 
@@ -94,8 +95,13 @@ def test_a_dataset_of_other_rows_is_another_run_in_a_private_folder(tmp_path, mo
 def test_a_list_of_files_with_blanks_in_their_names_is_of_paths(tmp_path: Path, monkeypatch, in_process) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my file.jsonl").write_text('{"id": "a", "title": "hat"}\n{"id": "b", "title": "cap"}\n')
-    run = raypd.extract(["my file.jsonl"], ["Brand"], model="fake", text="title")
-    assert list(run.to_pandas()["id"]) == ["a", "b"]
+    Path("🎧.jsonl").write_bytes(Path("my file.jsonl").read_bytes())
+    told = {"task.instruction": "🎧\x7f\u2028\x85"}
+    for source, output in ((["my file.jsonl"], None), ("🎧.jsonl", "out🎧"), (FRAME[:2], Path("runs/exp[1]?"))):
+        run = raypd.extract(source, ["Brand"], model="fake", text="title", output=output, settings=told)
+        assert list(run.to_pandas()["id"]) == ["a", "b"]
+        told_so = (load_run(run.path, []).extraction.instruction, Path(run.path).name)
+        assert told_so == (told["task.instruction"], Path(output or run.path).name)
     assert raypd.extract(["x " * 3000], ["Brand"], model="fake").manifest.documents == 1
 
 
