@@ -19,6 +19,9 @@ from raypd.run.training import TrainingRecord
 from raypd.tasks.calibration import FILE
 from raypd.training.job import run_training
 
+_SETTINGS = dict.fromkeys(("input", "model", "decoding", "engine", "cost", "cluster"), True)
+_MEASURED: Any = {**_SETTINGS, "fit": {"sample", "sample_minutes"}}  # what an estimate depends on
+
 
 def training_config(context: FitContext, changes: dict[str, Any], documents: str, output: str) -> RunConfig:
     """The configuration of a candidate's training: `hyper_parallel`, unless the candidate says otherwise."""
@@ -95,7 +98,9 @@ def measure(context: FitContext, score: CandidateScore, run: str | None = None) 
     """Adds to a score what its model costs over the corpus; the corpus's documents. run: an earlier run whose speed
     counts; None: a sample is decoded now, once."""
     config = with_changes(context.config, score.changes)
-    path = storage.join(context.folder, "estimates", f"{score.name}-{config.fingerprint()}.json".replace(" ", "-"))
+    settings = config.model_dump_json(include=_MEASURED, exclude={"cost": {"budget_usd", "reserve_seconds", "deadline"}})
+    digest = hashlib.sha256(f"{config.fingerprint()} {settings}".encode()).hexdigest()[:12]
+    path = storage.join(context.folder, "estimates", f"{score.name}-{digest}.json".replace(" ", "-"))
     result = read.record(records.Estimate, path)
     if result is None:
         context.say(f"{score.name}: measuring what the corpus would cost")

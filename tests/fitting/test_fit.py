@@ -270,7 +270,7 @@ def test_a_fit_is_read_back_whatever_its_candidates_change(tmp_path):
 
 
 def test_a_candidate_has_a_folder_for_each_of_its_settings(yaml_of, monkeypatch):
-    """Weights of another position gap are trained anew."""
+    """Weights of another position gap are trained anew; under other prices or engines an estimate is made anew."""
     outputs = []
     monkeypatch.setattr(candidate, "run_training", lambda config, **_: outputs.append(config.output.path) or 1 / 0)
     for keys in ([], [], ["decoding.max_value_tokens=11"], ["training.seed=5"]):
@@ -278,6 +278,12 @@ def test_a_candidate_has_a_folder_for_each_of_its_settings(yaml_of, monkeypatch)
         with pytest.raises(ZeroDivisionError):
             candidate.train(context, "full", TRAINED["full"], 9, 1.0)
     assert (outputs[0] == outputs[1], len(set(outputs))) == (True, 3)
+    monkeypatch.setattr(records, "read", lambda kind, path: outputs.append(path) or 1 / 0)
+    for key in ("cost.budget_usd=5", "cost.budget_usd=6", "cost.prices.local=2", "engine.max_num_seqs=8", "fit.sample=5"):
+        context = labels.FitContext(load_config(yaml_of(), [key]), "/f", False, quiet)
+        with pytest.raises(ZeroDivisionError):
+            candidate.measure(context, score("full", 0.1, 0.2))
+    assert (outputs[4] == outputs[5], len(set(outputs[4:]))) == (True, 4)
 
 
 def test_what_is_missing_is_said():
