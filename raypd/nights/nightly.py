@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from raypd import storage
 from raypd.answering.components import Build
 from raypd.cluster import driver
-from raypd.config import OutputConfig, RunConfig
+from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError, raised_as
@@ -219,8 +219,9 @@ class NightRun:
             keys[subset.id] = changes.unit_key(unit)
             documents += len(positions)
         if keys:
-            run_config = config.model_copy(update={"output": OutputConfig(path=storage.join(self.root, folder))})
-            driver.run_extract(run_config, verbose=self.verbose, build=self.build, planned=writer.finish(0, "", 0, {}))
+            output = config.output.model_copy(update={"path": storage.join(self.root, folder), "partition": {}})
+            config = config.model_copy(update={"output": output})
+            driver.run_extract(config, verbose=self.verbose, build=self.build, planned=writer.finish(0, "", 0, {}))
             self._check_lease()
         objects = ((key, f"{folder}/{layout.UNITS}/{unit}.parquet") for unit, key in keys.items())
         table.add_answers(self.scratch, name, self.root, objects)

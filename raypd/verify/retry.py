@@ -14,7 +14,7 @@ from raypd.billing import book
 from raypd.billing.budget import BudgetReached
 from raypd.billing.meter import added
 from raypd.cluster import driver
-from raypd.config import OutputConfig, RunConfig
+from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.plan import PlanWriter, stored
 from raypd.errors import ConfigError, RunError
@@ -87,7 +87,8 @@ def retry_errors(
         cost, spent = config.cost, sum(bill.usd for bill in book.bills(output))
         if cost.budget_usd is not None:  # which has paid the run
             cost = cost.model_copy(update={"budget_usd": max(0.0, cost.budget_usd - spent)})
-        inner = config.model_copy(update={"output": OutputConfig(path=folder), "cost": cost})
+        inner_output = config.output.model_copy(update={"path": folder, "partition": {}})
+        inner = config.model_copy(update={"output": inner_output, "cost": cost})
         try:
             driver.run_extract(inner, verbose=verbose, build=build, planned=plan)
         except BudgetReached as reached:

@@ -269,6 +269,20 @@ def test_any_other_change_asks_for_full_and_a_folder_of_an_ordinary_run_is_refus
         night(config)
 
 
+def test_tables_of_typed_columns(write, run) -> None:
+    config = with_keys(run(), output={"columns": "typed", "min_confidence": 0.5})
+    for documents in ({"x": "1", "y": "1"}, {"x": "1", "y": "2"}):
+        write("a.jsonl", documents)
+        made = night(config)
+        found = ds.dataset(files(config), format="parquet").to_table().select(["id", "a"])
+        assert found["a"].to_pylist() == [f"a:{title}" for title in documents.values()]
+    tree = json.loads(Path(config.output.path, "nights", made.name, "run.json").read_text())
+    assert (made.unchanged, tree["config"]["output"]["min_confidence"]) == (1, 0.5)
+    assert verify_table(config.output.path, config).passed
+    with pytest.raises(ConfigError, match=r"with output.columns typed so have the table's columns: --full"):
+        night(with_keys(config, task=extraction(c="ab", d="a")))
+
+
 def test_errors_are_tried_again_on_request(write, run) -> None:
     write("a.jsonl", {"x": "bad", "y": "good"})
     config = run()

@@ -111,6 +111,22 @@ def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(run) -> 
     assert again(run).tried == 0
 
 
+def test_fresh_rows_of_a_typed_run_are_typed(run, monkeypatch) -> None:
+    def plan(self: Task, documents: Any) -> Any:
+        for document in documents:
+            values = [{"name": "a", "status": "ok"}]
+            answer = {"category": "c", "record": '{"a": "x"}', "values": values, "truncated": False}
+            fails = document.id == "12" and not Task.mended
+            yield fakes.Record(document.index, {} if fails else answer, "it failed" if fails else None)
+
+    monkeypatch.setattr(Task, "plan", plan)
+    typed = with_keys(run, output={"path": f"{run.output.path} typed", "columns": "typed"})
+    driver.run_extract(typed, build=build)
+    Task.mended = True
+    assert again(typed).ok == 1
+    assert rows(typed)["12"]["record"] == '{"a": "x"}'
+
+
 def test_of_two_at_once_one_says_so_and_what_fails_again_counts_its_attempts(run) -> None:
     first = RunLease(storage.join(run.output.path, "retries"))
     with pytest.raises(RunError, match=f"session {first.id} has been at work"):
