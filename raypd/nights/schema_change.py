@@ -61,21 +61,21 @@ def only_added(config: RunConfig, change: Change) -> RunConfig:
     return _with_categories(config, categories)
 
 
-def join(old: dict[str, Any], added: dict[str, Any] | None, config: RunConfig) -> dict[str, Any]:
+def join(old: dict[str, Any], added: dict[str, Any] | None, config: RunConfig, change: Change) -> dict[str, Any]:
     """A row of old and added values, in the schema's order and with nothing else; of unknown categories as it is. Where
-    the added attributes failed, it keeps its old values and says so: it is an error row, and not empty."""
+    the added attributes failed, it keeps its old values and says so: it is an error row, and not empty. What an
+    attribute of an added one's name had before is no value of it."""
     category = config.extraction.categories.get(old["category"])
     if category is None:
         return old
-    names = [attribute.name for attribute in category.attributes]
-    row = dict(old)
-    records = [json.loads(part["record"]) for part in (old, added) if part is not None and part["record"]]
-    present = {
-        a.name: value for record in records for a in category.attributes if (value := value_in(record, a)) is not None
-    }
-    values = {v["name"]: v for part in (old, added) if part is not None for v in part["values"] or []}
+    again = {attribute.name for attribute in change.added.get(old["category"], ())}
+    parts, row = (old, added or {}), dict(old)
+    records = [json.loads(part.get("record") or "{}") for part in parts]
+    found = {a.name: value_in(records[a.name in again], a) for a in category.attributes}
+    present = {name: value for name, value in found.items() if value is not None}
+    values = [{v["name"]: v for v in part.get("values") or []} for part in parts]
     row["record"] = json.dumps(record_of(category, present), ensure_ascii=False)
-    row["values"] = [values[name] for name in names if name in values]
+    row["values"] = [of[name] for name in found if name in (of := values[name in again])]
     if added is not None:
         row["truncated"] = bool(old["truncated"]) or bool(added["truncated"])
         row["attempts"] = max(old["attempts"], added["attempts"])

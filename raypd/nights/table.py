@@ -79,7 +79,8 @@ def index_query(everything_again: bool) -> str:
 def compose(scratch: Scratch, root: str, config: RunConfig, change: schema_change.Change | None) -> None:
     """Writes the objects of `homes` that cannot stay as they were."""
     documents = scratch.rows("""
-        SELECT f.unit, h.file AS home, f.source, f.row, f.file, f.from_source, f.from_row, f.category, f.added_file
+        SELECT f.unit, h.file AS home, f.source, f.row, f.file, f.from_source, f.from_row, f.category, f.added_file,
+            f.file IN (SELECT file FROM answered) AS fresh
         FROM final f JOIN homes h USING (unit) WHERE f.winner AND NOT h.stays
         ORDER BY h.live DESC, h.ordinal, f.unit, f.position, f.source, f.row""")
     units = (list(rows) for _, rows in groupby(documents, itemgetter("unit")))
@@ -100,9 +101,9 @@ def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change
     for document in documents:
         place = {"source": document["source"], "row": document["row"]}
         answers = find(document["file"], document["from_source"], document["from_row"])
-        if change is not None:
+        if change is not None and not document["fresh"]:
             added = find(document["added_file"], **place)[0] if document["added_file"] else None
-            answers = [schema_change.join(answers[0], added, config)]
+            answers = [schema_change.join(answers[0], added, config, change)]
         rows += [{**row, **place} for row in answers]
     # Permissive: a field that `values` has since a later raypd is null in what is of an earlier one.
     schema = pa.unify_schemas([table.schema for table in tables.values()], promote_options="permissive")

@@ -27,7 +27,7 @@ from raypd.config import Category, RunConfig
 from raypd.errors import ConfigError, RunError
 from raypd.nights import delta, nightly
 from raypd.nights.nightly import Night, run_night
-from raypd.nights.schema_change import compare, join
+from raypd.nights.schema_change import Change, compare, join
 from raypd.nights.table_check import verify_table
 from raypd.report import data, page, terminal
 from raypd.report.status import Watch
@@ -645,10 +645,12 @@ NEW, FAILED = row({"c": "3", "b": None}, truncated=True, attempts=2), row({}, st
 @pytest.mark.parametrize(("attributes", "added", "record", "names", "own"), [
     ((C, B, A), NEW, {"c": "3", "b": None, "a": "1"}, "cba", {"status": "ok", "truncated": True, "attempts": 2}),
     ((A, B), FAILED, {"a": "1", "b": None}, "a", {"status": "error", "error": "added attributes: too long"}),
+    ((A, B), None, {"a": "1", "b": None}, "a", {"status": "ok"}),  # b is another, and nobody was asked
     ((A,), None, {"a": "1"}, "a", {"status": "ok"}),  # removed attributes leave the row without any run
 ])  # fmt: skip
 def test_one_row_with_old_and_added_values_in_the_order_of_the_schema(attributes, added, record, names, own) -> None:
-    made = join(row({"a": "1", "gone": "2"}), added, config(*attributes))
+    change = Change({"x": config(B, C).extraction.categories["x"].attributes})
+    made = join(row({"a": "1", "gone": "2", "b": "of the old b"}), added, config(*attributes), change)
     assert list(json.loads(made["record"]).items()) == list(record.items())
     assert [v["name"] for v in made["values"]] == list(names)
     assert own.items() <= made.items()
@@ -656,4 +658,4 @@ def test_one_row_with_old_and_added_values_in_the_order_of_the_schema(attributes
 
 def test_a_row_of_a_category_that_is_gone_stays() -> None:
     old = row({"a": "1"}, category="gone")
-    assert join(old, None, config(A)) == old
+    assert join(old, None, config(A), Change()) == old
