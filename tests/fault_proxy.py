@@ -1,13 +1,6 @@
-"""A proxy that stands before a real S3 server and fails a share of the calls, as networks and stores do.
-
-    with fault_proxy.proxy(server.url) as s3:
-        s3.faults = Faults(share=0.05, kinds=("503", "reset", "cut"), seed=1)     # may change while calls go on
-        ...
-        assert s3.failed["cut"]
-
-Requests go on with their Host header, which the client has signed. Which call fails is drawn from (seed, number of the
-call), so that a run of calls one after the other fails at the same places every time.
-"""
+"""A proxy before a real S3 server that fails a share of the calls: `with fault_proxy.proxy(server.url) as s3`;
+s3.faults may change while calls go on, s3.failed counts. Host headers, which are signed, go on; which call fails
+is drawn from (seed, number of the call)."""
 
 import contextlib
 import http.client
@@ -29,19 +22,10 @@ _REFUSAL = (
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong.
-
-    share: of calls that fail, 0 to 1. kinds: each as likely as the others:
-      503         SlowDown, not passed on to the server
-      500         InternalError, not passed on
-      403         AccessDenied, not passed on
-      reset       the connection is reset before the call is passed on
-      lost        the call is passed on and done, and the connection reset in place of its answer
-      cut         the answer's head and half of its body, then a reset (an answer without a body: as `lost`)
-      hang        not a byte for `hang_seconds`, then a reset
-    most: failures altogether; None: no end.
-    only: calls that may fail, told by method and path (with query).
-    """
+    """share: of calls that fail, 0 to 1. kinds, alike likely: 503, 500, 403 (not passed on), reset (not passed on
+    either), lost (passed on and done, then reset), cut (head and half of the body, then a reset), hang (no byte
+    for `hang_seconds`, then a reset). most: failures altogether. only: calls that may fail, by method and path
+    (with query)."""
 
     share: float = 0.0
     kinds: tuple[str, ...] = ("503", "500", "reset", "lost", "cut")

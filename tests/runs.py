@@ -39,13 +39,8 @@ def extraction(**categories: Sequence[str | dict[str, Any]]) -> dict[str, Any]:
 def config_tree(
     task: str | dict[str, Any] | None = None, path: Any = "in.jsonl", folder: Any = "out", **sections: Any
 ) -> dict[str, Any]:
-    """A configuration as YAML has it.
-
-    Args:
-        task: its section, or its kind alone; None: an extraction of the attribute a in the category c.
-        path, folder: of the input (or several), and of the run.
-        sections: other sections; of `input`, `output` and `task` more keys.
-    """
+    """A configuration as YAML has it. task: its section, or its kind; None: an extraction of the attribute a in the
+    category c. path, folder: of input and run. sections: others; of `input`, `output` and `task` more keys."""
     task = {"kind": task} if isinstance(task, str) else task or extraction(c=["a"])
     tree: dict[str, Any] = {"input": {"path": path if isinstance(path, list) else str(path)},
                             "output": {"path": str(folder)}, "task": task}  # fmt: skip

@@ -24,11 +24,8 @@ class Call:
 
 @dataclass
 class Reply:
-    """What it is told. body: several parts are written one by one, with a Content-Length of `headers`.
-
-    broken: "reset" breaks the connection in place of an answer, "cut" behind half of the body.
-    pause: seconds between two bytes of headers.
-    """
+    """What it is told. body: several parts are written one by one, with a Content-Length of `headers`. broken:
+    "reset" in place of an answer, "cut" behind half of the body. pause: seconds between two bytes of headers."""
 
     status: int
     body: bytes | Iterable[bytes] = b""

@@ -1,9 +1,6 @@
-"""The engine on a GPU: every method, with both kinds of attention, against the unmodified model. Skipped where there is
-no GPU.
-
-`make gpu` runs this file alone and without conftest.py: it and what it imports need torch, transformers, triton, numpy
-and pytest, and nothing else.
-"""
+"""The engine on a GPU: every method, both kinds of attention, against the unmodified model; skipped without one.
+`make gpu` runs it without conftest.py: it and its imports need torch, transformers, triton, numpy and pytest
+alone."""
 
 from __future__ import annotations
 

@@ -30,13 +30,9 @@ _EXTRA: dict[str, dict[str, Any]] = {
 
 
 def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A random causal language model of the family `kind` (transformers' model type: llama, qwen3, phi3).
-
-    float32 on the CPU in eval(): vocabulary 256 (eos 2), hidden 64, 2 layers, 4 query heads of dimension 16
-    over 2 key-value heads, embeddings not tied. `overrides` are keys of the family's configuration. Weights
-    are drawn so that attention is peaked and logits have a standard deviation of about 3: a wrong mask or
-    position shows.
-    """
+    """A random causal language model of the family `kind` (transformers' model type), float32 on the CPU in eval():
+    vocabulary 256 (eos 2), hidden 64, 2 layers, 4 heads of 16 over 2. `overrides`: keys of its configuration.
+    Attention is peaked and logits have a standard deviation of about 3: a wrong mask or position shows."""
     sizes: dict[str, Any] = _OWN_SIZES.get(kind) or {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": HEAD_DIM, "max_position_embeddings": 4096}  # fmt: skip
@@ -49,11 +45,8 @@ def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
 
 
 def in_float64(model: PreTrainedModel) -> PreTrainedModel:
-    """The model in float64 from end to end, in place.
-
-    transformers computes norms and rotary angles in float32 whatever the weights are: its roundings turn over with the
-    last bit of what they are given, and a float64 model would differ between two layouts by some 1e-6.
-    """
+    """The model in float64 from end to end, in place: transformers computes norms and rotary angles in float32,
+    whose roundings would differ between two layouts by some 1e-6."""
 
     def wide(forward: Callable[..., Any]) -> Callable[..., Any]:
         def inside(*args: Any, **named: Any) -> Any:

@@ -98,8 +98,8 @@ def measure(context: FitContext, score: CandidateScore, run: str | None = None) 
     """Adds to a score what its model costs over the corpus; the corpus's documents. run: an earlier run whose speed
     counts; None: a sample is decoded now, once."""
     config = with_changes(context.config, score.changes)
-    settings = config.model_dump_json(include=_MEASURED, exclude={"cost": {"budget_usd", "reserve_seconds", "deadline"}})
-    digest = hashlib.sha256(f"{config.fingerprint()} {settings}".encode()).hexdigest()[:12]
+    text = config.model_dump_json(include=_MEASURED, exclude={"cost": {"budget_usd", "reserve_seconds", "deadline"}})
+    digest = hashlib.sha256(f"{config.fingerprint()} {text}".encode()).hexdigest()[:12]
     path = storage.join(context.folder, "estimates", f"{score.name}-{digest}.json".replace(" ", "-"))
     result = read.record(records.Estimate, path)
     if result is None:

@@ -1,10 +1,7 @@
-"""An engine and a task that cost milliseconds and behave as the real ones: for tests of what lies around them.
-
-Documents steer them by their title: `sleep 0.1` (seconds of decoding), `until NAME` (the engine stands still until the
-output folder holds a file NAME, or until the file of a whole path NAME is there; with units_in_flight 1, or it stands
-still for what is left of the unit before, too), `kill` (the process dies), `engine` (the engine raises), `finish`
-(reading the answer raises), `plan` (planning raises), `program` (the program fails), `twice` (two records).
-"""
+"""An engine and a task that cost milliseconds and behave as the real ones. Titles steer them: `sleep 0.1` (seconds
+of decoding), `until NAME` (the engine stands still until the output folder, or a whole path NAME, holds that
+file), `kill` (the process dies), `engine` (it raises), `finish` (reading the answer raises), `plan` (planning
+raises), `program` (the program fails), `twice` (two records)."""
 
 import os
 import signal

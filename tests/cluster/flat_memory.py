@@ -1,8 +1,5 @@
-"""Memory and cost of a run of many documents with the fake engine: python -m tests.cluster.flat_memory DOCUMENTS [UNIT]
-
-RAYPD_TEST_EXECUTOR=ray_data: with that cluster.executor. Makes the corpus, runs it, and prints what driver and workers
-held while it went on (MB), and what the driver computed.
-"""
+"""Memory (MB) and computing of a run of many documents with the fake engine: python -m tests.cluster.flat_memory
+DOCUMENTS [UNIT]; RAYPD_TEST_EXECUTOR=ray_data."""
 
 import contextlib
 import json

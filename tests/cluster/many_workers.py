@@ -1,10 +1,5 @@
-"""How long 64 workers on logical GPUs idle at the end of a run.
-
-python -m tests.cluster.many_workers [WORKERS UNITS SECONDS]
-
-RAYPD_TEST_EXECUTOR=ray_data: with that cluster.executor. documents_per_second: of the whole run, Ray itself started.
-Every worker's programs take their time by the clock (the fake engine), so that two cores carry them all.
-"""
+"""How long 64 workers on logical GPUs idle at the end of a run: python -m tests.cluster.many_workers [WORKERS UNITS
+SECONDS]; RAYPD_TEST_EXECUTOR=ray_data. documents_per_second: of the whole run, Ray's start too."""
 
 import json
 import sys

@@ -229,11 +229,8 @@ def drafting(program, prompt, text, k, right, seed=0):
 
 
 class Knowing(MedusaHeads):
-    """Heads that know the texts: they find where they are by the hidden state, which must be one of the stock model's,
-    and guess right, at a random rank of each depth, with the probability `right`.
-
-    texts: (tokens, from which place on) of which each token is what is said behind the one before it.
-    """
+    """Heads that know the texts (tokens, from which place on) by the stock model's hidden state, and guess right, at
+    a random rank of each depth, with the probability `right`."""
 
     def __init__(self, stock, texts, right, seed=0):
         width = stock.get_output_embeddings().weight.shape

@@ -15,11 +15,9 @@ PROMPT = [ord(c) for c in "Q?"]
 
 
 class Script:
-    """A model that writes given texts: `main`, and for the n-th promise the n-th of `children`.
-
-    It looks at what a token may see alone, by the feeds' own reach. `words` are tokens beyond the single bytes; the
-    longest that fits is written. A text that ends in "..." goes on with dots for ever; \\udcff stands for the byte ff.
-    """
+    """A model that writes given texts: `main`, and for the n-th promise the n-th of `children`, by the feeds' own
+    reach. `words`: tokens beyond single bytes. A text that ends in "..." goes on with dots; \\udcff stands for
+    the byte ff."""
 
     def __init__(self, main: str, *children: str, words: tuple[str, ...] = ()) -> None:
         self.main, self.children, self.words = main, children, words

@@ -1,8 +1,5 @@
-"""An independent reference: every prompt alone, through the unmodified model, with a dense mask and no cache.
-
-It shares no code with the engine. A `Text` holds tokens in any order with position, group and step; each decoding step
-runs the model over all of them again.
-"""
+"""An independent reference: every prompt alone, through the unmodified model, with a dense mask and no cache. A
+`Text` holds tokens in any order with position, group and step; each step runs the model over all of them again."""
 
 from collections.abc import Callable, Collection, Sequence
 

@@ -1,9 +1,5 @@
-"""`make faults`: every fault once, and the table of what became of the documents, as Markdown.
-
-The name of a fault in the table is its docstring; under each cluster.executor stand rows out, and documents that
-were lost and doubled. `make test` has the most common of them in shorter tests: tests/cluster/test_driver.py and
-test_pool_executor.py, tests/run/test_lease.py, tests/storage/test_runs.py.
-"""
+"""`make faults`: every fault once, by its docstring, and the table of what became of the documents, as Markdown.
+`make test` has the most common in shorter tests."""
 
 import os
 import sys

@@ -1,13 +1,7 @@
-"""`make chaos MINUTES=60 SEED=n`: runs under faults that are drawn at random, one after the other, verified after each.
-
-A round is a run by either executor, on disk or on a real S3 server, with a fake engine, a real one over a tiny model,
-or a server behind an API, which now and then lies, fails or breaks off. Its process, its workers and its ledger are
-killed, it is interrupted and started twice, S3 fails, cuts and is away; it is started again until it ends well, and
-most runs with error rows are then retried (--retry-errors), under the same faults. After either no
-document may be lost or doubled, `raypd verify` has to pass, the bill has to be documents x price and the sum of its
-nodes, and `raypd status` has to say what verify says. The faults of a round are drawn from SEED and the round's number
-alone: `make chaos SEED=n ROUND=k` runs that round again.
-"""
+"""`make chaos MINUTES=60 SEED=n`: runs under faults drawn at random, verified after each: by either executor, on
+disk or a real S3 server, with a fake engine, a real one or a server that lies; kills, interrupts, two starts,
+storage away. It is started again until it ends well, most error rows are retried: nothing lost or doubled, `raypd
+verify` passes, the bill adds up, `raypd status` agrees. `make chaos SEED=n ROUND=k` draws that round again."""
 
 import argparse
 import contextlib

@@ -1,9 +1,6 @@
-"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG [module:build [retry]], where `retry`
-tries its error rows again; and what its workers are made of, beside tests/cluster/fakes.py.
-
-RAYPD_TEST_CLOCK=-86400: the clocks of the driver and of every worker are set back by a day as soon as the file that
-RAYPD_TEST_CLOCK_FILE names exists; each then leaves a file FILE-PID.
-"""
+"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG [module:build [retry]]; and what
+its workers are made of. RAYPD_TEST_CLOCK=-86400: clocks go back by a day as soon as RAYPD_TEST_CLOCK_FILE is
+there; each then leaves a file FILE-PID."""
 
 import importlib
 import os

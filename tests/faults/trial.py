@@ -37,11 +37,8 @@ class Outcome:
 
 
 class Trial:
-    """A corpus of one document a title in `folder`, a configuration around it, and runs of it.
-
-    Titles steer the fake task of tests/cluster/fakes.py: `sleep 0.02`, `kill`, `engine`. keys: sections of the
-    configuration that differ.
-    """
+    """A corpus of one document a title in `folder`, a configuration (with `keys`) around it, and runs of it. Titles
+    steer the fake task of tests/cluster/fakes.py."""
 
     def __init__(self, folder: Path, titles: Sequence[str], unit_documents: int = 10, **keys: dict[str, Any]) -> None:
         self.folder, self.count = folder, len(titles)

@@ -279,7 +279,8 @@ def test_a_candidate_has_a_folder_for_each_of_its_settings(yaml_of, monkeypatch)
             candidate.train(context, "full", TRAINED["full"], 9, 1.0)
     assert (outputs[0] == outputs[1], len(set(outputs))) == (True, 3)
     monkeypatch.setattr(records, "read", lambda kind, path: outputs.append(path) or 1 / 0)
-    for key in ("cost.budget_usd=5", "cost.budget_usd=6", "cost.prices.local=2", "engine.max_num_seqs=8", "fit.sample=5"):
+    keys = ("cost.budget_usd=5", "cost.budget_usd=6", "cost.prices.local=2", "engine.max_num_seqs=8", "fit.sample=5")
+    for key in keys:
         context = labels.FitContext(load_config(yaml_of(), [key]), "/f", False, quiet)
         with pytest.raises(ZeroDivisionError):
             candidate.measure(context, score("full", 0.1, 0.2))
