@@ -220,9 +220,8 @@ def _extracted(row: Record, schema: Any) -> Answer:
     if row.error is not None:
         return Answer(error=row.error)
     values = row.columns["values"]
-    confidence, status, span, raw = (
-        {value["name"]: value.get(key) for value in values} for key in ("confidence", "status", "span", "raw")
-    )
+    keys = ("confidence", "status", "span", "raw")
+    confidence, status, span, raw = ({value["name"]: value.get(key) for value in values} for key in keys)
     parsed = None
     with suppress(ValidationError, AttributeError):  # the latter: it is no pydantic model
         parsed = schema.model_validate_json(row.columns["record"])

@@ -50,7 +50,7 @@ from raypd.tasks.base import SECOND, Document
 from raypd.tasks.documents import billed_as
 
 Row = dict[str, Any]
-RowFunction = Callable[[Row], Row]
+RowMap = Callable[[Row], Row]
 _RETRIES = 2  # of a batch whose worker died
 _OVERLAP = 2  # batches of a worker at the same time, so that its engine does not drain between two
 _POLL_SECONDS = 0.25
@@ -91,7 +91,7 @@ class ProcessorEstimate:
 
 
 def build_processor(
-    config: ProcessorConfig, preprocess: RowFunction | None = None, postprocess: RowFunction | None = None
+    config: ProcessorConfig, preprocess: RowMap | None = None, postprocess: RowMap | None = None
 ) -> "Processor":
     """Makes a processor: a function of a Dataset that returns one, and runs nothing itself.
 
@@ -103,9 +103,7 @@ def build_processor(
 class Processor:
     """Made by `build_processor`."""
 
-    def __init__(
-        self, config: ProcessorConfig, preprocess: RowFunction | None, postprocess: RowFunction | None
-    ) -> None:
+    def __init__(self, config: ProcessorConfig, preprocess: RowMap | None, postprocess: RowMap | None) -> None:
         self.config, self._preprocess, self._postprocess = config, preprocess, postprocess
         self.run = _configuration(config)
         check_model(self.run)

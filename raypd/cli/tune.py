@@ -45,9 +45,8 @@ def run(
     try:
         result = tune(config, options, measurements, verbose=verbose, say=console.say)
     except KeyboardInterrupt:
-        raise console.Interrupted(
-            f"interrupted: what was measured stands in {measurements}; the same command goes on from there"
-        ) from None
+        advice = "the same command goes on from there"
+        raise console.Interrupted(f"interrupted: what was measured stands in {measurements}; {advice}") from None
     show_tune(result)
     changed = f"changed: {describe(result.best.changes)}" if result.best.changes else "nothing had to be changed"
     rewrite.write(source, overrides, result.best.changes, target, f"{changed}\n{why(result)}")

@@ -195,9 +195,7 @@ def _method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> str:
 def _columns_differ(task: ExtractionConfig) -> None:
     """Refuses attributes that cannot have a column each; readers of SQL take no account of case."""
     # column -> whose it is, and what it holds: a type, or nested objects
-    seen: dict[str, tuple[str, str]] = dict.fromkeys(
-        [*OWN_COLUMNS, "category", "truncated"], ("a column of every table", "")
-    )
+    seen = dict.fromkeys([*OWN_COLUMNS, "category", "truncated"], ("a column of every table", ""))
     for category, schema in task.categories.items():
         for attribute in schema.attributes:
             whose = f"task.categories.{category}: {attribute.name!r}"

@@ -371,9 +371,8 @@ TaskConfig = Annotated[
     ExtractionConfig | QuestionAnsweringConfig | GenerationConfig,
     Field(discriminator="kind", description="What to ask"),
 ]
-KINDS: dict[str, type[TaskSection]] = {
-    section.model_fields["kind"].default: section for section in get_args(get_args(TaskConfig)[0])
-}
+_SECTIONS = get_args(get_args(TaskConfig)[0])
+KINDS: dict[str, type[TaskSection]] = {section.model_fields["kind"].default: section for section in _SECTIONS}
 
 
 def _answer_keys(kind: str, section: type[TaskSection]) -> dict[str, tuple[str, ...]]:

@@ -59,9 +59,8 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
     if source.format == "files" and passed is not None:
         passed.reads = f"input.format files reads {', '.join(TEXT_FILES)}"
     names = tables.file_names(source) if source.format in TABLES else None
-    roots = (
-        [tables.folder(source)] if names is not None else [source.path] if isinstance(source.path, str) else source.path
-    )
+    paths = [source.path] if isinstance(source.path, str) else source.path
+    roots = paths if names is None else [tables.folder(source)]
     path_hashes: set[int] = set()  # kept only where one root can hold what another does
     for number, root in enumerate(roots):
         before, after = _overlaps(root, roots[:number]), _overlaps(root, roots[number + 1 :])

@@ -45,24 +45,20 @@ def visible(
     return visibility
 
 
-def in_window(
-    visibility: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
-) -> np.ndarray:
-    """What a sliding-window layer keeps of what is seen: bool [queries, keys], to be taken together with `visibility`.
+def in_window(mask: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
+    """What a sliding-window layer keeps of what is seen: bool [queries, keys], to be taken together with `mask`.
     The window is `window` tokens long, the query's own included, and counts the tokens that the query sees from a key's
     position to its own. A gap in the positions holds none: a value of HPD has the window that it would have alone,
     however many gaps lie before it. Without gaps this is the models' own rule, q - k < window."""
-    return key_positions >= window_starts(visibility, query_positions, key_positions, window)[:, None]
+    return key_positions >= window_starts(mask, query_positions, key_positions, window)[:, None]
 
 
-def window_starts(
-    visibility: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
-) -> np.ndarray:
+def window_starts(mask: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
     """`in_window` as the lowest position that each query keeps, [queries]; far below all where no window is filled."""
     lowest = np.iinfo(np.int64).min
     if len(key_positions) < window:
         return np.full(len(query_positions), lowest)
-    counted = visibility & (key_positions[None, :] <= query_positions[:, None])
+    counted = mask & (key_positions[None, :] <= query_positions[:, None])
     positions = np.where(counted, key_positions[None, :], lowest)
     return np.partition(positions, -window, axis=1)[:, -window]
 

@@ -149,9 +149,8 @@ def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> Metho
     expected, took = zip(*profiled.samples, strict=True)
     pace = bootstrap.ratio(took, expected, machine)
     source = f"measured on {worker.machine}, {counted(len(done), 'document')}, {profiled.seconds:.0f} s"
-    seconds, *tokens = (
-        _corpus_mean(sample, done, [getattr(cost, name) for _, cost in done]) for name in ("seconds", *TOKENS)
-    )
+    names = ("seconds", *TOKENS)
+    seconds, *tokens = (_corpus_mean(sample, done, [getattr(cost, name) for _, cost in done]) for name in names)
     fed = dict(zip(TOKENS, tokens, strict=True))
     return MethodSpeed(profiled.method, seconds * (pace / pace[0]), source, worker.gpu, worker.machine, fed)
 

@@ -166,9 +166,8 @@ def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
     """What the model lists about each document, in this process; None where it could not be asked."""
     parts = build(config, config.engine.threads)
     example, listed = _EXAMPLE
-    asked, *turns = (
-        {"role": "user", "content": f"{_INSTRUCTION}\n\nDocument:\n{document}"} for document in (example, *documents)
-    )
+    head = f"{_INSTRUCTION}\n\nDocument:\n"
+    asked, *turns = ({"role": "user", "content": head + text} for text in (example, *documents))
     prompts = [[asked, {"role": "assistant", "content": listed}, turn] for turn in turns]
     questions = [Document(n, str(n), {"prompt": prompt}) for n, prompt in enumerate(prompts)]
     records = answer(parts, questions, Meter("", config.decoding.method))

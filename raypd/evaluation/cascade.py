@@ -113,9 +113,7 @@ def describe(tuning: CascadeTuning) -> str:
         lines.append(line + (f"{1000 * trial.server_usd:>16.3g}" if dollars else ""))
     if tuning.best is None:
         reason = f"no threshold surely holds {tuning.floor:g}: the safest has {tuning.trials[0].f1.low:.3f} at least"
-        return "\n".join(
-            [*lines, "", f"{reason}. Label more documents, lower --f1-floor, or take a better second model"]
-        )
+        return "\n".join([*lines, "", f"{reason}. Label more, lower --f1-floor, or take a better second model"])
     best, time_share = tuning.best, tuning.best.seconds / tuning.second.seconds
     outcome = (
         f"cascade.under: {best.under:g} holds {tuning.floor:g} with 97.5% confidence, over {tuning.documents} "

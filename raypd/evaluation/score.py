@@ -157,9 +157,7 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
             for question in record.get("questions", []) if "target" not in record else []:
                 name = "answer_idx" if question.get("choices") else "answers"
                 if not isinstance(question.get(name), list):
-                    raise InputError(
-                        f"{path}:{number}: a question without a list of {name!r}: label it or leave it out"
-                    )
+                    raise InputError(f"{path}:{number}: a question without a list of {name!r}: label it or drop it")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path}:{number}: expected an object with an id") from None
     return labels

@@ -70,9 +70,7 @@ def _estimated(estimate: Estimate, bill: RunBill) -> tuple[MachineEstimate, Bill
     with_workers = {worker.node for worker in bill.workers}
     nodes = [node for node in bill.nodes if node.node in with_workers] or bill.nodes
     kinds = {node.instance_type for node in nodes}
-    machine = next(
-        (candidate for candidate in estimate.machines if {candidate.instance_type} == kinds and candidate.bills), None
-    )
+    machine = next((m for m in estimate.machines if {m.instance_type} == kinds and m.bills), None)
     if machine is None:
         return None
     there = [(node.began, node.ended or node.began) for node in nodes]

@@ -76,9 +76,8 @@ def fill(template: str, script_of: str = "report.js", folders: Sequence[Path] = 
     hashes = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in texts]
     allowed = "; ".join(f"{kind}-src 'sha256-{of}'" for kind, of in zip(("style", "script"), hashes, strict=True))
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-    return environment.get_template(template).render(
-        style=style, script=script, policy=policy, made=time.time(), **content
-    )
+    content |= {"style": style, "script": script, "policy": policy, "made": time.time()}
+    return environment.get_template(template).render(**content)
 
 
 def _content(run: RunReport) -> dict[str, Any]:

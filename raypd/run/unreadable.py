@@ -51,9 +51,7 @@ class Unreadable:
                 "rest; as it is now it needs a new output.path."
             )
         if damaged:
-            sentences.append(
-                f"Units of {_names(damaged)} are done: put right it is another file, for a new output.path."
-            )
+            sentences.append(f"Units of {_names(damaged)} are done: put right it is a new file, for a new output.path.")
         if len(partly) < len(self.files):
             pronoun = "the others" if partly else "them"
             sentences.append(f"The same command tries {pronoun} again, when the objects are put right or removed.")

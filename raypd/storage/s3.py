@@ -48,12 +48,10 @@ class S3Reader(RangeReader):
 
     def _get(self, begin: int, end: int) -> Any:
         """The answer to one ranged GET; None where the range lies behind the end."""
-        condition = {"IfMatch": f'"{self.version}"'} if self.version else {}
+        keys = {"Range": f"bytes={begin}-{end - 1}", **({"IfMatch": f'"{self.version}"'} if self.version else {})}
         with self._client.translated(self.path, "s3:GetObject"):
             try:
-                response = self._client.boto().get_object(
-                    **target(self.path), Range=f"bytes={begin}-{end - 1}", **condition
-                )
+                response = self._client.boto().get_object(**target(self.path), **keys)
             except ClientError as error:
                 if code_of(error) in ("InvalidRange", "416", "RequestedRangeNotSatisfiable"):
                     self._size = begin if self._size is None else self._size

@@ -321,9 +321,8 @@ def shortest_keys(names: Sequence[list[int]]) -> list[list[int]]:
 def _check_length(attribute: Attribute, grammar: Grammar, vocabulary: Vocabulary, limit: int, where: str) -> None:
     """Raises ConfigError where the longest value does not fit `decoding.max_value_tokens`."""
     if attribute.many:  # of a list its longest items, the fewest that it has: one of more is cut behind a whole one
-        grammar = Grammar(
-            automaton_of(attribute.model_copy(update={"max_items": attribute.min_items or 1})), vocabulary
-        )
+        shortest = attribute.model_copy(update={"max_items": attribute.min_items or 1})
+        grammar = Grammar(automaton_of(shortest), vocabulary)
     needed = grammar.needed()
     if needed >= UNREACHABLE:
         raise ConfigError(f"{where}: no value of its pattern {attribute.pattern!r} can be written without quotes")

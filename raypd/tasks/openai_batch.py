@@ -100,10 +100,8 @@ def read_request(document: Document, config: RunConfig) -> ChatRequest:
     assert isinstance(task, GenerationConfig)
     sampling = decoding.sampling
     if not task.openai:
-        plain = Parameters(
-            decoding.max_new_tokens, sampling.temperature, sampling.top_p, tuple(task.stop), task.samples
-        )
-        return ChatRequest(*conversation(document.fields.get(task.prompt_column), task), plain)
+        keys = Parameters(decoding.max_new_tokens, sampling.temperature, sampling.top_p, tuple(task.stop), task.samples)
+        return ChatRequest(*conversation(document.fields.get(task.prompt_column), task), keys)
     body = _body(document.fields)
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
     if not all(stop or []):

@@ -235,7 +235,7 @@ def test_what_can_be_done_about_each_file() -> None:
         "The same command tries them again, when the objects are put right or removed. With input.on_damaged=skip it "
         "leaves them out and ends well."
     )
-    words = "Units of b are done: put right it is another file, for a new output.path. "
+    words = "Units of b are done: put right it is a new file, for a new output.path. "
     assert unreadable.advice({"b"}).startswith(words)
     assert "tries the others again" in unreadable.advice({"a", "b"})
     assert "tries" not in unreadable.advice(unreadable.files.keys())
