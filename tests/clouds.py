@@ -58,7 +58,6 @@ def make_container(url: str, name: str) -> None:
 
 class Google:
     """Objects as Google's XML API has them by its documentation; conditions are what no emulator in a package has.
-
     fail: what it answers in place of the object, or None."""
 
     def __init__(self) -> None:

@@ -90,10 +90,8 @@ def _draw_weights(model: PreTrainedModel, seed: int) -> None:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer of 256 ids for `tiny_model`, with a chat template.
-
-    Ids 0, 1 and 2 are <pad>, <s> and <|im_end|>; ids 3 to 255 are those bytes (0, 1 and 2 cannot be written).
-    """
+    """A byte-level tokenizer of 256 ids for `tiny_model`, with a chat template. Ids 0, 1 and 2 are <pad>, <s> and
+    <|im_end|>; ids 3 to 255 are those bytes (0, 1 and 2 cannot be written)."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 

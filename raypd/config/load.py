@@ -18,7 +18,7 @@ from raypd.errors import ConfigError, did_you_mean, raised_as
 _PATHS = (
     "input.path", "task.categories_file", "task.schema", "task.template", "task.few_shot",
     "task.examples.path",
-    "model.name", "model.adapter", "model.calibration",
+    "model.name", "model.adapter", "model.calibration", "decoding.heads",
     "cascade.model.name", "cascade.model.adapter", "cascade.model.calibration",
     "fit.labels", "training.labels", "training.validation", "training.annotations",
     "training.preference.samples", "training.preference.baseline", "training.preference.judged",
@@ -108,26 +108,41 @@ def _section(tree: Any, name: str) -> Any:
 
 
 def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Makes the relative paths of a tree relative to a folder (the output path stays as it is); key -> path."""
+    """Makes the relative paths of a tree relative to a folder (the output path stays as it is); key -> path, or all
+    that a key holds with paths in it."""
     found: dict[str, Any] = {}
     for key in _PATHS:
         *sections, name = key.split(".")
         part: Any = tree
         for section in sections:
             part = _section(part, section)
-        value = part.get(name) if isinstance(part, dict) else None
-        if (key == "task.schema" and not is_file(value)) or (key == "task.template" and value in TEMPLATES):
-            continue
-        if sections[-1:] == ["model"] and not (str(value).startswith(("./", "../")) or (folder / str(value)).exists()):
-            continue  # of the Hub
-        if isinstance(part, dict) and value is not None:
-            many = [_anchored(path, folder) for path in value] if isinstance(value, list) else None
-            found[key] = part[name] = many or _anchored(value, folder)
+        if isinstance(part, dict) and (path := _anchored(key, part.get(name), folder)) is not None:
+            found[key] = part[name] = path
+    fit = _section(tree, "fit")
+    teacher, candidates = _section(fit, "teacher"), _section(fit, "candidates")
+    for keys in (teacher, *(candidates.values() if isinstance(candidates, dict) else ())):
+        if isinstance(keys, dict) and keys.keys() & _PATHS:
+            keys |= anchored(keys, folder)
+            found |= {"fit.teacher": teacher} if keys is teacher else {"fit.candidates": candidates}
     return found
 
 
-def _anchored(path: Any, folder: Path) -> Any:
-    return path if not isinstance(path, str) or "://" in path else str(folder / Path(path).expanduser())
+def anchored(keys: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Dotted keys with their values, of which paths are relative to a folder."""
+    return {key: _anchored(key, value, folder) or value for key, value in keys.items()}
+
+
+def _anchored(key: str, value: Any, folder: Path) -> Any:
+    """None where a key holds no path."""
+    no_file = (key == "task.schema" and not is_file(value)) or (key == "task.template" and value in TEMPLATES)
+    if key not in _PATHS or value is None or no_file:
+        return None
+    near = str(value).startswith(("./", "../")) or (folder / str(value)).exists()
+    if key.startswith(("model.", "cascade.", "decoding.")) and not near:  # of the Hub
+        return None
+    if isinstance(value, list):
+        return [_anchored(key, path, folder) for path in value]
+    return value if not isinstance(value, str) or "://" in value else str(folder / Path(value).expanduser())
 
 
 def _keys_of(location: tuple[str | int, ...]) -> list[str]:

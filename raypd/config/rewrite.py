@@ -9,7 +9,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from raypd.config import RunConfig
-from raypd.config.load import anchor_paths, load_config, set_key, value_of
+from raypd.config.load import anchor_paths, anchored, load_config, set_key, value_of
 from raypd.config.section import Section
 from raypd.errors import ConfigError, RunError, raised_as
 
@@ -44,6 +44,7 @@ def write(
     # An override's relative path is relative to the current folder, a file's is to the file.
     paths = anchor_paths(load_config(source, overrides).model_dump(), Path.cwd())
     paths = {key: value for key, value in paths.items() if moved or key in typed}
+    changes = anchored(changes, Path.cwd())
     for key, value in {**typed, **paths, **changes}.items():
         set_key(tree, key, value)
     out = io.StringIO()

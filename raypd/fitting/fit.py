@@ -164,15 +164,8 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
     gold = config.fit.teacher is None if source is None else not labels.is_run(source)
     trees = (json.dumps(config.model_dump(mode="json", include=k), sort_keys=True) for k in (_DECIDES, _SOURCE))
     identity, of_source = (hashlib.sha256(tree.encode()).hexdigest()[:12] for tree in trees)
-    result = FitResult(
-        path=folder,
-        identity=identity,
-        source=of_source,
-        floor=config.fit.f1_floor,
-        gold=gold,
-        task=config.task.kind,
-        model=config.model.name,
-    )
+    floor, kind, model = config.fit.f1_floor, config.task.kind, config.model.name
+    result = FitResult(path=folder, identity=identity, source=of_source, floor=floor, gold=gold, task=kind, model=model)
     try:
         before = records.read(FitResult, storage.join(folder, layout.FIT))
     except FileNotFoundError:

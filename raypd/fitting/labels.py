@@ -98,11 +98,9 @@ def parts_of(context: FitContext) -> dict[str, list[Row]]:
             for path in paths.values():
                 storage.delete(path)
             total = sum(map(len, parts.values()))
-            raise InputError(
-                f"{counted(total, 'labelled document')}, of which {len(members)} are for {part}, which needs "
-                f"{LEAST[part]}: label more documents, raise fit.documents, or change fit.test_share and "
-                "fit.validation_share"
-            )
+            why = f"of which {len(members)} are for {part}, which needs {LEAST[part]}: label more documents, raise"
+            shares = "fit.test_share and fit.validation_share"
+            raise InputError(f"{counted(total, 'labelled document')}, {why} fit.documents, or change {shares}")
     return parts
 
 
@@ -199,10 +197,8 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
             rows.setdefault(document.id, {**extra, "id": document.id, column: labels})
     if not rows:
         reason = unusable[0] if unusable else "there are no documents"
-        raise InputError(
-            f"no labelled document: {reason}. Labels come from column training.labels_column ({column!r}), from "
-            "fit.labels or from fit.teacher"
-        )
+        places = f"column training.labels_column ({column!r}), from fit.labels or from fit.teacher"
+        raise InputError(f"no labelled document: {reason}. Labels come from {places}")
     asked = {".".join(a.place) for category in config.extraction.categories.values() for a in category.attributes}
     if not asked.intersection(named := sorted({name for row in rows.values() for name in flat_values(row[column])})):
         words = f"the labels are of {', '.join(named[:8])}, the attributes are {', '.join(sorted(asked)[:8])}"

@@ -53,9 +53,9 @@ def unit_key(unit: Unit) -> str:
 
 
 def _content_hash(document: Document, config: RunConfig) -> int:
-    """64 bits over what decides a document's answer: nightly.hash_column, else all columns that are read but the id."""
+    """64 bits over what decides a document's answer: nightly.hash_column where it has one, else all but the id."""
     columns = {*config.wanted_columns().values(), config.input.category_column} - {config.input.id_column}
-    if config.nightly.hash_column is not None:
+    if document.fields.get(config.nightly.hash_column or "") is not None:
         columns = {config.nightly.hash_column}
     fields = [[name, document.fields.get(name)] for name in sorted(name for name in columns if name)]
     text = document.error or json.dumps(fields, default=str, sort_keys=True)

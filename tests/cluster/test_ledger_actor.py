@@ -24,10 +24,8 @@ from tests.runs import says
 
 
 def trial(folder: Path, units: int = 16, titles: Sequence[str] = (), **cost: Any) -> Trial:
-    """A run of model: fake with two workers: units of 10 documents, each about half a second.
-
-    titles: what each unit does at its first document, as tests/cluster/fakes.py reads it.
-    """
+    """A run of model: fake with two workers: units of 10 documents, each about half a second. titles: what each unit
+    does at its first document, as tests/cluster/fakes.py reads it."""
     titles = [title for first in titles for title in (first, *["a product"] * 9)] or ["a product"] * 10 * units
     model = {"name": "fake", "fake": {"load_seconds": 0.5, "step_seconds": 0.1}}
     cluster = {"min_workers": 2, "max_workers": 2, "cpus_per_worker": 0.5}

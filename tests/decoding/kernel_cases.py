@@ -1,7 +1,5 @@
-"""Random passes for an attention function: all that a pass can be, without a model.
-
-Needs torch, numpy and pytest alone: what a test in triton's interpreter and one on a GPU share.
-"""
+"""Random passes for an attention function: all that a pass can be, without a model. Needs torch, numpy and pytest
+alone: what a test in triton's interpreter and one on a GPU share."""
 
 import random
 from typing import Any
@@ -71,10 +69,8 @@ def random_pass(rng: random.Random, device: torch.device, most: int) -> Step:
 def compare(
     attend: Attend, reference: Attend, seed: int, device: torch.device, dtype: torch.dtype, atol: float, **sizes: Any
 ) -> None:
-    """An attention function on a random pass, against another one in float64 on the same numbers.
-
-    sizes: `kv_heads`, `repeat`, `dim`, `value_dim` in place of random ones, and `most` keys of a span.
-    """
+    """An attention function on a random pass, against another one in float64 on the same numbers. sizes: `kv_heads`,
+    `repeat`, `dim`, `value_dim` in place of random ones, and `most` keys of a span."""
     rng = random.Random(seed)
     exact = random_pass(random.Random(seed), device, sizes.get("most", 40))
     step = random_pass(rng, device, sizes.get("most", 40))

@@ -128,10 +128,8 @@ class View:
 
 
 def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[View]:
-    """PASTA by its definition: every thread carries the list of what it sees, which a promise copies and a wait joins.
-
-    No segments, no rules: what a token saw is the list as it was when it was read.
-    """
+    """PASTA by its definition: every thread carries the list of what it sees, which a promise copies and a wait
+    joins. No segments, no rules: what a token saw is the list as it was when it was read."""
     text: list[tuple[int, int, list[int]]] = []  # token, position, what it sees (itself too)
 
     def read(view: View, token: int) -> None:

@@ -82,9 +82,7 @@ def hyper_parallel(
     model: PreTrainedModel, prompt: list[int], ends: list[int], most: int, isolate_values: bool, allowed: Limits, closed
 ) -> list[list[Picked]]:
     """HPD by its definition: values grow together, one token a step, each seeing what the paper's mask lets it see.
-
-    `allowed(slot, tokens so far)` and `closed(slot, tokens)` are the slot's rules.
-    """
+    `allowed(slot, tokens so far)` and `closed(slot, tokens)` are the slot's rules."""
     positions = [index + most * sum(end < index for end in ends) for index in range(len(prompt))]
     values: list[list[Picked]] = [[] for _ in ends]
     # (token, position, slot or -1, step at which it was there)
@@ -110,9 +108,7 @@ def hyper_parallel(
 
 class Replay:
     """Drives a program without the engine: every feed is answered by the stock model over all tokens of the row.
-
-    What a token sees is fixed when it is fed, by the rule written out token by token.
-    """
+    What a token sees is fixed when it is fed, by the rule written out token by token."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model

@@ -1,6 +1,7 @@
 """Tuning: agreement of values, the search, its file of measurements, and the configuration that it writes."""
 
 import contextlib
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from raypd.cli import tune as tune_command
 from raypd.config import METHODS, RunConfig, rewrite
@@ -126,9 +128,8 @@ def searched(
     rule: Rule = physics, documents: int = 1000, whole: int = 1000, task: Any = EXTRACTION, decoding: Any = (),
     seqs: int | str = 64, **how: Any,
 ) -> tuple[Search, Trial]:  # fmt: skip
-    """A search over what `rule` says of each setting, and its best.
-    whole: documents whose value autoregressive decoding writes whole (as a small model may not). how: of the search.
-    """
+    """A search over what `rule` says of each setting, and its best. whole: documents whose value autoregressive
+    decoding writes whole (as a small model may not). how: of the search."""
     method = METHODS[task.get("kind", "extraction")][0]
     config = run_config(task, decoding={"method": method, **dict(decoding)}, engine={"max_num_seqs": seqs})
 
@@ -265,10 +266,9 @@ class StubProfiler:
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
-    """Runs the command on a configuration in the current folder; returns the settings that it measured.
-    small: of what autoregressive decoding writes one document in ten is whole. before: is called at each measurement.
-    seen: 0 where no document of a measurement that is cut short is answered.
-    """
+    """Runs the command on a configuration in the current folder; returns the settings that it measured. small: of
+    what autoregressive decoding writes one document in ten is whole. before: is called at each measurement. seen: 0
+    where no document of a measurement that is cut short is answered."""
     write_jsonl(tmp_path / "data.jsonl", [f"text {i}" for i in range(100)])
     (tmp_path / "run.yaml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
@@ -383,6 +383,16 @@ def test_paths_keep_their_meaning_in_another_folder(command, tmp_path) -> None:
     changes = {"model.dtype": "float32", "model.fake": {"load_seconds": 3}}
     made = rewrite.write(Path("run.yaml"), [], changes, Path("typed.yaml"), "why")
     assert (made.model.name, made.model.dtype, made.model.fake.load_seconds) == ("fake", "float32", 3)  # once a name
+    for name in ("elsewhere/t", "elsewhere/a", "far/off"):
+        Path(name).mkdir(parents=True)
+    fit = {"teacher": {"model.name": "./t", "engine.kind": "vllm"}, "candidates": {"a": {"model.adapter": "a"}}}
+    keys = {"decoding": {"heads": "../heads"}, "fit": fit, "model": "./fake"}
+    Path("elsewhere/fit.yaml").write_text(json.dumps({**yaml.safe_load(Path("run.yaml").read_text()), **keys}))
+    loaded = load_config("elsewhere/fit.yaml")
+    made = rewrite.write(Path("elsewhere/fit.yaml"), [], loaded.fit.teacher, Path("far/off/made.yaml"), "why")
+    assert (made.model.name, made.fit.teacher["model.name"]) == (str(tmp_path / "elsewhere/t"),) * 2
+    assert made.fit.candidates == {"a": {"model.adapter": str(tmp_path / "elsewhere/a")}}
+    assert loaded.decoding.heads == "elsewhere/../heads"
 
 
 @pytest.mark.parametrize(("error", "message", "overrides", "options"), [

@@ -1,7 +1,5 @@
 """A function in namespaces of its own: a file system, a network and processes that nobody else of this machine sees.
-
-`python -m tests.faults.apart MODULE FUNCTION FOLDER` runs in them, and prints what the function returns.
-"""
+`python -m tests.faults.apart MODULE FUNCTION FOLDER` runs in them, and prints what the function returns."""
 
 import fcntl
 import importlib
@@ -23,10 +21,8 @@ _SET_FLAGS, _UP = 0x8914, 0x1
 
 
 def apart(function: Callable[[Path], str], folder: Path) -> str:
-    """Runs a function of the tests, which must end well; what it printed and returned.
-
-    Raises SkipTest where this machine lets nobody have namespaces.
-    """
+    """Runs a function of the tests, which must end well; what it printed and returned. Raises SkipTest where this
+    machine lets nobody have namespaces."""
     if not shutil.which("unshare") or subprocess.run([*_NAMESPACE, "true"], capture_output=True).returncode:
         raise SkipTest("needs namespaces of its own: root, or a container with --privileged (unshare)")
     done = subprocess.run(

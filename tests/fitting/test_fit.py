@@ -60,7 +60,6 @@ def yaml_of(tmp_path: Path):
 @pytest.fixture
 def one_start(monkeypatch):
     """Of a worker, beside the training's: other runs, and what measures a model, have theirs in this process.
-
     Returns what is in place of `run_extract`."""
 
     def start(self) -> None:

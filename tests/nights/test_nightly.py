@@ -224,15 +224,15 @@ def test_a_hash_column_says_what_has_changed_and_a_place_stands_for_an_id(write,
     write("a.jsonl", {"x": "1", "y": "1"}, etag="e1")
     config = with_keys(run(), nightly={"hash_column": "etag"})
     night(config)
-    for etag, changed in (("e1", 0), ("e2", 2)):
-        write("a.jsonl", {"x": "2", "y": "2"}, etag=etag)
+    for etag, title, changed in (("e1", "2", 0), ("e2", "2", 2), (None, "2", 2), (None, "3", 2)):  # without it: content
+        write("a.jsonl", {"x": title, "y": title}, etag=etag)
         made = night(config)
         assert (made.changed, made.extracted) == (changed, changed)
     with pytest.raises(ConfigError, match=r"nightly.hash_column was etag"):
         night(run())
     places = run(id_column=None)
     assert night(places, full=True).extracted == 2
-    write("a.jsonl", {"x": "2", "y": "3"})
+    write("a.jsonl", {"x": "3", "y": "2"})
     assert night(places).extracted == 1
 
 

@@ -1,6 +1,5 @@
 """Makes a run's folder as a finished or broken-off run leaves it, with as many units as wanted, in a second or two.
-Documents and times are drawn; the files are made by raypd's own meter, book, writer and records.
-"""
+Documents and times are drawn; the files are made by raypd's own meter, book, writer and records."""
 
 import json
 import random
