@@ -247,7 +247,7 @@ class DriverSession:
                 self._check_failed(unit)
             return
         reason = result.error.strip().rpartition("\n")[2]
-        if result.unreadable and len(unit.parts) > 1:
+        if result.unreadable and len(unit.parts) > 1 and unit.only is None:
             self._apart.append(unit)
         elif result.unreadable:
             if self.unreadable.add(unit, result.error):  # once a file

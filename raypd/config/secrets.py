@@ -56,7 +56,7 @@ def check_secrets(value: Any) -> Any:
         without_credentials(value)
     parts: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, inner in parts:
-        if _SECRET_NAMES.search(str(name)):
+        if _SECRET_NAMES.search(str(name)) or (isinstance(inner, str) and _KEYS.search(str(name))):
             raise ValueError(f"{name}: a configuration holds no secrets; model.endpoint.key_variable names a variable")
         check_secrets(inner)
     return value

@@ -117,10 +117,11 @@ class NightRun:
                 "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
             )
         forced = self.full or self.change is not None or (self.retry_errors and state is not None and state.failed)
-        same = state is not None and state.hidden == tonight.hidden and changes.units_are_the_same(scratch)
+        same = state is not None and state.config["nightly"]["removed"] == self.config.nightly.removed
+        same = same and state is not None and state.hidden == tonight.hidden and changes.units_are_the_same(scratch)
         if state is not None and same and not forced:
             return Night(state.night, self.root, state.documents, damaged=tonight.damaged, nothing_new=True)
-        name = self._name(tonight.digest)
+        name = self._name(f"{tonight.digest} {tonight.hidden}".strip())
         conditions = ["TRUE", *(["o.ok"] if self.retry_errors or self.change is not None else [])]
         if self.change is not None and self.change.anew:
             conditions.append(f"o.category NOT IN ({quoted(sorted(self.change.anew))})")

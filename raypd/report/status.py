@@ -146,9 +146,11 @@ def _forecast(status: Status, bill: Bill | None) -> None:
         rate = done / status.running_seconds
     status.documents_per_second = rate
     if running and rate and status.documents_planned is not None:
-        status.eta_seconds = max(0, status.documents_planned - status.documents) / rate
-        if status.usd is not None and status.usd_per_hour is not None:
-            status.usd_at_end = status.usd + status.usd_per_hour * status.eta_seconds / 3600
+        remaining = max(0, status.documents_planned - status.documents)
+        status.eta_seconds = remaining / rate
+        if bill and status.usd is not None and status.usd_per_hour is not None:
+            server = bill.parts.get("endpoint", 0.0) / (bill.totals.get("documents") or 1)  # for a document's tokens
+            status.usd_at_end = status.usd + status.usd_per_hour * status.eta_seconds / 3600 + server * remaining
 
 
 def _recent(bill: Bill) -> float | None:

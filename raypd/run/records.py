@@ -393,6 +393,10 @@ class Figure:
         low, high = (None if end is None else end * factor for end in (self.low, self.high))
         return Figure(self.value * factor, low, high)
 
+    def plus(self, amount: float) -> "Figure":
+        low, high = (None if end is None else end + amount for end in (self.low, self.high))
+        return Figure(self.value + amount, low, high)
+
 
 @dataclass(kw_only=True)
 class SpeedEstimate:

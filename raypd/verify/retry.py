@@ -96,7 +96,11 @@ def retry_errors(
         if lease.lost is not None:
             raise RunError(f"{lease.lost}; the same command goes on")
         paths, number, result.tried = dict(writer.objects(output)), result.number, 0
-        for done in storage.in_threads(lambda u: _merge(output, paths.get(u.whole), folder, u, number), plan, _THREADS):
+        there = writer.committed(folder)  # without those whose input is gone
+        units = (unit for unit in plan if unit.id in there)
+        for done in storage.in_threads(
+            lambda u: _merge(output, paths.get(u.whole), folder, u, number), units, _THREADS
+        ):
             result.tried += done.documents
             result.ok += done.ok
             result.failed += done.failed

@@ -38,14 +38,15 @@ RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
     ("storage.endpoint_url", f"https://store.example?password={SECRET}"),
     ("storage.endpoint_url", f"http://me:{SECRET}@host:9000"),
     *((key, f"s3://AKIA:{part}{SECRET}@bkt/in") for key in ("input.path", "output.path") for part in ("", "ab/")),
-    ("training.labels", f"s3://bucket/labels?{SIGNED}")])  # fmt: skip
+    ("training.labels", f"s3://bucket/labels?{SIGNED}"), ("engine.vllm", f"{{hf_token: {SECRET}}}"),
+    ("model.endpoint.parameters", f"{{extra_headers: {{Authorization: Bearer {SECRET}}}}}")])  # fmt: skip
 def test_a_secret_is_refused_and_not_repeated(key: str, value: str) -> None:
     tree = config_tree(storage={"profile": "p"})
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")) as caught:
         make_config(tree, [f"{key}={value}", "cluster.max_workers=0"])
     assert "cluster.max_workers" in str(caught.value)
     assert SECRET not in str(caught.value)
-    assert "no credentials" in str(caught.value) or "no user and password" in str(caught.value)
+    assert any(f"no {words}" in str(caught.value) for words in ("credentials", "user and password", "secrets"))
 
 
 def test_paths_and_addresses_without_one_are_taken() -> None:

@@ -24,8 +24,9 @@ from raypd.answering.components import WorkerComponents
 from raypd.billing import book
 from raypd.cli.main import app
 from raypd.config import Category, RunConfig
-from raypd.errors import ConfigError, RunError
-from raypd.nights import delta, nightly
+from raypd.dataset.reader import read_unit
+from raypd.errors import ConfigError, InputError, RunError
+from raypd.nights import changes, delta, nightly
 from raypd.nights.nightly import Night, run_night
 from raypd.nights.schema_change import Change, compare, join
 from raypd.nights.table_check import verify_table
@@ -215,7 +216,7 @@ def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) ->
     (tmp_path / "in/3.jsonl").unlink()
     write("4.jsonl", {"z": "4"})
     assert after(keep) == {"x": "1", "y": "3", "z": "4"}
-    assert night(drop).nothing_new  # the same input: what is kept goes with the next change
+    assert after(drop) == {"z": "4"}
     write("5.jsonl", {"v": "5"})
     assert after(drop) == {"z": "4", "v": "5"}
 
@@ -301,6 +302,23 @@ def test_a_document_of_several_rows_is_ok_when_all_of_them_are(tmp_path) -> None
         nightly.table.add_answers(scratch, "answered", str(tmp_path), iter([("unit", "u.parquet")]))
         found = list(scratch.rows("SELECT row, ok FROM answered ORDER BY row"))
     assert found == [{"row": 0, "ok": False}, {"row": 1, "ok": True}]
+
+
+def test_a_night_that_was_cut_off_while_an_object_could_not_be_read_is_another(write, run, in_process, monkeypatch):
+    documents = {name: {f"{name}{n}": "x" for n in range(count)} for name, count in (("a", 4), ("b", 4), ("c", 8))}
+    for name, titles_of in documents.items():  # b is in a unit with a, which is done alone
+        write(f"{name}.jsonl", titles_of)
+    config = with_keys(run(), input={"on_damaged": "skip"})
+    forbidden, in_file = mock.Mock(side_effect=InputError("forbidden")), lambda unit: unit.parts[-1].name
+    in_process(1)
+    with monkeypatch.context() as patched:
+        reads = lambda unit, *rest: (forbidden if in_file(unit) == "b.jsonl" else read_unit)(unit, *rest)  # noqa: E731
+        patched.setattr(changes, "read_unit", reads)
+        with pytest.raises(RunError, match="cut off"):
+            night(config)
+    in_process(None)
+    assert after(config) == {**documents["a"], **documents["b"], **documents["c"]}
+    assert len([*Path(config.output.path, "nights").iterdir()]) == 2
 
 
 @pytest.mark.parametrize("late", [{}, {"late": "late"}])

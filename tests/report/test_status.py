@@ -55,6 +55,10 @@ def test_a_run_in_the_middle(tmp_path):
     assert "20 of 40 units committed (50%)" in page.render(report)
     usd = report.bill.usd
     assert (found.usd, found.usd_at_end) == (usd, pytest.approx(usd + 4.1 * 2.25 * found.eta_seconds / 3600))
+    for path in (root / "ledger").iterdir():  # tokens of a server, of half of the documents
+        bill = json.loads(path.read_text())
+        path.write_text(json.dumps({**bill, "parts": {**bill["parts"], "endpoint": 50.0}}))
+    assert Watch(str(root)).look().usd_at_end == pytest.approx(found.usd_at_end + 50, abs=0.01)
     text = _shown(found)
     assert [line.split()[0] for line in text.splitlines()[2:4]] == ["documents", "units"]  # the bar has its own line
     says(text, "500 of 1,000, 50%", "20 of 40 committed", "documents/s", "of $40.00", "at the end", "last errors")
@@ -364,6 +368,10 @@ def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machin
     says(said + note,
         f"The bill is ${billed:.2f}: {off[1:]} above the estimate", "outside its 95% interval",
         "for 4 nodes of g6e.xlarge; the run had 4", "taken to cost $1.86, and was billed at $2.25")  # fmt: skip
+    tree["sample"] = {**(tree["sample"] or {}), "server_usd": 0.01}
+    (root / ESTIMATE).write_text(json.dumps(tree))
+    assert compared(root)[2]["the whole bill"][0] == f"${four['usd']['value'] + 10:.2f}"
+    del tree["sample"]["server_usd"]
     # An interval that is not known is not made up.
     for bill in (bill for one in tree["machines"] for bill in one["bills"]):
         bill["usd"] |= {"low": None, "high": None}

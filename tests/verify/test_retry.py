@@ -1,8 +1,9 @@
 """--retry-errors: failed documents are tried again, and their new rows stand in place of the old ones."""
 
+import contextlib
 import json
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import Mock
@@ -20,18 +21,19 @@ from raypd.cluster import driver
 from raypd.config import RunConfig, StorageConfig
 from raypd.dataset import planner
 from raypd.dataset import writer as commit
+from raypd.dataset.plan import Plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, RunError
 from raypd.run.lease import RunLease
 from raypd.run.load import load_run
-from raypd.run.records import Bill, from_json
+from raypd.run.records import Bill, UnitResult, from_json
 from raypd.run.unit import Unit
 from raypd.verify import dead_letters, retry
 from raypd.verify.retry import merged, retry_errors
 from raypd.verify.verification import verify
 from tests.cli.conftest import raypd  # noqa: F401
 from tests.cluster import fakes
-from tests.runs import with_keys, with_values, write_jsonl
+from tests.runs import run_here, with_keys, with_values, write_jsonl
 
 
 class Task(fakes.FakeTask):
@@ -274,6 +276,22 @@ def test_documents_of_several_rows_are_replaced_whole_unless_more_of_them_failed
     assert found["row"].to_pylist() == [1, 2, 2, 2, 3, 3, 4]
     assert found["answer"].to_pylist()[1:6] == ["2/ok/2"] * 3 + ["3/error/1", "3/ok/1"]
     assert found["attempts"].to_pylist() == [1, 3, 3, 3, 2, 2, 1]
+
+
+def test_what_cannot_be_read_any_more_is_left_out_of_a_retry_and_not_taken_apart(run, monkeypatch) -> None:
+    Task.mended = True
+
+    def one_unit(inner: RunConfig, planned: Plan, **_: Any) -> None:
+        with contextlib.suppress(RunError):
+            run_here(inner, build, planned, 1)
+
+    monkeypatch.setattr(retry.driver, "run_extract", one_unit)
+    assert (again(run).ok, again(run).ok) == (1, 2)
+    several = replace(unit := next(iter(planner.plan(run))), parts=[*unit.parts, *unit.parts])
+    session = driver.DriverSession(run, run.output.path, planner.plan(run), set(), Mock(), False, build)
+    for chosen in (several, several.subset([1])):
+        session._take(chosen, UnitResult(error="it is gone", unreadable=True))
+    assert session._apart == [several]
 
 
 def test_a_subset_of_a_unit_is_a_unit_with_an_id_of_its_own(run) -> None:
