@@ -56,7 +56,6 @@ def test_imports_run_downward(file):
 
 
 def test_decoding_imports_where_nothing_else_is_installed():
-    """As on a GPU machine that has no Ray, pydantic or pyarrow."""
     files = {*(PACKAGE / "decoding").rglob("*.py")} - {*(PACKAGE / "decoding").rglob("__init__.py")} - NEEDS_TRITON
     modules = ["raypd." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts) for file in sorted(files)]
     code = f"""

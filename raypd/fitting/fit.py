@@ -177,10 +177,8 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
     parted = storage.exists(storage.join(folder, f"{labels.PARTS[0]}.jsonl"))
     asked = any(name.startswith(labels.UNLABELLED) for name in storage.names(folder))  # the teacher, of this source
     if before.identity != result.identity if parted else asked and before.source != result.source:
-        raise ConfigError(
-            f"fit.path {folder}: holds the fit of other documents, labels or attributes; give another fit.path, or go "
-            "back to that configuration"
-        )
+        advice = "give another fit.path, or go back to that configuration"
+        raise ConfigError(f"fit.path {folder}: holds the fit of other documents, labels or attributes; {advice}")
     return result
 
 

@@ -63,10 +63,8 @@ def register(root: str, night: str, objects: Iterable[str]) -> None:
         mode = "overwrite" if overwrites else "append"
         table.create_write_transaction(actions, mode, columns, commit_properties=commit)
     except (DeltaError, OSError, pa.ArrowException) as error:
-        raise RunError(
-            f"{root}: the table of the night {night} is complete, and {layout.CURRENT} lists it; its Delta table could "
-            f"not be brought to it: {_words(error)}. The same command tries again"
-        ) from None
+        failure = f"its Delta table could not be brought to it: {_words(error)}. The same command tries again"
+        raise RunError(f"{root}: the night {night} is complete, and {layout.CURRENT} lists it; {failure}") from None
 
 
 def difference(root: str, objects: Iterable[str]) -> str:

@@ -81,10 +81,8 @@ def run_night(
     with held(root, console.say) as lease, Scratch() as scratch:
         night = NightRun(config, root, lease, scratch, full, retry_errors, verbose, build).run()
     if night.damaged.units and config.input.on_damaged == "fail":
-        raise RunError(
-            f"{night.describe()}\nEvery night tries the objects again, until they are put right or removed; with "
-            "input.on_damaged=skip it leaves them out and ends well"
-        )
+        advice = "until they are put right or removed; with input.on_damaged=skip it leaves them out and ends well"
+        raise RunError(f"{night.describe()}\nEvery night tries the objects again, {advice}")
     return night
 
 
@@ -112,10 +110,8 @@ class NightRun:
         tonight = changes.read_input(scratch, plan, self.config, index)
         if not tonight.units:
             objects = counted(tonight.damaged.units, "object")
-            raise RunError(
-                f"nothing could be read of the input, {objects}:\n{tonight.damaged.shown()}"
-                "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
-            )
+            advice = "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
+            raise RunError(f"nothing could be read of the input, {objects}:\n{tonight.damaged.shown()}{advice}")
         forced = self.full or self.change is not None or (self.retry_errors and state is not None and state.failed)
         same = state is not None and state.config["nightly"]["removed"] == self.config.nightly.removed
         same = same and state is not None and state.hidden == tonight.hidden and changes.units_are_the_same(scratch)
@@ -161,10 +157,8 @@ class NightRun:
                 "together. --full extracts everything anew; or go back to that configuration"
             )
         if state.hash_column != config.nightly.hash_column:
-            raise ConfigError(
-                f"nightly.hash_column was {state.hash_column} in the night {state.night}: no document could "
-                "be recognised. Go back to it, or extract everything anew with --full"
-            )
+            advice = "no document could be recognised. Go back to it, or extract everything anew with --full"
+            raise ConfigError(f"nightly.hash_column was {state.hash_column} in the night {state.night}: {advice}")
         if same:
             return None
         if config.output.columns == "typed":

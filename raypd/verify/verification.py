@@ -155,10 +155,8 @@ def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None
             stated = (summary.unit, summary.fingerprint, summary.ok, summary.failed)
             holds = (unit, config.fingerprint(), *writer.count_documents(table))
             if stated != holds:
-                raise Damaged(
-                    f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = {stated}, and it is {holds}; "
-                    "delete the object and the same command redoes it"
-                )
+                advice = f"and it is {holds}; delete the object and the same command redoes it"
+                raise Damaged(f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = {stated}, {advice}")
             scratch.add("objects", [{"path": path, "columns": str(table.schema.remove_metadata())}])
         add_rows(scratch, table, unit)
         return None

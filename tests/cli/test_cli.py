@@ -214,7 +214,6 @@ def test_what_a_run_that_has_ended_tells(tmp_path, config, in_process, raypd, ti
 
 
 def test_a_boolean_is_that_of_the_record() -> None:
-    """The few documents that a run shows at its end stand there as they do in the table."""
     record = {"Waterproof": True, "Decaf": False, "Brand": "Acme", "Weight in g": 7, "Color": None}
     values = [value_row(name, value, "ok", None) for name, value in record.items()]
     row = {"id": "1", "status": "ok", "record": json.dumps(record), "values": values, "truncated": False}

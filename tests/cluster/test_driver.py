@@ -63,7 +63,6 @@ def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configurati
 
 
 def test_ray_data_lists_what_cannot_be_read_and_does_the_rest(tmp_path, config, ray_here, monkeypatch, between) -> None:
-    """As the pool does: tests/dataset/test_bad_input.py."""
     for name in "abc":
         write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
     run = config(str(tmp_path / "in"), executor="ray_data")
@@ -192,7 +191,6 @@ def test_ctrl_c_ends_a_run_that_ray_data_streams_and_it_resumes(tmp_path, monkey
 
 @pytest.mark.slow
 def test_ray_data_streams_units_to_workers_on_gpus() -> None:
-    """Logical ones; `measure` counts the documents."""
     ended(start("-m", "tests.cluster.many_workers", "2", "4", "1", RAYPD_TEST_EXECUTOR="ray_data"))
 
 

@@ -168,7 +168,6 @@ def test_a_killed_ledger_goes_on_from_its_file(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_what_a_killed_worker_had_in_flight_is_lost(tmp_path) -> None:
-    """Its engine stands still in a unit from before it is killed."""
     run = trial(tmp_path, titles=["until killed"] * 8)
     driver = run.start()
 

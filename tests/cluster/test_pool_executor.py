@@ -114,7 +114,6 @@ def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(progress, ty
 
 
 def test_what_ray_kills_for_memory_is_a_death_like_any_other(tmp_path, monkeypatch):
-    """Ray says so by an error that is none of an actor."""
     dead, said = worker(BEGUN), []
     executor = assigning(dead, say=said.append, spec=SimpleNamespace(output=str(tmp_path)), wanted=1)
 

@@ -59,7 +59,6 @@ UNREADABLE = {
     st.integers(1, 5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))  # fmt: skip
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_a_csv_writer_wrote_is_read(tmp_path, config, rows, suffix, encoding, compression, size, quoting) -> None:
-    """Once, and where it stands."""
     text, begins = io.StringIO(newline=""), []
     writer = csv.writer(text, delimiter="," if suffix == "csv" else "\t", quoting=quoting)
     for row in [("title", "n"), *((f"x{title}", n) for title, n in rows)]:

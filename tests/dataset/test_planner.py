@@ -162,7 +162,6 @@ def test_a_unit_of_several_files_is_cut_between_them(tmp_path, config, sizes: li
 
 
 def test_units_of_an_earlier_session_stay_as_they_are(tmp_path, config, monkeypatch) -> None:
-    """Also those of a plan from before units at the end were smaller."""
     run = config(str(tmp_path / "in"), unit_documents=100)
     (tmp_path / "in").mkdir()
     write_many(tmp_path / "in/a.jsonl", 1600)
@@ -178,7 +177,6 @@ def test_units_of_an_earlier_session_stay_as_they_are(tmp_path, config, monkeypa
 
 
 def test_objects_that_were_taken_apart_are_not_cut(tmp_path, config) -> None:
-    """The run may have committed them already."""
     run = config(str(tmp_path / "in"), unit_documents=180)
     for i in range(20):
         write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["a"] * 90)

@@ -108,7 +108,6 @@ def test_the_cache_holds_the_text_and_one_draft(method, segments):
 
 @pytest.mark.parametrize("method", ["space", "medusa", "apar_medusa", "apar"])
 def test_decoded_tokens_are_those_of_the_answer_and_no_mask_or_rejected_draft(method):
-    """And never fewer than before: busy time is booked by what has come."""
     model, stock = pair("llama")
     prompt = prompts_of(9)[0]
     text = text_of(stock, prompt, 40)
@@ -171,7 +170,6 @@ def test_sampled_texts_have_the_distribution_of_autoregressive_ones(method, samp
     ([22, 23, 24], 22, 1, 0), ([22, 23, 24], 23, 2, 0), ([22, 23, 24], 24, 2, 0),
     ([22, 25, 0], 22, 1, 0), ([22, 25, 0], 25, 1, 1), ([26, 0, 0], 26, 0, 1)])  # fmt: skip
 def test_candidates_behind_the_end_of_the_text_do_not_count(said, last, accepted, rejected):
-    """Candidates 22 and 23 behind 21; the model says `said` there, and the text ends with `last`."""
     program = space(Prompt([20]), 20, 2, MASK, stops=lambda tokens: tokens[-1] == last)
     next(program)
     program.send(Predictions([21, 22, 23], [0.0] * 3))
@@ -333,7 +331,6 @@ def test_budget_is_kept_and_positions_stay_within_it(most):
 
 
 def test_a_fork_that_ends_a_prompt_is_acted_on_and_a_long_chain_restored():
-    """Line 19 looks at the last token, whoever wrote it."""
     said = {(): 10, (10,): EOS, (CHILD,): 11, (CHILD, 11): EOS}
     answer, _ = scripted(apar(Prompt([7, FORK]), 50, FORK, CHILD, ENDS), said, [7, FORK])
     assert [p.tokens for p in restore(answer.root)] == [[], [CHILD, 11, EOS], [10, EOS]]

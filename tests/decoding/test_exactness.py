@@ -26,7 +26,6 @@ def methods_and(families: list[str], slow: set[str]) -> list:
 
 @pytest.mark.parametrize(("method", "kind"), methods_and(FAMILIES, SLOW))
 def test_exact_beside_other_programs(method, kind):
-    """Ragged batches, in chunks, some behind a shared prefix, among autoregressive and HPD programs."""
     engine = Engine(pair(kind)[0], max_num_seqs=4, max_num_batched_tokens=24)
     run_all(engine, {name: case_of(name, kind) for name in ("autoregressive", method, "hyper_parallel")}, 1e-3)
 

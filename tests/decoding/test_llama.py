@@ -350,7 +350,6 @@ def test_a_method_decodes_what_the_unmodified_model_says(method, kind, monkeypat
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_it_does_not_take_goes_to_torch(dtype, monkeypatch):
-    """Numbers of 32 bits; heads of 16."""
     sizes, answers = {"head_dim": 32} if dtype == torch.float32 else {}, []
     for attention in ("sdpa", "avx512"):
         engine = Engine(tiny_model("llama", **sizes).to(dtype), attention=attention)

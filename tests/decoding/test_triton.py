@@ -40,7 +40,6 @@ def test_the_kernel_in_the_interpreter(which):
 
 @pytest.mark.slow
 def test_the_tests_for_a_gpu_pass_on_a_cpu() -> None:
-    """With torch's own attention. A cache is sized by a GPU's own counters."""
     options = "--noconftest", "-p", "no:cacheprovider", "-p", "tests.decoding.stubbed_gpu"
     chosen = "not triton and not graphs and not packed and not random_pass and not sized_once and not real_model"
     said = ended(start("-m", "pytest", *options, "tests/test_gpu.py", "-k", chosen))

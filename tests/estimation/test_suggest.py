@@ -79,7 +79,6 @@ def test_one_category_and_a_file_that_is_not_written_over(data: str, listed: Non
 
 
 def test_a_model_that_lists_nothing_is_told_so(data: str, tmp_path: Path) -> None:
-    """A real engine over random weights, in this process and without Ray."""
     model = save_tiny(tmp_path / "model")
     overrides = ["input.text_columns=[title]", f"model.name={model}", "decoding.max_new_tokens=20"]
     with pytest.raises(RunError, match=r"named nothing that several documents state: of .* lines? that it wrote"):
@@ -88,7 +87,6 @@ def test_a_model_that_lists_nothing_is_told_so(data: str, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_small_model_proposes_what_stands_in_the_documents(tmp_path: Path) -> None:
-    """The model that comes along, on a few of the quickstart's listings."""
     source = Path(__file__).parents[2] / "configs/quickstart/products.jsonl"
     found, about = suggest.suggest(str(source), "headphones", 8, ["decoding.max_new_tokens=64"])
     tree = yaml.safe_load(found.as_yaml(about))

@@ -307,7 +307,6 @@ def test_the_fastest_that_agrees_is_written_into_the_users_file(command, capsys)
 
 
 def test_a_setting_of_which_nothing_came_in_time_is_too_slow(command, capsys, monkeypatch) -> None:
-    """And not a failure that more minutes would mend."""
     slower, usual = (lambda s: 100 if s["isolate"] == "values" else 1), physics
     monkeypatch.setitem(globals(), "physics", lambda s: (usual(s)[0] / slower(s), usual(s)[1]))
     command(seen=0.0)

@@ -98,7 +98,6 @@ def test_it_fits_every_screen(browser, tmp_path, size):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_table_that_goes_on_has_a_shadow_at_that_side(browser, tmp_path, scheme):
-    """On a phone, where no scrollbar shows: at the right first, at the left at its end, nowhere where it fits."""
     tab, *_ = open_page(browser, _page(tmp_path, Plan(units=30, workers=5)), viewport=PHONE, color_scheme=scheme)
 
     def shadows(label: str, scrolled: float) -> tuple[bool, bool]:

@@ -131,7 +131,6 @@ def test_what_is_missing_is_shown(make, no_charts, keys, parts):
 
 
 def test_the_smallest_bill_is_told_in_full(tmp_path):
-    """One local machine with a price of its own, as in a first try."""
     root = build(tmp_path / "run", Plan(units=5, workers=1, usd_per_hour=0.5, budget_usd=None))
     local = {"instance_type": None, "market": "local", "region": None, "price_source": "cost.prices.local"}
     edit_bill(root, lambda tree: (tree["nodes"][0].update(local), tree["notes"].append("other runs used the cluster")))

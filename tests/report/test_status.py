@@ -79,7 +79,6 @@ def test_a_machine_without_a_price_costs_no_dollars(tmp_path):
 
 
 def test_documents_are_those_that_are_committed_whatever_the_bill_says(tmp_path, monkeypatch):
-    """A session that was killed committed units that its bill does not know of."""
     root = planned(build(tmp_path / "run", Plan(units=90, documents=10, sessions=2)), 90, 900)
     edit_bill(root, lambda tree: tree["totals"].update(documents=430))
     monkeypatch.setattr(status, "_FOOTERS", 20)

@@ -107,7 +107,6 @@ def test_a_lease_that_was_edited_by_hand_holds_nobody(text, tmp_path: Path, cloc
 
 @pytest.mark.parametrize("shift", [-86400.0, 0.0, 86400.0])
 def test_a_heartbeat_from_another_machine_is_watched_not_compared(tmp_path, clock, elsewhere, shift) -> None:
-    """The second machine's clock is a day behind or ahead."""
     first = lease.RunLease(str(tmp_path))
     clock.shift = shift
     with pytest.raises(RunError, match=first.id):

@@ -64,7 +64,6 @@ def test_a_file_that_holds_no_such_record_is_named(tmp_path, text):
 
 
 def test_money_shares_and_durations_and_foreign_text_made_visible_and_bounded():
-    """No rounding hides a rest."""
     assert (text.cost(0.0), text.cost(0.67)) == ("no price", "$0.67")
     money = {0: "$0.00", 0.00002: "$0.00002", 0.0123: "$0.012", 0.67: "$0.67", 12.3456: "$12.35", 9999.99: "$9,999.99"}
     money |= {597_000.4: "$597,000", -3.5: "-$3.50"}

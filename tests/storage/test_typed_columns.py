@@ -206,7 +206,6 @@ def test_partitions_that_cannot_be_are_refused() -> None:
 
 
 def test_out_of_reach_is_not_damaged(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody must be told to delete a unit because the network is down."""
     fill(str(tmp_path), "generation")
     for error, words in (
         (storage.StorageError("s3://b/x: the store is overloaded"), "same command resumes|cannot be read"),

@@ -118,7 +118,6 @@ def test_one_record_a_question_in_their_order(method):
 
 
 def test_both_methods_answer_the_same():
-    """Answers, statuses and confidences, however contexts are stacked and batched."""
     found = []
     for method, stack, *sizes in (("autoregressive", 1, 1), ("autoregressive", 1, 7, 61), ("intra_prompt", 1, 2),
                                   ("intra_prompt", 4, 1, 200)):  # fmt: skip
@@ -282,7 +281,6 @@ def rows_of(name: str, contexts: int, questions: int) -> list[Document]:
 
 @pytest.mark.parametrize("name", ["squad2.dev", "race.dev", "dream.dev", "leval.dev"])
 def test_every_row_of_the_real_data_has_its_records(name):
-    """A fake model that answers at once; what counts is that each row is understood as it stands."""
     documents = rows_of(name, 60, 99)
     task = make(context_length=10**6, tokenizer=tiny_tokenizer(), decoding={"contexts_per_prompt": 4})
     for request in task.plan(documents):
