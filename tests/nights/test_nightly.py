@@ -28,7 +28,7 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.nights import changes, delta, nightly
 from raypd.nights.nightly import Night, run_night
-from raypd.nights.schema_change import Change, compare, join
+from raypd.nights.schema_change import Change, compare, join, only_added
 from raypd.nights.table_check import verify_table
 from raypd.report import data, page, terminal
 from raypd.report.status import Watch
@@ -235,6 +235,12 @@ def test_a_hash_column_says_what_has_changed_and_a_place_stands_for_an_id(write,
     assert night(places, full=True).extracted == 2
     write("a.jsonl", {"x": "3", "y": "2"})
     assert night(places).extracted == 1
+
+
+def test_a_cascade_is_asked_for_attributes_of_other_categories_than_the_input_s(run) -> None:
+    config = with_keys(run(attributes="a"), cascade={"model": "fake"})
+    added = only_added(config, Change(added={"d": config.extraction.categories["d"].attributes}))
+    assert (added.input.category, [*added.second_model().extraction.categories]) == (None, ["d"])
 
 
 def test_added_attributes_alone_are_extracted_and_joined(write, run) -> None:
