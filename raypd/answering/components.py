@@ -55,9 +55,10 @@ class CascadeEngine:
 
     def step(self) -> list[Any]:
         busy = [engine for engine in (self.first, self.second) if engine.pending]
+        seconds = 1.0 / max(1, len(busy)) if all(hasattr(engine, "patience") for engine in busy) else 0.0
         for engine in busy:
-            if hasattr(engine, "patience"):  # a server's, which must not keep the other engine waiting
-                engine.patience = 1.0 if len(busy) == 1 else 0.0
+            if hasattr(engine, "patience"):  # a server's, which must not keep a model here waiting
+                engine.patience = seconds
         return [result for engine in busy for result in engine.step()]
 
 
