@@ -104,9 +104,7 @@ def _ends(value: Mapping[str, Any]) -> tuple[int, int] | None:
 
 SHAPES = {
     "extraction": RowShape(EXTRACTION, "values", many=True),
-    "question_answering": RowShape(
-        QUESTION_ANSWERING, "answer", "answer_status", name="question", parts=("question_id",), repeats=True
-    ),
+    "question_answering": RowShape(QUESTION_ANSWERING, "answer", "answer_status", "question", ("question_id",), True),
     "generation": RowShape(GENERATION, "text", "finish_reason", parts=("turn", "sample")),
 }
 

@@ -13,6 +13,7 @@ from raypd.dataset import planner, writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged, InputError
 from raypd.run.unit import Unit
+from raypd.storage.common import SINCE_PLANNED
 from raypd.tasks.base import Document
 from raypd.tasks.columns import shape_of
 from raypd.verify.scratch import Scratch
@@ -106,7 +107,8 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
             try:
                 documents = read_unit(unit, config)
             except InputError as error:
-                return unit.id, ("unreadable" if path else "damaged_input", 0, str(error))
+                left_out = path is None and len(unit.parts) == 1 and SINCE_PLANNED not in str(error)  # by the run
+                return unit.id, ("damaged_input" if left_out else "unreadable", 0, str(error))
             add_documents(scratch, documents, unit.id, path is not None)
             if path is None:
                 return unit.id, ("missing", len(documents), f"unit {unit.id}: {len(documents)} documents")

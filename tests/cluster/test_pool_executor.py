@@ -169,7 +169,6 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(tmp_path: Path, config, r
 
 @pytest.mark.slow
 def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_here, monkeypatch) -> None:
-    """Python's own objects at three units, since some come once; flat_memory.py measures whole processes."""
     counted: list[Counter[str]] = []
     take = driver.DriverSession._take
     seen = [0]
@@ -187,7 +186,8 @@ def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_her
     assert (made.documents, made.units) == (840, 210)
     first, second, third = counted
     grown = {name: (second[name] - first[name], n - second[name]) for name, n in third.items()}
-    grown = {name: counts for name, counts in grown.items() if min(counts) > 75 / 2}  # half an object a unit
+    # Half an object a unit; of rich's samples it keeps 1,000.
+    grown = {name: n for name, n in grown.items() if min(n) > 75 / 2 and name != "ProgressSample"}
     assert not grown, json.dumps(grown)
 
 

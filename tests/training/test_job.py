@@ -102,7 +102,8 @@ def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
     before = set(psutil.Process().children(recursive=True))  # other tests' Ray
 
     def look(_: str) -> None:
-        ours = {child.pid for child in set(psutil.Process().children(recursive=True)) - before}
+        begun = set(psutil.Process().children(recursive=True)) - before
+        ours = {child.pid for child in begun if not before.intersection(child.parents())}
         ports = psutil.net_connections("tcp")
         addresses.update(port.laddr.ip for port in ports if port.status == "LISTEN" and port.pid in ours)
 
