@@ -28,7 +28,7 @@ from raypd.answering.components import build
 from raypd.answering.request_queue import EngineBroken, UnitState, end_process
 from raypd.billing import prices
 from raypd.billing.bill import WorkersBill, of_workers
-from raypd.billing.book import Book, token_usd
+from raypd.billing.book import TOKEN_FIELDS, Book, token_usd
 from raypd.billing.meter import added
 from raypd.cluster import machines
 from raypd.cluster.actor_pool import map_in_pool
@@ -184,8 +184,7 @@ class Processor:
         nodes = self._nodes(self._share())
         usd_per_second = {node: _usd_per_second(nodes, node) for node in {report.node for report in reports}}
         bill, book = of_workers(reports, time.time(), usd_per_second), Book(Bill("", time.time(), 0.0), self.run)
-        kinds = ("categories", "open_categories", "lost_categories")
-        server = sum(book.tokens_usd(reports, kind) for kind in kinds) / 1e6
+        server = sum(book.tokens_usd(reports, kind) for kind in TOKEN_FIELDS) / 1e6
         return replace(bill, usd=(bill.usd or 0.0) + server) if server else bill
 
     def _prepared(self, dataset: ray_data.Dataset) -> ray_data.Dataset:

@@ -16,6 +16,7 @@ from raypd.tasks.base import SECOND
 
 _MOST_POINTS = 2000  # of the series
 _MOST_SPANS = 4000  # of all workers
+TOKEN_FIELDS = ("categories", "open_categories", "lost_categories")  # of WorkerTime, that count tokens
 
 
 class Book:
@@ -66,8 +67,7 @@ class Book:
         with self._lock:
             workers = list(self.workers.values())
             charges = billing.make(list(self.nodes.values()), workers, self.last, until)
-        kinds = ("categories", "open_categories", "lost_categories")
-        tokens = self._tokens_before + round(sum(self.tokens_usd(workers, kind) for kind in kinds))
+        tokens = self._tokens_before + round(sum(self.tokens_usd(workers, kind) for kind in TOKEN_FIELDS))
         return replace(charges, parts={**charges.parts, "endpoint": tokens}, total=charges.total + tokens)
 
     def tokens_usd(self, workers: Iterable[WorkerTime], kind: str) -> float:
