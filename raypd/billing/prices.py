@@ -1,6 +1,5 @@
 """What a machine costs an hour, and what is in it: AWS instance types with GPUs, in USD. `cost.prices` comes first,
-then the newer of two: the file of `raypd prices refresh`, and `price_lists/*.csv` (on-demand, Linux, shared
-tenancy)."""
+then the newer of `raypd prices refresh`'s file and `price_lists/*.csv` (on-demand, Linux, shared tenancy)."""
 
 import contextlib
 import csv

@@ -1,5 +1,4 @@
-"""A pydantic model or a JSON Schema as a category, and back. Nested objects become attributes `a.b.c`; `$` is the whole
-one."""
+"""A pydantic model or JSON Schema as a category, and back. Nested objects are attributes `a.b.c`; `$` is the whole."""
 
 import importlib
 import itertools
@@ -63,9 +62,8 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
 
 
 def task_of(given: Any) -> Tree:
-    """A schema as Python code has it, as keys of section `task`. Raises ConfigError. given: a pydantic model; a JSON
-    Schema, or the path of one; attributes (names, or {name, type, ...}); {category: {attributes}}, or the path of a
-    YAML with that."""
+    """A schema of Python code as keys of section `task`. Raises ConfigError. given: a pydantic model; a JSON Schema, or
+    its path; attributes (names, or {name, type, ...}); {category: {attributes}}, or the path of such a YAML."""
     expected = "schema: name the attributes, or give a pydantic model or a JSON Schema"
     if not given:
         raise ConfigError(expected)
@@ -325,8 +323,7 @@ def _bounds(schema: Tree, whole: bool) -> Tree:
 
 
 def record_schema(attributes: Sequence[Attribute]) -> Tree:
-    """The schema of an answer, for a server that holds it to one: all attributes' names are keys, in their order, null
-    where there is no value."""
+    """The schema of an answer, for a server that holds it to one: every attribute is a key, in order, or null."""
     return {
         "type": "object",
         "properties": {attribute.name: _attribute_schema(attribute) for attribute in attributes},

@@ -101,7 +101,7 @@ class FitConfig(Section, use_attribute_docstrings=True):
     teacher: Keys | None = None
     """Keys of the run that labels, dotted: {model.name: Qwen/Qwen3-8B}, or {model.endpoint: {...}}"""
     documents: int = Field(400, ge=1, description="Labelled documents that are drawn; a corpus is drawn from evenly")
-    test_share: float = Field(0.25, gt=0, lt=1, description="Of these, for the figures alone")
+    test_share: float = Field(0.25, gt=0, lt=1, description="Of these, for the figures alone; at least 30 of them")
     validation_share: float = Field(0.1, gt=0, lt=1, description="Of these, to pick checkpoint and learning rate")
     candidates: Annotated[dict[str, dict[str, Any]], AfterValidator(_named_and_known)] = Field(
         {"lora": {"training.weights": "lora"}, "full": {"training.weights": "full"}}, min_length=1

@@ -87,7 +87,7 @@ def _pdf(data: bytes, name: str) -> str:
             pdf = pypdf.PdfReader(io.BytesIO(data))
             if pdf.is_encrypted and not pdf.decrypt(""):
                 raise ValueError("it has a password")
-            pages = [page.extract_text().replace("\0", "").strip() for page in pdf.pages]
+            pages = [re.sub("[\0\f]", " ", page.extract_text()).strip() for page in pdf.pages]
     except TimeoutError:
         raise ValueError(f"a PDF that is not read within {_PDF_SECONDS} s") from None
     except Exception as error:  # pypdf's own for some faults of a file, and any of Python's for others
@@ -96,4 +96,4 @@ def _pdf(data: bytes, name: str) -> str:
         raise ValueError(f"a PDF without text on its {counted(len(pages), 'page')}, as scans are: it needs OCR first")
     if not all(pages):
         _log.warning("%s: no text on %d of %s, as on scans", name, pages.count(""), counted(len(pages), "page"))
-    return "\n\n".join(pages)
+    return "".join(f"{page}\n\f" for page in pages)  # as pdftotext ends a page; `span.page` counts them

@@ -98,9 +98,8 @@ class Fit:
     def _add(
         self, scores: list[CandidateScore], name: str, make: Callable[[], CandidateScore], run: str | None = None
     ) -> None:
-        """Makes a score; what fails for a reason of its own is a score with the error, and the fit goes on. run: whose
-        speed is that of the model; None: a sample is decoded. Of the curve no costs are measured. Raises BudgetReached
-        at the end of the money or of the time."""
+        """Makes a score; what fails by itself is one with the error, and the fit goes on. run: whose speed counts;
+        None: a sample's. Of the curve no costs are measured. Raises BudgetReached at the end of money or time."""
         budget, spent = self.config.cost.budget_usd, self.context.spent()
         if budget is not None and spent >= budget:
             raise BudgetReached(f"cost.budget_usd {usd(budget)} is spent; the same command with more goes on")

@@ -31,7 +31,7 @@ from raypd.verify.retry import retry_errors
 Row = dict[str, Any]
 PARTS = ("train", "validation", "test")
 UNLABELLED = "unlabelled-"  # begins the names of what the teacher is asked about, by fit.documents
-LEAST = {"train": 16, "validation": 4, "test": 10}  # documents, for figures that mean something
+LEAST = {"train": 16, "validation": 4, "test": 30}  # documents, for figures that mean something
 UNCALIBRATED: dict[str, Any] = {"output.min_confidence": 0.0, "model.calibration": "none"}  # to label, or be scored
 _FILE: dict[str, Any] = {"input.version": None, "input.reader": None}  # of what is no table, and needs no reader
 _GOLDEN = 0.6180339887498949  # its multiples, less their whole part, lie evenly in 0 to 1
@@ -79,9 +79,8 @@ def answered(context: FitContext, config: RunConfig) -> Manifest:
 
 
 def parts_of(context: FitContext) -> dict[str, list[Row]]:
-    """The documents of train, validation and test; they are kept in the folder, and read from there the next time.
-    Raises ConfigError, InputError: there are too few labelled documents, or no label has a value; RunError: the
-    teacher's run ended."""
+    """The documents of train, validation and test; they are kept in the folder, and read from there later. Raises
+    ConfigError, InputError: too few labelled documents, or no label has a value; RunError: the teacher's run ended."""
     config, paths = context.config, {part: context.part(part) for part in PARTS}
     if not all(map(storage.exists, paths.values())):
         documents = _labelled(context)
@@ -104,27 +103,31 @@ def parts_of(context: FitContext) -> dict[str, list[Row]]:
     return parts
 
 
-def split(rows: list[Row], config: RunConfig) -> dict[str, list[Row]]:
-    """Rows by part: of every category in proportion, all that say the same in one, what every prompt shows in train."""
+def split(rows: list[Row], config: RunConfig, test_share: float | None = None) -> dict[str, list[Row]]:
+    """Rows by part: of every category in proportion, all that say the same in one, what every prompt shows in train.
+    Where the test would have too few, more are for it."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         text = " ".join(str(row.get(column) or "") for column in config.text_columns())
         groups.setdefault(words_of(text), []).append(row)
-    column, shares = config.input.category_column, config.fit
+    column = config.input.category_column
+    test_share = config.fit.test_share if test_share is None else test_share
 
     def drawn(key: str) -> bytes:
         return hashlib.sha256(f"{config.training.seed}/{key}".encode()).digest()
 
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}
-    held_out = shares.test_share + shares.validation_share
+    held_out = test_share + config.fit.validation_share
     examples = LabelledExamples(config, "")
     shown = {words_of(text) for name in config.extraction.categories for text, _ in examples.in_common(name)}
     ordered = sorted(groups, key=lambda words: (str(groups[words][0].get(column) if column else ""), drawn(words)))
     for number, words in enumerate(ordered):
         place = (number * _GOLDEN) % 1
-        part = "test" if place < shares.test_share else "validation" if place < held_out else "train"
+        part = "test" if place < test_share else "validation" if place < held_out else "train"
         text = text_of(Document(0, "", groups[words][0]), config.text_columns()) if shown else ""
         parts["train" if words_of(text) in shown else part] += groups[words]
+    if len(parts["test"]) < LEAST["test"] and test_share < 0.6:
+        return split(rows, config, test_share + 0.02)
     parts["train"].sort(key=lambda row: drawn(row["id"]))
     return parts
 

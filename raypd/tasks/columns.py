@@ -21,8 +21,9 @@ _VALUE = [
     ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens' (docs/values.md)
     ("status", pa.string()),  # ok, null, truncated (at K_max), invalid, ambiguous (not one number), unsure
     ("raw", pa.string()),  # what was decoded, where no value could be made of it
-    # Where a text stands in the document's: characters [begin, end); null where it does not stand there.
-    ("span", pa.struct([("begin", pa.int32()), ("end", pa.int32())])),
+    # Where a text stands in the document's: characters [begin, end); null where it does not stand there. page: from 1,
+    # where form feeds end pages, as in the text of a PDF.
+    ("span", pa.struct([("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32())])),
     ("span_exact", pa.bool_()),  # whether letter for letter, or but for case and white space
     ("window", pa.int32()),  # of a document in several (task.too_long), from 0: where the value was found
 ]
@@ -122,7 +123,7 @@ def row_values(row: Mapping[str, Any]) -> list[RowValue]:
 
 
 # ------------------------------------------------------------------------------------------------- typed columns
-_SPAN = pa.struct([("begin", pa.int32()), ("end", pa.int32()), ("exact", pa.bool_())])
+_SPAN = pa.struct([("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32()), ("exact", pa.bool_())])
 _TYPES = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(), "date": pa.date32()}
 
 
@@ -279,7 +280,7 @@ def record_row(row: Row) -> Row:
             confidence, span, window = (
                 _get(row, [f"{head}__{detail}", *path]) for detail in ("confidence", "span", "window")
             )
-            details = {"span": span and {"begin": span["begin"], "end": span["end"]}, "window": window}
+            details = {"span": span and {key: span.get(key) for key in ("begin", "end", "page")}, "window": window}
             if f"{head}__model" in row:
                 details["model"] = _get(row, [f"{head}__model", *path])
             details["span_exact"] = span and span["exact"]

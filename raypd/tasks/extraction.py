@@ -28,7 +28,7 @@ from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.few_shot import LabelledExamples
 from raypd.tasks.prompting import DOCUMENTS, encode, end_tokens, messages, pieces, tag_of
-from raypd.tasks.values import CheckedValue, JsonObjectEnd, Rated, check, find_value, span_of, span_shift
+from raypd.tasks.values import CheckedValue, JsonObjectEnd, Rated, check, find_value, span_of, span_source
 from raypd.tasks.windows import merged, windows
 
 
@@ -291,10 +291,11 @@ class ExtractionTask:
     def _record(self, category: _CategoryPrompt, answers: list[tuple[_Body, int | None, Rated]]) -> Record:
         """A document's record. answers: of each attribute the body that it was found in, the window, the value."""
         first = answers[0][0]
-        shift = span_shift(first.document, self.input.text_columns)
+        source = span_source(first.document, self.input.text_columns)
+        shift = len(source) - len(source.lstrip())
         values, named = [], {}
         for attribute, (body, window, (checked, rating)) in zip(category.attributes, answers, strict=True):
-            span = span_of(attribute, checked.value, body.text, shift + body.begin)
+            span = span_of(attribute, checked.value, body.text, shift + body.begin, source)
             if rating is not None and self._calibration is not None:
                 null, stands = checked.value is None, span["span"] is not None
                 rating = self._calibration.confidence(category.name, attribute.name, rating, null, stands)

@@ -256,16 +256,17 @@ def _is_word(char: str) -> bool:
     return char.isalnum() or char == "_"
 
 
-def span_of(attribute: Attribute, value: Any, text: str, shift: int) -> dict[str, Any]:
-    """`span` and `span_exact` of a value, where it is a text that stands in the document's."""
+def span_of(attribute: Attribute, value: Any, text: str, begins: int, source: str) -> dict[str, Any]:
+    """`span` and `span_exact` of a value, where it is a text that stands in the document's: in `text`, a part of source
+    that begins at a character."""
     span = find_span(text, value) if isinstance(value, str) and not attribute.many else None
     if span is None:
         return {"span": None, "span_exact": None}
-    begin, end, exact = span
-    return {"span": {"begin": begin + shift, "end": end + shift}, "span_exact": exact}
+    begin, end = begins + span[0], begins + span[1]
+    page = source.count("\f", 0, begin) + 1 if "\f" in source else None
+    return {"span": {"begin": begin, "end": end, "page": page}, "span_exact": span[2]}
 
 
-def span_shift(document: Document, columns: Sequence[str]) -> int:
-    """Characters of white space before the document's text in its one column; of several, their text is raypd's."""
-    text = str(document.fields.get(columns[0])) if len(columns) == 1 else ""
-    return len(text) - len(text.lstrip())
+def span_source(document: Document, columns: Sequence[str]) -> str:
+    """What spans count in: the document's one text column; of several nothing, as their text is raypd's."""
+    return str(document.fields.get(columns[0])) if len(columns) == 1 else ""

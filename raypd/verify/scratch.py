@@ -15,8 +15,7 @@ _BUFFERED_ROWS = 100_000
 
 
 class Scratch(ExitStack):
-    """Named tables, in TMPDIR (some gigabytes a hundred million documents): `create`, `add` from any thread, query.
-    tables: those to begin with."""
+    """Named tables (some gigabytes a hundred million documents), in TMPDIR: `create`, `add` from any thread, query."""
 
     def __init__(self, **tables: pa.Schema) -> None:
         super().__init__()

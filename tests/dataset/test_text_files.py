@@ -54,7 +54,7 @@ def test_each_file_is_a_document_with_its_text(tmp_path, config) -> None:
     (tmp_path / "table.jsonl").write_text('{"id": 1, "text": "a row"}\n')
     assert texts(tmp_path, config) == {
         "a.txt": "plain\n text ", "b.md": "# Title\n\n*words*", "d.htm": "Käse", "f.txt.gz": "packed",
-        "e.pdf": "first page\n\nsecond page",
+        "e.pdf": "first page\n\fsecond page\n\f",
         "below/c.HTML": "Mug & saucer\nMade of clay, 0.3 l\nblue\nBrand Acme\none\ntwo",
     }  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_pages_of_a_pdf_without_text_are_counted_and_nul_characters_dropped(tmp_
     (tmp_path / "a.pdf").write_bytes(pdf("one", "", "three"))
     read = pypdf.PageObject.extract_text
     monkeypatch.setattr(pypdf.PageObject, "extract_text", lambda page: f"\0{read(page)}\0")
-    assert texts(tmp_path, config) == {"a.pdf": "one\n\n\n\nthree"}
+    assert texts(tmp_path, config) == {"a.pdf": "one\n\f\n\fthree\n\f"}
     assert caplog.messages == ["a.pdf: no text on 1 of 3 pages, as on scans"]
 
 

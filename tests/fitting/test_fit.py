@@ -41,13 +41,13 @@ def quiet(line: str) -> None:
 def yaml_of(tmp_path: Path):
     """Writes a configuration over a corpus of so many labelled documents: its path."""
 
-    def write(documents: int = 64, seed: int = 0, **fit) -> str:
+    def write(documents: int = 96, seed: int = 0, **fit) -> str:
         corpus = write_corpus(tmp_path / "corpus.jsonl", documents, seed)
         model = tmp_path / "base"
         if not model.exists():
             save_tiny(model, hidden_size=64)
         training = {"batch_size": 24, "evaluations": 1}
-        keys = {"documents": 64, "curve": [0.5], "sample": 4, "f1_floor": 0.5, "candidates": TRAINED, **fit}
+        keys = {"documents": 96, "curve": [0.5], "sample": 4, "f1_floor": 0.5, "candidates": TRAINED, **fit}
         config = tree(corpus, tmp_path / "out", str(model), training=training, fit=keys)
         config["decoding"]["isolate"] = "documents"
         config["cost"] = {"prices": {"local": 1.0}}
@@ -93,9 +93,9 @@ def test_it_recommends_what_can_be_run(tmp_path, yaml_of, ray_here, one_start):
     config = load_config(str(result.configuration))
     assert (config.output.min_confidence, config.cascade.model) == (0, None)  # as it was measured
     run = one_start(config)
-    assert (run.ok, run.failed) == (64, 0)
+    assert (run.ok, run.failed) == (96, 0)
     with pytest.raises(ConfigError, match="holds the fit of other documents"):
-        run_fit(yaml_of(curve=[]), ["fit.documents=63"], say=quiet)
+        run_fit(yaml_of(curve=[]), ["fit.documents=95"], say=quiet)
 
 
 @pytest.mark.slow
@@ -132,9 +132,9 @@ def test_a_training_ends_with_the_money(yaml_of, ray_here):
 def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, one_start):
     path = yaml_of(teacher={"model.name": "fake"})
     with (tmp_path / "corpus.jsonl").open("a") as corpus:  # the only one with notes, which is not drawn
-        corpus.write('{"id": "64", "title": "x", "notes": "y"}\n')
+        corpus.write('{"id": "96", "title": "x", "notes": "y"}\n')
     keys = ["training.labels_column=labels", "input.text_columns=[title,notes]", "output.min_confidence=0.99"]
-    config = load_config(path, [*keys, "fit.documents=50"])
+    config = load_config(path, [*keys, "fit.documents=60"])
     context = labels.FitContext(config, str(tmp_path / "f"), False, quiet)
     few = replace(context, config=load_config(path, [*keys, "fit.documents=12"]))
     records.write(f"{context.folder}/fit.json", _begin(few.config, context.folder))
@@ -145,9 +145,9 @@ def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, one_start):
     _begin(config, context.folder)  # as it said
     assert labels.teacher_config(config, "x.jsonl", "y").output.min_confidence == 0  # the fake engine is never unsure
     parts = labels.parts_of(context)
-    answers = {row["id"]: json.loads(row["record"]) for row in teacher.rows_of(f"{context.folder}/teacher-50")}
+    answers = {row["id"]: json.loads(row["record"]) for row in teacher.rows_of(f"{context.folder}/teacher-60")}
     assert {row["id"]: row["labels"] for rows in parts.values() for row in rows} == answers
-    assert len(answers) == 50
+    assert len(answers) == 60
 
 
 @pytest.mark.slow
@@ -157,17 +157,17 @@ def test_a_teacher_that_was_down_is_asked_again_and_its_tokens_cost(tmp_path, ya
     answer, down = json.dumps({"choices": [choice], "usage": usage}).encode(), [True]
     with serving(lambda call: Reply(500) if down else Reply(200, answer)) as url:
         server = {"url": url, "key_variable": None, "retries": 0, "usd_per_million_answer_tokens": 1e4}
-        config = load_config(yaml_of(teacher={"model.name": "big", "model.endpoint": server}), ["fit.documents=50"])
+        config = load_config(yaml_of(teacher={"model.name": "big", "model.endpoint": server}), ["fit.documents=60"])
         context = labels.FitContext(config, str(tmp_path / "f"), False, quiet)
-        with pytest.raises(UserError, match=r"fit.teacher answered none of 50 documents: Unreachable"):
+        with pytest.raises(UserError, match=r"fit.teacher answered none of 60 documents: Unreachable"):
             labels.parts_of(context)
         down.clear()
-        assert sum(map(len, labels.parts_of(context).values())) == 50
+        assert sum(map(len, labels.parts_of(context).values())) == 60
     cost = CandidateScore(name=TEACHER, method="m", changes=labels.teacher_keys(config))
-    candidate.measure(context, cost, f"{context.folder}/teacher-50")
-    # 34 of 50 texts differ, each of which takes 0.1 USD, beside the node at 1 USD an hour.
-    assert cost.usd_per_1000.value == pytest.approx(1000 * 0.1 * 34 / 50, abs=1)
-    assert cost.corpus_usd.value == pytest.approx(64 * 0.1 * 34 / 50, abs=0.1)
+    candidate.measure(context, cost, f"{context.folder}/teacher-60")
+    # 42 of 60 texts differ, each of which takes 0.1 USD, beside the node at 1 USD an hour.
+    assert cost.usd_per_1000.value == pytest.approx(1000 * 0.1 * 42 / 60, abs=1)
+    assert cost.corpus_usd.value == pytest.approx(96 * 0.1 * 42 / 60, abs=0.1)
 
 
 def test_labels_are_read_as_what_they_are_and_ids_twice_are_said(tmp_path, yaml_of):
@@ -175,7 +175,7 @@ def test_labels_are_read_as_what_they_are_and_ids_twice_are_said(tmp_path, yaml_
     corpus.write_text(corpus.read_text() + corpus.read_text().splitlines()[0])
     config = load_config(path, ["input.path=corpus.xyz", "input.reader=a:b", f"fit.labels={corpus}"])
     context = labels.FitContext(config, str(tmp_path / "f"), False, said.append)
-    assert sum(map(len, labels.parts_of(context).values())) == 63
+    assert sum(map(len, labels.parts_of(context).values())) == 95
     assert said == ["1 document with the id of another: left out"]
     assert candidate.training_config(context, {}, "x.jsonl", "y").input.format == "jsonl"
 
@@ -189,7 +189,7 @@ def test_too_few_labels_are_refused_with_what_to_do(documents, message, yaml_of,
 
 
 @pytest.mark.parametrize(("names", "value", "message"), [
-    (["Brand", "Size"], None, "every label of 64 documents is null"),
+    (["Brand", "Size"], None, "every label of 96 documents is null"),
     (["Marke"], "Acme", "the labels are of Marke, the attributes are Brand, Color, Size")])  # fmt: skip
 def test_labels_that_teach_nothing_are_said(names, value, message, tmp_path, yaml_of, ray_here):
     path = yaml_of()

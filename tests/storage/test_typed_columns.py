@@ -40,7 +40,7 @@ TEA = [{"name": "Kind"}, {"name": "Brand"}]
 FOUND = {"Brand": "Acme", "Size": 7, "Count": 2**62, "Lit": False, "Since": "2024-02-29", "Opens": "18:30:00",
          "Colors": ["red", "blue"], "Lines": [{"on": "2024-01-31", "n": None}],
          "maker.country": None, "maker.days": ["2024-01-31"]}  # fmt: skip
-SPAN, NO_SPAN = {"span": {"begin": 3, "end": 7}, "span_exact": True}, {"span": None, "span_exact": None}
+SPAN, NO_SPAN = {"span": {"begin": 3, "end": 7, "page": 2}, "span_exact": True}, {"span": None, "span_exact": None}
 FULL = {"extraction": {"category": "c", "values": [{"name": "Color", "value": "red"}], "truncated": False},
         "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
         "generation": {"sample": 0, "text": "words", "warnings": ["none"]}}  # fmt: skip

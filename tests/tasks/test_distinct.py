@@ -16,7 +16,7 @@ from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.columns import columns_of, record_row, typed_row
 from raypd.tasks.distinct import Distinct, gives_the_same
 from raypd.tasks.extraction import _Body
-from raypd.tasks.values import CheckedValue
+from raypd.tasks.values import CheckedValue, span_of
 from raypd.tasks.windows import merged, windows
 from tests.runs import answer, run_config
 from tests.tasks.test_extraction import TREE, answers, document, make
@@ -166,7 +166,7 @@ def test_a_long_document_is_answered_window_by_window() -> None:
 
 def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None:
     task = make(task={"too_long": "windows", "max_document_tokens": 60})
-    text = "A tin. " * 30 + "The tea is Oolong of spring. " + "A tin. " * 30
+    text = "A tin. " * 15 + "\f" + "A tin. " * 15 + "The tea is Oolong of spring. " + "A tin. " * 30
     asked, category = document(0, text, "tea"), task._categories["tea"]
     bodies = task._bodies(asked, category)
     window = next(number for number, body in enumerate(bodies) if "Oolong" in body.text)
@@ -174,11 +174,11 @@ def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None
     record = task._record(category, [(bodies[window], window, (CheckedValue("ok", "Oolong", ""), 0.9))])
     (value,) = record.columns["values"]
     assert (f"title: {text}"[value["span"]["begin"] : value["span"]["end"]], value["window"]) == ("Oolong", window)
+    assert span_of(category.attributes[0], "Oolong", text, 0, text)["span"]["page"] == 2
     config = run_config(TREE["task"] | {"too_long": "windows"}, output={"columns": "typed"})
     found = pa.Table.from_pylist([typed_row(record.columns, config)], columns_of(config)).to_pylist()[0]
-    assert found[value["name"] + "__window"] == window
     back = {own["name"]: own["window"] for own in record_row({"status": "ok", **found})["values"]}
-    assert back[value["name"]] == window
+    assert (found[value["name"] + "__window"], back[value["name"]]) == (window, window)
 
 
 def test_a_window_that_fails_makes_the_document_an_error_row() -> None:
