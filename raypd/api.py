@@ -229,14 +229,9 @@ def _extracted(row: Record, schema: Any) -> Answer:
 
 
 def extract(
-    source: Any,
-    schema: Any = None,
-    *,
-    model: str | None = None,
-    output: str | None = None,
-    text: Columns = None,
+    source: Any, schema: Any = None, *, model: str | None = None, output: str | None = None, text: Columns = None,
     settings: Settings = None,
-) -> Run:
+) -> Run:  # fmt: skip
     """Extracts the attributes of a schema from every document: `raypd extract` as a function.
 
     Args:
@@ -263,15 +258,9 @@ def generate(source: Any, *, model: str | None = None, output: str | None = None
 
 
 def estimate(
-    source: Any,
-    schema: Any = None,
-    *,
-    model: str | None = None,
-    output: str | None = None,
-    text: Columns = None,
-    settings: Settings = None,
-    sample: int = 64,
-) -> records.Estimate:
+    source: Any, schema: Any = None, *, model: str | None = None, output: str | None = None, text: Columns = None,
+    settings: Settings = None, sample: int = 64,
+) -> records.Estimate:  # fmt: skip
     """What `extract` over the same arguments would take and cost, from `sample` decoded documents."""
     from raypd.estimation.estimate import estimate as make
     from raypd.estimation.machines import EstimateOptions
@@ -298,9 +287,9 @@ def nightly(config: str | Path, *, settings: Settings = None, full: bool = False
 
 def train(config: str | Path, *, settings: Settings = None) -> TrainingRecord:
     """Fine-tunes a model as a YAML's section `training` says, as `raypd train`; the same call goes on."""
-    from raypd.training.job import run_training
+    from raypd.training import prerequisites
 
-    return run_training(load_config(config, _overrides(settings), trains=True))
+    return prerequisites.train(load_config(config, _overrides(settings), trains=True))
 
 
 def fit(config: str | Path, *, settings: Settings = None) -> FitResult:

@@ -57,8 +57,7 @@ def make_container(url: str, name: str) -> None:
 
 
 class Google:
-    """Objects as Google's XML API has them by its documentation; conditions are what no emulator in a package has.
-    fail: what it answers in place of the object, or None."""
+    """Objects as Google's XML API has them by its documentation; fail: what it answers in place of the object."""
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, int]] = {}  # key -> content, generation

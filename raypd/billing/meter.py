@@ -45,14 +45,9 @@ class Meter:
     """A worker's spans without gaps: startup, busy, idle, lost. Safe in threads. clock: unix seconds. power: joules."""
 
     def __init__(
-        self,
-        node: str = "",
-        method: str = "",
-        gpus: float = 0.0,
-        clock: Callable[[], float] = time.time,
-        power: Callable[[], float | None] = lambda: None,
-        cards: Callable[[], CardUse | None] = lambda: None,
-    ) -> None:
+        self, node: str = "", method: str = "", gpus: float = 0.0, clock: Callable[[], float] = time.time,
+        power: Callable[[], float | None] = lambda: None, cards: Callable[[], CardUse | None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.id = uuid.uuid4().hex[:12]
         self._clock, self._power, self._cards, self._lock = clock, power, cards, threading.Lock()
         self._at = clock()  # up to which the spans reach

@@ -132,14 +132,9 @@ def table() -> Table:
 
 
 def price(
-    instance_type: str | None,
-    region: str | None,
-    market: Market | None,
-    cost: CostConfig,
-    *,
-    zone: str | None = None,
+    instance_type: str | None, region: str | None, market: Market | None, cost: CostConfig, *, zone: str | None = None,
     rows: Table | None = None,
-) -> Price:
+) -> Price:  # fmt: skip
     """The price of one machine for one hour. Raises PriceUnknown, which says what to do. instance_type None: a machine
     of your own (cost.prices.local or 0). region, market None: of `cost`, else us-east-1 and on-demand. zone: its spot
     price counts before the region's. rows: in place of `table()`."""

@@ -75,16 +75,10 @@ def init(data: o.Sampled, schema: o.Schema = None, output: o.ConfigTo = None) ->
 
 @app.command()
 def extract(
-    source: o.Source,
-    overrides: o.Overrides = None,
-    schema: o.Schema = None,
-    method: o.Method = None,
-    model: o.Model = None,
-    output: o.Output = None,
-    retry_errors: o.RetryErrors = False,
-    all_errors: o.AllErrors = False,
-    verbose: o.Verbose = False,
-) -> None:
+    source: o.Source, overrides: o.Overrides = None, schema: o.Schema = None, method: o.Method = None,
+    model: o.Model = None, output: o.Output = None, retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False, verbose: o.Verbose = False,
+) -> None:  # fmt: skip
     """Extract attributes from every document.
 
     raypd extract run.yaml, or data.jsonl --schema product.json. A second run with the same output.path resumes."""
@@ -94,15 +88,10 @@ def extract(
 
 @app.command()
 def answer(
-    source: o.Source,
-    overrides: o.Overrides = None,
-    method: o.Method = None,
-    model: o.Model = None,
-    output: o.Output = None,
-    retry_errors: o.RetryErrors = False,
-    all_errors: o.AllErrors = False,
+    source: o.Source, overrides: o.Overrides = None, method: o.Method = None, model: o.Model = None,
+    output: o.Output = None, retry_errors: o.RetryErrors = False, all_errors: o.AllErrors = False,
     verbose: o.Verbose = False,
-) -> None:
+) -> None:  # fmt: skip
     """Answer the questions of every context. raypd answer questions.jsonl, or a YAML with more to say."""
     config = config_over(source, "question_answering", overrides or [], method, model, output)
     run_task(config, "question_answering", retry_errors, all_errors, verbose)
@@ -110,16 +99,10 @@ def answer(
 
 @app.command()
 def generate(
-    source: o.Source,
-    overrides: o.Overrides = None,
-    method: o.Method = None,
-    model: o.Model = None,
-    output: o.Output = None,
-    openai: o.OpenAI = False,
-    retry_errors: o.RetryErrors = False,
-    all_errors: o.AllErrors = False,
-    verbose: o.Verbose = False,
-) -> None:
+    source: o.Source, overrides: o.Overrides = None, method: o.Method = None, model: o.Model = None,
+    output: o.Output = None, openai: o.OpenAI = False, retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False, verbose: o.Verbose = False,
+) -> None:  # fmt: skip
     """Write an answer to every prompt. raypd generate prompts.jsonl --method space, or a YAML with more to say."""
     config = config_over(source, "generation", overrides or [], method, model, output, openai)
     run_task(config, "generation", retry_errors, all_errors, verbose)
@@ -148,9 +131,9 @@ def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = 
     """Fine-tune a model for its decoding method.
 
     Section `training` says how. The same command goes on from the latest checkpoint of a training that was cut off."""
-    from raypd.training.job import run_training
+    from raypd.training import prerequisites
 
-    print(clean(run_training(load_config(config, overrides or [], trains=True), verbose=verbose).describe()))
+    print(clean(prerequisites.train(load_config(config, overrides or [], trains=True), verbose=verbose).describe()))
 
 
 @app.command()
@@ -170,13 +153,9 @@ def fit(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = Fa
 
 @app.command()
 def evaluate(
-    run: o.Run,
-    labels: o.Labels,
-    against: o.Against = None,
-    tolerance: o.Tolerance = 0.0,
-    labels_column: o.LabelsColumn = "target",
-    as_json: o.AsJson = False,
-) -> None:
+    run: o.Run, labels: o.Labels, against: o.Against = None, tolerance: o.Tolerance = 0.0,
+    labels_column: o.LabelsColumn = "target", as_json: o.AsJson = False,
+) -> None:  # fmt: skip
     """Score a run's answers against labels: values, answers to questions, texts (ROUGE-L).
 
     Of an extraction a page (evaluation.html in the run's folder) shows what was wrong, label beside value."""
@@ -256,22 +235,16 @@ def errors(
 @app.command()
 def estimate(
     config: Annotated[str | None, Argument(help="YAML of the run; not needed with --throughput, --model")] = None,
-    overrides: o.Overrides = None,
-    sample: o.Sample = 64,
-    minutes: o.Minutes = None,
-    baseline: o.Baseline = False,
+    overrides: o.Overrides = None, sample: o.Sample = 64, minutes: o.Minutes = None, baseline: o.Baseline = False,
     run: Annotated[str | None, Option("--from", metavar="RUN", help="Take an earlier run's figures")] = None,
-    throughput: o.Throughput = None,
-    baseline_throughput: o.BaselineThroughput = None,
-    model: o.PredictedModel = None,
+    throughput: o.Throughput = None, baseline_throughput: o.BaselineThroughput = None, model: o.PredictedModel = None,
     tokens: o.PredictedTokens = (400, 300, 80, 80, 5),
     documents: Annotated[float | None, Option(min=1, help="Size of the corpus, in place of counting")] = None,
     instance: Annotated[list[str] | None, Option("--instance", help="Only these instance types")] = None,
     nodes: Annotated[int, Option(min=1, help="Most nodes of the table")] = 8,
     head: Annotated[str, Option(help="Instance type of the head node, or none")] = "m7i.2xlarge",
-    as_json: o.AsJson = False,
-    verbose: o.Verbose = False,
-) -> None:
+    as_json: o.AsJson = False, verbose: o.Verbose = False,
+) -> None:  # fmt: skip
     """Say what a run will take and cost.
 
     From a sample that is decoded, an earlier run, given throughputs, or, for a GPU that is not there, data sheets."""
@@ -286,21 +259,15 @@ def estimate(
 
 @app.command()
 def tune(
-    config: o.Config,
-    overrides: o.Overrides = None,
-    output: o.TunedTo = None,
-    sample: o.Sample = 32,
+    config: o.Config, overrides: o.Overrides = None, output: o.TunedTo = None, sample: o.Sample = 32,
     minutes: o.Minutes = None,
     budget_usd: Annotated[float | None, Option(help="Most money for it, at the price of one node")] = None,
     agreement: Annotated[float, Option(help="Least share of values that must agree with the reference")] = 0.9,
-    judge: o.Judge = "low",
-    reference: o.Reference = "auto",
+    judge: o.Judge = "low", reference: o.Reference = "auto",
     instance: Annotated[str | None, Option("--instance", help="Instance type whose price counts")] = None,
     fresh: Annotated[bool, Option("--fresh", help="Forget what was measured before")] = False,
-    cascade: o.CascadeLabels = None,
-    f1_floor: o.F1Floor = None,
-    verbose: o.Verbose = False,
-) -> None:
+    cascade: o.CascadeLabels = None, f1_floor: o.F1Floor = None, verbose: o.Verbose = False,
+) -> None:  # fmt: skip
     """Find the cheapest settings. A sample is measured; the configuration written still answers alike.
 
     With --cascade LABELS: when the second model (cascade.model) is asked, so that F1 still holds a floor."""

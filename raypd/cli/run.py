@@ -14,15 +14,9 @@ from raypd.run.text import clean, count, counted, share
 
 
 def config_over(
-    source: str,
-    kind: str,
-    overrides: list[str],
-    method: str | None,
-    model: str | None,
-    output: str | None,
-    openai: bool = False,
-    schema: str | None = None,
-) -> RunConfig:
+    source: str, kind: str, overrides: list[str], method: str | None, model: str | None, output: str | None,
+    openai: bool = False, schema: str | None = None,
+) -> RunConfig:  # fmt: skip
     """A configuration from a YAML file, or around a data file; options go before overrides. openai: the data is a batch
     file of OpenAI's; what a request does not say is as there, so it samples."""
     options = {"decoding.method": method, "model.name": model, "output.path": output}

@@ -13,14 +13,9 @@ from raypd.run import console
 
 
 def run(
-    path: str,
-    overrides: list[str],
-    output: str | None,
-    options: TuneOptions,
-    verbose: bool,
-    labels: str | None = None,
+    path: str, overrides: list[str], output: str | None, options: TuneOptions, verbose: bool, labels: str | None = None,
     floor: float | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Tunes and writes; output None: CONFIG.tuned.yaml. labels: finds cascade.under, for an F1 of `floor`. Raises
     ConfigError before decoding: it cannot be written; Exit where no threshold holds the floor."""
     config, source = load_config(path, overrides), Path(path)

@@ -7,15 +7,9 @@ from raypd.cluster.ray_session import WorkerResources
 
 
 def map_in_pool(
-    dataset: Any,
-    stage: type,
-    arguments: Sequence[Any],
-    resources: WorkerResources,
-    workers: tuple[int, int],
-    calls: int,
-    tasks: int,
-    **options: Any,
-) -> Any:
+    dataset: Any, stage: type, arguments: Sequence[Any], resources: WorkerResources, workers: tuple[int, int],
+    calls: int, tasks: int, **options: Any,
+) -> Any:  # fmt: skip
     """A dataset through a pool of actors of class `stage`, each of which loads a model. workers: the least and the
     most. calls: batches that an actor works on at the same time; tasks: that it is given."""
     from ray import data

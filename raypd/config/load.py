@@ -26,8 +26,7 @@ _PATHS = (
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None, trains: bool = False) -> RunConfig:
-    """Reads and checks a YAML file; later overrides win. trains: an open method is one that can be trained. Raises
-    ConfigError: file, line and key of every mistake."""
+    """A YAML file, checked; later overrides win. trains: an open method is one to train. Raises ConfigError, of all."""
     source = YamlFile.read(Path(path))
     anchor_paths(source.tree, Path(path).parent)
     config = _checked(source, overrides, Path(path).parent)
@@ -142,6 +141,8 @@ def _anchored(key: str, value: Any, folder: Path) -> Any:
         return None
     if isinstance(value, list):
         return [_anchored(key, path, folder) for path in value]
+    if isinstance(value, dict):  # keys of a run that is made
+        return anchored(value, folder)
     return value if not isinstance(value, str) or "://" in value else str(folder / Path(value).expanduser())
 
 

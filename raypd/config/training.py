@@ -15,9 +15,11 @@ _SECTIONS = ("model", "decoding", "training", "engine")  # that a candidate of a
 class PreferenceConfig(Section, use_attribute_docstrings=True):
     """A preference round (BoNBoN): a model learns from the best and the worst of its samples."""
 
-    samples: Uri = Field(description="Output folder of a run with `pasta`, task.samples 10 and temperature 1")
-    baseline: Uri = Field(description="Output folder of an autoregressive run")
-    judged: Uri = Field(description="Output folder of a judge's run over `python -m raypd.training.preference`'s file")
+    samples: Uri | None = None
+    """Output folder of a run with `pasta`, task.samples 10 and temperature 1; null: model.name makes them, such ones"""
+    baseline: Uri | Keys = Field(description="Output folder of an autoregressive run, or keys, dotted, of one to make")
+    judged: Uri | Keys = Field(description="Output folder of the judge's run over a round's comparisons, or its keys")
+    rounds: int = Field(1, ge=1, description="Each begins from the weights of the one before, and makes what it needs")
     quality_weight: float = Field(1.0, ge=0)
     """lambda; score = theoretical speedup + lambda x quality. The paper's: 1, 2, 4, 8"""
     alpha: float = Field(0.005, ge=0, le=1, description="Share of the loss of writing the best sample")
@@ -34,9 +36,9 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """Output folder of a run over the same input whose answers are the labels, in place of that column: of a larger
     model (distillation), or of the model itself, decoded autoregressively (self-supervision); or JSON lines of `raypd
     review`"""
-    annotations: Uri | None = None
-    """Output folder of a teacher's run over the file of `python -m raypd.training.annotate`, which marks what of an
-    answer can be written side by side (pasta); null: by rules"""
+    annotations: Uri | Keys | None = None
+    """Keys, dotted, of a teacher's run, which marks what of an answer can be written side by side (pasta), or its
+    output folder; null: by rules"""
     preference: PreferenceConfig | None = None
     """A preference round for `pasta` (BoNBoN), in place of labels: {samples, baseline, judged: output folders of runs,
     quality_weight, alpha, beta}"""

@@ -117,14 +117,9 @@ def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead:
 
 
 def assemble(
-    config: RunConfig | None,
-    options: EstimateOptions,
-    documents: Array,
-    main: Sequence[MethodSpeed],
-    baseline: Sequence[MethodSpeed],
-    overhead: Overhead | None,
-    notes: list[str],
-) -> Estimate:
+    config: RunConfig | None, options: EstimateOptions, documents: Array, main: Sequence[MethodSpeed],
+    baseline: Sequence[MethodSpeed], overhead: Overhead | None, notes: list[str],
+) -> Estimate:  # fmt: skip
     """The speeds on every machine that they hold for. overhead: its seconds; None where they are not known."""
     cost = config.cost if config is not None else CostConfig()
     on_top = overhead or Overhead()

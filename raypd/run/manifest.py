@@ -97,13 +97,9 @@ def _differing(old: Any, new: Any, idle: set[str], key: str = "") -> list[str]:
 
 
 def make(
-    config: RunConfig,
-    output: str,
-    units_planned: int,
-    units: Sequence[UnitSummary],
-    unreadable: Unreadable,
+    config: RunConfig, output: str, units_planned: int, units: Sequence[UnitSummary], unreadable: Unreadable,
     cost: RunCost | None,
-) -> Manifest:
+) -> Manifest:  # fmt: skip
     """Adds up the committed units and the sessions of a run. cost: of all sessions; None where no ledger ran."""
     sessions = []
     for session in read.sessions([output]):

@@ -257,8 +257,7 @@ def _is_word(char: str) -> bool:
 
 
 def span_of(attribute: Attribute, value: Any, text: str, begins: int, source: str) -> dict[str, Any]:
-    """`span` and `span_exact` of a value, where it is a text that stands in the document's: in `text`, a part of source
-    that begins at a character."""
+    """`span` and `span_exact` of a value that is a text, in `text`: a part of source that `begins` at a character."""
     span = find_span(text, value) if isinstance(value, str) and not attribute.many else None
     if span is None:
         return {"span": None, "span_exact": None}

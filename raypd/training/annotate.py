@@ -6,17 +6,13 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from raypd import storage
 from raypd.config import RunConfig
-from raypd.config.load import load_config
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.dataset.writer import rows_of
-from raypd.errors import InputError, UserError, raised_as
+from raypd.errors import InputError
 from raypd.tasks.base import Document
 from raypd.training.example import Skip
 from raypd.training.structure import LEAST_WORDS, TOPIC_WORDS, Promise, Sync
@@ -58,7 +54,7 @@ def label(documents: Sequence[Document], config: RunConfig) -> None:
         document.fields[COLUMN] = [tagged.get(_id(document, turn, str(answer))) for turn, answer in responses]
         matched |= any(document.fields[COLUMN])
     if not matched:
-        advice = "give a run over the file that `python -m raypd.training.annotate` wrote for this input"
+        advice = "give the teacher's run over the responses of this input, or keys of its model"
         run = config.training.annotations
         raise InputError(f"training.annotations {run}: marks no response of input.path; {advice}")
 
@@ -85,19 +81,3 @@ def marked(tagged: str | None, answer: str) -> list[str | Promise | Sync]:
     if any(not 1 <= len(block.topic.split()) <= TOPIC_WORDS for block in blocks):
         raise Skip(f"topics of no words, or of more than {TOPIC_WORDS}")
     return [piece for piece in pieces if piece != ""]
-
-
-def main(
-    config: Annotated[Path, typer.Argument(help="Configuration of a training")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")] = None,
-) -> None:
-    """Print what a teacher is to mark, as JSON lines for `raypd generate`."""
-    with raised_as(SystemExit, "error", UserError):
-        run = load_config(config, overrides or [])
-        storage.configure(run.storage)
-        for request in requests(run):
-            print(json.dumps(request, ensure_ascii=False))
-
-
-if __name__ == "__main__":
-    typer.run(main)

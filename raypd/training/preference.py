@@ -5,15 +5,12 @@ keeps texts, not tokens: a sample counts where the interpreter, fed with the tok
 import hashlib
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from raypd import storage
 from raypd.config import ANSWER_KEYS, GenerationConfig, RunConfig
@@ -21,8 +18,8 @@ from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.dataset.writer import rows_of
 from raypd.decoding.methods.pasta_lang import Lexer, Piece, readable
-from raypd.errors import ConfigError, InputError, UserError, raised_as
-from raypd.run.load import load_record, load_run
+from raypd.errors import ConfigError, InputError, raised_as
+from raypd.run.load import load_record
 from raypd.run.read import by_document
 from raypd.tasks.base import Document, Record
 from raypd.tasks.documents import conversation
@@ -40,16 +37,21 @@ _PROMPT = (Path(__file__).parent / "templates" / "compare.txt").read_text(encodi
 
 
 def check(config: RunConfig) -> None:
-    """Raises ConfigError where the runs of `training.preference` are not there, or not decoded as `config` says."""
+    """Raises ConfigError: a run of `training.preference` is not there, not decoded as `config` says, or cannot be."""
     preference = config.training.preference
     assert preference is not None
     if config.training.labels is not None:
         raise ConfigError("training.labels and training.preference are both set: keep one")
     if config.model.adapter is not None:
         raise ConfigError("model.adapter: a preference round begins from model.name alone; use training.weights full")
+    if not isinstance(preference.judged, dict) and (preference.samples is None or preference.rounds > 1):
+        advice = "give keys of its model, such as {model.name: ...}: it is asked about new samples"
+        raise ConfigError(f"training.preference.judged {preference.judged}: is a judge's run; {advice}")
     overrides = [f"storage.{key}={value}" for key, value in config.storage.model_dump(exclude_defaults=True).items()]
     for name, method in (("samples", "pasta"), ("baseline", "autoregressive"), ("judged", None)):
         run = getattr(preference, name)
+        if not isinstance(run, str):  # it is made
+            continue
         with raised_as(ConfigError, f"training.preference.{name}", ConfigError):
             recorded = _recorded(run, method, overrides)
             if name == "samples":
@@ -81,6 +83,13 @@ def _rows(run: str) -> dict[Place, list[Row]]:
     return {place: sorted(answers, key=lambda row: int(row["sample"])) for place, answers in rows.items()}
 
 
+def _runs(config: RunConfig) -> tuple[str, str, str]:
+    """Folders: of samples, the baseline, the judge."""
+    keys = config.training.preference
+    assert keys is not None
+    return str(keys.samples), str(keys.baseline), str(keys.judged)
+
+
 def _compared(samples: str, baseline: str, skipped: Counter[str]) -> Iterator[tuple[Place, Row, list[Row]]]:
     """(place of a prompt, the baseline's answer, all samples that came to their end), for each that has both."""
     answers = _rows(baseline)
@@ -94,9 +103,10 @@ def _compared(samples: str, baseline: str, skipped: Counter[str]) -> Iterator[tu
         yield place, answers[place][0], complete
 
 
-def comparisons(config: RunConfig, samples: str, baseline: str, skipped: Counter[str]) -> Iterator[dict[str, str]]:
-    """What the judge is asked of each sample, in both orders, for `raypd generate`. config: of the run in `samples`."""
+def comparisons(config: RunConfig, skipped: Counter[str]) -> Iterator[dict[str, str]]:
+    """What the judge is asked of each sample, in both orders, for `raypd generate`."""
     assert isinstance(config.task, GenerationConfig)
+    samples, baseline, _ = _runs(config)
     read = (document for unit in plan(config) for document in read_unit(unit, config))
     documents = {(document.source, document.place): document for document in read}
     for place, answer, rows in _compared(samples, baseline, skipped):
@@ -125,7 +135,7 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
         try:
             *_, order = json.loads(row["id"])
         except (TypeError, ValueError):
-            advice = "give the judge's run over the file of `python -m raypd.training.preference`"
+            advice = "give the judge's run over a round's comparisons.jsonl"
             raise ConfigError(f"training.preference.judged {run}: {row['id']!r} is no comparison; {advice}") from None
         last = (row["text"].strip().splitlines() or [""])[-1]
         words = {word.lower() for word in _VERDICT.findall(last)} if row["finish_reason"] == "stop" else set()
@@ -139,11 +149,11 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
 def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
     """Puts the samples, each with its `score`, into labels_column of the documents; documents without get an error.
     Raises InputError: no sample is of any of them; ConfigError: the run that judged judges something else."""
-    preference, skipped = config.training.preference, Counter[str]()
+    preference, skipped, (runs, baseline, judged) = config.training.preference, Counter[str](), _runs(config)
     assert preference is not None
-    verdicts = _verdicts(preference.judged, skipped)
+    verdicts = _verdicts(judged, skipped)
     scored: dict[Place, list[Row]] = {}
-    for place, answer, samples in _compared(preference.samples, preference.baseline, skipped):
+    for place, answer, samples in _compared(runs, baseline, skipped):
         scored[place] = []
         for row in samples:
             keys = [_comparison(place, row, answer, order) for order in _ORDERS]
@@ -163,8 +173,8 @@ def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
             document.error = "training.preference: no sample that the baseline and the judge answered, too"
     if not matched:
         raise InputError(
-            f"training.preference: no prompt of input.path has a sample of {preference.samples} that was judged in "
-            f"{preference.judged} against {preference.baseline}; give runs over the same input{listed(skipped)}"
+            f"training.preference: no prompt of input.path has a sample of {runs} that was judged in {judged} against "
+            f"{baseline}; give runs over the same input{listed(skipped)}"
         )
     return skipped
 
@@ -230,24 +240,3 @@ class PairExamples(GenerationExamples):
 
 def _tag(piece: Piece) -> str:
     return "text" if piece.tag is None else piece.tag.kind
-
-
-def main(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of samples (its output.path)")],
-    baseline: Annotated[str, typer.Argument(metavar="BASELINE", help="Folder of an autoregressive run")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")] = None,
-) -> None:
-    """Print what a judge is to be asked, as JSON lines for `raypd generate`."""
-    skipped = Counter[str]()
-    with raised_as(SystemExit, "error", UserError):
-        _recorded(baseline, "autoregressive", overrides or [])
-        _recorded(run, "pasta", overrides or [])
-        config = load_run(storage.absolute(run), overrides or [])
-        for document in comparisons(config, run, baseline, skipped):
-            print(json.dumps(document, ensure_ascii=False))
-    if skipped:
-        print(f"left out:{listed(skipped)}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,5 +1,4 @@
-"""Memory (MB) and computing of a run of many documents with the fake engine: python -m tests.cluster.flat_memory
-DOCUMENTS [UNIT]; RAYPD_TEST_EXECUTOR=ray_data."""
+"""Memory (MB) and computing of a run with the fake engine: python -m tests.cluster.flat_memory DOCUMENTS [UNIT]."""
 
 import contextlib
 import json

@@ -60,8 +60,7 @@ def trial(folder: Path) -> Trial:
 
 
 def run(folder: Path) -> str:
-    """Runs `raypd extract` with model fake as a user types it, on a cluster whose head takes no workers. Returns as
-    JSON how many worker nodes there were in turn."""
+    """Runs `raypd extract` with model fake on a cluster whose head takes no workers. JSON: worker nodes in turn."""
     import ray
 
     worker = {"resources": {"CPU": 1, "GPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 2}

@@ -133,8 +133,7 @@ def test_what_ray_kills_for_memory_is_a_death_like_any_other(tmp_path, monkeypat
 
 
 def test_a_run_whose_last_unit_moves_to_an_idle_worker(tmp_path: Path, config, ray_here, monkeypatch) -> None:
-    """Two workers with two units in flight each; the first unit stands still until the third has moved. The worker
-    dies of the unit that it got, and is replaced."""
+    """Two workers, two units in flight each; the first stands until the third has moved, kills, and is replaced."""
     for name, own in (("a", "until c-moved"), ("b", "quick"), ("c", "kill once"), ("d", "quick")):
         write_jsonl(tmp_path / f"in/{name}.jsonl", [own] * 10)
     run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, max_num_seqs=1)

@@ -229,8 +229,7 @@ def drafting(program, prompt, text, k, right, seed=0):
 
 
 class Knowing(MedusaHeads):
-    """Heads that know the texts (tokens, from which place on) by the stock model's hidden state, and guess right, at
-    a random rank of each depth, with the probability `right`."""
+    """Heads that know the texts by the stock model's hidden state, and guess right with the probability `right`."""
 
     def __init__(self, stock, texts, right, seed=0):
         width = stock.get_output_embeddings().weight.shape
@@ -414,17 +413,11 @@ def _pasta(stock: PreTrainedModel) -> Case:
 
 
 CASES: dict[str, Callable[[PreTrainedModel], Case]] = {
-    "autoregressive": _autoregressive,
     "hyper_parallel": _stacked((1, 6, 2, 3), isolate_values=False),
-    "hyper_parallel, values": _stacked((1, 1, 1, 1, 1), isolate_values=True),
-    "guided": _guided,
-    "intra_prompt": _intra_prompt,
-    "apar": _apar,
-    "pasta": _pasta,
-    "space": _drafted(_space),
-    "medusa": _drafted(_medusa),
-    "apar_medusa": _apar_medusa,
-}
+    "hyper_parallel, values": _stacked((1, 1, 1, 1, 1), isolate_values=True), "guided": _guided,
+    "autoregressive": _autoregressive, "intra_prompt": _intra_prompt, "apar": _apar, "pasta": _pasta,
+    "space": _drafted(_space), "medusa": _drafted(_medusa), "apar_medusa": _apar_medusa,
+}  # fmt: skip
 
 
 @cache

@@ -137,8 +137,7 @@ def chance_of_texts(stock, prompt, length, sampling):
 
 
 def check_distribution(answers, chances, least_freedom):
-    """Within 4 standard deviations of what chi-square gives (Wilson and Hilferty's cube root is close to normal), cells
-    that expect fewer than 5 put together."""
+    """Within 4 standard deviations of chi-square (Wilson and Hilferty); cells that expect fewer than 5 are one."""
     counts = Counter(tuple(answer.tokens) for answer in answers)
     assert set(counts) <= set(chances), "a text that one token at a time never says"
     cells = [(counts.get(text, 0), len(answers) * chance) for text, chance in chances.items()]

@@ -1,5 +1,4 @@
-"""`make faults`: every fault once, by its docstring, and the table of what became of the documents, as Markdown.
-`make test` has the most common in shorter tests."""
+"""`make faults`: every fault once, by its docstring, and the table of what became of the documents, as Markdown."""
 
 import os
 import sys

@@ -21,8 +21,7 @@ _SET_FLAGS, _UP = 0x8914, 0x1
 
 
 def apart(function: Callable[[Path], str], folder: Path) -> str:
-    """Runs a function of the tests, which must end well; what it printed and returned. Raises SkipTest where this
-    machine lets nobody have namespaces."""
+    """Runs a function of the tests, which must end well; what it printed and returned. Skips without namespaces."""
     if not shutil.which("unshare") or subprocess.run([*_NAMESPACE, "true"], capture_output=True).returncode:
         raise SkipTest("needs namespaces of its own: root, or a container with --privileged (unshare)")
     done = subprocess.run(

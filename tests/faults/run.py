@@ -1,6 +1,5 @@
-"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG [module:build [retry]]; and what
-its workers are made of. RAYPD_TEST_CLOCK=-86400: clocks go back by a day as soon as RAYPD_TEST_CLOCK_FILE is
-there; each then leaves a file FILE-PID."""
+"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG [module:build [retry]]. With
+RAYPD_TEST_CLOCK=-86400 clocks go back by a day once RAYPD_TEST_CLOCK_FILE is there; each then leaves FILE-PID."""
 
 import importlib
 import os

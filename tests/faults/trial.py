@@ -37,8 +37,7 @@ class Outcome:
 
 
 class Trial:
-    """A corpus of one document a title in `folder`, a configuration (with `keys`) around it, and runs of it. Titles
-    steer the fake task of tests/cluster/fakes.py."""
+    """A corpus of one document a title (they steer tests/cluster/fakes.py) in `folder`, a configuration, and runs."""
 
     def __init__(self, folder: Path, titles: Sequence[str], unit_documents: int = 10, **keys: dict[str, Any]) -> None:
         self.folder, self.count = folder, len(titles)

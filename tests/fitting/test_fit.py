@@ -59,8 +59,7 @@ def yaml_of(tmp_path: Path):
 
 @pytest.fixture
 def one_start(monkeypatch):
-    """Of a worker, beside the training's: other runs, and what measures a model, have theirs in this process.
-    Returns what is in place of `run_extract`."""
+    """Of a worker, beside the training's: the rest is in this process. Returns what is in place of `run_extract`."""
 
     def start(self) -> None:
         kind, arguments = self._make(self.share)

@@ -75,8 +75,7 @@ class Counting:
 
 
 def shown(record: Record) -> str:
-    """A record's columns; what passes of other sizes round otherwise is left out: also which of windows that say the
-    same is surest."""
+    """A record's columns; which of windows that say the same is surest is left out, as passes of other sizes round."""
     text = re.sub(r'"window": \d', "", json.dumps(record.columns))
     return re.sub(r"0\.\d+", lambda found: f"{float(found[0]):.3f}", text)
 

@@ -146,8 +146,7 @@ def test_the_lowest_validation_loss_wins(tmp_path, base):
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_two_workers_do_what_one_does(tmp_path, base, sharding):
-    """Passes of four in two workers are passes of eight in one, as the loss is over all targets of a step; warm-up and
-    evaluations are shares of the same steps."""
+    """Passes of four in two workers are passes of eight in one: loss, warm-up and evaluations are of the same steps."""
     training = {"weights": "full", "epochs": 2, "learning_rates": [1e-3], "max_grad_norm": 1e9, "warmup": 0.5}
     single = short(tmp_path, base, "one", training={**training, "accumulate": 2, "batch_size": 4})
     double = short(tmp_path, base, "two", training={**training, "batch_size": 4, "sharding": sharding},

@@ -2,19 +2,20 @@
 
 import itertools
 import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError
 from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
-from raypd.training import preference
+from raypd.training import preference, prerequisites
 from raypd.training.data import check, prepare
 from raypd.training.packing import pack
 from raypd.training.preference import PairExamples
@@ -38,8 +39,7 @@ CASES = [SAMPLES[0], ("a <b>bold</b> < text, no promise <sync/> here",),
 
 
 class Corpus:
-    """A folder with prompts, and runs over them. prompts: of two characters, as a Script expects. tags: whether those
-    of PASTA are tokens of their own."""
+    """A folder with prompts (of two characters, as a Script has them), and runs. tags: those of PASTA are tokens."""
 
     def __init__(self, tmp_path, prompts=("Q1", "Q2", "Q3", "Q4"), tags=False):
         self.folder, self.tokenizer, self.words = tmp_path, tiny_tokenizer(), ()
@@ -53,7 +53,7 @@ class Corpus:
         """preference: its keys; of a run the name of its folder."""
         runs = {name: name for name in ("samples", "baseline", "judged")}
         keys = {**runs, **(preference or {})}
-        chosen = {name: str(self.folder / key) if name in runs else key for name, key in keys.items()}
+        chosen = {name: str(self.folder / key) if isinstance(key, str) else key for name, key in keys.items()}
         sections = {
             "input": {"text_columns": ["prompt"], "category_column": None},
             "model": {"name": "tiny", "device": "cpu", "dtype": dtype},
@@ -78,7 +78,7 @@ class Corpus:
 
     def judge(self, verdict, name="judged", samples="samples"):
         """A run over the judge's file; verdict(prompt, sample, where it stands) is what the judge says."""
-        rows = [json.loads(line) for line in self.printed(samples).splitlines()]
+        rows = self.comparisons(samples)
         documents = [Document(n, row["id"], source="c.jsonl", place=n) for n, row in enumerate(rows)]
         prompts, records = {document.place: document.id for document in read_all(self.config())}, []
         for n, row in enumerate(rows):
@@ -88,12 +88,8 @@ class Corpus:
             records.append(Record(n, error="failed") if failed else Record(n, answer | {"finish_reason": "stop"}))
         return committed(self.folder / name, self.config("autoregressive", 1), documents, records)
 
-    def printed(self, samples="samples", baseline="baseline", code=0):
-        app = typer.Typer()
-        app.command()(preference.main)
-        result = CliRunner().invoke(app, [str(self.folder / samples), str(self.folder / baseline)])
-        assert result.exit_code == code, result.output
-        return result.stdout if code == 0 else result.output
+    def comparisons(self, samples="samples"):
+        return list(preference.comparisons(self.config(preference={"samples": samples}), Counter()))
 
 
 @pytest.fixture
@@ -128,7 +124,7 @@ def written(example):
 
 
 def test_the_judge_sees_every_sample_on_both_sides(corpus):
-    rows, joined = [json.loads(line) for line in corpus.printed().splitlines()], "first partsecond, and so on"
+    rows, joined = corpus.comparisons(), "first partsecond, and so on"
     assert len(rows) == 4 * 3 * 2
     for row, order in zip(rows[:2], ("first", "second"), strict=True):
         assert json.loads(row["id"])[2::2] == [0, order]
@@ -327,16 +323,12 @@ def test_bad_input_is_one_message(corpus, tmp_path):
     alike = "no document that can be used\n  8 x prompts whose samples all score alike"
     for runs, keys, error, words in (
         ({}, others, InputError, "no prompt of input.path has a sample of .*give runs over the same input"),
-        ({"judged": "baseline"}, {}, ConfigError, "'Q1' is no comparison; give the judge's run over the file of"),
+        ({"judged": "baseline"}, {}, ConfigError, "'Q1' is no comparison; give the judge's run over a round's"),
         ({"samples": "alike"}, {}, InputError, "12 x samples that the judge did not answer"),  # but those of others
         ({"samples": "alike", "judged": "all alike"}, {}, InputError, alike),
     ):
         with pytest.raises(error, match=words):
             prepare(corpus.config(preference=runs, **keys), tiny_tokenizer(), 4096)
-    words = [": no run here", ": no run here", "give one with decoding.method pasta"]
-    for *runs, word in zip(("none", "samples", "baseline"), ("baseline", "none", "baseline"), words, strict=True):
-        (line,) = corpus.printed(*runs, 1).splitlines()
-        assert word in line
 
 
 def test_runs_are_found_from_the_yaml(tmp_path):
@@ -346,3 +338,29 @@ def test_runs_are_found_from_the_yaml(tmp_path):
     assert {name: preferences[name] for name in runs} == runs | {"samples": str(tmp_path / "runs/s")}
     with pytest.raises(ConfigError, match=r"training.preference.beta"):
         load_config(tmp_path / "a.yaml", ["training.preference.beta=0"])
+
+
+def test_all_rounds_by_one_command(corpus, monkeypatch):
+    made, keys = [], {"samples": None, "baseline": {"model.name": "B"}, "judged": {"model.name": "J"}, "rounds": 2}
+
+    def run(config, verbose):
+        path, documents = Path(config.output.path), read_all(config)
+        made.append(f"{path.relative_to(corpus.folder)} by {config.model.name} x {config.task.samples}")
+        words = {"sample": 0, "turn": 0, "text": "first", "tokens": 1, "finish_reason": "stop"}
+        if path.name == "judged":
+            committed(path, config, documents, [Record(document.index, dict(words)) for document in documents])
+        else:
+            corpus.decoded(path, config.decoding.method, SAMPLES if path.name == "samples" else [("x" * 39,)])
+
+    def training(config, verbose):
+        made.append(f"{Path(config.output.path).name}, {prepare(config, corpus.tokenizer, 4096)[0].documents} prompts")
+        return SimpleNamespace(weights=f"weights of {made[-1]}")
+
+    monkeypatch.setattr(prerequisites, "run_extract", run)
+    monkeypatch.setattr(prerequisites, "run_training", training)
+    prerequisites.train(corpus.config(preference=keys))
+    first, second = ("out/round-1/", "tiny", "round-1"), ("out/", "weights of round-1, 4 prompts", "out")
+    rounds = ([f"{at}samples by {m} x 10", f"{at}judged by J x 1", f"{n}, 4 prompts"] for at, m, n in (first, second))
+    assert made == ["out/round-1/baseline by B x 1", *itertools.chain(*rounds)]
+    with pytest.raises(ConfigError, match=r"judged .*: is a judge's run; give keys of its model"):
+        prerequisites.train(corpus.config(preference={**keys, "judged": "judged"}))

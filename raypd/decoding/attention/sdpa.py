@@ -67,13 +67,9 @@ def _rows_of(stored: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 def _over(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float,
     softcap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Attention of query [n, heads, d] over key and value [k, kv_heads, d]: [n, heads, d] with its log-sum-exp
     [n, heads]; 0 and -inf for a query that sees none of the keys."""
     n, heads, _ = query.shape
@@ -124,13 +120,9 @@ def _kernel(
 
 
 def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float,
     softcap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Attention of query [rows, heads, n, d] over key and value [rows, heads, k, d] under an additive mask
     [rows, 1, n, k], with its log-sum-exp [rows, heads, n] in float32 at least."""
     if _has_kernel(query, key, value, softcap):

@@ -140,13 +140,9 @@ class Attend(Protocol):
     """Attention over the cache, in one layer."""
 
     def __call__(
-        self,
-        step: Step,
-        layer: AttentionLayer,
-        query: torch.Tensor,
-        key: torch.Tensor | None,
+        self, step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor | None,
         value: torch.Tensor | None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """Stores keys and values [tokens, kv_heads, head_dim] (None: they are stored), and attends to all that the
         queries see. Queries and what it returns are [tokens, heads, head_dim]; queries and keys are rotated."""
 
