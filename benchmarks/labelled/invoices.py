@@ -1,15 +1,24 @@
 """60 invoices with their lines as labels, the same in every run: `python -m benchmarks.labelled.invoices` writes
 invoices.jsonl beside this file. What a list of objects is tried with: 1 to 8 lines in six layouts, numbers and dates in
-the ways of four countries, and amounts that are no line (shipping, tax, discount, what was paid before)."""
+the ways of four countries, and amounts that are no line (shipping, tax, discount, what was paid before).
+
+`python -m benchmarks.labelled.invoices FOLDER` writes 130 others, with other prices, to train on, and for both the
+lines as one slot (list) and as a number and a slot for each cell of eight rows (slots), with a configuration each;
+`... score RUN` compares."""
 
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-COUNT = 60
+from raypd.config.schema import categories_of
+from raypd.dataset.writer import rows_of
+
+COUNT, TRAIN, FIRST = 60, 130, 1000  # FIRST: number of the first to train on
+ROWS, COLUMNS = 8, ("item", "quantity", "unit_price")
 FILE = Path(__file__).with_name("invoices.jsonl")
 SELLERS = ["Hallberg Büromöbel GmbH", "Norwood & Finch Ltd", "Atelier Cassel SARL", "Pine Street Hardware",
            "Kestrel Optics Inc.", "Lindqvist Kaffe AB", "Moreno Suministros S.L.", "Bluebell Stationers",
@@ -82,13 +91,15 @@ def _sum(lines: Lines) -> float:
     return round(sum(x["quantity"] * x["unit_price"] for x in lines), 2)
 
 
-def invoices() -> Iterator[dict[str, Any]]:
+def invoices(numbers: range = range(COUNT)) -> Iterator[dict[str, Any]]:
     """Rows of an input: id, title, description, and the labels in `target`."""
-    for number in range(COUNT):
+    for number in numbers:
         draws = random.Random(number)
+        dearer = random.Random(7 * number + 1)
+        prices = ITEMS if number < FIRST else {n: round(p * dearer.uniform(0.5, 2), 2) for n, p in ITEMS.items()}
         country, layout = draws.choice(COUNTRIES), LAYOUTS[number % len(LAYOUTS)]
         names = draws.sample(sorted(ITEMS), draws.choice([1, 2, 2, 3, 3, 4, 5, 6, 8]))
-        lines = [{"item": n, "quantity": draws.choice([1, 1, 2, 3, 4, 6, 10, 12, 25, 40]), "unit_price": ITEMS[n]}
+        lines = [{"item": n, "quantity": draws.choice([1, 1, 2, 3, 4, 6, 10, 12, 25, 40]), "unit_price": prices[n]}
                  for n in names]  # fmt: skip
         day = date(2024, 1, 8) + timedelta(days=draws.randrange(700))
         seller, buyer = draws.choice(SELLERS), draws.choice(BUYERS)
@@ -117,5 +128,62 @@ def invoices() -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def as_slots(row: dict[str, Any]) -> dict[str, Any]:
+    """The same with a number of lines, and each cell of ROWS as an attribute."""
+    target = dict(row["target"])
+    lines, total = target.pop("lines"), target.pop("total")
+    cells = {f"line {n + 1} {c}": lines[n][c] if n < len(lines) else None for n in range(ROWS) for c in COLUMNS}
+    return {**row, "target": {**target, "number of lines": len(lines), **cells, "total": total}}
+
+
+def write_both(folder: Path) -> None:
+    """Rows to train on and to test, and a configuration, of either form."""
+    (category,) = categories_of(str(FILE.with_name("invoices.schema.json")), folder).values()
+    tree = category["attributes"]
+    *head, lines, total = tree
+    lines["max_items"] = ROWS
+    cells = [
+        {**column, "name": f"line {n} {column['name']}"} for n in range(1, ROWS + 1) for column in lines["columns"]
+    ]
+    number = {"name": "number of lines", "type": "integer", "description": lines["description"]}
+    for form, given, tokens in (("list", tree, 320), ("slots", [*head, number, *cells, total], 24)):
+        for part, numbers in (("train", range(FIRST, FIRST + TRAIN)), ("test", range(COUNT))):
+            rows = (row if form == "list" else as_slots(row) for row in invoices(numbers))
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            (folder / f"{form}.{part}.jsonl").write_text(text)
+        config = {
+            "input": {"path": f"{form}.train.jsonl", "text_columns": ["description"]},
+            "output": {"path": f"runs/{form}"},
+            "decoding": {"method": "hyper_parallel", "max_value_tokens": tokens},
+            "training": {"weights": "full", "learning_rates": [2e-4], "epochs": 2, "batch_size": 4, "evaluations": 2},
+            "task": {"kind": "extraction", "categories": {"invoice": {"attributes": given}}},
+        }  # fmt: skip
+        (folder / f"{form}.yaml").write_text(json.dumps(config, indent=2))
+
+
+def score(run: str) -> str:
+    """F1 of the lines' cells, each in its place, and how many invoices have all lines right; a run of either form."""
+    labels = {row["id"]: row["target"]["lines"] for row in invoices()}
+    right = given = whole = 0
+    for row in rows_of(run, ["id", "record"]):
+        record = json.loads(row["record"] or "{}")
+        lines = record.get("lines") or []
+        if "number of lines" in record:
+            count = min(ROWS, record["number of lines"] or 0)
+            lines = [{c: record.get(f"line {n + 1} {c}") for c in COLUMNS} for n in range(count)]
+        gold = labels[row["id"]]
+        right += sum(line.get(c) == label[c] for line, label in zip(lines, gold, strict=False) for c in COLUMNS)
+        given += sum(line.get(c) is not None for line in lines for c in COLUMNS)
+        whole += lines == gold
+    cells = sum(len(gold) * len(COLUMNS) for gold in labels.values())
+    return f"{run}: cells {2 * right / (given + cells):.3f}, all lines right in {whole} of {len(labels)}"
+
+
 if __name__ == "__main__":
-    FILE.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in invoices()))
+    match sys.argv[1:]:
+        case []:
+            FILE.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in invoices()))
+        case ["score", *runs]:
+            print(*map(score, runs), sep="\n")
+        case [folder]:
+            write_both(Path(folder))
