@@ -8,7 +8,7 @@ from dataclasses import replace
 from raypd import storage
 from raypd.billing import bill as billing
 from raypd.billing import energy
-from raypd.billing.meter import COUNTS, added, coarser
+from raypd.billing.meter import COUNTS, added, coarser, zero
 from raypd.config import CostConfig, ModelConfig, RunConfig
 from raypd.run import layout, read, records
 from raypd.run.records import Bill, NodeTime, RunCost, UnitSummary, WorkerTime
@@ -166,6 +166,12 @@ def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
     counts = [each for unit in units for each in unit.categories.items()]
     total = round(bill.usd * billing.MICRO)
     bill.totals = totals
+    if not units:  # of a retry: its documents and tokens count where the rows are, its money is for the same
+        bill.categories, bill.methods = (
+            {name: {**zero(), "usd": count["usd"]} for name, count in shares.items()}
+            for shares in (bill.categories, bill.methods)
+        )
+        return True
     bill.categories = billing.shared_out(total, added(counts))
     if len(bill.methods) <= 1:  # a run has one
         bill.methods = billing.shared_out(total, added((name, count) for name in bill.methods for _, count in counts))

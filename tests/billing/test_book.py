@@ -117,6 +117,7 @@ def test_what_was_committed_counts_without_its_report_and_a_run_s_bill_is_its_se
     assert (bill.totals["documents"], bill.categories["a"]["documents"]) == (10, 10)
     assert bill.categories["a"]["usd"] == bill.usd == bill.methods["hyper_parallel"]["usd"]
     assert not book.reconcile(bill, [unit(7), unit(3)])
+    assert (book.reconcile(bill, []), bill.categories["a"]) == (True, {**zero(), "usd": bill.usd})  # as of a retry
     whole = book.summed([closed("s", 4, 9.0), closed("t", 6, 9.0)])
     assert (whole.usd, whole.documents, whole.usd_per_1000_documents) == (0.2, 10, 20.0)
     assert (round(sum(whole.parts.values()), 6), book.summed([])) == (whole.usd, None)
