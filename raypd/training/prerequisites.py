@@ -9,7 +9,9 @@ from typing import Any
 from raypd import storage
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
+from raypd.errors import ConfigError, ModelError, raised_as
 from raypd.estimation.checks import with_changes
+from raypd.models.load import check_model_config
 from raypd.run import console, layout
 from raypd.run.training import TrainingRecord
 from raypd.training import annotate, preference
@@ -19,13 +21,23 @@ from raypd.training.job import run_training
 
 SAMPLES = 10  # of a prompt, as in the paper
 _KEY = "training.preference"
+_PLAIN: dict[str, Any] = {"model": {}, "decoding": {"method": "autoregressive"}}  # where keys say nothing else
 
 
 def train(config: RunConfig, *, verbose: bool = False) -> TrainingRecord:
     """As `run_training`, after the runs that it lacks; of several preference rounds, each from the weights of the one
     before, the last one's record."""
-    output, keys = layout.output_folder(config), config.training.preference
+    storage.configure(config.storage)
     check(config)
+    storage.configure(config.storage)  # `check` has looked into runs, each as it reached its own storage
+    output, keys = layout.output_folder(config), config.training.preference
+    given = {f"{_KEY}.{name}": getattr(keys, name) for name in ("baseline", "judged")} if keys is not None else {}
+    for key, value in (given | {"training.annotations": config.training.annotations}).items():
+        if isinstance(value, dict):  # known before the first of them is run
+            with raised_as(ConfigError, key, ConfigError, ModelError):
+                check_model_config(
+                    with_changes(config, {"training": {}, **_PLAIN, "task.samples": 1, **value}).model, machine=False
+                )
     if isinstance(teacher := config.training.annotations, dict):
         path = _run(config, "marked", _over(output, "responses", annotate.requests(config)) | teacher, verbose)
         config = with_changes(config, {"training.annotations": path})
@@ -66,7 +78,7 @@ def _over(folder: str, name: str, prompts: Iterable[Mapping[str, str]]) -> dict[
     if not storage.exists(file):
         storage.put(file, "".join(json.dumps(prompt) + "\n" for prompt in prompts).encode())
     source = {"path": file, "id_column": "id", "text_columns": ["prompt"], "category_column": None}
-    return {"input": source, "task": {"kind": "generation"}, "model": {}, "decoding": {"method": "autoregressive"}}
+    return {"input": source, "task": {"kind": "generation"}, **_PLAIN}
 
 
 def _run(config: RunConfig, name: str, changes: Mapping[str, Any], verbose: bool) -> str:

@@ -102,8 +102,7 @@ def test_values_under_the_threshold_are_the_second_model_s_and_say_so():
     assert found == {
         "sure": ({"Brand": "Acme", "Size": 42.0}, ["first", "first"]),
         "brand": ({"Brand": "Zeta", "Size": 42.0}, ["second", "first"]),
-        "null": ({"Brand": "Acme", "Size": 43.0}, ["first", "second"]),
-        "unrated": ({"Brand": "Acme", "Size": 43.0}, ["first", "second"]),
+        **dict.fromkeys(("null", "unrated"), ({"Brand": "Acme", "Size": 43.0}, ["first", "second"])),
     }
     assert [value["confidence"] for value in records["brand"].columns["values"]] == [0.5, 0.9]
 

@@ -305,6 +305,7 @@ def test_bad_input_is_one_message(corpus, tmp_path):
         ({"preference": {"baseline": "samples"}}, "baseline: .*decoding.method autoregressive"),
         ({"preference": {}, "decoding": {"max_async_tokens": 9}}, "samples: .*max_async_tokens 256, and here it is 9"),
         ({"preference": {}, "task": {"system": "Be brief"}}, "samples: .*task.system None, and here it is 'Be brief'"),
+        ({"preference": {"samples": None}}, "judged .*: is a judge's run; give keys of its model"),
         ({"preference": {}, "labels": "x"}, "training.labels and training.preference are both set"),
         ({"preference": {}, "method": "apar"}, "training.preference is for decoding.method pasta"),
     ):
@@ -356,11 +357,12 @@ def test_all_rounds_by_one_command(corpus, monkeypatch):
         made.append(f"{Path(config.output.path).name}, {prepare(config, corpus.tokenizer, 4096)[0].documents} prompts")
         return SimpleNamespace(weights=f"weights of {made[-1]}")
 
-    monkeypatch.setattr(prerequisites, "run_extract", run)
-    monkeypatch.setattr(prerequisites, "run_training", training)
+    steps = {"run_extract": run, "run_training": training, "check_model_config": lambda *_, **__: None}
+    for step in steps.items():
+        monkeypatch.setattr(prerequisites, *step)
     prerequisites.train(corpus.config(preference=keys))
     first, second = ("out/round-1/", "tiny", "round-1"), ("out/", "weights of round-1, 4 prompts", "out")
     rounds = ([f"{at}samples by {m} x 10", f"{at}judged by J x 1", f"{n}, 4 prompts"] for at, m, n in (first, second))
     assert made == ["out/round-1/baseline by B x 1", *itertools.chain(*rounds)]
-    with pytest.raises(ConfigError, match=r"judged .*: is a judge's run; give keys of its model"):
-        prerequisites.train(corpus.config(preference={**keys, "judged": "judged"}))
+    with pytest.raises(ConfigError, match=r"judged: .*model\.nam"):
+        prerequisites.train(corpus.config(preference=keys | {"judged": {"model.nam": "J"}}))
