@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pyarrow.dataset as ds
 import pytest
+import ray
 import torch
 from safetensors.torch import load_file
 
@@ -99,11 +100,10 @@ def step_of(line):
 def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
     uncut, cut = short(tmp_path, base, "whole"), short(tmp_path, base, "cut")
     addresses = set()  # that anything of the training listens on
-    before = set(psutil.Process().children(recursive=True))  # other tests' Ray
+    ray.shutdown()  # other tests', which the training would join
 
     def look(_: str) -> None:
-        begun = set(psutil.Process().children(recursive=True)) - before
-        ours = {child.pid for child in begun if not before.intersection(child.parents())}
+        ours = {child.pid for child in psutil.Process().children(recursive=True)}
         ports = psutil.net_connections("tcp")
         addresses.update(port.laddr.ip for port in ports if port.status == "LISTEN" and port.pid in ours)
 
