@@ -26,7 +26,8 @@ _PATHS = (
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None, trains: bool = False) -> RunConfig:
-    """A YAML file, checked; later overrides win. trains: an open method is one to train. Raises ConfigError, of all."""
+    """Reads and checks a YAML file; later overrides win. trains: an open method is one that can be trained. Raises
+    ConfigError: file, line and key of every mistake."""
     source = YamlFile.read(Path(path))
     anchor_paths(source.tree, Path(path).parent)
     config = _checked(source, overrides, Path(path).parent)

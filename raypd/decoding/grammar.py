@@ -466,7 +466,8 @@ def one_of(texts: Sequence[str]) -> TransitionTable:
 
 
 class Choice(TransitionTable):
-    """One of some texts, whichever is told apart first, and nothing behind it: a token "All" is none of "A"."""
+    """One of some texts, whichever is told apart first, and nothing behind it: a token that goes on, "All" for "A", is
+    none of them."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         forms = [form for text in texts for form in (text, " " + text)]

@@ -47,7 +47,8 @@ class SlotAllocator:
 
 class KVCache:
     """Keys and values of all sequences, per layer [slots, kv_heads, head_dim]; it doubles when full, up to `limit`
-    slots (`why`: the reason for it). Layers are allocated when first written, and zeroed: a masked NaN would leak."""
+    slots (`why`: the reason for it). Layers are allocated when first written, and zeroed: NaN in a masked slot would
+    leak through attention."""
 
     def __init__(
         self, slots: int, limit: int | None, device: torch.device, why: str = "engine.cache_tokens allows no more"
@@ -107,7 +108,8 @@ class KVCache:
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores keys and values [tokens, kv_heads, head_dim] in `slots` [tokens]; None: they are. All of the layer."""
+        """Stores keys and values [tokens, kv_heads, head_dim] in `slots` [tokens]; all of the layer, as `layer`. None:
+        they are stored."""
         if key is None or value is None:
             return self.keys[layer], self.values[layer]
         keys, values = self.layer(layer, key, value)

@@ -1,4 +1,5 @@
-"""Linear layers in bfloat16 on a CPU, for inference: by native.c or, where that cannot run or with AMX, by oneDNN."""
+"""Linear layers in bfloat16 on a CPU, for inference: weights lie as their products read them, native.c's or, where
+those cannot run or the processor has AMX, oneDNN's."""
 
 from typing import Any
 

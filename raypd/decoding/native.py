@@ -42,7 +42,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 
 def store(slots: torch.Tensor, new: torch.Tensor, stored: torch.Tensor) -> None:
-    """Puts bfloat16 `new` [tokens, kv_heads, head_dim] into `stored` [slots, kv_heads, head_dim] at `slots` int64."""
+    """Puts keys, or values, `new` [tokens, kv_heads, head_dim] in bfloat16 into `stored` [slots, kv_heads, head_dim] at
+    `slots` [tokens] int64; last strides are 1."""
     _call("store", [new, slots, stored], (*new.shape, *new.stride()[:2], *stored.stride()[:2]))
 
 

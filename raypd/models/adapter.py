@@ -27,7 +27,8 @@ warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", categor
 
 
 def import_peft() -> None:
-    """Imports peft, without torch's compiler (1.5 s), which its bitsandbytes wants for weights of its own alone."""
+    """Imports peft, and not torch's compiler, which takes 1.5 s: bitsandbytes, which peft imports, compiles what only
+    its own weights need."""
     before = os.environ.get(_NO_COMPILER)
     os.environ[_NO_COMPILER] = "1"  # torch reads it in each call of `compile`
     try:

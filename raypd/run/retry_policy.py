@@ -1,7 +1,8 @@
 """What becomes of a unit whose worker process dies: it is bisected until the document that kills is found. After a
 death it is alone in its worker and goes in groups, with a checkpoint on storage (the group's rows) before each: those
 are the suspects of the next death, and are divided again. A document that was alone when its process died becomes an
-error row, so 256 documents cost three deaths a culprit. Storage keeps the count, which outlives worker and driver."""
+error row, so 256 documents cost three deaths a culprit. Deaths are counted on storage, so that they outlive worker and
+driver."""
 
 import contextlib
 from collections.abc import Callable, Sequence

@@ -1,4 +1,5 @@
-"""Examples of extraction: for `hyper_parallel` (HPD, section 4.4) and its control; gold values as decoding writes."""
+"""Training examples of extraction: for `hyper_parallel` (HPD, section 4.4) and, as its control, `autoregressive`; gold
+values as the text that decoding would have written."""
 
 import json
 from collections.abc import Iterator, Sequence

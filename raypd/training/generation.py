@@ -176,7 +176,8 @@ def masked(text: Example, generator: torch.Generator | None, *, mask: int, k: in
 
 class OutlineTeacher:
     """Answers `apar` so that it writes paragraphs: to each thread, known by the segment it feeds last, its next token.
-    Behind a [Fork] that is the next root's first; with it next root and detail get a segment each, in this order."""
+    The token behind a [Fork] is the first of the next root; with it the program gives the next root and the detail a
+    segment each, in this order."""
 
     def __init__(self, paragraphs: Sequence[Paragraph]) -> None:
         self._paragraphs = iter(paragraphs)

@@ -15,7 +15,8 @@ _BUFFERED_ROWS = 100_000
 
 
 class Scratch(ExitStack):
-    """Named tables (some gigabytes a hundred million documents), in TMPDIR: `create`, `add` from any thread, query."""
+    """Named tables, in TMPDIR (some gigabytes a hundred million documents): `create`, `add` from any thread, query.
+    tables: those to begin with."""
 
     def __init__(self, **tables: pa.Schema) -> None:
         super().__init__()

@@ -339,8 +339,9 @@ def apar(
     heads: Any = None,  # MedusaHeads that draft; None: a token of each thread a pass
     tree: Tree | None = None,  # None: the heads' own
 ) -> Program[AparAnswer]:
-    """Algorithm 1: decodes until every thread has ended. No position passes len(prompt.tokens) + max_new_tokens; of
-    fewer tokens than threads the older have them. Raises ValueError for a tree deeper than the heads."""
+    """Algorithm 1: decodes until every thread has come to its end. No position passes len(prompt.tokens) +
+    max_new_tokens; where fewer tokens are left than threads run, the older threads have them. Raises ValueError for a
+    tree deeper than the heads."""
     tree = Tree([]) if heads is None else heads.suited(tree)
     group = AparGroup(prompt, max_new_tokens, fork, child, lambda tokens: tokens[-1] in ends, max_threads, tree)
     yield from group.run(heads)
