@@ -36,14 +36,13 @@ from raypd.cluster.machines import Nodes
 from raypd.cluster.ray_session import WorkerResources, worker_resources
 from raypd.cluster.worker import EngineActor
 from raypd.config import ExtractionConfig, RunConfig
-from raypd.config.load import load_config, make_config
+from raypd.config.load import load_config, make_config, with_changes
 from raypd.config.schema import task_of
 from raypd.dataset import writer
 from raypd.dataset.reader import read_table
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.estimation import bootstrap, sampling
-from raypd.estimation.checks import check_sample, with_changes
-from raypd.estimation.profile import Profiler
+from raypd.estimation.profile import Profiler, check_sample
 from raypd.run.records import Bill, Figure, WorkerTime
 from raypd.tasks import columns
 from raypd.tasks.base import SECOND, Document

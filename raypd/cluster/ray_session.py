@@ -31,7 +31,7 @@ class WorkerResources:
 
 def runs_here(config: ClusterConfig) -> bool:
     """Whether a run starts Ray on this machine; else its workers may have a GPU that this process lacks."""
-    address = config.address or os.environ.get("RAY_ADDRESS")
+    address = config.address or os.environ.get("RAY_ADDRESS") or None
     local = ray_private.local_address()
     return address == "local" or (address is None and not (local and _answers(local)))
 
@@ -46,7 +46,7 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
 
     if ray.is_initialized():
         return False
-    address, local = config.address or os.environ.get("RAY_ADDRESS"), None
+    address, local = config.address or os.environ.get("RAY_ADDRESS") or None, None
     if address is None or address == "auto":
         local = ray_private.local_address()
         local = local if local and _answers(local) else None

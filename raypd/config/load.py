@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,20 @@ def _checked(source: YamlFile, overrides: list[str] | None, folder: Path | None 
         task |= {"categories": {"record": {"attributes": attributes}}, "attributes": []}
     if sources in (["schema"], ["attributes"]) and isinstance(tree.get("input"), dict):
         tree["input"].setdefault("category_column", None)  # one schema: documents need not name it
+    return _validated(source)
+
+
+def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """The configuration with some keys (dotted) changed. Raises ConfigError where they do not fit together."""
+    source = YamlFile(None, config.model_dump())
+    for key, value in changes.items():
+        set_key(source.tree, key, value)
+    return _validated(source)
+
+
+def _validated(source: YamlFile) -> RunConfig:
     try:
-        return RunConfig.model_validate(tree)
+        return RunConfig.model_validate(source.tree)
     except ValidationError as error:
         raise ConfigError(_explain(error, source)) from None
 

@@ -12,12 +12,12 @@ from raypd import storage
 from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.config import RunConfig
+from raypd.config.load import with_changes
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.estimation import bootstrap, earlier, hosted, prediction, profile, sampling
 from raypd.estimation.bootstrap import Array
-from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
-from raypd.estimation.profile import DocumentCost, Profile
+from raypd.estimation.profile import DocumentCost, Profile, check_sample
 from raypd.estimation.sampling import CorpusSample
 from raypd.estimation.views import show_estimate
 from raypd.run import layout, records

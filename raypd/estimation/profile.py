@@ -25,9 +25,11 @@ from raypd.billing import book
 from raypd.billing.meter import Meter
 from raypd.cluster.one_worker import OneWorker
 from raypd.config import RunConfig
+from raypd.errors import RunError
 from raypd.estimation import sampling
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.machines import TOKENS, instance_gpu
+from raypd.run.text import counted
 from raypd.tasks.base import SECOND, Document
 
 _SAMPLES = 8  # parts of the window whose speeds are compared
@@ -308,3 +310,14 @@ def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
     update((0, 0), at_once=True)
     with bar:
         yield update
+
+
+def check_sample(profiled: Profile) -> None:
+    """Raises RunError where the sample gave nothing to go by."""
+    done = [cost for cost in profiled.costs if cost is not None]
+    failed = [cost for cost in done if cost.error is not None]
+    if not done or profiled.seconds <= 0:
+        advice = "raise --minutes (of a fit: fit.sample_minutes) or lower engine.max_num_seqs"
+        raise RunError(f"not one of {counted(len(profiled.costs), 'document')} was done in the time given: {advice}")
+    if len(failed) == len(done):
+        raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")

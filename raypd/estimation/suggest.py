@@ -13,11 +13,10 @@ from raypd.answering.components import build
 from raypd.answering.request_queue import answer
 from raypd.billing.meter import Meter
 from raypd.config import Attribute, RunConfig, bare
-from raypd.config.load import make_config
+from raypd.config.load import make_config, with_changes
 from raypd.config.yaml_file import dump
 from raypd.errors import RunError
 from raypd.estimation import sampling
-from raypd.estimation.checks import with_changes
 from raypd.run.console import say
 from raypd.run.text import count, counted, one_line, share
 from raypd.tasks.base import Document

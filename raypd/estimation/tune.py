@@ -16,13 +16,13 @@ from raypd import storage
 from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.config import RunConfig
+from raypd.config.load import with_changes
 from raypd.errors import ConfigError, RunError, UserError, raised_as
 from raypd.estimation import sampling
 from raypd.estimation.agreement import Floor, Judge, values_of
 from raypd.estimation.bootstrap import exact
-from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.machines import NodeKind, here, known_type
-from raypd.estimation.profile import RemoteProfiler, WorkerFacts, most_in_flight
+from raypd.estimation.profile import RemoteProfiler, WorkerFacts, check_sample, most_in_flight
 from raypd.estimation.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
 from raypd.run.text import Say, counted

@@ -11,10 +11,10 @@ from functools import partial
 from raypd import storage
 from raypd.answering.check import check_model
 from raypd.config import CascadeConfig, RunConfig
+from raypd.config.load import with_changes
 from raypd.errors import ConfigError
 from raypd.estimation import sampling
-from raypd.estimation.checks import check_sample, with_changes
-from raypd.estimation.profile import DocumentCost, RemoteProfiler
+from raypd.estimation.profile import DocumentCost, RemoteProfiler, check_sample
 from raypd.evaluation.score import Answers, Labels, Measure, f1_of, labels_in
 from raypd.tasks.base import Document, Record
 from raypd.tasks.cascade import doubt, merged

@@ -6,8 +6,8 @@ from typing import Any
 
 from raypd import storage
 from raypd.config import RunConfig
+from raypd.config.load import with_changes
 from raypd.errors import UserError
-from raypd.estimation.checks import with_changes
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
 from raypd.evaluation.calibration import calibrate, calibration_error, reliability

@@ -11,12 +11,12 @@ from raypd.billing import book
 from raypd.billing.budget import BudgetReached
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
+from raypd.config.load import with_changes
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.dataset.tables import kind_of
 from raypd.errors import InputError, RunError
 from raypd.estimation import sampling
-from raypd.estimation.checks import with_changes
 from raypd.evaluation.score import flat_values
 from raypd.run import layout
 from raypd.run.records import Manifest

@@ -9,8 +9,8 @@ from typing import Any
 from raypd import storage
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
+from raypd.config.load import with_changes
 from raypd.errors import ConfigError, ModelError, raised_as
-from raypd.estimation.checks import with_changes
 from raypd.models.load import check_model_config
 from raypd.run import console, layout
 from raypd.run.training import TrainingRecord

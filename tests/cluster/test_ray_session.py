@@ -21,8 +21,8 @@ from raypd.answering.check import check_model
 from raypd.cli import summary
 from raypd.cluster import driver, ray_private, ray_session
 from raypd.config import ClusterConfig
+from raypd.config.load import with_changes
 from raypd.errors import ModelError, RunError
-from raypd.estimation.checks import with_changes
 from raypd.run.records import RunCost
 from tests.faults.trial import Trial
 from tests.processes import LONG, ROOT, end_all, ended, start

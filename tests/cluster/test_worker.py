@@ -392,12 +392,12 @@ def test_a_broken_card_of_two_costs_no_document(tmp_path: Path, config, capfd, e
 
 
 @pytest.mark.parametrize(("address", "variable", "running", "here"), [
-    (None, None, None, True), ("local", None, "x:1", True), (None, None, "x:1", False), ("auto", None, "x:1", False),
+    (None, "", None, True), ("local", None, "x:1", True), (None, None, "x:1", False), ("auto", None, "x:1", False),
     (None, "10.0.0.1:6379", None, False), ("ray://head:10001", None, None, False)])  # fmt: skip
 def test_a_head_may_lack_what_its_workers_have(monkeypatch, address, variable, running, here) -> None:
     monkeypatch.setattr(ray_session.ray_private, "local_address", lambda: running)
     monkeypatch.setattr(ray_session, "_answers", lambda address: True)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    if variable:
+    if variable is not None:
         monkeypatch.setenv("RAY_ADDRESS", variable)
     assert ray_session.runs_here(ClusterConfig(address=address)) is here

@@ -17,9 +17,10 @@ from raypd.answering.request_queue import RequestQueue, UnitState
 from raypd.billing import meter
 from raypd.cluster import driver, one_worker
 from raypd.config import RunConfig
+from raypd.config.load import with_changes
 from raypd.dataset import planner
 from raypd.errors import ConfigError, InputError
-from raypd.estimation import bootstrap, checks, earlier, machines, profile, sampling
+from raypd.estimation import bootstrap, earlier, machines, profile, sampling
 from raypd.estimation import estimate as estimates
 from raypd.estimation.bootstrap import Array, exact, figure
 from raypd.estimation.estimate import estimate
@@ -48,9 +49,8 @@ def of_one_length(values: list[float], population: float = np.inf) -> Array:
 
 @pytest.mark.parametrize(("count", "wider"), [(12, 1.18), (200, 1.0)])
 def test_intervals_are_those_of_scipy(count: int, wider: float) -> None:
-    """Its errors are those of the sample at hand, the n-th of which are drawn again: ours are wider by n / (n - 1).
-    And by Student's t, with 11 degrees of freedom for 12 clusters.
-    """
+    """Its errors are those of the sample at hand, the n-th of which are drawn again: ours are wider by n / (n - 1),
+    and by Student's t, with 11 degrees of freedom for 12 clusters."""
     stats, draws = pytest.importorskip("scipy.stats"), rng(3)
     base = draws.uniform(50, 150, count)
     values = base * draws.lognormal(-4, 0.3, count)
@@ -144,7 +144,9 @@ def by_category(documents: list[Document]) -> list[DocumentCost | None]:
 
 def test_changes_that_do_not_fit_together_are_said_in_one_line(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"^engine\.kind vllm does not decode hyper_parallel: set [^\n]*$"):
-        checks.with_changes(corpus(tmp_path), {"engine.kind": "vllm"})
+        with_changes(corpus(tmp_path), {"engine.kind": "vllm"})
+    with pytest.raises(ConfigError, match=r"^decoding\.metod: unknown key; did you mean 'method'\?$"):
+        with_changes(corpus(tmp_path), {"decoding.metod": "guided"})
 
 
 def test_a_sample_has_every_category_in_proportion_and_all_lengths(tmp_path) -> None:
@@ -369,7 +371,6 @@ def test_time_that_ends_while_the_engine_fills_leaves_a_guess(tmp_path, fake_tim
 
 
 def test_a_limit_leaves_the_seconds_that_were_spent_and_what_had_not_ended(tmp_path) -> None:
-    """By a request queue of its own, whose engine takes another step while the sample is given up."""
     costs = {"name": "fake", "fake": COSTS | {"load_seconds": 0.0, "decode_tokens_per_second": 100}}
     keys = {"engine": {"max_num_seqs": 64}, "model": costs, "decoding": {"method": "autoregressive"}}
     config = corpus(tmp_path, 200, **keys)
@@ -488,7 +489,6 @@ def test_mistakes_are_told(given: dict, message: str) -> None:
 @pytest.mark.slow
 @pytest.mark.idle
 def test_from_a_twentieth_of_a_run_its_bill_within_5_percent(tmp_path) -> None:
-    """The whole way: a twentieth of a corpus is decoded, then all of it by a run, whose bill is compared."""
     config = corpus(tmp_path, 1600, model={"name": "fake", "fake": SLOW}, cluster=LOCAL)
     (bill,) = estimate(config, EstimateOptions(sample=80, baseline=False)).machines[0].bills
     made = driver.run_extract(config)

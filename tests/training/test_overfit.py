@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from raypd.config import RunConfig
+from raypd.config.load import with_changes
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.medusa import MedusaHeads, cartesian_tree
 from raypd.errors import ModelError
-from raypd.estimation.checks import with_changes
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.load import load_model
 from raypd.models.medusa_heads import save_heads
