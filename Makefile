@@ -84,7 +84,7 @@ benchmark: setup
 	$(BIN)/python -m benchmarks benchmarks/workloads.yaml $(KEYS)
 
 table: setup
-	$(BIN)/python -m benchmarks.tables $(or $(NAME),--list) $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT))
+	$(BIN)/python -m benchmarks.tables $(or $(NAME),--list) $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT)) $(addprefix --judge ,$(JUDGE))
 
 # Interrupted, so that both print what they have; killed, they print nothing.
 GPU_TESTS := gpu-tests.xml

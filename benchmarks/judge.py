@@ -128,13 +128,8 @@ def judge(
     if not rows:
         raise InputError(f"{run}: no document is answered" + (f" there and in {other}" if theirs is not None else ""))
     verdicts, spent = ask(rows, task, output, base, keys)
-    if theirs is not None:
-        parts: dict[str, dict[str, list[float]]] = {
-            id: {"compared": wins(better), "both orders": [float(same), 1.0]}
-            for id, (better, same) in pair_verdicts(verdicts).items()
-        }
-    elif "category" not in rows[0]:
-        parts = {id: {"judge": [float(s["score"]), 1.0]} for id, s in verdicts.items() if s["score"] is not None}
+    if "category" not in rows[0]:
+        parts = parts_of_texts(verdicts)
     else:
         by_labels = _by_labels(run, ours, other) if other is not None else {}
         parts = {id: _of_values(said, by_labels.get(id, {})) for id, said in verdicts.items()}
@@ -144,6 +139,15 @@ def judge(
     unclear = len(rows) - len(verdicts) + sum(None in values.values() for values in verdicts.values())
     scores = {id: Score(ours[id].category, of) for id, of in parts.items()}
     return Judgement(score.measures_of(scores, METRICS), dict(said.most_common()), unclear, output, spent)
+
+
+def parts_of_texts(verdicts: Verdicts) -> dict[str, dict[str, list[float]]]:
+    """Document -> counts for `METRICS`: of its score, or of the comparison of its two answers."""
+    graded = {id: said["score"] for id, said in verdicts.items() if said.get("score") is not None}
+    if graded:
+        return {id: {"judge": [float(of or 0), 1.0]} for id, of in graded.items()}
+    pairs = pair_verdicts(verdicts).items()
+    return {id: {"compared": wins(better), "both orders": [float(same), 1.0]} for id, (better, same) in pairs}
 
 
 def export(run: str, other: str, file: str) -> str:

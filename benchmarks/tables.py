@@ -2,9 +2,10 @@
 
     python -m benchmarks.tables --list
     python -m benchmarks.tables ippd-2-squad --data DATA_FOLDER          # make table NAME=ippd-2-squad DATA=DATA_FOLDER
+    python -m benchmarks.tables apar-4 --judge model.name=MODEL          # JUDGE=model.name=MODEL: who judges its texts
 
 What exists in --work is kept; the same command goes on where it was cut off. --limit takes the first documents of each
-file alone, to try a table; the page then says so.
+file alone, to try a table; the page then says so. Without a judge the columns of one stay empty.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -23,12 +25,12 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import human_eval, speedup
+from benchmarks import human_eval, judge, speedup
 from benchmarks.table import machine
 from raypd.config import ModelConfig
 from raypd.config.yaml_file import parse
 from raypd.errors import UserError
-from raypd.evaluation.score import evaluate, read_answers
+from raypd.evaluation.score import Measure, Score, evaluate, measures_of, read_answers
 from raypd.models.load import load_tokenizer
 from raypd.run import layout, read
 from raypd.run.records import Manifest
@@ -51,10 +53,10 @@ its threads hold more in the cache than the flat text.
 
 
 class Maker:
-    """Makes what a table needs. limit: documents of each file; None: all."""
+    """Makes what a table needs. limit: documents of each file; None: all. judge: keys of the model that judges."""
 
-    def __init__(self, data: Path, work: Path, limit: int | None) -> None:
-        self.data, self.work, self.limit = data, work, limit
+    def __init__(self, data: Path, work: Path, limit: int | None, judge: Sequence[str] = ()) -> None:
+        self.data, self.work, self.limit, self.judge = data, work, limit, judge
 
     def make(self, name: str, words: str) -> Path:
         """The folder of a command's output; it is run where that is not whole yet. Raises SystemExit as it ends."""
@@ -117,12 +119,19 @@ def figure(column: str, run: Path, first: Path, labels: Path | None, among: set[
     if column == "pass@1":
         share, problems = human_eval.pass_at_1(str(run), str(labels))
         return f"{share:.3f} of {problems}"
-    measures = evaluate(str(run), str(labels)).measures if labels is not None else []
+    if column in judge.METRICS:
+        measures = _judged(run, among)
+    else:
+        measures = evaluate(str(run), str(labels)).measures if labels is not None else []
     for measure in measures:
         if (measure.name, measure.of) == (column, ""):
             return f"{measure.value:.3f} ({measure.low:.3f} to {measure.high:.3f})"
+    if column in judge.METRICS:
+        return ""
     by_document = read_answers(str(run))
     rows = [row for id in by_document if among is None or id in among for row in by_document[id]]
+    if column == "tokens an answer":
+        return f"{fmean(row['tokens'] for row in rows):.1f}"
     if column == "parallel":
         return f"{fmean((_counter(row, 'threads') or 0) > 1 for row in rows):.0%}"
     if column.endswith(" saved"):
@@ -131,6 +140,16 @@ def figure(column: str, run: Path, first: Path, labels: Path | None, among: set[
         return f"{1 - ours / flat:.1%}"
     counts = [count for row in rows if (count := _counter(row, column)) is not None]
     return f"{fmean(counts):.2f}" if counts else ""
+
+
+def _judged(run: Path, among: set[str] | None) -> list[Measure]:
+    """What a judge said of a run's texts, of some documents (None: all); none where no judge was asked."""
+    output = f"{run}-judge"
+    if not judge.is_run(output):
+        return []
+    parts = judge.parts_of_texts(judge.read_verdicts(output))
+    scores = {id: Score("", of) for id, of in parts.items() if among is None or id in among}
+    return measures_of(scores, judge.METRICS) if scores else []
 
 
 def _pace(manifest: Manifest) -> float:
@@ -168,15 +187,22 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
         lines.append("| " + " | ".join([key, of["paper"], *_described(maker.file(of["file"]))]) + " |")
     runs = {key: maker.make(f"{name}/{_file(key)}", of["run"]) for key, of in table.get("runs", {}).items()}
     labels = maker.file(table["labels"]) if "labels" in table else None
+    first = next(iter(runs.values()), None)
+    judged = table.get("judged", {}) if maker.judge else {}
+    for run in runs.values():
+        if judged and (judged["by"] == "scores" or run != first):
+            other = str(first) if judged["by"] == "pairs" else None
+            judge.judge(str(run), other, f"{run}-judge", None, maker.judge, judged.get("documents"))
     for key, run in runs.items():
         paper = table["runs"][key]["paper"]
         for group, among in _groups(table, maker).items():
-            cells = [figure(column, run, next(iter(runs.values())), labels, among) for column in table["columns"]]
+            cells = [figure(column, run, first or run, labels, among) for column in table["columns"]]
             row = f"{key}, {group}" + (f" ({len(among)})" if among else "") if group else key
             lines.append("| " + " | ".join([row, str(paper[group] if group else paper), *cells]) + " |")
     part = f"the first {maker.limit} documents of each file, to try it" if maker.limit else "all documents"
     limit = f" LIMIT={maker.limit}" if maker.limit else ""
-    about = f"{time.strftime('%Y-%m-%d')}; {machine()}; {part}: `make table NAME={name}{limit}`"
+    by = f" JUDGE='{' '.join(maker.judge)}'" if judged else ""
+    about = f"{time.strftime('%Y-%m-%d')}; {machine()}; {part}: `make table NAME={name}{limit}{by}`"
     return "\n".join([f"## {table['title']}", "", about, "", *lines, ""])
 
 
@@ -235,6 +261,9 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder of the data")] = Path("data"),
     work: Annotated[Path, typer.Option(help="Folder of what is made")] = Path("runs/tables"),
     limit: Annotated[int | None, typer.Option(min=1, help="First documents of each file")] = None,
+    judge_keys: Annotated[
+        list[str] | None, typer.Option("--judge", metavar="KEY=VALUE", help="Of who judges texts: model.name=...")
+    ] = None,
     everything: Annotated[
         bool, typer.Option("--list", help="List the tables, and bring the page up to the list")
     ] = False,
@@ -247,9 +276,8 @@ def main(
             raise SystemExit(f"{name}: no such table; choose from {', '.join(registry['tables'])}")
         folder = work if limit is None else work / f"first-{limit}"
         try:
-            made[name] = section(
-                name, registry["tables"][name], Maker(data, folder.resolve(), limit), registry["steps"]
-            )
+            maker = Maker(data, folder.resolve(), limit, judge_keys or [])
+            made[name] = section(name, registry["tables"][name], maker, registry["steps"])
         except UserError as error:
             raise SystemExit(f"error: {error}") from None
     text = page(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "", registry, made)

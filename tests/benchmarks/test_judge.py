@@ -153,14 +153,15 @@ def test_every_command_is_one_and_every_need_a_step(tmp_path, monkeypatch):
 
 
 def test_a_section_and_its_page(texts, tmp_path):
-    table = {"title": "T", "columns": ["same answers", "ROUGE-L"], "labels": "labels.jsonl",
-             "runs": {"a": {"paper": "1", "run": "-"}, "b": {"paper": 2, "run": "-"}}}  # fmt: skip
+    columns, runs = ["same answers", "ROUGE-L", "win rate"], {name: {"paper": "1", "run": "-"} for name in "ab"}
+    table = {"title": "T", "columns": columns, "labels": "labels.jsonl", "judged": {"by": "pairs"}, "runs": runs}
     (tmp_path / "labels.jsonl").write_text('{"id": "a", "reference": ["good answers", ""]}\n')
     (tmp_path / "t").mkdir()
     for name, run in zip("ab", texts, strict=True):
         (tmp_path / "t" / name).symlink_to(run)
-    text = tables.section("t", table, tables.Maker(tmp_path, tmp_path, None), {})  # nothing is to be made
-    assert "| a | 1 |  | 1.000 (1.000 to 1.000) |\n| b | 2 | 25.0% of 4 | 0.500 (0.500" in text
+    with server(lambda *_: completion('{"better": "A"}')) as (url, _):  # whichever stands first
+        text = tables.section("t", table, tables.Maker(tmp_path, tmp_path, None, keys(url)), {})
+    says(text, "| 1.000 (1.000 to 1.000) |  |\n| b | 1 | 25.0% of 4 | 0.500 (0.500", "| 0.500 (0.500 to 0.500) |\n")
     registry = {"tables": {"t": table, "u": {"title": "U"}}, "missing": {"V": "no GPU"}}
     page = tables.page("", registry, {"t": text})
     assert "* `u`: U" in page
@@ -168,7 +169,6 @@ def test_a_section_and_its_page(texts, tmp_path):
 
 
 def test_a_table_by_category_and_one_of_data(finished, tmp_path):
-    """Threads by the categories of a file, two of them left out of a mean; what a file of questions holds."""
     parts = {"a": (3, 60), "b": (1, 90), "c": (5, 20)}  # threads, and most cached tokens, of 100
     counters = {
         id: {"threads": threads, "apar": {"max_cached_tokens": cached}, "flattened": {"max_cached_tokens": 100}}
