@@ -1,6 +1,6 @@
 # make demo: set everything up, run the main job on the quickstart corpus, trained and untrained, and compare the answers.
 # make test: set everything up and run the tests but the slow ones.
-# make test-slow: the slow ones, long scenarios on a real Ray: a quarter of an hour more.
+# make test-slow: the slow ones, long scenarios on a real Ray: three quarters of an hour more.
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
 # make chaos MINUTES=60 SEED=n: break runs at random for so long, and verify each; ROUND=k runs one of them again.
 # make installed: the wheel alone, in an empty environment, runs the quickstart from another folder.
@@ -10,6 +10,7 @@
 # make azurite: Azure's emulator of storage, for the tests of az:// (npm).
 # make benchmark KEYS='benchmark.only=[W1]': raypd beside its peers on the same tokens (docs/benchmark.md).
 # make table NAME=ippd-2-squad DATA=folder LIMIT=n: a table of the papers, trainings and all, in docs/quality.md; no NAME: the list.
+# make table ... SET=model.name=M JUDGE=model.name=J: its runs by another model; who judges its texts.
 # make gpu: on a machine with a GPU: exactness there, then a benchmark. PYTHON has torch, transformers, triton, numpy, pytest.
 # Needs Python 3.11 to 3.14 and make, nothing else. PYTHON=python3.12 picks one.
 
@@ -84,7 +85,7 @@ benchmark: setup
 	$(BIN)/python -m benchmarks benchmarks/workloads.yaml $(KEYS)
 
 table: setup
-	$(BIN)/python -m benchmarks.tables $(or $(NAME),--list) $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT)) $(addprefix --judge ,$(JUDGE))
+	$(BIN)/python -m benchmarks.tables $(or $(NAME),--list) $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT)) $(addprefix --set ,$(SET)) $(addprefix --judge ,$(JUDGE))
 
 # Interrupted, so that both print what they have; killed, they print nothing.
 GPU_TESTS := gpu-tests.xml

@@ -2,6 +2,7 @@
 
     python -m benchmarks.tables --list
     python -m benchmarks.tables ippd-2-squad --data DATA_FOLDER          # make table NAME=ippd-2-squad DATA=DATA_FOLDER
+    python -m benchmarks.tables ippd-2-race --set model.name=MODEL       # SET=model.name=MODEL: every run with a key
     python -m benchmarks.tables apar-4 --judge model.name=MODEL          # JUDGE=model.name=MODEL: who judges its texts
 
 What exists in --work is kept; the same command goes on where it was cut off. --limit takes the first documents of each
@@ -53,10 +54,12 @@ its threads hold more in the cache than the flat text.
 
 
 class Maker:
-    """Makes what a table needs. limit: documents of each file; None: all. judge: keys of the model that judges."""
+    """Makes what a table needs. limit: documents of each file; None: all. keys: of every run; judge: of who judges."""
 
-    def __init__(self, data: Path, work: Path, limit: int | None, judge: Sequence[str] = ()) -> None:
-        self.data, self.work, self.limit, self.judge = data, work, limit, judge
+    def __init__(
+        self, data: Path, work: Path, limit: int | None, keys: Sequence[str] = (), judge: Sequence[str] = ()
+    ) -> None:
+        self.data, self.work, self.limit, self.keys, self.judge = data, work, limit, keys, judge
 
     def make(self, name: str, words: str) -> Path:
         """The folder of a command's output; it is run where that is not whole yet. Raises SystemExit as it ends."""
@@ -185,7 +188,11 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
     lines = ["| | paper | " + " | ".join(table["columns"]) + " |", "|---" * (2 + len(table["columns"])) + "|"]
     for key, of in table.get("sets", {}).items():
         lines.append("| " + " | ".join([key, of["paper"], *_described(maker.file(of["file"]))]) + " |")
-    runs = {key: maker.make(f"{name}/{_file(key)}", of["run"]) for key, of in table.get("runs", {}).items()}
+    folder = "/".join([name, *map(_file, maker.keys)])
+    runs = {
+        key: maker.make(f"{folder}/{_file(key)}", " ".join([of["run"], *maker.keys]))
+        for key, of in table.get("runs", {}).items()
+    }
     labels = maker.file(table["labels"]) if "labels" in table else None
     first = next(iter(runs.values()), None)
     judged = table.get("judged", {}) if maker.judge else {}
@@ -201,8 +208,9 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
             lines.append("| " + " | ".join([row, str(paper[group] if group else paper), *cells]) + " |")
     part = f"the first {maker.limit} documents of each file, to try it" if maker.limit else "all documents"
     limit = f" LIMIT={maker.limit}" if maker.limit else ""
-    by = f" JUDGE='{' '.join(maker.judge)}'" if judged else ""
-    about = f"{time.strftime('%Y-%m-%d')}; {machine()}; {part}: `make table NAME={name}{limit}{by}`"
+    given = {"SET": maker.keys, "JUDGE": maker.judge if judged else []}
+    more = "".join(f" {variable}='{' '.join(keys)}'" for variable, keys in given.items() if keys)
+    about = f"{time.strftime('%Y-%m-%d')}; {machine()}; {part}: `make table NAME={name}{limit}{more}`"
     return "\n".join([f"## {table['title']}", "", about, "", *lines, ""])
 
 
@@ -261,6 +269,9 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder of the data")] = Path("data"),
     work: Annotated[Path, typer.Option(help="Folder of what is made")] = Path("runs/tables"),
     limit: Annotated[int | None, typer.Option(min=1, help="First documents of each file")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of every run: model.name=...")
+    ] = None,
     judge_keys: Annotated[
         list[str] | None, typer.Option("--judge", metavar="KEY=VALUE", help="Of who judges texts: model.name=...")
     ] = None,
@@ -276,7 +287,7 @@ def main(
             raise SystemExit(f"{name}: no such table; choose from {', '.join(registry['tables'])}")
         folder = work if limit is None else work / f"first-{limit}"
         try:
-            maker = Maker(data, folder.resolve(), limit, judge_keys or [])
+            maker = Maker(data, folder.resolve(), limit, keys or [], judge_keys or [])
             made[name] = section(name, registry["tables"][name], maker, registry["steps"])
         except UserError as error:
             raise SystemExit(f"error: {error}") from None

@@ -160,7 +160,7 @@ def test_a_section_and_its_page(texts, tmp_path):
     for name, run in zip("ab", texts, strict=True):
         (tmp_path / "t" / name).symlink_to(run)
     with server(lambda *_: completion('{"better": "A"}')) as (url, _):  # whichever stands first
-        text = tables.section("t", table, tables.Maker(tmp_path, tmp_path, None, keys(url)), {})
+        text = tables.section("t", table, tables.Maker(tmp_path, tmp_path, None, (), keys(url)), {})
     says(text, "| 1.000 (1.000 to 1.000) |  |\n| b | 1 | 25.0% of 4 | 0.500 (0.500", "| 0.500 (0.500 to 0.500) |\n")
     registry = {"tables": {"t": table, "u": {"title": "U"}}, "missing": {"V": "no GPU"}}
     page = tables.page("", registry, {"t": text})
