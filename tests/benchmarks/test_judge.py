@@ -105,8 +105,8 @@ def test_the_better_text_in_both_orders_and_people(texts, tmp_path):
         csv.writer(out).writerows([head, *([*cells, 1 if "good" in cells[3] else 2] for *cells, _ in lines)])
     people = figures(apply(str(file), output))
     assert people == pytest.approx({"win rate": 2 / 3, "(W+T)/(T+L)": 2.0, "as the judge": 2 / 3})
-    lines = agreement(dict.fromkeys("1234", 1), {"1": 1, "2": 0, "3": -1}).splitlines()
-    assert lines[1:] == ["agreement, all: 33.3% of 3", "agreement, without ties: 50.0% of 2"]
+    lines = agreement({key: [1, 0, 1] for key in "1234"}, {"1": 1, "2": 0, "3": -1}).splitlines()
+    assert lines[1:] == ["agreement, all: 33.3% of 3", "agreement, without ties: 50.0% of 2", "two people: 33.3%"]
 
 
 def test_a_score_for_every_text(texts, tmp_path):
