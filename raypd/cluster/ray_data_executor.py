@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 import ray
-from ray import data
 
 from raypd.cluster import ray_private
 from raypd.cluster.actor_pool import map_in_pool
@@ -24,6 +23,7 @@ from raypd.cluster.in_flight import Deaths, Ended, Tick
 from raypd.cluster.ledger_actor import Ask, PoolState
 from raypd.cluster.nodes import NodeWatch, going_away
 from raypd.cluster.ray_session import WorkerResources
+from raypd.cluster.unit_source import unit_blocks
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
@@ -32,35 +32,8 @@ from raypd.run.text import Say
 from raypd.run.unit import Unit
 
 _SLICE = 16_384  # units of a pass: Ray Data's driver holds some kB for every block
-_WAIT_SECONDS = 0.25
-_GONE_SECONDS = 30.0
+_WAIT_SECONDS, _GONE_SECONDS = 0.25, 30.0
 _EMPTY_PASSES = 3  # in a row, in which no unit ended
-
-
-def unit_blocks(units: Sequence[Unit]) -> Any:
-    """A dataset of units, each in a block of its own, read as they are wanted by one task beside the driver."""
-
-    class UnitSource(data.Datasource):
-        supports_distributed_reads = False
-
-        def estimate_inmemory_data_size(self) -> int:
-            return 0
-
-        def get_read_tasks(self, *arguments: Any, **keys: Any) -> list[data.ReadTask]:
-            def read() -> Iterator[pa.Table]:
-                for unit in units:
-                    yield pa.table({"unit": [pickle.dumps(unit)]})
-
-            return [data.ReadTask(read, data.block.BlockMetadata(None, None, None, None))]
-
-    dataset = data.read_datasource(UnitSource(), num_cpus=0, override_num_blocks=1)
-    context = dataset.context
-    context.target_max_block_size = 1  # a row
-    context.enable_progress_bars = context.print_on_execution_start = False
-    context.max_consecutive_actor_init_deaths = -1  # the ledger counts them
-    context.execution_no_progress_timeout_s = -1  # a budget or a cluster may keep all waiting
-    context.custom_execution_callback_classes = [ray_private.DataExecution]
-    return dataset
 
 
 class UnitStage:
@@ -166,8 +139,7 @@ class RayDataExecutor:
             cards = workers_left(len(self._left_out), self.resources.gpus, self.cluster.max_workers)
             size = min(size, cards) + len(self._left_out)
         try:
-            # Of one size: a pool that may shrink does where the cluster has yet to grow. No task waits at a worker: it
-            # would die with it.
+            # Of one size: one that may shrink does before the cluster has grown. A task that waits dies with a worker.
             pool = UnitStage, (self.spec,), self.resources, (size, size), at_once, at_once
             dataset = map_in_pool(unit_blocks(units), *pool, batch_size=1)
             for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
