@@ -43,13 +43,13 @@ _SECTION = re.compile(r"<!-- table (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
 _HEAD = """# The papers' tables
 
 See the papers' tables as they come out here, each beside the paper's row, and make them: `make table NAME=...
-DATA=...`, trainings and all, writes this page. The model is SmolLM2-135M, or what a table's command names (Qwen2.5-Coder
-in 4 bits, by `python -m benchmarks.gguf`): both are smaller than any of the papers, so compare differences of rows.
+DATA=...`, trainings and all, writes this page. The model is SmolLM2-135M, or what a table's command names
+(Qwen2.5-Coder in 4 bits, by `python -m benchmarks.gguf`): both are smaller than any of the papers, so compare rows.
 
 Where the methods lose here. IPPD: against a prompt a question whose context is cached it gains a fifth at most (on
 SQuAD the paper's loses to prefix caching), and in bfloat16 a quarter of the answers differ on SQuAD, of an untrained
-model that seldom ends by itself, and 7% on RACE, where accuracy stays the same. APAR: nothing is gained where nothing is parallel (coding, math), and in MT bench's extraction
-its threads hold more in the cache than the flat text.
+model that seldom ends by itself, and 7% on RACE, where accuracy stays the same. APAR: nothing is gained where nothing
+is parallel (coding, math), and in MT bench's extraction its threads hold more in the cache than the flat text.
 """
 
 
