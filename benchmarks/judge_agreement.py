@@ -74,6 +74,8 @@ def main(
         verdicts, _ = ask(*pair_questions([pair for pair, _ in pairs.values()]), output, judge, keys or [])
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
+    first = [values.get("better") == "A" for values in verdicts.values()]
+    print(f"the answer that stands first is taken in {fmean(first):.1%} of {len(first)} questions")
     people = {id: said for id, (_, said) in pairs.items()}
     print(agreement(people, {id: better for id, (better, _) in pair_verdicts(verdicts).items()}))
 

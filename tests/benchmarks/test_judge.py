@@ -11,7 +11,7 @@ import pytest
 from benchmarks import tables
 from benchmarks.compare_runs import PAGE, compare, main
 from benchmarks.judge import apply, export, judge
-from benchmarks.judge_agreement import agreement
+from benchmarks.judge_agreement import agreement, pairs_of
 from raypd.answering.components import build
 from raypd.cluster import driver
 from raypd.config.load import load_config
@@ -48,7 +48,6 @@ def finished(tmp_path, in_process, monkeypatch):
 
 @pytest.fixture
 def texts(finished):
-    """Two runs that wrote texts."""
     answers = {text: {**COLUMNS, "text": f"{text} answer"} for text in ("good", "bad", "alike")} | {None: "failed"}
     sides = [{id: answers[pair[side]] for id, pair in TEXTS.items()} for side in range(2)]
     return finished("ours", "generation", sides[0]), finished("theirs", "generation", sides[1])
@@ -103,8 +102,11 @@ def test_the_better_text_in_both_orders_and_people(texts, tmp_path):
     assert {line[3].split()[0] for line in lines} == {"good", "bad"}  # now one, now the other
     with file.open("w", newline="") as out:
         csv.writer(out).writerows([head, *([*cells, 1 if "good" in cells[3] else 2] for *cells, _ in lines)])
-    people = figures(apply(str(file), output))
-    assert people == pytest.approx({"win rate": 2 / 3, "(W+T)/(T+L)": 2.0, "as the judge": 2 / 3})
+    wanted = {"win rate": 2 / 3, "(W+T)/(T+L)": 2.0, "as the judge": 2 / 3}
+    assert figures(apply(str(file), output)) == pytest.approx(wanted)
+    row = {"instruction": "Do", "input": None, "response1": "x", "response2": "y"}
+    (x, y), said = pairs_of(row | {f"annotator{i}": i for i in (1, 2, 3)}, "1")
+    assert (x.request, x.answer, y.request, y.answer, said) == ("Do", "x", "Do", "y", [1, -1, 0])
     lines = agreement({key: [1, 0, 1] for key in "1234"}, {"1": 1, "2": 0, "3": -1}).splitlines()
     assert lines[1:] == ["agreement, all: 33.3% of 3", "agreement, without ties: 50.0% of 2", "two people: 33.3%"]
 

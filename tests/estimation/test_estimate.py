@@ -138,7 +138,6 @@ def corpus(tmp_path, count: int = 1000, **keys) -> RunConfig:
 
 
 def by_category(documents: list[Document]) -> list[DocumentCost | None]:
-    """Documents of b take ten times as long, whatever their length."""
     return [DocumentCost(10.0 if d.fields["category"] == "b" else 1.0, 1, 0, 1) for d in documents]
 
 
@@ -226,8 +225,6 @@ class Time(Clock):
 
 
 class OneThread(RequestQueue):
-    """A request queue that answers in the thread that asks, so that the time is its own."""
-
     def __init__(self, time: Time, parts, meter: meter.Meter) -> None:
         self.time, self.parts, self.meter = time, parts, meter
         self.cancelled = threading.Event()
