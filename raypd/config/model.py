@@ -178,8 +178,9 @@ class EngineConfig(Section, use_attribute_docstrings=True):
     """What reads the cache: sdpa: torch, on any device; avx512: one kernel, for bfloat16 on a CPU with AVX-512 BF16
     (needs a C compiler); triton: one kernel, on a GPU (needs the package triton); auto: avx512 where it can run and
     there is no AMX; triton on a GPU of capability 8.0 or more in 16 bits, where a pass to try it is right; else sdpa"""
-    cuda_graphs: bool = False
-    """Small passes run as CUDA graphs, which are not measured yet (needs attention: triton)"""
+    cuda_graphs: bool | None = None
+    """Small passes run as CUDA graphs (needs attention: triton); null: where triton reads the cache of a Llama,
+    Mistral, Qwen2 or Qwen3"""
     stable: bool = False
     """An answer is the same bits whatever is decoded beside it, in one prompt or in several; slower (needs bfloat16 on
     a CPU with AVX-512 BF16)"""

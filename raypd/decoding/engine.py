@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from raypd.decoding.attention import avx512
+from raypd.decoding.attention import avx512, sdpa
 from raypd.decoding.attention.kernels import chosen
 from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.counts import Finished
@@ -68,7 +68,7 @@ class Engine:
         cache_tokens: int | None = None,  # most slots of the cache; None: as far as memory goes
         memory_share: float = 1.0,  # of what is free on a GPU, that the cache may take: others may need the rest
         attention: str = "auto",  # sdpa (torch), avx512 (CPU, bfloat16), triton (GPU); auto: the fastest there
-        cuda_graphs: bool = False,  # small passes run as CUDA graphs (graphs.py), with attention "triton"
+        cuda_graphs: bool | None = None,  # small passes run as CUDA graphs; None: of a `Llama` with attention triton
         stable: bool = False,  # a token's logits are the same bits in every pass: the model is `pack`ed so
         passes: int | None = None,  # in flight at the same time, of different programs; None: on CUDA 2, else 1
     ) -> None:
@@ -83,6 +83,9 @@ class Engine:
         else:
             self.model = Llama(model) if is_llama(model) else Stock(model)
         self.model.eval()
+        if cuda_graphs is None:
+            kernel = self.device.type == "cuda" and self.attend is not sdpa.attend
+            cuda_graphs = kernel and isinstance(self.model, Llama)
         if isinstance(self.model, Llama) and self.device.type == "cpu":
             self.few = FewTokens(self.model.head, text.vocab_size)
         if stable:

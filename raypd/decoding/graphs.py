@@ -1,6 +1,6 @@
 """Small passes on a GPU as CUDA graphs: the host starts one graph where it would start hundreds of kernels. There is
-one for each size of pass, in powers of two, captured when the first of its size comes; tokens that fill a pass up put
-their keys into a slot of the cache that no sequence has, and attention leaves them out."""
+one for each size of pass, captured when the first of its size comes; tokens that fill a pass up put their keys into a
+slot of the cache that no sequence has, and attention leaves them out."""
 
 import logging
 from collections.abc import Callable
@@ -15,8 +15,11 @@ from raypd.decoding.attention.step import Step
 from raypd.decoding.kv_cache import KVCache
 
 MOST_TOKENS = 1024  # of a pass: one of more keeps the GPU busy for longer than the host needs to start its kernels
-_ROWS = (16,)  # of a block of queries, in every graph
 _LEAST_ROWS = 64  # of results that are merged: fewer graphs
+
+# Tokens, predictions, words of a set of segments, rows of results that are merged and tokens that have them, and for
+# each number of rows that a block of queries has the items of such blocks.
+Size = tuple[int, int, int, tuple[int, ...], tuple[tuple[int, int], ...]]
 
 _log = logging.getLogger(__name__)
 
@@ -30,16 +33,19 @@ class Graphs:
         cache: KVCache,  # a slot of it is taken
         config: PreTrainedConfig,
     ) -> None:
-        from raypd.decoding.attention.triton_kernel import card
+        from raypd.decoding.attention.triton_kernel import card, tiles
 
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         self.forward, self.cache = forward, cache
-        self.repeat, self.fill = heads // kv_heads, 2 * card(cache.device)[1] // kv_heads
+        capability, processors = card(cache.device)
+        self.repeat, self.fill = heads // kv_heads, 2 * processors // kv_heads
+        self.tiles = partial(tiles, capability)
         self.window = getattr(config, "sliding_window", None)
         self.spare = cache.alloc(1)
         self.generation = -1  # of the cache: where it has moved, graphs read what is no longer there
-        self.graphs: dict[tuple[int, ...], _Graph] = {}
+        self.keys = torch.empty(0)  # of a pass, in whatever graph: [slots, 3], as in `KernelPlan`
+        self.graphs: dict[Size, _Graph] = {}
         self.failed = False
         self.pool: Any = None  # of memory, and the stream, that all captures share
         self.stream: Any = None
@@ -55,10 +61,14 @@ class Graphs:
         if self.generation != self.cache.generation:
             self.graphs.clear()
             self.generation = self.cache.generation
-        plan = KernelPlan(step, self.repeat, _ROWS, self.fill)
-        split_rows = plan.split_rows and max(_LEAST_ROWS, power_of_two(plan.split_rows))
-        size = power_of_two(len(ids)), power_of_two(len(step.kept)), plan.words, split_rows
-        graph = self.graphs.get(size) or _Graph(size, plan.blocks[0][0], step, self.repeat, self.spare)
+            self.keys = torch.zeros(self.cache.allocator.slots, 3, dtype=torch.int32, device=ids.device)
+        stored = next(iter(self.cache.keys.values()))  # [slots, kv_heads, head_dim]
+        plan = KernelPlan(step, self.repeat, tuple(self.tiles(stored.shape[2], stored.element_size())), self.fill)
+        blocks = tuple((rows, power_of_two(len(items))) for rows, items in plan.blocks)
+        merged = (plan.split_rows, len(plan.merged)) if plan.split_rows else ()
+        split = tuple(max(_LEAST_ROWS, power_of_two(n)) for n in merged)
+        size = rounded(len(ids)), rounded(len(step.kept)), plan.words, split, blocks
+        graph = self.graphs.get(size) or _Graph(size, step, self.repeat, self.spare, self.keys)
         graph.fill(ids, positions, step, plan)
         if size not in self.graphs:
             try:
@@ -74,41 +84,48 @@ class Graphs:
         return graph.out[: len(step.kept)].clone()  # the next pass writes over it
 
 
+def rounded(n: int) -> int:
+    """The lowest eighth of a power of two, or multiple of 8, that is n at least."""
+    eighth = max(8, power_of_two(n) // 8)
+    return -(-n // eighth) * eighth
+
+
 class _Graph:
-    """Passes of one size (tokens, predictions, words of a set of segments, rows of results that are merged); for the
-    kernel their `KernelPlan`, too. `step`: the first one; `repeat` query heads share a key head; `spare`: the slot for
-    keys of tokens that fill up."""
+    """Passes of one size; for the kernel their `KernelPlan`, too. `step`: the first one; `repeat` query heads share a
+    key head; `spare`: the slot for keys of tokens that fill up."""
 
     replay: Callable[[], None]  # these two are there once it is captured
     out: torch.Tensor  # logits [predictions, vocabulary]
 
-    def __init__(self, size: tuple[int, ...], rows: int, step: Step, repeat: int, spare: int) -> None:
-        tokens, kept, self.words, self.split_rows = size
-        device, slots, self.spare = step.cache.device, step.cache.allocator.slots, spare
+    def __init__(self, size: Size, step: Step, repeat: int, spare: int, keys: torch.Tensor) -> None:
+        tokens, kept, self.words, split, blocks = size
+        self.split_rows, merged = split or (0, 0)
+        device, self.spare, self.keys = step.cache.device, spare, keys
         self.ids, self.positions, to = torch.zeros(3, tokens, dtype=torch.int64, device=device)
         places = torch.zeros(kept, dtype=torch.int64, device=device)
         self.step = Step(step.cache, [], to, places, step.attend, {repeat: self})
         self.queries = torch.zeros(tokens, 2 + 2 * self.words, dtype=torch.int32, device=device)
-        self.keys = torch.zeros(slots, 3, dtype=torch.int32, device=device)
-        # Each item has a query at least, or a row of results.
-        self.items = torch.zeros(tokens + self.split_rows, len(Item._fields), dtype=torch.int32, device=device)
-        self.merged = torch.zeros(tokens if self.split_rows else 0, 3, dtype=torch.int32, device=device)
+        self.blocks = [
+            (rows, torch.zeros(items, len(Item._fields), dtype=torch.int32, device=device)) for rows, items in blocks
+        ]
+        self.merged = torch.zeros(merged, 3, dtype=torch.int32, device=device)
         self.merged_rows = torch.zeros(self.split_rows, dtype=torch.int32, device=device)
-        self.blocks = [(rows, self.items)]
 
     def starts(self, window: int | None) -> None:
         """No window hides anything."""
 
     def fill(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, plan: KernelPlan) -> None:
         """Copies a pass to where the graph reads, all on the device."""
-        items = plan.blocks[0][1]
         self.step.slots[len(ids) :] = self.spare
-        self.items[len(items) :] = 0  # blocks of no queries
         if self.split_rows:
             self.merged[len(plan.merged) :] = plan.merged[-1]  # once more
-        mine = (self.ids, self.positions, self.step.slots, self.step.kept, self.items, self.queries, self.keys,
-                self.merged, self.merged_rows)  # fmt: skip
-        new = (ids, positions, step.slots, step.kept, items, plan.queries, plan.keys, plan.merged, plan.merged_rows)
+        mine = [self.ids, self.positions, self.step.slots, self.step.kept, self.queries, self.keys, self.merged,
+                self.merged_rows]  # fmt: skip
+        new = [ids, positions, step.slots, step.kept, plan.queries, plan.keys, plan.merged, plan.merged_rows]
+        for (_, room), (_, items) in zip(self.blocks, plan.blocks, strict=True):
+            room[len(items) :] = 0  # blocks of no queries
+            mine.append(room)
+            new.append(items)
         for target, source in zip(mine, new, strict=True):
             target[: len(source)] = source
 

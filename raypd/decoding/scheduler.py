@@ -142,8 +142,8 @@ class Scheduler:
     def _most(self, alone: bool) -> int:
         """Tokens from which on a pass takes no further sequence: its share of all, so that the others have theirs."""
         tokens = sum(seq.size - seq.cached for seq in self.sequences)
-        if not alone and tokens < self.passes * _LEAST_HALF:
-            return 0  # they go in one pass
+        if tokens < self.passes * _LEAST_HALF:
+            return tokens if alone else 0  # they go in one pass
         return max(_LEAST_HALF, -(-tokens // self.passes))
 
     def _evict_prefix(self) -> bool:

@@ -32,10 +32,11 @@ SHARED_MEMORY = 99 * 1024  # bytes that a block may have on the smallest GPUs of
 
 @needs_triton
 @pytest.mark.slow
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("which", ["not slow", "slow"], ids=["few", "many"])
 def test_the_kernel_in_the_interpreter(which):
     tests = "tests/decoding/triton_interpreted.py"
-    ended(start("-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which, tests, TRITON_INTERPRET="1"))
+    ended(start("-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which, tests, TRITON_INTERPRET="1"), seconds=1200)
 
 
 @pytest.mark.slow

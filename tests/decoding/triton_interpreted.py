@@ -286,7 +286,7 @@ def test_the_benchmark_of_gpus_makes_its_table(monkeypatch, capsys):
     assert gpu.main() == 0
     rows = [line.split(" | ")[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("| tiny")]
     assert [attention for method, attention in rows if method.startswith("hyper_parallel")] == ["sdpa", "triton"] * 2
-    assert len(rows) == 7
+    assert len(rows) == 11
 
 
 def test_an_interrupted_benchmark_prints_what_it_has(monkeypatch, capsys):
