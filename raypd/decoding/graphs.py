@@ -2,6 +2,8 @@
 one for each size of pass, captured when the first of its size comes; tokens that fill a pass up put their keys into a
 slot of the cache that no sequence has, and attention leaves them out."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +18,7 @@ from raypd.decoding.kv_cache import KVCache
 
 MOST_TOKENS = 1024  # of a pass: one of more keeps the GPU busy for longer than the host needs to start its kernels
 _LEAST_ROWS = 64  # of results that are merged: fewer graphs
+_MOST_GRAPHS = 256  # each takes memory of the driver; passes of other sizes go without
 
 # Tokens, predictions, words of a set of segments, rows of results that are merged and tokens that have them, and for
 # each number of rows that a block of queries has the items of such blocks.
@@ -45,6 +48,7 @@ class Graphs:
         self.spare = cache.alloc(1)
         self.generation = -1  # of the cache: where it has moved, graphs read what is no longer there
         self.keys = torch.empty(0)  # of a pass, in whatever graph: [slots, 3], as in `KernelPlan`
+        self.out: torch.Tensor | None = None  # logits of a pass, in whatever graph: [MOST_TOKENS, vocabulary]
         self.graphs: dict[Size, _Graph] = {}
         self.failed = False
         self.pool: Any = None  # of memory, and the stream, that all captures share
@@ -54,7 +58,7 @@ class Graphs:
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor | None:
         """[kept, vocabulary] of tokens and positions [tokens]. None where the pass has to go without a graph: it is the
-        first, is large, predicts nothing, some layer's window hides keys, or a capture has failed."""
+        first, is large, predicts nothing, a window hides keys, there are many graphs, or a capture has failed."""
         windowed = any(span.felt(self.window) is not None for group in step.groups for span in group.spans)
         if self.failed or windowed or len(ids) > MOST_TOKENS or not len(step.kept) or not self.cache.keys:
             return None
@@ -68,12 +72,13 @@ class Graphs:
         merged = (plan.split_rows, len(plan.merged)) if plan.split_rows else ()
         split = tuple(max(_LEAST_ROWS, power_of_two(n)) for n in merged)
         size = rounded(len(ids)), rounded(len(step.kept)), plan.words, split, blocks
+        if size not in self.graphs and len(self.graphs) >= _MOST_GRAPHS:
+            return None
         graph = self.graphs.get(size) or _Graph(size, step, self.repeat, self.spare, self.keys)
         graph.fill(ids, positions, step, plan)
         if size not in self.graphs:
             try:
-                run = partial(self.forward, graph.ids, graph.positions, graph.step)
-                graph.replay, graph.out = captured(run, ids.device, self.pool, self.stream)
+                graph.replay = captured(partial(self._run, graph), ids.device, self.pool, self.stream)
             except RuntimeError as error:
                 _log.warning("no CUDA graphs, passes go on without: %s", error)
                 self.failed = True
@@ -81,7 +86,15 @@ class Graphs:
                 return None
             self.graphs[size] = graph
         graph.replay()
-        return graph.out[: len(step.kept)].clone()  # the next pass writes over it
+        assert self.out is not None
+        return self.out[: len(step.kept)].clone()  # the next pass writes over it
+
+    def _run(self, graph: _Graph) -> None:
+        """A graph's pass. It keeps no result of its own, so that the next graph's can lie in the same memory."""
+        logits = self.forward(graph.ids, graph.positions, graph.step)
+        if self.out is None:
+            self.out = logits.new_empty(MOST_TOKENS, logits.shape[1])
+        self.out[: len(logits)] = logits
 
 
 def rounded(n: int) -> int:
@@ -94,8 +107,7 @@ class _Graph:
     """Passes of one size; for the kernel their `KernelPlan`, too. `step`: the first one; `repeat` query heads share a
     key head; `spare`: the slot for keys of tokens that fill up."""
 
-    replay: Callable[[], None]  # these two are there once it is captured
-    out: torch.Tensor  # logits [predictions, vocabulary]
+    replay: Callable[[], None]  # is there once it is captured
 
     def __init__(self, size: Size, step: Step, repeat: int, spare: int, keys: torch.Tensor) -> None:
         tokens, kept, self.words, split, blocks = size
@@ -104,12 +116,10 @@ class _Graph:
         self.ids, self.positions, to = torch.zeros(3, tokens, dtype=torch.int64, device=device)
         places = torch.zeros(kept, dtype=torch.int64, device=device)
         self.step = Step(step.cache, [], to, places, step.attend, {repeat: self})
-        self.queries = torch.zeros(tokens, 2 + 2 * self.words, dtype=torch.int32, device=device)
-        self.blocks = [
-            (rows, torch.zeros(items, len(Item._fields), dtype=torch.int32, device=device)) for rows, items in blocks
-        ]
-        self.merged = torch.zeros(merged, 3, dtype=torch.int32, device=device)
-        self.merged_rows = torch.zeros(self.split_rows, dtype=torch.int32, device=device)
+        integers = partial(torch.zeros, dtype=torch.int32, device=device)
+        self.queries = integers(tokens, 2 + 2 * self.words)
+        self.blocks = [(rows, integers(items, len(Item._fields))) for rows, items in blocks]
+        self.merged, self.merged_rows = integers(merged, 3), integers(self.split_rows)
 
     def starts(self, window: int | None) -> None:
         """No window hides anything."""
@@ -130,11 +140,9 @@ class _Graph:
             target[: len(source)] = source
 
 
-def captured(
-    run: Callable[[], torch.Tensor], device: torch.device, pool: Any, side: torch.cuda.Stream
-) -> tuple[Callable[[], None], torch.Tensor]:
-    """What does again on a GPU what a function does, over the same memory, and the tensor that then has its result.
-    Raises RuntimeError where the GPU has no memory for it, or the function does what a graph cannot hold."""
+def captured(run: Callable[[], None], device: torch.device, pool: Any, side: torch.cuda.Stream) -> Callable[[], None]:
+    """What does again on a GPU what a function does, over the same memory. Raises RuntimeError where the GPU has no
+    memory for it, or the function does what a graph cannot hold."""
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream()
         side.wait_stream(stream)
@@ -143,5 +151,5 @@ def captured(
         stream.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
-            out = run()
-    return graph.replay, out
+            run()
+    return graph.replay

@@ -196,15 +196,15 @@ class Replays:
         run()
         places = self._places()
         with OnDevice():
-            out = run()
+            run()
         self.captured += 1
 
         def replay() -> None:
             assert self._places() == places
             self.replayed += 1
-            out.copy_(run())
+            run()
 
-        return replay, out
+        return replay
 
     def _places(self) -> list[int]:
         return [store.data_ptr() for store in (*self.cache.keys.values(), *self.cache.values.values())]
@@ -247,8 +247,9 @@ def test_long_keys_are_split_in_graphs_too(monkeypatch):
 def test_random_programs_by_graphs_equal_the_rule_written_out(window, monkeypatch):
     model, stock = (one.double() for one in pair("mistral", sliding_window=window))
     replays = Replays(monkeypatch)
+    monkeypatch.setattr(graphs, "_MOST_GRAPHS", 3)
     check((1, 3, 4), replays.engine(model, max_num_seqs=2, max_num_batched_tokens=40), True, stock)
-    assert replays.captured < replays.replayed or window
+    assert 3 == replays.captured < replays.replayed or window
 
 
 @pytest.mark.slow
