@@ -181,9 +181,7 @@ def _explain(error: ValidationError, source: YamlFile) -> str:
             place = ("task", *place[3:])
         if item["type"] == "extra_forbidden":
             near = did_you_mean(str(place[-1]), _keys_of(keys[:-1]))
-            there = [
-                f"there is {name}.{place[-1]}" for name in RunConfig.model_fields if place[-1] in _keys_of((name,))
-            ]
+            there = [f"there is {key}.{place[-1]}" for key in RunConfig.model_fields if place[-1] in _keys_of((key,))]
             hint = " ".join(filter(None, [near, *there]))
             what = f"unknown key; {hint or '`raypd config show` lists all keys'}"
         elif item["type"] == "missing":

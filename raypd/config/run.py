@@ -93,7 +93,9 @@ class RunConfig(Section):
         except ValidationError as error:
             reason = error.errors()[0]
             place = ".".join(["cascade", *map(str, reason["loc"])])
-            raise ValueError(f"{place}: {reason['msg'].removeprefix('Value error, ')}") from None
+            unknown = "unknown key; `raypd config show` lists all keys"
+            message = unknown if reason["type"] == "extra_forbidden" else reason["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{place}: {message}") from None
 
     def second_model(self) -> "RunConfig | None":
         """The run that the cascade's second model would do alone; None: there is no cascade."""
