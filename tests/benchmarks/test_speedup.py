@@ -149,13 +149,13 @@ def test_runs_of_a_model(tmp_path):
 def test_it_says_which_estimates_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text, words: str) -> None:
     monkeypatch.setattr(gpu, "predicted", lambda name: 30.0)
     lines = [["Qwen3-8B", "hyper_parallel", "triton", 256, "9", "28.0"],
-             ["Qwen3-8B", "generate", "sdpa", 64, "32", "2.0"],
-             ["Qwen3-8B", "vllm", "its own", "failed: ..."]]  # fmt: skip
+             ["Qwen3-8B", "generate", "sdpa", 64, "32", "2.0"], ["Qwen3-8B", gpu.INTRA, "triton", 16, "2", "8.0"],
+             ["Qwen3-8B", "vllm", "-", "failed: ..."], ["Qwen3-8B", gpu.VLLM_CACHED, "-", 16, "1", "16"]]  # fmt: skip
     packed = {"prefill": 0.5, "decode": 0.6, "kernels": 13.0, "host": 9.0}
     shares = {("Qwen3-8B", "triton"): packed, ("tiny", "sdpa"): {"prefill": 0.1}}
     if text is not None:
         (tmp_path / "t.xml").write_text(text)
     _, *said, exact = gpu.summary(lines, shares, None, str(tmp_path / "t.xml"))
-    assert [line.split()[0] for line in said] == ["MISSED", "held", "held", "not", "held", "held", "MISSED", "not"]
+    assert [line.split()[0][0] for line in said] == [*"MhhnMhhMn"]  # missed, held, not measured
     assert (said[0][-18:], said[2][-17:]) == ("0.82, measured 0.5", "13.8, measured 14")
     assert words in exact
