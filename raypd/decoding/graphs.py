@@ -60,7 +60,8 @@ class Graphs:
         """[kept, vocabulary] of tokens and positions [tokens]. None where the pass has to go without a graph: it is the
         first, is large, predicts nothing, a window hides keys, there are many graphs, or a capture has failed."""
         windowed = any(span.felt(self.window) is not None for group in step.groups for span in group.spans)
-        if self.failed or windowed or len(ids) > MOST_TOKENS or not len(step.kept) or not self.cache.keys:
+        large = max(len(ids), len(step.kept)) > MOST_TOKENS
+        if self.failed or windowed or large or not len(step.kept) or not self.cache.keys:
             return None
         if self.generation != self.cache.generation:
             self.graphs.clear()
@@ -69,8 +70,7 @@ class Graphs:
         stored = next(iter(self.cache.keys.values()))  # [slots, kv_heads, head_dim]
         plan = KernelPlan(step, self.repeat, tuple(self.tiles(stored.shape[2], stored.element_size())), self.fill)
         blocks = tuple((rows, power_of_two(len(items))) for rows, items in plan.blocks)
-        merged = (plan.split_rows, len(plan.merged)) if plan.split_rows else ()
-        split = tuple(max(_LEAST_ROWS, power_of_two(n)) for n in merged)
+        split = tuple(max(_LEAST_ROWS, power_of_two(n)) for n in (plan.split_rows, len(plan.merged)) if n)
         size = rounded(len(ids)), rounded(len(step.kept)), plan.words, split, blocks
         if size not in self.graphs and len(self.graphs) >= _MOST_GRAPHS:
             return None

@@ -272,9 +272,10 @@ def test_what_takes_a_pass_back_leaves_the_other_alone(cache_tokens, fails, monk
     assert (set(back), engine.most) == ({True, False} if fails else {"preempted"}, 2)
 
 
-@pytest.mark.parametrize(("least", "steps"), [(256, 21), (4, 25)])  # with 4, prompts are in flight beside others
-def test_few_tokens_go_in_one_pass(least: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+# A prefix, the prompts, 19 tokens of each; with 4, prompts begin apart. All of it in halves would be some forty.
+@pytest.mark.parametrize(("least", "most"), [(256, 21), (4, 29)])
+def test_few_tokens_go_in_one_pass(least: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_LEAST_HALF", least)
     engine = Watched(tiny_model("llama"), max_num_seqs=6, passes=2)
     engine.run(autoregressive(prompt, 20, never) for prompt in prompts_of(3, 6, 20))
-    assert engine.steps == steps
+    assert engine.steps <= most

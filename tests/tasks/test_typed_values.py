@@ -313,8 +313,7 @@ def test_labels_are_found_by_path_and_flat_name_and_values_where_they_stand() ->
 
 
 def state_behind(text: str) -> int:
-    step = lambda state, byte: DEAD if state == DEAD else AUTOMATON.next(state, chr(byte))  # noqa: E731
-    return reduce(step, text.encode(), 0)
+    return reduce(lambda state, byte: DEAD if state == DEAD else AUTOMATON.next(state, chr(byte)), text.encode(), 0)
 
 
 @given(st.dictionaries(st.text(), json_values, max_size=4), st.booleans(), st.booleans())
