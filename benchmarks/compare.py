@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,8 @@ class Row:
     engine: str
     setting: int | str | None = None
     seconds: list[float] = field(default_factory=list)
-    tried: dict[int | str, float] = field(default_factory=dict)  # setting -> seconds
+    tried: dict[str, float] = field(default_factory=dict)  # setting -> seconds
+    form: dict[str, Any] = field(default_factory=dict)  # of benchmark.vllm_forms: what is fastest
     fed: int | None = 0  # None: the engine does not say what it took from its cache
     decoded: int = 0
     versions: dict[str, str] = field(default_factory=dict)
@@ -166,7 +167,7 @@ class Comparison:
                 row.error = one_line(error, 300)
                 self.say(f"{result.name}: {engine}: {row.error}")
         try:
-            ceiling = self._start("ceiling", "units", 1, file, None)
+            ceiling = self._start("ceiling", "units", 1, file, None, {})
             ceiling.answer(self.settings.most_seconds)
             ceilings = []
             for repeat in range(self.settings.repeats):
@@ -206,27 +207,36 @@ class Comparison:
         settings: list[int | str] = (
             [AUTO] if shape == "units" else self._settings(row.engine, len(getattr(work, shape)))
         )
+        forms = self.settings.vllm_forms if row.engine.startswith("vllm") else {}
+        trials: list[tuple[int | str | None, dict[str, Any]]] = [(setting, {}) for setting in settings]
+        trials += [(None, {key: value}) for key, values in forms.items() for value in values[1:]]
+        first = {key: values[0] for key, values in forms.items()}
         best: _Process | None = None
         reason: _Failed | None = None
-        for setting in settings:
-            process = self._start(row.engine, shape, setting, file, model)
+        for number, change in trials:
+            setting, form = row.setting if number is None else number, {**first, **row.form, **change}
+            if setting is None:
+                break  # none of max_num_seqs worked
+            name = label(setting, {key: value for key, value in form.items() if value != first[key]})
+            process = self._start(row.engine, shape, setting, file, model, form)
             try:
                 versions = process.answer(self.settings.most_seconds)["versions"]
-                if len(settings) > 1:
-                    row.tried[setting] = process.ask(self.settings.most_seconds)["seconds"]
-                    self.say(f"  {row.engine}, {setting} at a time: {row.tried[setting]:.2f} s")
+                if len(trials) > 1:
+                    row.tried[name] = process.ask(self.settings.most_seconds)["seconds"]
+                    self.say(f"  {row.engine}, {name} at a time: {row.tried[name]:.2f} s")
             except _Failed as error:
                 reason = error
                 self._end(process)
                 if "is not installed" in str(error):
                     break
+                self.say(f"  {row.engine}, {name} at a time: {one_line(error, 300)}")
                 continue
-            if best is not None and row.tried[setting] > min(row.tried.values()):
+            if best is not None and row.tried[name] > min(row.tried.values()):
                 self._end(process)
                 continue
             if best is not None:
                 self._end(best)
-            best, row.setting, row.versions = process, setting, versions
+            best, row.setting, row.form, row.versions = process, setting, form, versions
         if best is None:
             raise reason or _Failed("no setting was tried")
         return best
@@ -237,7 +247,9 @@ class Comparison:
         enough = sum(setting < requests for setting in settings)  # the first that takes all at once is tried, too
         return [*settings[: enough + 1]]
 
-    def _start(self, engine: str, shape: str, setting: int | str, file: Path, model: str | None) -> _Process:
+    def _start(
+        self, engine: str, shape: str, setting: int | str, file: Path, model: str | None, form: Mapping[str, Any]
+    ) -> _Process:
         """A process of an engine, which loads and warms up. Raises _Failed, ModelError."""
         settings = self.settings
         at, dtype, _ = self._model(model)
@@ -245,7 +257,7 @@ class Comparison:
         job = {
             "engine": name, "shape": shape, "setting": setting, "work": str(file), "model": at, "dtype": dtype,
             "device": self.config.model.device, "threads": settings.threads, "guided": engine == "raypd-guided",
-            "arguments": settings.vllm_arguments,
+            "arguments": {**settings.vllm_arguments, **{k: v for k, v in form.items() if not k.isupper()}},
         }  # fmt: skip
         self._started += 1
         path = self.folder / f"{self._started}-{engine}.json"
@@ -266,7 +278,8 @@ class Comparison:
                 "VLLM_NO_USAGE_STATS": "1",
                 "DO_NOT_TRACK": "1",
             }
-            environment |= known | {key: str(value) for key, value in settings.vllm_environment.items()}
+            given = {**settings.vllm_environment, **{key: value for key, value in form.items() if key.isupper()}}
+            environment |= known | {key: str(value) for key, value in given.items() if value is not None}
         if settings.threads is not None:
             environment["OMP_NUM_THREADS"] = str(settings.threads)
         try:
@@ -317,6 +330,11 @@ def varied(name: str, work: WorkConfig) -> dict[str, WorkConfig]:
         return work.varied(name)
     except ValidationError as error:
         raise ConfigError(f"benchmark.works.{name}.vary: {error.errors()[0]['msg']}") from None
+
+
+def label(setting: int | str | None, form: Mapping[str, Any]) -> str:
+    """An engine's setting in a table: 64, block_size: 16."""
+    return ", ".join([str(setting), *(f"{key}: {value}" for key, value in form.items())])
 
 
 def shape_of(engine: Engine | str, work: Work) -> str | None:

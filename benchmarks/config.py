@@ -139,6 +139,11 @@ class BenchmarkConfig(Section):
     vllm_arguments: dict[str, str | int | float | bool] = Field(
         {}, description="More for vllm.LLM, such as gpu_memory_utilization: 0.3, so that engines fit a GPU side by side"
     )
+    vllm_forms: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+        {},
+        description="Argument of vllm.LLM, or NAME of a variable of its process -> values. It starts with the first of "
+        "each; the others are tried at the best max_num_seqs, one key after the other, and the fastest stays",
+    )
 
     @field_validator("max_num_seqs", "batch_sizes")
     @classmethod

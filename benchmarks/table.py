@@ -17,7 +17,7 @@ import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.compare import Result, Row
+from benchmarks.compare import Result, Row, label
 from raypd.run.text import count, number, one_line
 
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "raypd", "axes.spines.top": False, "axes.spines.right": False}
@@ -92,7 +92,7 @@ def _cells(row: Row, first: Row, result: Result) -> list[str]:
     agrees = "" if row.agreement is None else f"{row.agreement:.0%} as {row.agrees_with}"
     spread = f"{number(median(rates))} [{number(min(rates))}-{number(max(rates))}]"
     tokens = ["" if row.fed is None else count(row.fed), count(row.decoded)]
-    return [row.engine, str(row.setting), spread, f"{median(ratios):.2f}", share, *tokens, agrees]
+    return [row.engine, label(row.setting, row.form), spread, f"{median(ratios):.2f}", share, *tokens, agrees]
 
 
 def chart(results: Sequence[Result], file: Path) -> bool:

@@ -10,12 +10,13 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 import yaml
 
-from benchmarks import answers, peers
+from benchmarks import answers, compare, peers
 from benchmarks.compare import Result, Row, shape_of, varied
 from benchmarks.config import ENGINES, Extraction, Questions, RandomQuestions, RandomSlots, load_benchmark
 from benchmarks.engines import load_ceiling, load_raypd
@@ -192,6 +193,26 @@ def test_a_wrong_key_is_named(folder: Path, word: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_benchmark(file, [word])
     assert message in str(error.value)
+
+
+def test_forms_are_tried_at_the_best_number_and_the_fastest_stays(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    seconds = {(1, 32, "0"): 9.0, (2, 32, "0"): 7.0, (2, 16, "0"): 5.0, (2, 16, "1"): 6.0}
+
+    def started(command: list[str], environment: dict[str, str], log: Path) -> Mock:
+        job = json.loads(Path(command[-1]).read_text())
+        form = job["setting"], job["arguments"]["block_size"], environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
+        done = {"seconds": seconds[form]} if form in seconds else compare._Failed("no such pages")
+        return Mock(form=form, **{"answer.return_value": {"versions": {}}, "ask.side_effect": [done]})
+
+    monkeypatch.setattr(compare, "_Process", started)
+    forms = {"block_size": [32, 16, 128], "VLLM_ENABLE_V1_MULTIPROCESSING": [0, 1]}
+    given, said = load_benchmark(config(folder, {"slots": SLOTS}, vllm_forms=forms, max_num_seqs=[1, 2])), list[str]()
+    row, work = Row("vllm-each"), make_work(RandomSlots(**SLOTS), None, tiny_tokenizer(), 4096, 100)
+    kept: Any = compare.Comparison(given, tmp_path, said.append)._tuned(row, work, tmp_path / "work.json", None)
+    assert (kept.form, kept.close.called) == ((2, 16, "0"), False)
+    assert (row.setting, row.form) == (2, {"block_size": 16, "VLLM_ENABLE_V1_MULTIPROCESSING": 0})
+    assert list(row.tried.values()) == [9.0, 7.0, 5.0, 6.0]
+    assert "  vllm-each, 2, block_size: 128 at a time: no such pages" in said
 
 
 def test_the_shipped_configurations_load_in_both_shapes_and_a_work_that_does_not_fit_is_said() -> None:

@@ -172,11 +172,10 @@ def test_a_section_and_its_page(texts, tmp_path):
 
 def test_a_table_by_category_and_one_of_data(finished, tmp_path):
     parts = {"a": (3, 60), "b": (1, 90), "c": (5, 20)}  # threads, and most cached tokens, of 100
-    counters = {
-        id: {"threads": threads, "apar": {"max_cached_tokens": cached}, "flattened": {"max_cached_tokens": 100}}
-        for id, (threads, cached) in parts.items()
-    }
-    answers = {id: {**COLUMNS, "text": "x", "counters": json.dumps(counters[id])} for id in parts}
+    answers = {}
+    for id, (threads, cached) in parts.items():
+        ways = {"apar": {"max_cached_tokens": cached}, "flattened": {"max_cached_tokens": 100}}
+        answers[id] = {**COLUMNS, "text": "x", "counters": json.dumps({"threads": threads, **ways})}
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "APAR").symlink_to(finished("apar", "generation", answers))
     kinds = {"a": "writing", "b": "coding", "c": "math"}

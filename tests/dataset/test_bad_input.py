@@ -231,10 +231,8 @@ def test_what_can_be_done_about_each_file() -> None:
     for name, error in (*changed, *((f"d{n}", "gone") for n in range(12))):
         unreadable.add(make_unit([replace(part, name=name)], "f"), error)
     assert unreadable.shown().endswith("  gone\n  and 5 more\n")
-    assert unreadable.advice(()) == (
-        "The same command tries them again, when the objects are put right or removed. With input.on_damaged=skip it "
-        "leaves them out and ends well."
-    )
+    again = "The same command tries them again, when the objects are put right or removed."
+    assert unreadable.advice(()) == f"{again} With input.on_damaged=skip it leaves them out and ends well."
     words = "Units of b are done: put right it is a new file, for a new output.path. "
     assert unreadable.advice({"b"}).startswith(words)
     assert "tries the others again" in unreadable.advice({"a", "b"})

@@ -154,10 +154,8 @@ def test_a_row_of_the_input_with_its_columns_is_a_label(config, tmp_path, in_pro
     run = with_keys(config(str(path), id_column="sku"), model={"name": "fake"})
     driver.run_extract(run, build=build)
     labels.write_text(json.dumps({**row, "target": {"a": None}}, ensure_ascii=False), encoding="utf-8-sig")
-    assert [(m.name, m.value) for m in score.evaluate(run.output.path, str(labels)).measures][-1] == (
-        "null everywhere",
-        1,
-    )
+    last = score.evaluate(run.output.path, str(labels)).measures[-1]
+    assert (last.name, last.value) == ("null everywhere", 1)
 
 
 @pytest.fixture

@@ -78,10 +78,8 @@ def run_round(draw: random.Random, folder: Path) -> Round:
     on_s3, engine = draw.random() < 0.5, draw.choices(("fake", "real", "server"), (5, 3, 2))[0]
     odd = ["", "program", "kill", "sleep 1"] if engine == "fake" else ["", "program"]
     titles = [draw.choice(odd) if draw.random() < 0.03 else f"sleep 0.0{draw.randint(1, 9)}" for _ in range(200)]
-    keys: dict[str, Any] = {
-        "cluster": {"max_workers": draw.randint(1, 2), "cpus_per_worker": 0.5, "units_in_flight": draw.randint(1, 3)},
-        "cost": {"prices": {"local": 36.0}},
-    }
+    cluster = {"max_workers": draw.randint(1, 2), "cpus_per_worker": 0.5, "units_in_flight": draw.randint(1, 3)}
+    keys: dict[str, Any] = {"cluster": cluster, "cost": {"prices": {"local": 36.0}}}
     with ExitStack() as stack:
         proxy = stack.enter_context(s3.behind_proxy(folder / "weed", "chaos"))[1] if on_s3 else None
         if proxy is not None:
@@ -242,20 +240,16 @@ def main() -> int:
                 end_all()
         rounds.append(made)
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(made.faults.items())) or "no fault"
-        print(
-            f"round {number}: {made.what}: {made.documents} documents, {made.starts} starts; {faults}; "
-            f"lost {made.lost}, doubled {made.doubled}",
-            flush=True,
-        )
+        about = f"{made.what}: {made.documents} documents, {made.starts} starts; {faults}"
+        print(f"round {number}: {about}; lost {made.lost}, doubled {made.doubled}", flush=True)
         for problem in made.problems:
             print(f"  WRONG (make chaos SEED={asked.seed} ROUND={number}): {problem}", flush=True)
     starts, lost, doubled = (sum(getattr(made, name) for made in rounds) for name in ("starts", "lost", "doubled"))
     wrong = sum(bool(made.problems or made.lost or made.doubled) for made in rounds)
     bills = sum(any(re.search("bill|USD|price", problem) for problem in made.problems) for made in rounds)
-    print(
-        f"{len(rounds)} runs, {starts} starts, {sum(made.faults.total() for made in rounds)} faults: lost {lost}, "
-        f"doubled {doubled}, bills that did not add up {bills}, rounds with anything wrong {wrong}"
-    )
+    faults = f"{len(rounds)} runs, {starts} starts, {sum(made.faults.total() for made in rounds)} faults"
+    about = f"lost {lost}, doubled {doubled}, bills that did not add up {bills}, rounds with anything wrong {wrong}"
+    print(f"{faults}: {about}")
     return 1 if wrong else 0
 
 

@@ -44,11 +44,9 @@ def tree(corpus: Path, output: Path, model: str, /, **sections: Any) -> dict[str
 
 def generation_tree(method: str, training: Any = None, path: Any = "in.jsonl", **decoding: Any) -> dict[str, Any]:
     """A configuration's tree for documents with `turns` and `responses`."""
-    sections = {
-        "input": {"text_columns": ["turns"], "category_column": None},
-        "decoding": {"method": method, **decoding},
-    }
-    sections["training"] = {"labels_column": "responses", **(training or {})}
+    given = {"text_columns": ["turns"], "category_column": None}
+    labels = {"labels_column": "responses", **(training or {})}
+    sections = {"input": given, "decoding": {"method": method, **decoding}, "training": labels}
     return config_tree({"kind": "generation", "prompt_column": "turns"}, path, **sections)
 
 

@@ -59,20 +59,14 @@ def test_targets_are_the_values_up_to_what_ends_them(make):
 
 def test_without_a_label_nothing_is_learned_of_an_attribute_not_even_null(make):
     examples, control = make(), make(decoding={"method": "autoregressive"})
-    assert [values(example) for example in examples([document(Size=None), document(1, Brand="Acme")])] == [
-        [" n"],
-        [' "Acme"'],
-    ]
-    assert (examples.lost, dict(examples.skipped)) == (
-        0,
-        {"attributes without a label; null says that there is no value": 4},
-    )
+    learned = [values(example) for example in examples([document(Size=None), document(1, Brand="Acme")])]
+    assert learned == [[" n"], [' "Acme"']]
+    skipped = {"attributes without a label; null says that there is no value": 4}
+    assert (examples.lost, dict(examples.skipped)) == (0, skipped)
     assert list(control([document(Brand="Acme")])) == []  # it writes every attribute
     place = {"type": "object", "properties": {"city": {"type": "string"}, "zip": {"type": "string"}}}
-    schema = {
-        "title": "shoes",
-        "properties": {"to": {**place, "required": ["city", "zip"]}, "nick": {"type": "string"}},
-    }
+    to = {**place, "required": ["city", "zip"]}
+    schema = {"title": "shoes", "properties": {"to": to, "nick": {"type": "string"}}}
     categories = {name: Category.model_validate(tree) for name, tree in categories_of(schema, Path()).items()}
     config = control.config.model_copy(
         update={"task": control.config.task.model_copy(update={"categories": categories})}
@@ -162,10 +156,8 @@ def test_windows_have_no_labels_of_their_own(make):
 @pytest.mark.parametrize("target", [{"Weight": "1 kg"}, {"Brand": "A name of more than twelve tokens"}])
 def test_too_many_labels_that_are_left_out_end_the_training(tmp_path, target):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 1)
-    more = [
-        json.dumps({"id": f"more {n}", "category": "shoes", "title": "x", "target": target | {"Size": None}})
-        for n in range(9)
-    ]
+    row = {"category": "shoes", "title": "x", "target": target | {"Size": None}}
+    more = [json.dumps({"id": f"more {n}", **row}) for n in range(9)]
     corpus.write_text(corpus.read_text() + "\n".join(more))
     sections = {"validation": str(write_corpus(tmp_path / "held_out.jsonl", 1))}
     config = RunConfig.model_validate(tree(corpus, tmp_path / "out", "none", training=sections))
