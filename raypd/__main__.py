@@ -1,5 +1,7 @@
 """The entry point of `raypd`, `python -m raypd` and jobs/."""
 
+import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -11,7 +13,27 @@ def _interrupted(number: int, frame: object) -> None:
 
 
 def main(command: str | None = None) -> None:
-    """Runs the command line. command: the one that a job stands for; None: as it is typed."""
+    """Runs the command line as a process. command: the one that a job stands for; None: as it is typed.
+
+    The process ends behind Python's exit functions: in what C++ does after them Ray may abort it, all its work done."""
+    code: object = 1
+
+    def leave() -> None:  # the first to be registered is the last to be called
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+    atexit.register(leave)
+    try:
+        run_command(command)
+    except SystemExit as end:
+        code = end.code or 0
+        raise
+
+
+def run_command(command: str | None = None) -> None:
+    """`main` without the end of the process. Raises SystemExit."""
     if command is not None:
         sys.argv.insert(1, command)
     signal.signal(signal.SIGINT, _interrupted)  # the import takes a second, in which an exception would be a traceback

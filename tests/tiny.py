@@ -104,8 +104,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "<|im_end|>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = (
-        "{% for message in messages %}"
-        "{{ message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+        "{% for message in messages %}{{ message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ 'assistant\\n' }}{% endif %}"
     )
     return tokenizer

@@ -36,18 +36,13 @@ def _node(info: dict[str, Any], cost: CostConfig, table: prices.Table, cpus: flo
     fits = [resources.get(name, 0.0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
     source = price.source if price else f"{UNKNOWN}: no {market} price of {instance_type} in {region or 'its region'}"
     return NodeTime(
-        node=info["node"],
-        began=info["began"],
-        head=info["head"],
-        instance_type=instance_type,
-        market=market if instance_type else "local",
+        node=info["node"], began=info["began"], ended=info["ended"], head=info["head"],
+        instance_type=instance_type, market=market if instance_type else "local",
         region=(region or prices.DEFAULT_REGION) if instance_type else None,
         usd_per_hour=price.usd_per_hour if price else 0.0,
         price_source=f"{source} ({price.date})" if price and price.date else source,
-        ended=info["ended"],
-        gpus=resources.get("GPU", 0.0),
-        slots=math.floor(min(fits, default=0.0) + 1e-6),
-    )
+        gpus=resources.get("GPU", 0.0), slots=math.floor(min(fits, default=0.0) + 1e-6),
+    )  # fmt: skip
 
 
 def runs() -> int:

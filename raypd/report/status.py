@@ -84,24 +84,15 @@ class Watch:
             documents, failed, exact = manifest.documents, manifest.failed, True
         planned, planned_exact = _planned(plan, len(objects), documents, exact)
         status = Status(
-            run=self.root,
-            state=files.state_of(sessions),
-            fake=self._fake,
-            at=files.now,
-            units=len(objects),
+            run=self.root, state=files.state_of(sessions), fake=self._fake, at=files.now, units=len(objects),
             units_planned=max(plan.units, len(objects)) if plan else None,
-            documents=table.documents if table else documents,
-            documents_planned=planned,
-            exact=exact or table is not None,
-            planned_exact=planned_exact,
-            failed=table.failed if table else failed,
-            sessions=len(sessions),
-            running_seconds=sum(s.seconds for s in sessions),
-            extracted=documents if table else None,
-            unreadable=files.unreadable,
+            documents=table.documents if table else documents, extracted=documents if table else None,
+            failed=table.failed if table else failed, exact=exact or table is not None,
+            documents_planned=planned, planned_exact=planned_exact,
+            sessions=len(sessions), running_seconds=sum(s.seconds for s in sessions),
             heard=max((s.ended for s in sessions), default=None),
-            errors=self._last_errors(units.read),
-        )
+            unreadable=files.unreadable, errors=self._last_errors(units.read),
+        )  # fmt: skip
         if status.unreadable:
             unreadable = counted(status.unreadable, "unit")
             status.notes.append(f"{unreadable} of the input cannot be read: their documents are not in these figures")

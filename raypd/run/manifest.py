@@ -114,20 +114,10 @@ def make(
         sums[kind] = sum(u.counts.get(kind, 0) for u in units)
     seconds = sum(s.seconds for s in sessions)
     return Manifest(
-        fingerprint=config.fingerprint(),
-        fake=config.model.is_fake,
-        **sums,
-        units=len(units),
-        units_planned=units_planned,
-        units_unreadable=unreadable.units,
-        seconds=round(seconds, 3),
+        fingerprint=config.fingerprint(), fake=config.model.is_fake, **sums, output=output, cost=cost,
+        units=len(units), units_planned=units_planned, units_unreadable=unreadable.units, seconds=round(seconds, 3),
         documents_per_second=round(sums["documents"] / seconds, 3) if seconds else 0.0,
-        started=sessions[0].started if sessions else None,
-        ended=sessions[-1].ended if sessions else None,
-        sessions=sessions,
-        unreadable=[*unreadable.files.values()],
-        versions=versions(),
-        config=config.model_dump(mode="json"),
-        output=output,
-        cost=cost,
-    )
+        started=sessions[0].started if sessions else None, ended=sessions[-1].ended if sessions else None,
+        sessions=sessions, unreadable=[*unreadable.files.values()],
+        versions=versions(), config=config.model_dump(mode="json"),
+    )  # fmt: skip

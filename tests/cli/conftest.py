@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from raypd.__main__ import main
+from raypd.__main__ import run_command
 
 
 class Ended(NamedTuple):
@@ -28,7 +28,7 @@ def raypd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         capsys.readouterr()
         monkeypatch.setattr("sys.argv", ["raypd", *words])
         with pytest.raises(SystemExit) as end:
-            main()
+            run_command()
         return Ended(end.value.code, *capsys.readouterr())
 
     return typed

@@ -7,7 +7,6 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
@@ -29,9 +28,7 @@ _PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNode
 class Growing(AutoscalingCluster):
     """Ray's own test cluster; its wheel lacks the file that this configuration stands in otherwise."""
 
-    def _generate_config(
-        self, head_resources: dict, worker_node_types: dict, autoscaler_v2: bool = False, **keys: Any
-    ) -> dict:
+    def _generate_config(self, head_resources: dict, worker_node_types: dict, autoscaler_v2=False, **keys) -> dict:
         head = {"resources": head_resources, "node_config": {}, "max_workers": 0}
         provider = {"type": "external", "module": _PROVIDER, "gcs_address": "127.0.0.1:6379", "launch_multiple": True,
                     "head_node_id": FAKE_HEAD_NODE_ID}  # fmt: skip
