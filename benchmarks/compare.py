@@ -43,7 +43,7 @@ class Row:
     setting: int | str | None = None
     seconds: list[float] = field(default_factory=list)
     tried: dict[str, float] = field(default_factory=dict)  # setting -> seconds
-    form: dict[str, Any] = field(default_factory=dict)  # of benchmark.vllm_forms: what is fastest
+    form: dict[str, Any] = field(default_factory=dict)  # of benchmark.vllm_forms: what is faster than the first
     fed: int | None = 0  # None: the engine does not say what it took from its cache
     decoded: int = 0
     versions: dict[str, str] = field(default_factory=dict)
@@ -214,11 +214,11 @@ class Comparison:
         best: _Process | None = None
         reason: _Failed | None = None
         for number, change in trials:
-            setting, form = row.setting if number is None else number, {**first, **row.form, **change}
+            setting, form = row.setting if number is None else number, {**row.form, **change}
             if setting is None:
                 break  # none of max_num_seqs worked
-            name = label(setting, {key: value for key, value in form.items() if value != first[key]})
-            process = self._start(row.engine, shape, setting, file, model, form)
+            name = label(setting, form)
+            process = self._start(row.engine, shape, setting, file, model, {**first, **form})
             try:
                 versions = process.answer(self.settings.most_seconds)["versions"]
                 if len(trials) > 1:
