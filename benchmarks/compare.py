@@ -54,7 +54,7 @@ class Row:
 
 @dataclass
 class Result:
-    """A work and its rows; floor: seconds of the products that cannot be avoided, at the ceiling."""
+    """A work and its rows; floor: seconds of the arithmetic that cannot be avoided, at the ceilings."""
 
     name: str
     group: str  # the work of the configuration that it is a part of
@@ -62,7 +62,8 @@ class Result:
     unit: str = ""
     count: int = 0
     floor: float | None = None
-    flops: float | None = None  # ceiling, in operations a second
+    flops: float | None = None  # ceiling of products, in operations a second
+    pair_flops: float | None = None  # of attention
     rows: list[Row] = field(default_factory=list)
     skipped: str | None = None
 
@@ -177,13 +178,14 @@ class Comparison:
         except _Failed as error:
             raise RunError(f"{result.name}: the machine's ceiling could not be measured: {error}") from None
         self._judge(result, work, found, tokenizer)
-        result.flops = max(one["flops"] for one in ceilings)
+        result.flops, result.pair_flops = (max(one[key] for one in ceilings) for key in ("flops", "pair_flops"))
         told = next((found[row.engine] for row in result.rows if "later" in found.get(row.engine, {})), None)
         if work.decoded is not None:
             told = {"decoded": work.decoded, "later": work.decoded - work.values}
         if told is not None:
             fed = ceilings[0]["layers"] * (work.unavoidable + told["later"])
             result.floor = 2 * (fed + ceilings[0]["head"] * told["decoded"]) / result.flops
+            result.floor += ceilings[0]["pair"] * (work.attended + told["later"] * work.keys) / result.pair_flops
 
     def _turn(self, result: Result, running: dict[str, _Process], found: dict[str, dict[str, Any]]) -> None:
         """Each engine once, one after the other; `found` gets what they answer."""

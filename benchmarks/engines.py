@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import raypd
@@ -23,17 +24,21 @@ from benchmarks.works import documents_of
 from raypd.config import ModelConfig
 from raypd.config.load import make_config
 from raypd.decoding.attention import avx512
+from raypd.decoding.attention.step import AttentionLayer, PrefixGroup, Span, Step
 from raypd.decoding.engine import Engine
-from raypd.decoding.kv_cache import SlotAllocator
+from raypd.decoding.kv_cache import KVCache, SlotAllocator
 from raypd.decoding.linear import is_possible, pack_linears
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.decoding.pack import pack
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
+from raypd.decoding.visibility import one_segment
 from raypd.models.load import LoadedModel, load_model
 from raypd.tasks import build_task
 from raypd.tasks.base import Record, Request
+
+_TEXT = 2048  # tokens of the text that attention is measured with
 
 Reader = Callable[[Any], list[Any]]
 
@@ -138,11 +143,39 @@ def load_raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
     return run, forget
 
 
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _attentions(
+    config: Any, dtype: torch.dtype, device: torch.device, in_c: bool
+) -> list[tuple[int, Callable[[], object]]]:
+    """Attention of a text behind as long a one, in one layer, by torch (that to the first text alone) and, where it
+    can, by raypd's function in C; with the pairs (token, key that it sees) of each."""
+    heads, kv_heads, dim, n = config.num_attention_heads, config.num_key_value_heads, _head_dim(config), _TEXT
+    query, key, value = (
+        torch.randn(n, count, dim, dtype=dtype, device=device) for count in (heads, kv_heads, kv_heads)
+    )
+    q, k, v = (x.transpose(0, 1)[None].contiguous() for x in (query, key, value))  # [1, heads, tokens, head_dim]
+    calls: list[tuple[int, Callable[[], object]]] = [
+        (n * n, lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    ]
+    if in_c:
+        keys = np.zeros((3, n), dtype=np.int64)  # position, segment, step
+        keys[0] = slots = np.arange(n, 2 * n)
+        group = PrefixGroup([Span(0, n, n, n, one_segment(), keys, keys, n)], 0, n)
+        step = Step(KVCache(2 * n, None, device), [group], torch.from_numpy(slots), torch.arange(0), avx512.attend)
+        layer = AttentionLayer(0, dim**-0.5)
+        calls.append((n * n + n * (n + 1) // 2, lambda: avx512.attend(step, layer, query, key, value)))
+    return calls
+
+
 def load_ceiling(job: dict[str, Any]) -> Loaded:
-    """The fastest product of activations with one of the model's own matrices, by torch or by raypd."""
+    """The fastest product of activations with one of the model's own matrices, and the fastest attention of a text, by
+    torch or by raypd."""
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
-    config = AutoConfig.from_pretrained(job["model"])
+    config = AutoConfig.from_pretrained(job["model"]).get_text_config()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     total = sum(weight.numel() for weight in model.parameters())
@@ -151,28 +184,37 @@ def load_ceiling(job: dict[str, Any]) -> Loaded:
     layers = total - head.numel() - (0 if looked_up is head else looked_up.numel())
     matrices = {weight.shape for weight in model.parameters() if weight.dim() == 2 and weight.shape != head.shape}
     device = torch.device("cuda" if torch.cuda.is_available() and job["device"] != "cpu" else "cpu")
+    kind: dict[str, Any] = {"device": device, "dtype": getattr(torch, job["dtype"])}
     in_c = avx512.is_best(device, torch.bfloat16)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    attentions = _attentions(config, kind["dtype"], device, in_c)
+    # Operations of a token that sees a key, in all layers: a product with the key, one with the value.
+    pair = 4 * config.num_attention_heads * _head_dim(config) * config.num_hidden_layers
+
+    def fastest(calls: list[Callable[[], object]]) -> float:
+        """Seconds."""
+        times = []
+        for call in calls * 8:
+            wait()
+            begin = time.perf_counter()
+            call()
+            wait()
+            times.append(time.perf_counter() - begin)
+        return min(times)
 
     @torch.inference_mode()
     def run(requests: list[Any]) -> dict[str, Any]:
         best = 0.0
         for rows in (256, 1024, 2048):
             for out, into in matrices:
-                kind = {"device": device, "dtype": getattr(torch, job["dtype"])}
                 x, plain = torch.randn(rows, into, **kind), torch.nn.Linear(into, out, bias=False, **kind)
                 packed = torch.nn.Sequential(plain)
                 if device.type == "cpu" and (in_c or is_possible()):
                     pack_linears(packed, in_c)
-                times = []
-                for product in [plain, packed] * 8:
-                    wait()
-                    begin = time.perf_counter()
-                    product(x)
-                    wait()
-                    times.append(time.perf_counter() - begin)
-                best = max(best, 2 * rows * into * out / min(times))
-        return {"flops": best, "layers": layers, "head": head.numel(), "answers": [], "decoded": 0}
+                best = max(best, 2 * rows * into * out / fastest([partial(plain, x), partial(packed, x)]))
+        pairs = max(pairs / fastest([call]) for pairs, call in attentions)  # a second, in one layer
+        found = {"flops": best, "layers": layers, "head": head.numel(), "pair": pair}
+        return {**found, "pair_flops": pair / config.num_hidden_layers * pairs, "answers": [], "decoded": 0}
 
     return run, lambda: None
 

@@ -34,6 +34,8 @@ def markdown(result: Result) -> str:
     about = f"{count(result.count)} {result.unit}"
     if result.flops is not None:
         about += f"; ceiling {result.flops / 1e9:,.0f} GFLOP/s"
+        if result.pair_flops is not None:
+            about += f", of attention {result.pair_flops / 1e9:,.0f}"
     if result.floor:
         about += f"; floor {number(result.count / result.floor)} {result.unit}/s"
     lines += [about, ""]

@@ -7,14 +7,17 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.config import Extraction, Questions, RandomQuestions, RandomSlots, WorkConfig
 from raypd.config import RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.decoding.program import Feed
+from raypd.decoding.visibility import Reach, visible
 from raypd.errors import InputError
 from raypd.tasks import build_task
 from raypd.tasks.automata import record_pattern
@@ -31,6 +34,8 @@ class Work:
         unavoidable: tokens of prompts that any engine must put through the model: what prompts share, once.
         values: answers that are decoded, of which the last token of each is not fed.
         decoded: tokens of all of them; None: the model's own.
+        attended: pairs (token of a prompt, key that it sees) that no engine can do without.
+        keys: that a decoded token sees when it is fed, on average.
         raypd: prompts of `hyper_parallel` or `intra_prompt`, or the configuration and the rows of a task.
         whole, each: requests of other engines, one for a document's whole answer or one for a value or question:
             {tokens, max_tokens, ignore_eos, stop_ids}, and `json` or `regex` to hold the answer to.
@@ -43,6 +48,8 @@ class Work:
     values: int
     decoded: int | None
     raypd: dict[str, Any]
+    attended: int = 0
+    keys: float = 0.0
     whole: list[dict[str, Any]] = field(default_factory=list)
     each: list[dict[str, Any]] = field(default_factory=list)
     names: list[list[str]] = field(default_factory=list)
@@ -111,10 +118,19 @@ def _fixed(tokens: Sequence[int], most: int) -> dict[str, Any]:
     return {"tokens": list(tokens), "max_tokens": most, "ignore_eos": True, "stop_ids": []}
 
 
+def _pairs(before: int, tokens: int) -> int:
+    """Pairs (token, key that it sees) of so many tokens in order, behind so many keys that all of them see."""
+    return tokens * before + tokens * (tokens + 1) // 2
+
+
 def _random_slots(config: RandomSlots, tokenizer: PreTrainedTokenizerBase) -> Work:
     draw, per_value = _Draw(tokenizer), config.value_tokens
     shared = draw(config.shared)
+    alone = config.shared + config.own  # keys that a value sees beside its own
     work = Work("documents", config.documents, config.shared, 0, 0, {"prompts": []})
+    attributes = config.attributes * _pairs(alone, config.key_tokens)
+    work.attended = _pairs(0, config.shared) + config.documents * (_pairs(config.shared, config.own) + attributes)
+    work.keys = alone + config.key_tokens + per_value / 2
     for begin in range(0, config.documents, config.stack):
         stack = range(begin, min(begin + config.stack, config.documents))
         prompt = shared + [token for _ in stack for token in draw(config.own)]
@@ -140,6 +156,10 @@ def _random_questions(config: RandomQuestions, tokenizer: PreTrainedTokenizerBas
     fed = config.shared + config.contexts * config.context_tokens + count * config.question_tokens
     trees: list[dict[str, Any]] = []
     work = Work("questions", count, fed, count, count * config.answer_tokens, {"trees": trees})
+    alone = config.shared + config.context_tokens
+    contexts = _pairs(0, config.shared) + config.contexts * _pairs(config.shared, config.context_tokens)
+    work.attended = contexts + count * _pairs(alone, config.question_tokens)
+    work.keys = alone + config.question_tokens + config.answer_tokens / 2
     for _ in range(config.contexts):
         context, questions = (
             draw(config.context_tokens),
@@ -164,7 +184,7 @@ def _extraction(
     written = feeds(run("autoregressive"), tokenizer, context, rows)
     opening = encode(tokenizer, "{\n", special=False)
     categories = run("guided").task.categories  # type: ignore[union-attr]
-    work = Work("documents", len(rows), unavoidable(slotted), 0, None, {})
+    work = Work("documents", len(rows), unavoidable(slotted), 0, None, {}, *attended(slotted))
     ends, prompts, decoded = sorted(end_tokens(tokenizer)), [], 0
     for row, feed, other in zip(rows, slotted, written, strict=True):
         prompt = list(other.tokens[: -len(opening)])
@@ -221,7 +241,8 @@ def _questions(config: Questions, rows: list[dict[str, Any]], tokenizer: PreTrai
     ends = end_tokens(tokenizer)
     lines = {n for n in tokenizer.get_vocab().values() if "\n" in tokenizer.decode([n])}
     stops = {"max_tokens": config.answer_tokens, "ignore_eos": False, "stop_ids": sorted(ends | lines)}
-    work = Work("questions", len(alone), unavoidable(together), len(alone), None, {"run": tree, "rows": rows})
+    given = {"run": tree, "rows": rows}
+    work = Work("questions", len(alone), unavoidable(together), len(alone), None, given, *attended(together))
     work.each = [{"tokens": list(feed.tokens), **stops} for feed in alone]
     return work
 
@@ -247,3 +268,22 @@ def unavoidable(given: Sequence[Feed]) -> int:
     """Tokens of first feeds, with those that they share counted once."""
     shared = {tuple(feed.tokens[: feed.shared]) for feed in given}
     return sum(len(feed.tokens) - feed.shared for feed in given) + sum(map(len, shared))
+
+
+def attended(given: Sequence[Feed]) -> tuple[int, float]:
+    """`attended` and `keys` of a work with these first feeds."""
+    pairs = sum(
+        _pairs(0, length) for length in {tuple(feed.tokens[: feed.shared]): feed.shared for feed in given}.values()
+    )
+    keys: list[int] = []
+    for feed in given:
+        segments, positions = (np.array(x or [0] * len(feed.tokens)) for x in (feed.segments, feed.positions))
+        reach = np.full([int(segments.max()) + 1] * 2, Reach.HIDDEN)
+        reach[0, 0] = Reach.CAUSAL
+        for (query, key), kind in feed.reach.items():
+            if max(query, key) < len(reach):
+                reach[query, key] = kind
+        seen = visible(reach, segments, positions, segments, positions).sum(1)
+        pairs += int(seen[feed.shared :].sum())
+        keys += seen[list(feed.sample_at)].tolist()
+    return pairs, fmean(keys)
