@@ -1,7 +1,6 @@
 """The entry point of `raypd`, `python -m raypd` and jobs/."""
 
 import atexit
-import contextlib
 import os
 import signal
 import sys
@@ -19,9 +18,6 @@ def main(command: str | None = None) -> None:
     code: object = 1
 
     def leave() -> None:  # the first to be registered is the last to be called
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
         os._exit(code if isinstance(code, int) else 1)
 
     atexit.register(leave)
@@ -41,7 +37,10 @@ def run_command(command: str | None = None) -> None:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with report_errors():
-        app(prog_name="raypd")
+        try:
+            app(prog_name="raypd")
+        finally:
+            sys.stdout.flush()  # where it cannot be written, the command has failed
 
 
 if __name__ == "__main__":

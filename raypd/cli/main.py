@@ -421,6 +421,7 @@ def report_errors() -> Iterator[None]:
     except OSError as error:  # of a disk: what went wrong, and with which file
         message, code = f"error: {error}", 1
     print(said(message), file=sys.stderr, flush=True)
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     # Not sys.exit: threads of Ray that are in the middle of something would hold the process or print a traceback.
     os._exit(code)
