@@ -234,22 +234,11 @@ class DecodeWorker(EngineActor):
             table = writer.make_table(documents, rows_of(state.records, self.config), self.schema, attempt.number)
             ok, failed = writer.count_documents(table)
             summary = UnitSummary(
-                unit=unit.id,
-                fingerprint=self._fingerprint,
-                session=self.spec.session,
-                source=unit.name,
-                start=unit.start,
-                documents=len(documents),
-                ok=ok,
-                failed=failed,
-                seconds=round(time.monotonic() - started, 3),
-                counts=state.counts,
-                worker=self.meter.id,
-                began=began,
-                busy_seconds=round(spent.prefill + spent.decode, 6),
-                categories=spent.categories,
-                truncated=writer.count_truncated(table),
-            )
+                unit=unit.id, fingerprint=self._fingerprint, session=self.spec.session, source=unit.name,
+                start=unit.start, documents=len(documents), ok=ok, failed=failed, began=began, counts=state.counts,
+                seconds=round(time.monotonic() - started, 3), worker=self.meter.id, categories=spent.categories,
+                busy_seconds=round(spent.prefill + spent.decode, 6), truncated=writer.count_truncated(table),
+            )  # fmt: skip
             if not writer.commit(output, table, summary, partition):
                 return writer.read_summary(output, unit.id)  # another attempt was first
             self.meter.commit(unit.id, spent, ok, failed)

@@ -234,22 +234,13 @@ class NightRun:
         night.failed = scratch.number("SELECT count(*) FROM final WHERE winner AND NOT ok")
         storage.put(self._at(night.name, layout.FILES), "".join(f"{file}\n" for file in files).encode())
         self._check_lease()
-        self._replace_state(
-            records.NightState(
-                night=night.name,
-                fingerprint=self.config.fingerprint(),
-                base=schema_change.answers_base(self.config),
-                documents=night.documents,
-                failed=night.failed,
-                objects=len(files),
-                index=index,
-                config=manifest.recorded(self.config),
-                hash_column=self.config.nightly.hash_column,
-                hidden=tonight.hidden,
-                ended=iso(),
-                versions=manifest.versions(),
-            )
-        )
+        state = records.NightState(
+            night=night.name, fingerprint=self.config.fingerprint(), base=schema_change.answers_base(self.config),
+            documents=night.documents, failed=night.failed, objects=len(files), index=index,
+            config=manifest.recorded(self.config), hash_column=self.config.nightly.hash_column,
+            hidden=tonight.hidden, ended=iso(), versions=manifest.versions(),
+        )  # fmt: skip
+        self._replace_state(state)
         self._repair_list()
 
     def _repair_list(self) -> None:

@@ -119,33 +119,15 @@ def make_trainer(
     training = config.training
     every = math.nextafter(1 / training.evaluations, 0)  # less than 1: Trainer takes it as a share of all steps
     arguments = TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=1,
-        per_device_eval_batch_size=1,
-        gradient_accumulation_steps=training.accumulate,
-        num_train_epochs=training.epochs,
-        learning_rate=rate,
-        lr_scheduler_type=training.schedule,
-        warmup_steps=training.warmup,
-        weight_decay=training.weight_decay,
-        max_grad_norm=training.max_grad_norm,
-        bf16=resolve_dtype(config.model.dtype, loaded.device) == torch.bfloat16,
-        use_cpu=loaded.device.type == "cpu",
-        eval_strategy="steps",
-        eval_steps=every,
-        save_steps=every,
-        save_total_limit=2,
-        load_best_model_at_end=True,
-        logging_steps=0.01,
-        include_num_input_tokens_seen="all",
-        remove_unused_columns=False,
-        label_names=["shift_labels"],
-        prediction_loss_only=True,
-        dataloader_pin_memory=False,
-        disable_tqdm=True,
-        seed=training.seed,
-        fsdp=training.sharding == "fsdp",
-    )
+        output_dir=str(folder), per_device_train_batch_size=1, per_device_eval_batch_size=1,
+        gradient_accumulation_steps=training.accumulate, num_train_epochs=training.epochs, learning_rate=rate,
+        lr_scheduler_type=training.schedule, warmup_steps=training.warmup, weight_decay=training.weight_decay,
+        max_grad_norm=training.max_grad_norm, bf16=resolve_dtype(config.model.dtype, loaded.device) == torch.bfloat16,
+        use_cpu=loaded.device.type == "cpu", eval_strategy="steps", eval_steps=every, save_steps=every,
+        save_total_limit=2, load_best_model_at_end=True, logging_steps=0.01, include_num_input_tokens_seen="all",
+        remove_unused_columns=False, label_names=["shift_labels"], prediction_loss_only=True,
+        dataloader_pin_memory=False, disable_tqdm=True, seed=training.seed, fsdp=training.sharding == "fsdp",
+    )  # fmt: skip
     kind = PackedTrainer if training.preference is None else PreferenceTrainer
     trainer = kind(
         model=loaded.model,
