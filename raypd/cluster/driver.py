@@ -66,6 +66,8 @@ def run_extract(
         check_model(config, machine=ray_session.runs_here(config.cluster))
     manifest.claim(config, output)
     with signals(), held(output, say) as lease:
+        if manifest.claim(config, output, held=True):
+            say(f"{output} was of another configuration, which has committed nothing: it is this run's now")
         done = writer.committed(output)  # another session may have gone on while this one looked
         _check_known(planned, done, output)
         storage.clean_temporary(writer.units_folder(output))

@@ -56,6 +56,8 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
 def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
     cut = {"unit_documents": config.cluster.unit_documents, "unit_bytes": config.cluster.unit_bytes}
     before = stored(output) if output is not None else None
+    if before is not None and before.totals.fingerprint not in ("", config.fingerprint()):
+        before = None  # that run has committed nothing, or this one would not be here
     alone = stored_alone(output) if output is not None else set()
     source = tables.pinned(config.input, before.totals.version if before is not None else None)
     planning = _Planning(config, source, alone, _TAIL_UNITS if output is not None else 0)
@@ -175,7 +177,7 @@ class _Planning:
         if not self._kept and (nowhere := self.columns.nowhere()):
             raise InputError(nowhere)
         result = self.writer.finish(count, listing, len(self.alone), cut)
-        result.totals.version = self.version
+        result.totals.version, result.totals.fingerprint = self.version, self.fingerprint
         if not result.units:
             shown = self.config.input.path
             raise InputError(f"{shown if isinstance(shown, str) else ', '.join(shown)}: no documents in it")

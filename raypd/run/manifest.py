@@ -24,13 +24,19 @@ def versions() -> dict[str, str]:
     return {"raypd": raypd.__version__, "python": platform.python_version(), **libraries}
 
 
-def claim(config: RunConfig, output: str) -> None:
-    """Makes the folder this run's, or checks that it is. Raises ConfigError: it is another's, or cannot be written."""
+def claim(config: RunConfig, output: str, held: bool = False) -> bool:
+    """Makes the folder this run's, or checks that it is. Raises ConfigError: it is another's, or cannot be written.
+    held: under its lease, so that a run which has committed nothing gives way; True: one did."""
     record = RunRecord(config.fingerprint(), recorded(config), iso(), versions())
+    path = storage.join(output, layout.RUN)
     check(config, output)
     try:
         storage.make_folder(output)
-        storage.put_new(storage.join(output, layout.RUN), records.encoded(record), private=True)
+        storage.put_new(path, records.encoded(record), private=True)
+        gives_way = held and records.read(RunRecord, path).fingerprint != record.fingerprint
+        if gives_way:
+            storage.put(path, records.encoded(record), private=True)
+        return gives_way
     except OSError as error:
         raise _refusal(error, f"output.path {output}: cannot be written: {error}") from None
 
@@ -55,21 +61,22 @@ def recorded(config: RunConfig) -> dict[str, Any]:
 
 
 def check(config: RunConfig, output: str) -> None:
-    """Whether a run may have its folder; writes nothing. Raises ConfigError: it is another's, or cannot be read."""
-    path = storage.join(output, layout.RUN)
+    """Whether a run may have its folder; writes nothing. Raises ConfigError: another's units are there, or it cannot be
+    read."""
+    path, units = storage.join(output, layout.RUN), storage.join(output, layout.UNITS)
     try:
         if storage.exists(output) and not storage.is_folder(output):
             raise ConfigError(f"output.path {output}: is a file; give a folder")
         record = records.read(RunRecord, path)
     except FileNotFoundError:
-        if next(storage.walk(storage.join(output, layout.UNITS)), None) is not None:
+        if next(storage.walk(units), None) is not None:
             raise ConfigError(f"output.path {output}: has units but no run.json; give a new output.path") from None
         return
     except RecordError as error:
         raise ConfigError(f"{error}; give a new output.path") from None
     except OSError as error:
         raise _refusal(error, f"{path}: cannot be read ({error}); give a new output.path") from None
-    if record.fingerprint != config.fingerprint():
+    if record.fingerprint != config.fingerprint() and next(storage.walk(units), None) is not None:
         changed = differences(record.config, config) or [NO_KEY]
         raise ConfigError(
             f"output.path {output}: holds the run of another configuration, {record.fingerprint}; this one is "

@@ -76,6 +76,7 @@ class PlanTotals:
     alone: int = 0  # objects that share no unit, because one of their unit could not be read
     cut: dict[str, Any] = field(default_factory=dict)  # keys of the configuration that decide how objects are cut
     version: int | None = None  # of a Delta or Iceberg table
+    fingerprint: str = ""  # of the run; "": of a night or a retry
 
 
 @dataclass

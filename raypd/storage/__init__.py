@@ -120,9 +120,9 @@ class Storage:
         between writers. private: only its owner reads it."""
         return self._remote(path).put_new(path, data) if is_remote(path) else local.put_new(path, data, private)
 
-    def put(self, path: str, data: bytes) -> None:
-        """Writes a file whole, and its folders, in place of what is there."""
-        return self._remote(path).put(path, data) if is_remote(path) else local.put(path, data)
+    def put(self, path: str, data: bytes, private: bool = False) -> None:
+        """Writes a file whole, and its folders, in place of what is there. private: as in `put_new`."""
+        return self._remote(path).put(path, data) if is_remote(path) else local.put(path, data, private)
 
     def put_if(self, path: str, data: bytes, version: str) -> bool:
         """Replaces exactly this version of a file, whole; False when the file is another version, or gone."""

@@ -193,9 +193,9 @@ def put_if(path: str, data: bytes, expected: str) -> bool:
         return False
 
 
-def put(path: str, data: bytes) -> None:
+def put(path: str, data: bytes, private: bool = False) -> None:
     path = str(local_path(path))
-    with _written(path, data) as temporary:
+    with _written(path, data, 0o600 if private else 0o666) as temporary:
         os.replace(temporary, path)
 
 

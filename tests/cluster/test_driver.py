@@ -31,12 +31,10 @@ SELDOM = ["pool", pytest.param("ray_data", marks=pytest.mark.slow)]
 
 
 def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configuration(tmp_path, config, ray_here) -> None:
-    write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 23 + ["finish", ""])
-    path = str(tmp_path / "in")
+    path = str(write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 23 + ["finish", ""]).parent)
     run, other = with_keys(config(path, max_workers=4), cost={"deadline": "1h"}), config(path, id_column=None)
     made = driver.run_extract(run, build=fakes.build)
-    ids = pq.read_table(tmp_path / "out/units")["id"].to_pylist()
-    assert sorted(map(int, ids)) == [*range(25)]
+    assert sorted(map(int, pq.read_table(tmp_path / "out/units")["id"].to_pylist())) == [*range(25)]
     assert (made.documents, made.ok, made.failed, made.units) == (25, 22, 3, 3)
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert (tree["fingerprint"], tree["prefill_tokens"]) == (run.fingerprint(), 120)  # 12 works
@@ -118,14 +116,14 @@ def test_a_run_that_is_done_is_not_ended_for_its_budget() -> None:
 
 
 @pytest.mark.parametrize("executor", SELDOM)
-def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here, executor) -> None:
+def test_a_worker_that_cannot_start_ends_the_run_which_then_may_change(tmp_path, config, ray_here, executor, capsys):
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 30)), executor=executor)
-
-    def build(config, threads):
-        raise RuntimeError("no such weights")
-
-    with pytest.raises(RunError, match=r"(?s)no such weights.*0 of 3 units committed"):
-        driver.run_extract(run, build=build)
+    with pytest.raises(RunError, match=r"(?s)integer division.*0 of 3 units committed"):
+        driver.run_extract(run, build=lambda *_: 1 // 0)
+    changed = with_keys(run, input={"id_column": None})
+    assert driver.run_extract(changed, build=fakes.build).documents == 30
+    assert "another configuration, which has committed nothing" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out/run.json").read_text())["fingerprint"] == changed.fingerprint()
 
 
 def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path, ray_here) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from raypd import storage
 from raypd.config import ANSWER_KEYS, KINDS, METHODS, SAMPLING_KEYS, DecodingConfig, RunConfig
 from raypd.config.load import make_config
 from raypd.config.render import render
@@ -168,9 +169,10 @@ def test_a_difference_is_one_that_counts_also_from_a_run_of_another_raypd() -> N
 
 def test_a_run_of_a_raypd_that_answers_otherwise_is_told_from_a_changed_key(tmp_path: Path, monkeypatch: Any) -> None:
     config = make_config(EXTRACTION, [f"output.path={tmp_path}"])
-    manifest.claim(config, str(tmp_path))
-    manifest.claim(config, str(tmp_path))
+    assert not any(manifest.claim(config, str(tmp_path), held=again) for again in (False, True))
     monkeypatch.setattr("raypd.config.run._ANSWERS", 99)
+    manifest.check(config, str(tmp_path))  # nothing was committed
+    storage.put(f"{tmp_path}/units/a.parquet", b"")
     with pytest.raises(ConfigError, match=r"changed: a file that prompts come from, or raypd itself"):
         manifest.check(config, str(tmp_path))
 
