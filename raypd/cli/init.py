@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,16 +34,21 @@ _CATEGORIES = ("category", "kind", "type")
 _NO_TEXT = re.compile(r"[-+\d\s.,:/%TZ]*|[\da-f-]{32,36}|true|false", re.IGNORECASE)  # numbers, dates, UUIDs
 
 
-def run(data: str, schema: str | None, output: str | None) -> str:
-    """Writes the YAML, and says in words what stands in it and what to do next. Raises ConfigError: the file is there
-    already, or the schema is none; InputError: no such data."""
-    if storage.is_remote(data):
-        raise InputError(f"{data}: init looks into local files; copy one of them here, and change input.path then")
-    parts = [part for part in Path(data).parts if not set(part) & set("*?[")]
-    name = (re.sub(r"\W+", "-", parts[-1].split(".")[0]) if parts else "").strip("-") or "documents"
-    target = Path(output or f"{name}.yaml")
-    if target.exists():
-        raise ConfigError(f"{target}: is there already; --output gives another name")
+class Look(NamedTuple):
+    """What the first rows of data tell."""
+
+    form: str | None  # input.format, where it must be said
+    columns: list[str]
+    id_column: str | None
+    texts: list[str]  # columns of text
+
+
+def describe(texts: list[str], id_column: str | None) -> str:
+    return f"reads {', '.join(texts)}, " + (f"id {id_column}" if id_column else "documents are numbered")
+
+
+def look(data: str) -> Look:
+    """Raises InputError: no such data, or no text in it."""
     root = storage.absolute(data)
     if (form := tables.kind_of(root) if storage.is_folder(root) else None) is not None:
         first = next(objects(tables.pinned(InputConfig(path=root, format=form), None)), None)
@@ -58,8 +63,23 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     texts = [column for column, mean in means.items() if mean >= _TEXT_CHARACTERS] or list(means)
     if not texts:
         raise InputError(f"{data}: no column of text; it has {', '.join(columns) or 'no rows'}")
+    return Look(form, list(columns), id_column, texts)
+
+
+def run(data: str, schema: str | None, output: str | None) -> str:
+    """Writes the YAML, and says in words what stands in it and what to do next. Raises ConfigError: the file is there
+    already, or the schema is none; InputError: no such data."""
+    if storage.is_remote(data):
+        raise InputError(f"{data}: init looks into local files; copy one of them here, and change input.path then")
+    parts = [part for part in Path(data).parts if not set(part) & set("*?[")]
+    name = (re.sub(r"\W+", "-", parts[-1].split(".")[0]) if parts else "").strip("-") or "documents"
+    target = Path(output or f"{name}.yaml")
+    if target.exists():
+        raise ConfigError(f"{target}: is there already; --output gives another name")
+    found = look(data)
+    form, texts = found.form, found.texts
     categories = f"{name}.categories.yaml"
-    columns_read = {"id_column": id_column, "text_columns": texts, "category_column": None}
+    columns_read = {"id_column": found.id_column, "text_columns": texts, "category_column": None}
     read: dict[str, Any] = {"path": _beside(data, target), **columns_read, **({"format": form} if form else {})}
     if schema is not None:
         task = {key: _beside(value, target) if is_file(value) else value for key, value in task_of(schema).items()}
@@ -67,9 +87,10 @@ def run(data: str, schema: str | None, output: str | None) -> str:
         read["category"] = name
         task = {"categories_file": categories}
     sections = {"input": read, "output": {"path": f"runs/{name}"}, "task": task}
-    others = [column for column in columns if column not in (*texts, id_column)]
+    others = [column for column in found.columns if column not in (*texts, found.id_column)]
     about = "# Written by raypd init. `raypd config show` prints every key with its default and meaning.\n"
     about += f"# Columns that are not read: {', '.join(others)}\n" if others else ""
+    lower = {column.casefold(): column for column in found.columns}
     if category := next((lower[word] for word in _CATEGORIES if word in lower), None):
         about += f"# Attributes can differ by {category!r}: input.category_column, and task.categories by its values\n"
     target.write_text(about + dump(sections), encoding="utf-8")
@@ -79,12 +100,12 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     except ConfigError:
         target.unlink()
         raise
-    reads = f"{target}: reads {', '.join(texts)}" + (f", id {id_column}" if id_column else ", documents are numbered")
     words = ["raypd", "schema", "suggest", data, "--category", name, "-o", str(target.parent / categories)]
     quoted = (text if re.fullmatch(r"\w+", text) else json.dumps(text, ensure_ascii=False) for text in texts)
     keys = [f"input.text_columns=[{','.join(quoted)}]", "input.category_column=null"]
     suggest = shlex.join([*words, *keys, *([f"input.format={form}"] if form else [])])
-    return f"{reads}\nnext: " + (f"`{suggest}`, then " if schema is None else "") + f"`raypd extract {target}`"
+    first = f"`{suggest}`, then " if schema is None else ""
+    return f"{target}: {describe(texts, found.id_column)}\nnext: {first}`raypd extract {target}`"
 
 
 def _beside(path: str, target: Path) -> str:

@@ -1,14 +1,17 @@
 """What `raypd extract`, `answer` and `generate` have in common: the configuration around a data file, and the run."""
 
+import contextlib
 import os
 from typing import Any
 
 from raypd import storage
+from raypd.cli import init
 from raypd.config import KINDS, GenerationConfig, RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
-from raypd.errors import ConfigError, RunError
+from raypd.errors import ConfigError, InputError, RunError
 from raypd.run import layout
+from raypd.run.console import say
 from raypd.run.records import Manifest
 from raypd.run.text import clean, count, counted, share
 
@@ -34,6 +37,14 @@ def config_over(
     path = f"runs/{os.path.basename(source).split('.')[0]}-{method or kind}"
     task = {"kind": kind, **(task_of(schema) if schema is not None else {})}
     tree: dict[str, Any] = {"input": {"path": source}, "output": {"path": path}, "task": task}
+    if kind == "extraction" and not storage.is_remote(source):
+        with contextlib.suppress(InputError):  # the run says what is wrong with it
+            found = init.look(source)
+            tree["input"] |= {"format": found.form} if found.form else {}
+            if not {"id", "title", "description"} <= {*found.columns}:
+                tree["input"] |= {"id_column": found.id_column, "text_columns": found.texts}
+                columns = make_config(tree, changes).input
+                say(f"{source}: {init.describe(columns.text_columns, columns.id_column)}")
     if openai:
         tree["input"] |= {"id_column": "custom_id", "category_column": None}
         tree["task"] |= {"openai": True, "prompt_column": "body"}

@@ -14,18 +14,11 @@ def map_in_pool(
     most. calls: batches that an actor works on at the same time; tasks: that it is given."""
     from ray import data
 
+    pool = data.ActorPoolStrategy(
+        min_size=workers[0], max_size=workers[1], max_concurrent_calls_per_actor=calls,
+        max_tasks_in_flight_per_actor=tasks, enable_true_multi_threading=True,
+    )  # fmt: skip
     return dataset.map_batches(
-        stage,
-        batch_format="pyarrow",
-        compute=data.ActorPoolStrategy(
-            min_size=workers[0],
-            max_size=workers[1],
-            max_concurrent_calls_per_actor=calls,
-            max_tasks_in_flight_per_actor=tasks,
-            enable_true_multi_threading=True,
-        ),
-        fn_constructor_args=arguments,
-        num_cpus=resources.cpus,
-        num_gpus=resources.gpus or None,
-        **options,
-    )
+        stage, batch_format="pyarrow", compute=pool, fn_constructor_args=arguments, num_cpus=resources.cpus,
+        num_gpus=resources.gpus or None, **options,
+    )  # fmt: skip

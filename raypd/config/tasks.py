@@ -269,7 +269,7 @@ class TaskSection(Section):
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
         """Configuration key -> the column of the input that it names, for every column that must be there."""
         own = {f"task.{key}": getattr(self, key) for key in self.column_keys}
-        hint = "" if "text_columns" in source.model_fields_set else ", the default; `raypd init` finds columns of text"
+        hint = "" if "text_columns" in source.model_fields_set else ", the default"
         return own or {f"input.text_columns {name!r}{hint}": name for name in source.text_columns}
 
 

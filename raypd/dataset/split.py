@@ -95,7 +95,8 @@ class Columns:
         extra = {
             "input.id_column": "; input.id_column=null numbers the documents",
             "input.category_column": "; input.category_column=null with input.category gives all the same",
-        }.get(key, "")
+            "input.text_columns": "; input.text_columns=[NAME] says which hold text, and `raypd init` finds them",
+        }.get(key.partition(" ")[0], "")
         return f"no column {name!r} ({key}): {' '.join(filter(None, [hint, f'it has {shown}{extra}']))}"
 
 

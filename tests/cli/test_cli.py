@@ -57,8 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (["run.yaml", "engine.max_num_seqs=0"], "engine.max_num_seqs: give a whole number from 1 on, or auto"),
     (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
     (["run.yaml", "input.text_columns=[titel]"], "a.jsonl: no column 'titel' (input.text_columns 'titel'): did"),
-    (["in/c.jsonl", "--schema", "s.json", "--model", "fake", "-o", "out"],
-     "(input.text_columns 'title', the default; `raypd init` finds columns of text): it has text"),
+    (["in/c.jsonl", "--schema", "s.json", "-m", "fake"], "the default): it has n; input.text_columns=[NAME] says"),
     (["run.yaml", "decoding.method=hyper_paralel"], "decoding.method: did you mean 'hyper_parallel'? choose from"),
     (["run.yaml", "decoding.max_value_tokens=0"], "decoding.max_value_tokens: Input should be greater"),
     (["run.yaml", "output.path=run.yaml"], "run.yaml: is a file; give a folder"),
@@ -66,7 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (["run.yaml", "task.categories.book.attributes=[{name: 'a\tb'}]"], "a name is printable text without quotes"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused_in_plain_words(folder: Path, raypd, words: list[str], message: str) -> None:
-    (folder / "in/c.jsonl").write_text('{"text": "Dune"}\n')
+    (folder / "in/c.jsonl").write_text('{"n": 1}\n')
     (folder / "s.json").write_text('{"properties": {"author": {"type": "string"}}}')
     (folder / "wrong.yaml").write_text(RUN.replace("name: author", "nmae: author"))
     code, out, err = raypd("extract", *words)

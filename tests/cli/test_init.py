@@ -12,6 +12,7 @@ import pytest
 
 from raypd.answering.components import build
 from raypd.cli import init
+from raypd.cli.run import config_over
 from raypd.cluster import driver
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError
@@ -39,10 +40,11 @@ def written(folder: Path, form: str) -> str:
 def test_the_configuration_runs(form, tmp_path, in_process, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text(SCHEMA)
-    said = init.run(written(tmp_path, form), "s.json", None)
-    assert said.endswith("next: `raypd extract letters.yaml`")
+    path = written(tmp_path, form)
+    assert init.run(path, "s.json", None).endswith("next: `raypd extract letters.yaml`")
     config = load_config("letters.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
     assert (config.input.id_column, config.input.text_columns) == ("Id", ["subject"])
+    assert config_over(path, "extraction", [], None, "fake", None, schema="s.json").input.id_column == "Id"
     assert "kind" in Path("letters.yaml").read_text()
     assert driver.run_extract(config, build=build).ok == 6
 
@@ -57,9 +59,8 @@ def test_paths_are_those_that_the_configuration_needs(data, tmp_path, in_process
     init.run(data, "s.json", "mine/run.yaml")
     config = load_config("mine/run.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
     assert driver.run_extract(config, build=build).ok == 6
-    said = init.run(data, None, None)
-    assert "letters.yaml: reads subject" in said
-    assert "input.category_column=null" in said  # of what `schema suggest` is told, as in the file
+    said = init.run(data, None, None)  # the latter of what `schema suggest` is told, as in the file
+    assert all(words in said for words in ("letters.yaml: reads subject", "input.category_column=null"))
 
 
 def test_a_table_is_read_as_one(tmp_path, monkeypatch):
@@ -82,9 +83,8 @@ def test_a_schema_that_is_none_leaves_no_file(tmp_path, monkeypatch):
 def test_without_a_schema_it_says_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path, "csv")
-    said = init.run("letters.csv", None, "mine.yaml")
-    suggest = "raypd schema suggest letters.csv --category letters -o letters.categories.yaml"
-    assert f"{suggest} 'input.text_columns=[subject]'" in said
+    words = "suggest letters.csv --category letters -o letters.categories.yaml 'input.text_columns=[subject]'"
+    assert f"`raypd schema {words}" in init.run("letters.csv", None, "mine.yaml")
     Path("letters.categories.yaml").write_text("letters: {attributes: [{name: Product}]}")
     assert load_config("mine.yaml").input.category == "letters"
     with pytest.raises(ConfigError, match=r"mine\.yaml: is there already"):
@@ -104,11 +104,12 @@ def test_files_are_read_as_a_run_reads_them(files, columns, format, tmp_path, mo
     Path("in").mkdir()
     for name, text in files.items():
         Path("in", name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-    said = init.run("in", None, "run.yaml")
-    (override,) = [word for word in shlex.split(said) if word.startswith("input.text_columns=")]
+    said = shlex.split(init.run("in", None, "run.yaml"))
+    (override,) = (word for word in said if word.startswith("input.text_columns="))
     Path("in.categories.yaml").write_text("in: {attributes: [{name: Product}]}")
-    read = load_config("run.yaml", [override.removesuffix("`,")]).input
-    assert (read.text_columns, read.format) == (columns, format)
+    without_yaml = config_over("in", "extraction", [], None, "fake", None, schema="in.categories.yaml").input
+    for read in (load_config("run.yaml", [override.removesuffix("`,")]).input, without_yaml):
+        assert (read.text_columns, read.format) == (columns, format)
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
