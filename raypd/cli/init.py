@@ -133,9 +133,6 @@ def _columns(item: InputObject) -> dict[str, float | None]:
                 lengths.setdefault(name, []).extend([len(value)] if text else [])
     except (InputError, pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"{item.path}: cannot be read: {error}") from None
-    names = ", ".join(lengths)
-    if item.format in delimited.DELIMITERS and len(lengths) == 1 and re.search("[;\t|,]", names):
-        raise InputError(f"{item.path}: one column, {names!r}: csv is read with commas, tsv with tabs")
     return {name: fmean(column) if column else None for name, column in lengths.items()}
 
 

@@ -39,30 +39,40 @@ def _has_byte_lines(encoding: str) -> bool:
 
 def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[DelimitedRecord]]:
     """The columns of the header (none: empty), and all records. Raises InputError, here or at a later record."""
-    records = _records(part, source, 0, 1)
-    header = next(records, None)
+    return _opened(part, source)[1:]
+
+
+def _opened(part: Part, source: InputConfig) -> tuple[str, list[str], Iterator[DelimitedRecord]]:
+    """As `whole`, behind the delimiter: that of the format, or else the first by which the header has several columns;
+    spreadsheets write semicolons where the comma is decimal."""
+    usual, header = DELIMITERS[part.format], None
+    for delimiter in (usual, *",;\t|".replace(usual, ""), usual):
+        records = _records(part, source, 0, 1, delimiter)
+        header = next(records, None)
+        if header is None or (header.error is None and len(header.fields) > 1):
+            break
     if header is None:
-        return [], records
+        return usual, [], records
     if header.error is not None:
         raise InputError(f"the header, line {header.line}: {header.error}")
     twice = [name for name in header.fields if name and header.fields.count(name) > 1]
     if twice:
         raise InputError(f"the header, line {header.line}: {twice.count(twice[0])} columns are called {twice[0]!r}")
-    return header.fields, records
+    return delimiter, header.fields, records
 
 
 def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[DelimitedRecord]]:
     """The columns of a file, and the records whose first byte lies in the part's range. Raises as `whole` does."""
-    names, records = whole(part, source)
+    delimiter, names, records = _opened(part, source)
     if can_seek(part, source):
-        records = _records(part, source, part.start, part.line)
+        records = _records(part, source, part.start, part.line, delimiter)
     return names, dropwhile(lambda r: r.offset < part.start, takewhile(lambda r: r.offset < part.end, records))
 
 
-def _records(part: Part, source: InputConfig, offset: int, line: int) -> Iterator[DelimitedRecord]:
+def _records(part: Part, source: InputConfig, offset: int, line: int, delimiter: str) -> Iterator[DelimitedRecord]:
     with open_lines(part.path, part.compression, offset, part.version) as file:
         text = _Text(file, source, offset, line)
-        reader = csv.reader(text, delimiter=DELIMITERS[part.format], strict=True)
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
         while True:
             text.begin_record()
             offset, line = text.offset, text.line

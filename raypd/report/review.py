@@ -163,7 +163,8 @@ def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
     """(line, cells) of a corrected CSV, as `harmless` had them. Raises InputError."""
     with raised_as(InputError, f"{file}: cannot be read", OSError, ValueError):
         text = Path(file).read_text(encoding="utf-8-sig")
-    reader = csv.DictReader(io.StringIO(text))
+    delimiter = next((mark for mark in ";\t" if mark in text.partition("\n")[0]), ",")  # as spreadsheets write it
+    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
     if missing := set(COLUMNS[:7]) - set(reader.fieldnames or ()):
         raise InputError(f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`")
     rows = []

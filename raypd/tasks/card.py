@@ -15,19 +15,12 @@ def write_card(folder: Path, config: RunConfig, data: str, documents: int, rate:
     """Puts the card into a folder of weights. data: digest of documents and labels; rate: the learning rate."""
     answer_keys = ANSWER_KEYS[config.task.kind][config.decoding.method]
     card = {
-        "base": config.model.name,
-        "revision": config.model.revision,
-        "task": config.task.kind,
-        "method": config.decoding.method,
+        "base": config.model.name, "revision": config.model.revision,
+        "task": config.task.kind, "method": config.decoding.method,
         "decoding": {key: getattr(config.decoding, key) for key in answer_keys},
-        "template": _template(config),
-        "data": data,
-        "documents": documents,
-        "learning_rate": rate,
-        "epochs": config.training.epochs,
-        "validation_loss": validation_loss,
-        "version": raypd.__version__,
-    }
+        "template": _template(config), "data": data, "documents": documents, "learning_rate": rate,
+        "epochs": config.training.epochs, "validation_loss": validation_loss, "version": raypd.__version__,
+    }  # fmt: skip
     (folder / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

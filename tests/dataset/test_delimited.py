@@ -44,7 +44,6 @@ ENDLESS = b'id,title\n1,fine\n2,"never ends\n' + b"3,x\n" * 100
 UNREADABLE = {
     "twice.csv": (b"id,title,title\n1,a,b\n", "twice.csv: the header, line 1: 2 columns are called 'title'"),
     "columns.csv": (b"id,titel\n1,a\n", "columns.csv: no column 'title' .*did you mean 'titel'"),
-    "semicolons.csv": (b"id;title\n1;a\n", "semicolons.csv: no column 'title' .*it has id;title"),
     "endless.csv": (ENDLESS, "endless.csv: line 3: a quoted field of this record never ends"),
     "long.csv": (ENDLESS + b"x\n" * 50_000, r"long.csv: line \d+: its record has more than 69536 bytes so far"),
     "line.csv": (b"id,title\n" + b"x" * (1 << 20), "line.csv: line 2: its record has more than 69536 bytes"),
@@ -54,18 +53,18 @@ UNREADABLE = {
 
 
 @given(
-    st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=12), st.sampled_from(["csv", "tsv"]),
+    st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=12), st.sampled_from(["csv,", "csv;", "csv|", "tsv\t"]),
     st.sampled_from(["utf-8", "utf-8-sig", "latin-1", "utf-16", "cp500"]), st.sampled_from(["", ".gz", ".zst"]),
     st.integers(1, 5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))  # fmt: skip
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-def test_what_a_csv_writer_wrote_is_read(tmp_path, config, rows, suffix, encoding, compression, size, quoting) -> None:
+def test_what_a_csv_writer_wrote_is_read(tmp_path, config, rows, form, encoding, compression, size, quoting) -> None:
     text, begins = io.StringIO(newline=""), []
-    writer = csv.writer(text, delimiter="," if suffix == "csv" else "\t", quoting=quoting)
+    writer = csv.writer(text, delimiter=form[3], quoting=quoting)
     for row in [("title", "n"), *((f"x{title}", n) for title, n in rows)]:
         begins.append(text.tell())
         writer.writerow(row)
     content = text.getvalue()
-    data, path = content.encode(encoding), tmp_path / f"a.{suffix}{compression}"
+    data, path = content.encode(encoding), tmp_path / f"a.{form[:3]}{compression}"
     path.write_bytes({"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[compression](data))
     setting = "utf-8" if encoding == "utf-8-sig" else encoding  # a byte order mark needs no word
     run = config(str(path), id_column=None, encoding=setting, unit_documents=size)

@@ -40,9 +40,9 @@ def corrected(path: str, **values: str) -> list[dict[str, str]]:
     return [{**row, "correct": values.get(row["attribute"], row["correct"])} for row in rows]
 
 
-def saved(rows: list[dict[str, str]], path: Path) -> str:
+def saved(rows: list[dict[str, str]], path: Path, delimiter: str = ",") -> str:
     with open(path, "w", newline="") as file:
-        out = csv.DictWriter(file, list(rows[0]))
+        out = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
         out.writeheader()
         out.writerows(rows)
     return str(path)
@@ -64,7 +64,7 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
     assert (first["id"][0], first["title"][:4], first["category"]) == ("=", "<b>S", "shoes")
     assert evaluate(run, where).unlabelled == 28
     seen = [row for row in corrected(table, Color="N/A") if row["attribute"] == "Color"]  # the other lines were deleted
-    where, _ = review.apply(run, saved(seen, tmp_path / "some.csv"), None)
+    where, _ = review.apply(run, saved(seen, tmp_path / "some.csv", delimiter=";"), None)
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert [row["target"] for row in labels] == [{"Color": None}] * 12
     assert Path(review.write(run, 12)[1]).read_bytes() == Path(table).read_bytes()  # the same are drawn again
