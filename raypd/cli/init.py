@@ -47,16 +47,17 @@ def describe(texts: list[str], id_column: str | None) -> str:
     return f"reads {', '.join(texts)}, " + (f"id {id_column}" if id_column else "documents are numbered")
 
 
-def look(data: str) -> Look:
-    """Raises InputError: no such data, or no text in it."""
+def look(data: str, source: InputConfig | None = None) -> Look:
+    """source: how it is read; None: by default. Raises InputError: no such data, or no text in it."""
     root = storage.absolute(data)
+    source = (source or InputConfig(path=root)).model_copy(update={"path": root})
     if (form := tables.kind_of(root) if storage.is_folder(root) else None) is not None:
         first = next(objects(tables.pinned(InputConfig(path=root, format=form), None)), None)
         if first is None:
             raise InputError(f"{data}: the table is empty")
-    elif (first := _first(root)).format in TEXT_FILES.values():
+    elif (first := _first(source)).format in TEXT_FILES.values():
         form = "files"
-    columns = {"id": None, "text": _TEXT_CHARACTERS} if form == "files" else _columns(first)
+    columns = {"id": None, "text": _TEXT_CHARACTERS} if form == "files" else _columns(first, source)
     lower = {column.casefold(): column for column in columns}
     id_column = next((lower[word] for word in _IDS if word in lower), None)
     means = {column: mean for column, mean in columns.items() if mean is not None and column != id_column}
@@ -113,21 +114,21 @@ def _beside(path: str, target: Path) -> str:
     return path if os.path.isabs(path) else os.path.relpath(path, target.parent)
 
 
-def _first(data: str) -> InputObject:
+def _first(source: InputConfig) -> InputObject:
     """The first file of rows; where there is none, the first that is a document. Raises InputError."""
     try:
-        return next(objects(InputConfig(path=data)))
+        return next(objects(source))
     except InputError:
         with contextlib.suppress(InputError):
-            return next(objects(InputConfig(path=data, format="files")))
+            return next(objects(source.model_copy(update={"format": "files"})))
         raise
 
 
-def _columns(item: InputObject) -> dict[str, float | None]:
+def _columns(item: InputObject, source: InputConfig) -> dict[str, float | None]:
     """Column -> mean characters of its first texts; None of columns that hold something else."""
     lengths: dict[str, list[int]] = {name: [] for name in partition_keys(item.name)}
     try:
-        for row in itertools.islice(_rows(item), _ROWS):
+        for row in itertools.islice(_rows(item, source), _ROWS):
             for name, value in row.items():
                 text = isinstance(value, str) and not _NO_TEXT.fullmatch(value)
                 lengths.setdefault(name, []).extend([len(value)] if text else [])
@@ -136,9 +137,8 @@ def _columns(item: InputObject) -> dict[str, float | None]:
     return {name: fmean(column) if column else None for name, column in lengths.items()}
 
 
-def _rows(item: InputObject) -> Iterator[dict[str, Any]]:
+def _rows(item: InputObject, source: InputConfig) -> Iterator[dict[str, Any]]:
     """A file's rows as a run reads them, and some that name its columns alone. Raises as the readers do."""
-    source = InputConfig(path=item.path)
     if item.format == "jsonl":
         with open_lines(item.path, item.compression) as file:
             for line in lines(file, line_limit(source.max_document_bytes)):

@@ -39,7 +39,7 @@ def config_over(
     tree: dict[str, Any] = {"input": {"path": source}, "output": {"path": path}, "task": task}
     if kind == "extraction" and not storage.is_remote(source):
         with contextlib.suppress(InputError):  # the run says what is wrong with it
-            found = init.look(source)
+            found = init.look(source, make_config(tree, changes).input)
             tree["input"] |= {"format": found.form} if found.form else {}
             if not {"id", "title", "description"} <= {*found.columns}:
                 tree["input"] |= {"id_column": found.id_column, "text_columns": found.texts}

@@ -124,7 +124,11 @@ def _unsupported(path: str, setting: str) -> str:
         return f"{path}: input.format files reads {', '.join(TEXT_FILES)}"
     if os.path.splitext(path.lower())[1] in TEXT_FILES:
         return f"{path}: input.format=files takes each file ({', '.join(TEXT_FILES)}) as a document"
-    return f"{path}: {_ENDINGS}; if it is one of these under another name, set input.format"
+    if path.lower().endswith(".json"):
+        lines = "JSON Lines of this name want input.format=jsonl; `jq -c '.[]'` makes them of an array"
+        return f"{path}: {_ENDINGS}; {lines}"
+    others = "if it is one of these under another name, set input.format; input.reader names a function for others"
+    return f"{path}: {_ENDINGS}; {others}"
 
 
 def partition_keys(name: str) -> dict[str, str | None]:

@@ -72,18 +72,12 @@ def write(run: str, labels: str, evaluation: Evaluation, labels_column: str, tol
     sureness = None
     if (gap := evaluation.calibration_error) is not None:
         sureness = reliability_chart({"accent": ("this run", evaluation.reliability)}, f"calibration error {gap:.3f}")
+    measures = [measure for measure in evaluation.measures if measure.name in _MEASURES and not measure.of]
     html = page.fill(
-        "evaluation.html.j2",
-        name=root.rstrip("/").rpartition("/")[2],
-        labels=labels,
-        measures=[measure for measure in evaluation.measures if measure.name in _MEASURES and not measure.of],
-        heads=["attribute", "right", *REASONS],
-        attributes=_rows(counts),
-        documents=shown,
-        no_texts=no_texts,
-        sureness=sureness,
-        wrong=len(mistakes),
-    )
+        "evaluation.html.j2", name=root.rstrip("/").rpartition("/")[2], labels=labels, measures=measures,
+        heads=["attribute", "right", *REASONS], attributes=_rows(counts), documents=shown, no_texts=no_texts,
+        sureness=sureness, wrong=len(mistakes),
+    )  # fmt: skip
     path = storage.join(root, PAGE)
     page.put(path, html.encode())
     return path

@@ -56,6 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (["wrong.yaml"], "wrong.yaml:11: task.categories.book.attributes.0.nmae: unknown key; did you mean 'name'?"),
     (["run.yaml", "engine.max_num_seqs=0"], "engine.max_num_seqs: give a whole number from 1 on, or auto"),
     (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
+    (["s.json", "--schema", "s.json"], "JSON Lines of this name want input.format=jsonl; `jq -c '.[]'` makes them of"),
     (["run.yaml", "input.text_columns=[titel]"], "a.jsonl: no column 'titel' (input.text_columns 'titel'): did"),
     (["in/c.jsonl", "--schema", "s.json", "-m", "fake"], "the default): it has n; input.text_columns=[NAME] says"),
     (["run.yaml", "decoding.method=hyper_paralel"], "decoding.method: did you mean 'hyper_parallel'? choose from"),
