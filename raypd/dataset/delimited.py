@@ -128,7 +128,7 @@ class _Text:
         try:
             return data.decode(encoding)
         except UnicodeDecodeError as error:
-            place = f"byte {error.start} of line {self.line - 1}"
+            place = f"byte {error.start} of line {self.line - 1}; input.encoding can be another, such as cp1252"
             self.error = self.error or f"not {encoding.upper()}: {error.reason} at {place}"
             return data.decode(encoding, "replace")
 

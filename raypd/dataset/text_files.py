@@ -52,7 +52,8 @@ def text_of_file(data: bytes, part: Part, source: InputConfig) -> str:
                 encoding, errors = "cp1252", "replace"
         text = data.decode("utf-8-sig" if encoding.lower() == "utf-8" else encoding, errors)
     except UnicodeDecodeError as error:
-        raise ValueError(f"not {encoding.upper()}: {error.reason} at byte {error.start}; input.encoding") from None
+        place = f"byte {error.start}; input.encoding can be another, such as cp1252"
+        raise ValueError(f"not {encoding.upper()}: {error.reason} at {place}") from None
     except LookupError:
         raise ValueError(f"its charset {encoding!r} is none that Python knows; input.encoding says another") from None
     return _html(text) if part.format == "html" else text

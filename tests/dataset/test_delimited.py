@@ -40,6 +40,7 @@ BAD = b"""id,title,note
 8,"opened\n9,swallowed,x\n10,"closed",x
 11,"5"" wide",5" tall
 """
+ENCODING = "; input.encoding can be another, such as cp1252"
 ENDLESS = b'id,title\n1,fine\n2,"never ends\n' + b"3,x\n" * 100
 UNREADABLE = {
     "twice.csv": (b"id,title,title\n1,a,b\n", "twice.csv: the header, line 1: 2 columns are called 'title'"),
@@ -105,7 +106,7 @@ def test_what_is_wrong_with_a_record_is_its_own_error_with_the_line(tmp_path, co
     assert {d.error for d in documents.values() if d.error} == {
         "a.csv, line 3: 2 fields where the header has 3", "a.csv, line 4: 4 fields where the header has 3",
         "a.csv, line 8: not CSV: ',' expected after '\"'", "a.csv, line 10: no text in title",
-        "a.csv, line 9: not UTF-8: invalid start byte at byte 6 of line 9",
+        f"a.csv, line 9: not UTF-8: invalid start byte at byte 6 of line 9{ENCODING}",
         "a.csv, line 11: not CSV: ',' expected after '\"' (lines 11 to 13 were read as one record)"}  # fmt: skip
     fine = {id: d.fields for id, d in documents.items() if d.error is None}
     assert fine == {"1": {"id": "1", "title": "fine", "note": ""}, "4": {"id": "4", "title": "two\nlines", "note": ""},
@@ -131,9 +132,8 @@ def test_a_file_that_cannot_be_understood_is_named_and_the_others_are_read(tmp_p
 def test_another_encoding_is_used_as_given_and_one_that_is_wrong_is_seen(tmp_path, config) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("id,title\n1,größe\n2,plain\n".encode("cp1252"))
-    documents = read_all(config(str(path)))
-    assert [d.error for d in documents] == ["a.csv, line 2: not UTF-8: invalid start byte at byte 4 of line 2", None]
-    run = config(str(path), encoding="cp1252")
+    run, wrong = config(str(path), encoding="cp1252"), f"not UTF-8: invalid start byte at byte 4 of line 2{ENCODING}"
+    assert [d.error for d in read_all(config(str(path)))] == [f"a.csv, line 2: {wrong}", None]
     assert [d.fields["title"] for d in read_all(run)] == ["größe", "plain"]
     assert run.fingerprint() != config(str(path)).fingerprint()
     with pytest.raises(InputError, match=r"a.csv: not UTF-16 after line 0: .*BOM|a.csv: .*UTF-16"):
