@@ -13,7 +13,7 @@ from raypd.dataset.jsonl import BOM, line_limit, open_lines
 from raypd.errors import InputError
 from raypd.run.unit import Part
 
-DELIMITERS = {"csv": ",", "tsv": "\t"}
+DELIMITERS, _MARKS = {"csv": ",", "tsv": "\t"}, ",;\t|"
 csv.field_size_limit(sys.maxsize)  # a record has a limit of its own
 
 
@@ -46,10 +46,10 @@ def _opened(part: Part, source: InputConfig) -> tuple[str, list[str], Iterator[D
     """As `whole`, behind the delimiter: that of the format, or else the first by which the header has several columns;
     spreadsheets write semicolons where the comma is decimal."""
     usual, header = DELIMITERS[part.format], None
-    for delimiter in (usual, *",;\t|".replace(usual, ""), usual):
+    for delimiter in (usual, *_MARKS.replace(usual, ""), usual):
         records = _records(part, source, 0, 1, delimiter)
         header = next(records, None)
-        if header is None or (header.error is None and len(header.fields) > 1):
+        if header is None or (header.error is None and (len(header.fields) > 1 or not {*header.fields[0]} & {*_MARKS})):
             break
     if header is None:
         return usual, [], records
