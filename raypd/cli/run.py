@@ -39,12 +39,13 @@ def config_over(
     tree: dict[str, Any] = {"input": {"path": source}, "output": {"path": path}, "task": task}
     if kind == "extraction" and not storage.is_remote(source):
         with contextlib.suppress(InputError):  # the run says what is wrong with it
-            found = init.look(source, make_config(tree, changes).input)
+            given = make_config(tree, changes).input
+            found = init.look(source, given)
             tree["input"] |= {"format": found.form} if found.form else {}
-            if not {"id", "title", "description"} <= {*found.columns}:
+            if {given.id_column, *given.text_columns} - {None, *found.columns}:
                 tree["input"] |= {"id_column": found.id_column, "text_columns": found.texts}
-                columns = make_config(tree, changes).input
-                say(f"{source}: {init.describe(columns.text_columns, columns.id_column)}")
+                given = make_config(tree, changes).input
+                say(f"{source}: {init.describe(given.text_columns, given.id_column)}")
     if openai:
         tree["input"] |= {"id_column": "custom_id", "category_column": None}
         tree["task"] |= {"openai": True, "prompt_column": "body"}

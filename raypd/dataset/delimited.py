@@ -13,7 +13,8 @@ from raypd.dataset.jsonl import BOM, line_limit, open_lines
 from raypd.errors import InputError
 from raypd.run.unit import Part
 
-DELIMITERS, _MARKS = {"csv": ",", "tsv": "\t"}, ",;\t|"
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+_MARKS = ",;\t|"  # delimiters that spreadsheets write
 csv.field_size_limit(sys.maxsize)  # a record has a limit of its own
 
 

@@ -40,8 +40,7 @@ def written(folder: Path, form: str) -> str:
 def test_the_configuration_runs(form, tmp_path, in_process, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text(SCHEMA)
-    path = written(tmp_path, form)
-    assert init.run(path, "s.json", None).endswith("next: `raypd extract letters.yaml`")
+    assert init.run(path := written(tmp_path, form), "s.json", None).endswith("next: `raypd extract letters.yaml`")
     config = load_config("letters.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
     assert (config.input.id_column, config.input.text_columns) == ("Id", ["subject"])
     assert config_over(path, "extraction", [], None, "fake", None, schema="s.json").input.id_column == "Id"
