@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from raypd.tasks.base import Record
     from raypd.verify.verification import Verification
 
-_DATA = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst")  # ends of names of data files
+_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst")  # ends of data's names
 _WHOLE = "_SUCCESS"  # beside the files of a table that was written whole
 Settings = Mapping[str, Any] | None  # other keys of the configuration, dotted
 Columns = str | Sequence[str] | None

@@ -148,15 +148,11 @@ def _of_raypd(config: RunConfig, threads: int | None, load: Load | None, share: 
     loaded.packed = loaded.packed or pack(loaded.model, sizes.stable)
     with raised_as(ModelError, "engine", ValueError):
         engine = decoding.Engine(
-            loaded.packed,
-            max_num_seqs=sizes.most_seqs,
-            max_num_batched_tokens=sizes.batched_tokens(loaded.device.type == "cuda"),
-            cache_tokens=sizes.cache_tokens,
-            memory_share=share * min(1.0, config.cluster.gpus_per_worker or 1.0),
-            attention=sizes.attention,
-            cuda_graphs=sizes.cuda_graphs,
-            stable=sizes.stable,
-        )
+            loaded.packed, max_num_seqs=sizes.most_seqs,
+            max_num_batched_tokens=sizes.batched_tokens(loaded.device.type == "cuda"), cache_tokens=sizes.cache_tokens,
+            memory_share=share * min(1.0, config.cluster.gpus_per_worker or 1.0), attention=sizes.attention,
+            cuda_graphs=sizes.cuda_graphs, stable=sizes.stable,
+        )  # fmt: skip
     if loaded.device.type == "cuda":
         warm_up(engine, min(engine.budget.most, loaded.context_length // 2))
     return engine, build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)

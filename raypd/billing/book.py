@@ -99,19 +99,15 @@ class Book:
             if len(series) > _MOST_POINTS:
                 series = [series[0], *series[1:-1:2], point]
             self.last = replace(
-                self.last,
-                until=until,
+                self.last, until=until, usd=billing.usd(charges.total), series=series, totals=totals,
                 nodes=[self._node(node, until, charges) for node in self.nodes.values()],
-                usd=billing.usd(charges.total),
                 parts={name: billing.usd(value) for name, value in charges.parts.items()},
                 seconds={name: round(value, 3) for name, value in charges.seconds.items()},
                 categories=billing.shared_out(charges.total, added(by_category)),
                 methods=billing.shared_out(charges.total, added(by_method)),
                 workers=[self._worker(worker, until) for worker in workers],
-                series=series,
                 energy=energy.of(workers, self._cost.watts_per_gpu, self._cost.co2e_grams_per_kwh),
-                totals=totals,
-            )
+            )  # fmt: skip
             return self.last
 
     def _node(self, node: NodeTime, until: float, charges: billing.Charges) -> NodeTime:
@@ -205,15 +201,11 @@ def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | Non
     energies = [[e for bill in bills if (e := getattr(bill.energy, name)) is not None] for name in ("kwh", "co2e_kg")]
     kwh, co2e_kg = (round(sum(known), 6) if known else None for known in energies)
     return RunCost(
-        usd=usd,
-        usd_per_1000_documents=round(1000 * usd / documents, 6) if documents else None,
+        usd=usd, usd_per_1000_documents=round(1000 * usd / documents, 6) if documents else None,
         parts={name: round(sum(bill.parts.get(name, 0) for bill in bills), 6) for name in billing.PARTS},
         seconds={name: round(sum(bill.seconds.get(name, 0) for bill in bills), 3) for name in billing.PARTS},
-        sessions=len(bills),
-        documents=documents,
-        kwh=kwh,
-        cards=energy.together(worker.cards for bill in bills for worker in bill.workers),
-        co2e_kg=co2e_kg,
+        sessions=len(bills), documents=documents, kwh=kwh,
+        cards=energy.together(worker.cards for bill in bills for worker in bill.workers), co2e_kg=co2e_kg,
         prices=sorted({node.price_source for bill in bills for node in bill.nodes}),
         notes=sorted({note for bill in bills for note in bill.notes}),
-    )
+    )  # fmt: skip

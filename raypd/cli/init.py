@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd import storage
-from raypd.config.data import TEXT_FILES, InputConfig
+from raypd.config.data import ENDINGS, InputConfig
 from raypd.config.load import load_config
 from raypd.config.schema import is_file, task_of
 from raypd.config.yaml_file import dump
 from raypd.dataset import delimited, tables
+from raypd.dataset.json_files import json_values
 from raypd.dataset.jsonl import BOM, line_limit, lines, open_lines
 from raypd.dataset.listing import InputObject, objects, partition_keys
 from raypd.dataset.reader import arrow_batches
@@ -28,9 +29,11 @@ from raypd.errors import ConfigError, InputError
 from raypd.run.unit import Part
 
 _ROWS = 500  # that are looked at
+_SHOWN = 8  # columns in a message
 _TEXT_CHARACTERS = 20.0  # a column of texts has more on average, and is no name, code or date
 _IDS = ("id", "_id", "uuid", "key", "sku", "asin", "url")
 _CATEGORIES = ("category", "kind", "type")
+_TITLE = re.compile(r"((product|item|document)[ _]?)?(title|name|subject|headline)", re.IGNORECASE)  # however short
 _NO_TEXT = re.compile(r"[-+\d\s.,:/%TZ]*|[\da-f-]{32,36}|true|false", re.IGNORECASE)  # numbers, dates, UUIDs
 
 
@@ -43,8 +46,12 @@ class Look(NamedTuple):
     texts: list[str]  # columns of text
 
 
-def describe(texts: list[str], id_column: str | None) -> str:
-    return f"reads {', '.join(texts)}, " + (f"id {id_column}" if id_column else "documents are numbered")
+def describe(texts: list[str], id_column: str | None, columns: list[str]) -> str:
+    """What is read, and which of the columns are not."""
+    others = [column for column in columns if column not in (*texts, id_column)]
+    names = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
+    unread = f"; not read (input.text_columns): {names}" if others else ""
+    return f"reads {', '.join(texts)}, {f'id {id_column}' if id_column else 'documents are numbered'}{unread}"
 
 
 def look(data: str, source: InputConfig | None = None) -> Look:
@@ -55,13 +62,15 @@ def look(data: str, source: InputConfig | None = None) -> Look:
         first = next(objects(tables.pinned(InputConfig(path=root, format=form), None)), None)
         if first is None:
             raise InputError(f"{data}: the table is empty")
-    elif (first := _first(source)).format in TEXT_FILES.values():
-        form = "files"
+    else:
+        first = _first(source)
+        form = next((form for form, ends in ENDINGS.items() if first.format in ends.values()), None)
     columns = {"id": None, "text": _TEXT_CHARACTERS} if form == "files" else _columns(first, source)
     lower = {column.casefold(): column for column in columns}
     id_column = next((lower[word] for word in _IDS if word in lower), None)
     means = {column: mean for column, mean in columns.items() if mean is not None and column != id_column}
-    texts = [column for column, mean in means.items() if mean >= _TEXT_CHARACTERS] or list(means)
+    short = max(means.values(), default=0) < _TEXT_CHARACTERS  # all of them
+    texts = [name for name, mean in means.items() if short or mean >= _TEXT_CHARACTERS or _TITLE.fullmatch(name)]
     if not texts:
         raise InputError(f"{data}: no column of text; it has {', '.join(columns) or 'no rows'}")
     return Look(form, list(columns), id_column, texts)
@@ -106,7 +115,7 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     keys = [f"input.text_columns=[{','.join(quoted)}]", "input.category_column=null"]
     suggest = shlex.join([*words, *keys, *([f"input.format={form}"] if form else [])])
     first = f"`{suggest}`, then " if schema is None else ""
-    return f"{target}: {describe(texts, found.id_column)}\nnext: {first}`raypd extract {target}`"
+    return f"{target}: {describe(texts, found.id_column, found.columns)}\nnext: {first}`raypd extract {target}`"
 
 
 def _beside(path: str, target: Path) -> str:
@@ -115,12 +124,13 @@ def _beside(path: str, target: Path) -> str:
 
 
 def _first(source: InputConfig) -> InputObject:
-    """The first file of rows; where there is none, the first that is a document. Raises InputError."""
+    """The first file of rows; where there is none, the first that another format reads. Raises InputError."""
     try:
         return next(objects(source))
     except InputError:
-        with contextlib.suppress(InputError):
-            return next(objects(source.model_copy(update={"format": "files"})))
+        for form in ENDINGS:
+            with contextlib.suppress(InputError, StopIteration):
+                return next(objects(source.model_copy(update={"format": form})))
         raise
 
 
@@ -149,6 +159,9 @@ def _rows(item: InputObject, source: InputConfig) -> Iterator[dict[str, Any]]:
         names, records = delimited.whole(Part(**item._asdict(), version=storage.version(item.path)), source)
         yield dict.fromkeys(names)
         yield from (dict(zip(names, record.fields, strict=False)) for record in records)
+    elif item.format == "json":
+        part = Part(**item._asdict(), version=storage.version(item.path))
+        yield from (row if isinstance(row, dict) else {} for row in json_values(part, source))
     else:
         with storage.open_file(item.path) as file:
             for batch in arrow_batches(file) if item.format == "arrow" else pq.ParquetFile(file).iter_batches(_ROWS):

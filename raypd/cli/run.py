@@ -45,7 +45,7 @@ def config_over(
             if {given.id_column, *given.text_columns} - {None, *found.columns}:
                 tree["input"] |= {"id_column": found.id_column, "text_columns": found.texts}
                 given = make_config(tree, changes).input
-                say(f"{source}: {init.describe(given.text_columns, given.id_column)}")
+                say(f"{source}: {init.describe(given.text_columns, given.id_column, found.columns)}")
     if openai:
         tree["input"] |= {"id_column": "custom_id", "category_column": None}
         tree["task"] |= {"openai": True, "prompt_column": "body"}

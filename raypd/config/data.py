@@ -13,6 +13,8 @@ from raypd.config.section import Section
 TEXT_FILES = {
     ".txt": "text", ".text": "text", ".md": "text", ".markdown": "text", ".html": "html", ".htm": "html", ".pdf": "pdf",
 }  # fmt: skip
+# What a format reads, where it is by the ends of names: input.format -> end -> what reads it.
+ENDINGS = {"files": TEXT_FILES, "json": {".json": "json"}}
 
 TABLES = ("delta", "iceberg")
 
@@ -30,10 +32,10 @@ class InputConfig(Section, use_attribute_docstrings=True):
 
     path: Annotated[str | list[str], AfterValidator(check_secrets)]
     """File, folder or glob, local, s3://, gs:// or az:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet,
-    .arrow; or .txt, .md, .html, .pdf"""
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "arrow", "files", "delta", "iceberg"] = "auto"
-    """auto: by the file's name; files: each .txt, .md, .html or .pdf is a document, with columns id (its name) and
-    text; delta, iceberg: the path is such a table's folder"""
+    .arrow; or .json; or .txt, .md, .html, .pdf"""
+    format: Literal["auto", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "files", "delta", "iceberg"] = "auto"
+    """auto: by the file's name; json: each .json is an object or an array of them; files: each .txt, .md, .html or .pdf
+    is a document, with columns id (its name) and text; delta, iceberg: the path is such a table's folder"""
     reader: str | None = Field(None, pattern=r"^[\w.]+:[\w.]+$")
     """module:function of your own that reads each file: called with its name and its bytes (a binary file), it yields a
     dict a document"""
@@ -52,15 +54,16 @@ class InputConfig(Section, use_attribute_docstrings=True):
     @model_validator(mode="before")
     @classmethod
     def _files(cls, tree: Any) -> Any:
-        """Paths that end as files of text do say so, and such files have one column of text."""
+        """Paths that end as files of text or JSON do say so; a file of text has one column of it."""
         if not isinstance(tree, dict):
             return tree
-        path = tree.get("path")
+        path, form = tree.get("path"), tree.get("format", "auto")
         paths = path if isinstance(path, list) else [path]
-        named = all(isinstance(path, str) and path.lower().endswith((*TEXT_FILES,)) for path in paths)
-        if tree.get("format") == "files" or (named and paths and tree.get("format", "auto") == "auto"):
-            return {"text_columns": ["text"], "category_column": None, **tree, "format": "files"}
-        return tree
+        for name, ends in ENDINGS.items() if form == "auto" and paths and tree.get("reader") is None else ():
+            if all(isinstance(path, str) and path.lower().endswith((*ends,)) for path in paths):
+                form = name
+        columns = {"text_columns": ["text"], "category_column": None} if form == "files" else {}
+        return {**columns, **tree, "format": form}
 
     @model_validator(mode="after")
     def _one_table(self) -> Self:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from raypd import storage
-from raypd.config import TABLES, TEXT_FILES, InputConfig
+from raypd.config import TABLES, InputConfig
+from raypd.config.data import ENDINGS
 from raypd.dataset import tables
 from raypd.errors import InputError
 from raypd.run.text import counted
@@ -56,8 +57,8 @@ class PassedOver:
 
 def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[InputObject]:
     """The input's objects, each once, by root and name; `passed` gets the rest. Raises InputError for an empty root."""
-    if source.format == "files" and passed is not None:
-        passed.reads = f"input.format files reads {', '.join(TEXT_FILES)}"
+    if source.format in ENDINGS and passed is not None:
+        passed.reads = _reads(source.format)
     names = tables.file_names(source) if source.format in TABLES else None
     paths = [source.path] if isinstance(source.path, str) else source.path
     roots = paths if names is None else [tables.folder(source)]
@@ -109,24 +110,28 @@ def _overlaps(root: str, roots: list[str]) -> bool:
 def _format(name: str, setting: str) -> tuple[str | None, str | None]:
     stem, suffix = os.path.splitext(name.lower())
     compression = _COMPRESSIONS.get(suffix)
-    if setting == "files":
-        return TEXT_FILES.get(os.path.splitext(stem)[1] if compression else suffix), compression
+    ending = os.path.splitext(stem)[1] if compression else suffix
+    if setting in ENDINGS:
+        return ENDINGS[setting].get(ending), compression
     if setting in TABLES:
         return "parquet", None
     if setting != "auto":
         return setting, compression if setting not in ("parquet", "arrow") else None
-    format = _FORMATS.get(os.path.splitext(stem)[1] if compression else suffix)
+    format = _FORMATS.get(ending)
     return (None, None) if format in ("parquet", "arrow") and compression else (format, compression)
 
 
+def _reads(setting: str) -> str:
+    kind = "a document" if setting == "files" else "an object or an array of them"
+    return f"input.format={setting} takes each file ({', '.join(ENDINGS[setting])}) as {kind}"
+
+
 def _unsupported(path: str, setting: str) -> str:
-    if setting == "files":
-        return f"{path}: input.format files reads {', '.join(TEXT_FILES)}"
-    if os.path.splitext(path.lower())[1] in TEXT_FILES:
-        return f"{path}: input.format=files takes each file ({', '.join(TEXT_FILES)}) as a document"
-    if path.lower().endswith(".json"):
-        lines = "JSON Lines of this name want input.format=jsonl; `jq -c '.[]'` makes them of an array"
-        return f"{path}: {_ENDINGS}; {lines}"
+    if setting in ENDINGS:
+        return f"{path}: {_reads(setting)}"
+    for form in ENDINGS:
+        if _format(path, form)[0] is not None:
+            return f"{path}: {_reads(form)}"
     others = "if it is one of these under another name, set input.format; input.reader names a function for others"
     return f"{path}: {_ENDINGS}; {others}"
 

@@ -123,7 +123,7 @@ class _Planning:
             self.objects += 1
             if item.damaged is None:
                 self._readable += 1
-                if item.object.format == "jsonl" and item.columns is not None:
+                if item.object.format in ("jsonl", "json") and item.columns is not None:
                     self.columns.note(item.object.path, item.columns)
             else:
                 self._damage = self._damage or item.damaged

@@ -14,6 +14,7 @@ from raypd import storage
 from raypd.config import InputConfig, RunConfig
 from raypd.config.schema import imported
 from raypd.dataset import delimited
+from raypd.dataset.json_files import json_values
 from raypd.dataset.jsonl import BOM, Line, line_limit, lines, lines_of_range, open_lines
 from raypd.dataset.listing import partition_keys
 from raypd.dataset.text_files import COLUMNS, byte_limit, text_of_file
@@ -53,8 +54,8 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     needed = {*columns, *config.wanted_columns().values(), source.id_column, source.category_column}
     of_path = {key: value for key, value in partition_keys(part.name).items() if key in needed}
     try:
-        rows_of = {"parquet": _parquet_rows, "arrow": _arrow_rows, "reader": _rows_of_reader, "jsonl": _jsonl_lines}
-        rows_of |= dict.fromkeys(delimited.DELIMITERS, _records)
+        rows_of = {"parquet": _parquet_rows, "arrow": _arrow_rows, "jsonl": _jsonl_lines}
+        rows_of |= dict.fromkeys(delimited.DELIMITERS, _records) | dict.fromkeys(("reader", "json"), _rows_of_reader)
         rows = rows_of.get(part.format, _whole_file)(part, source, needed)
         for number, (place, where, fields) in enumerate(rows, row):
             name, default_id = (f"{part.name}, {where}", f"{part.name}:{place}") if where else (part.name, part.name)
@@ -163,12 +164,14 @@ def _batch_rows(batches: Iterable[pa.RecordBatch], first: int, part: Part) -> It
 
 def _rows_of_reader(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row]:
     for number, row in itertools.islice(enumerate(custom_rows(part, source)), part.start, part.end):
-        yield number, f"row {number}", partial(_mapping, row)
+        yield number, f"row {number}", partial(_mapping, row, part.format)
 
 
-def _mapping(row: Any) -> dict[str, Any]:
+def _mapping(row: Any, form: str) -> dict[str, Any]:
     if not isinstance(row, Mapping):
-        raise ValueError(f"input.reader gave {kind_of(row)}, not a dict")
+        kind = kind_of(row)
+        of_json = f"expected a JSON object, found {kind}"
+        raise ValueError(of_json if form == "json" else f"input.reader gave {kind}, not a dict")
     return dict(row)
 
 
@@ -261,7 +264,10 @@ def arrow_batches(file: Any) -> pa.RecordBatchReader:
 
 
 def custom_rows(part: Part, source: InputConfig) -> Iterator[Any]:
-    """What `input.reader` gives for a file. Raises InputError where it fails, OSError of storage, ConfigError."""
+    """What `input.reader` gives for a file, or JSON. Raises InputError where it fails, OSError, ConfigError."""
+    if part.format == "json":
+        yield from json_values(part, source)
+        return
     read = imported("input.reader", str(source.reader))
     with storage.open_read(part.path, version=part.version) as file:
         try:

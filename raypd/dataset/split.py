@@ -82,7 +82,7 @@ class Columns:
             return None
         name, names = self._first
         if not self._objects:
-            return f"{name}: none of the first lines is a JSON object; is it JSON Lines?"
+            return f"{name}: none of its first rows is a JSON object; one of several lines wants a name in .json"
         for key, column in self.wanted.items():
             if column not in self._seen:
                 return f"{name}: {self._missing(key, column, names)}"
@@ -133,7 +133,7 @@ def _cut(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
         return (_plain if part.compression is None else _compressed)(part, config)
     if part.format in delimited.DELIMITERS:
         return _delimited(part, config)
-    look = {"parquet": _parquet, "arrow": _arrow, "reader": _of_reader}.get(part.format, _whole)
+    look = {"parquet": _parquet, "arrow": _arrow, "reader": _of_reader, "json": _of_reader}.get(part.format, _whole)
     groups, columns = look(part, config)
     bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
     return _of_rows(part, bounds, sum(rows for rows, _ in groups)), columns
@@ -161,12 +161,15 @@ def _of_reader(part: Part, config: RunConfig) -> tuple[Groups, SeenColumns]:
     """All rows are read once, to count them; the first say what columns there are."""
     names: dict[str, None] = {}
     sizes: list[tuple[int, int]] = []
+    columns = SeenColumns([])
     for row in custom_rows(part, config.input):
         fields = dict(row) if isinstance(row, Mapping) else {}
-        if len(sizes) < _SAMPLED_LINES:
+        if columns.lines < _SAMPLED_LINES:
             names |= dict.fromkeys(fields)
+            columns.lines, columns.objects = columns.lines + 1, columns.objects + isinstance(row, Mapping)
         sizes.append((1, sum(len(value) for value in fields.values() if isinstance(value, str))))
-    return sizes, SeenColumns([*names], schema=bool(names))
+    columns.names, columns.schema = [*names], bool(names) and part.format == "reader"
+    return sizes, columns
 
 
 def _of_rows(part: Part, bounds: Iterable[tuple[int, int]], rows: int) -> Iterator[Part]:

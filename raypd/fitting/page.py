@@ -20,18 +20,12 @@ def write(result: FitResult, why: str) -> str:
     """Writes the page into the folder of the fit; its path. why: nothing is recommended. Raises RunError."""
     where, corpus = storage.join(result.path, layout.REPORT), result.corpus_documents
     content = page.fill(
-        "fit.html.j2",
-        result=result,
-        name=result.path.rpartition("/")[2],
+        "fit.html.j2", result=result, name=result.path.rpartition("/")[2], why=why,
         command=f"raypd extract {result.configuration}",
-        why=why,
-        heads=_HEADS,
-        rows=[_cells(score) for score in result.scores],
+        heads=_HEADS, rows=[_cells(score) for score in result.scores],
         note=f"The corpus: {text.count(corpus.value)} documents, on one node of this kind." if corpus else "",
-        quality=_quality(result),
-        learning=_learning(result),
-        sureness=_reliability(result),
-    )
+        quality=_quality(result), learning=_learning(result), sureness=_reliability(result),
+    )  # fmt: skip
     page.put(where, content.encode(), "the page ")
     return where
 

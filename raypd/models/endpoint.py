@@ -167,14 +167,11 @@ class EndpointEngine:
         """What is sent; a parameter that is null is left out."""
         sampling = self.config.decoding.sampling
         body: dict[str, Any] = {
-            "model": self.config.model.name,
-            "messages": messages,
-            "max_completion_tokens": self.config.decoding.max_new_tokens,
-            "temperature": sampling.temperature,
+            "model": self.config.model.name, "messages": messages,
+            "max_completion_tokens": self.config.decoding.max_new_tokens, "temperature": sampling.temperature,
             "top_p": sampling.top_p if sampling.top_p < 1 else None,
-            "seed": seed % 2**31 if sampling.temperature > 0 else None,
-            "logprobs": self.endpoint.logprobs or None,
-        }
+            "seed": seed % 2**31 if sampling.temperature > 0 else None, "logprobs": self.endpoint.logprobs or None,
+        }  # fmt: skip
         if isinstance(schema, Mapping):
             form = {"name": "record", "schema": schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": form}

@@ -165,15 +165,11 @@ def document_of(rows: list[Row]) -> SampleDocument:
         entries.append(replace(answer, name=name, value=value, status=clean(answer.status, 40), raw=None))
     errors = [row["error"] for row in rows if row.get("error")]
     return SampleDocument(
-        id=clean(first["id"], 200),
-        source=clean(first["source"], 200),
-        row=int(first["row"]),
+        id=clean(first["id"], 200), source=clean(first["source"], 200), row=int(first["row"]),
         status="ok" if all(row["status"] == "ok" for row in rows) else "error",
         error=clean(errors[0], 600) if errors else None,
         category=clean(first["category"], 100) if first.get("category") else None,
         attempts=max(int(row.get("attempts") or 1) for row in rows),
         truncated=any(bool(row.get("truncated")) for row in rows),
-        entries=entries[:_ENTRIES],
-        left_out=max(0, len(entries) - _ENTRIES),
-        unit=first.get("unit", ""),
-    )
+        entries=entries[:_ENTRIES], left_out=max(0, len(entries) - _ENTRIES), unit=first.get("unit", ""),
+    )  # fmt: skip

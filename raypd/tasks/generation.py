@@ -181,16 +181,11 @@ class GenerationTask:
         generated = answer.generated(self._text_model.decode)
         text, stopped = _cut(generated, chat.request.parameters.stop)
         columns = {
-            "sample": chat.sample,
-            "turn": chat.turn,
-            "text": text,
-            "finish_reason": "stop" if stopped else "length",
-            "tokens": generated.tokens,
-            "confidence": confidence(generated.logprobs),
-            "raw": generated.raw,
+            "sample": chat.sample, "turn": chat.turn, "text": text, "finish_reason": "stop" if stopped else "length",
+            "tokens": generated.tokens, "confidence": confidence(generated.logprobs), "raw": generated.raw,
             "counters": json.dumps({"prompt_tokens": prompt_tokens, **generated.counters}),
             "warnings": generated.warnings,
-        }
+        }  # fmt: skip
         done: list[Record | Request] = [Record(index=chat.document.index, columns=columns)]
         if unanswered := chat.request.unanswered[1:]:
             turns = [*turns, {"role": "assistant", "content": text}]

@@ -252,14 +252,9 @@ def _finish(config: RunConfig, output: str, outcomes: list[Outcome]) -> Training
             storage.put(storage.join(weights, file.name), file.read_bytes())
     bills = book.bills(output)
     record = TrainingRecord(
-        method=config.decoding.method,
-        data=data,
-        attempts=[attempt for attempt, *_ in outcomes],
-        weights=weights,
-        seconds=sum(bill.until - bill.began for bill in bills),
-        usd=sum(bill.usd for bill in bills),
-        config=manifest.recorded(config),
-        versions=manifest.versions(),
-    )
+        method=config.decoding.method, data=data, attempts=[attempt for attempt, *_ in outcomes], weights=weights,
+        seconds=sum(bill.until - bill.began for bill in bills), usd=sum(bill.usd for bill in bills),
+        config=manifest.recorded(config), versions=manifest.versions(),
+    )  # fmt: skip
     records.write(storage.join(output, layout.TRAINING), record)
     return record

@@ -130,13 +130,10 @@ def make_trainer(
     )  # fmt: skip
     kind = PackedTrainer if training.preference is None else PreferenceTrainer
     trainer = kind(
-        model=loaded.model,
-        args=arguments,
-        train_dataset=list(train),
-        eval_dataset=list(validation),
+        model=loaded.model, args=arguments, train_dataset=list(train), eval_dataset=list(validation),
         data_collator=lambda groups: pack(groups[0], getattr(getattr(loaded.model, "heads", None), "count", 0)),
         callbacks=[_Report(tell)],
-    )
+    )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     # compute_loss divides by the targets of the whole step, or is the mean over its passes
     trainer.model_accepts_loss_kwargs = training.preference is None

@@ -66,14 +66,10 @@ def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
     vocabulary = loaded.tokenizer.get_vocab()
     control = [vocabulary[name] for name in CONTROL_TOKENS.get(config.decoding.method, ()) if name in vocabulary]
     lora = LoraConfig(
-        r=training.lora_rank,
-        lora_alpha=training.lora_alpha,
-        lora_dropout=training.lora_dropout,
-        target_modules="all-linear",
-        trainable_token_indices=control or None,
-        task_type="CAUSAL_LM",
+        r=training.lora_rank, lora_alpha=training.lora_alpha, lora_dropout=training.lora_dropout,
+        target_modules="all-linear", trainable_token_indices=control or None, task_type="CAUSAL_LM",
         base_model_name_or_path=config.model.name,
-    )
+    )  # fmt: skip
     return get_peft_model(model, lora)
 
 

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import signal
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import psutil
 import pytest
 import yaml
 
@@ -22,8 +20,8 @@ from benchmarks.config import ENGINES, Extraction, Questions, RandomQuestions, R
 from benchmarks.engines import _programs, load_ceiling, load_raypd
 from benchmarks.table import chart, markdown
 from benchmarks.works import Work, attended, make_work
-from raypd.errors import ConfigError, InputError
-from tests.processes import ROOT, ended, start, wait_for
+from raypd.errors import InputError
+from tests.processes import ROOT, ended, start
 from tests.tiny import save_tiny, tiny_tokenizer
 
 SLOTS = {"kind": "random_slots", "documents": 3, "shared": 8, "own": 6, "attributes": 2, "key_tokens": 2,
@@ -165,34 +163,6 @@ def test_a_peer_does_the_same(folder: Path, peer: str) -> None:
     assert titles[f"{peer}-each"]["agrees_with"] == "raypd-guided"
     assert [slots[name]["error"] for name in slots] == [None] * 3
     assert [slots[name]["decoded"] for name in slots] == [18, 30, 18]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_leaves_no_process_and_what_was_done(folder: Path, number: int) -> None:
-    works = {"first": SLOTS, "second": {**SLOTS, "documents": 9000, "own": 200}}
-    file = config(folder, works, engines=["raypd"], repeats=1)
-    process = start("-m", "benchmarks", str(file))
-    assert process.stdout is not None
-    while "## first" not in process.stdout.readline():
-        pass
-    children = wait_for(lambda: psutil.Process(process.pid).children(recursive=True))
-    process.send_signal(number)
-    assert "interrupted" in ended(process, 130)
-    assert not psutil.wait_procs(children, 60)[1]
-    assert "first" in (folder / "out/table.md").read_text()
-
-
-@pytest.mark.parametrize(("word", "message"), [
-    ("benchmark.repeat=3", "benchmark.repeat: Extra inputs"),
-    ("benchmark.engines=[vlm]", "benchmark.engines.0: Input should be 'raypd'"),
-    ("benchmark.only=[W9]", "only: there is no work 'W9'; there are slots"),
-    ("benchmark.works.slots.vary.colour=[1]", "vary: one of documents, shared")])  # fmt: skip
-def test_a_wrong_key_is_named(folder: Path, word: str, message: str) -> None:
-    file = config(folder, {"slots": SLOTS})
-    with pytest.raises(ConfigError) as error:
-        load_benchmark(file, [word])
-    assert message in str(error.value)
 
 
 def test_forms_are_tried_at_the_best_number_and_the_fastest_stays(folder: Path, tmp_path: Path, monkeypatch) -> None:

@@ -82,7 +82,7 @@ def test_a_list_of_files_folders_and_globs_reads_each_file_once(tmp_path, config
     (("a.log", b"id,title"), "a.log", "reads .jsonl"), (("a.txt", b"id,title"), "", "nothing to read in this folder"),
     (("a.jsonl", b"\n\n"), "", "no documents"), (("a.csv", b""), "", "no documents"),
     (("a.jsonl", b"\n\n"), "a.jsonl", "no documents in it"), (("a.csv", b"id,title\n"), "a.csv", "no documents in it"),
-    (("a.jsonl", b"{\n  'a': 1\n}"), "a.jsonl", "none of the first lines is a JSON object"),
+    (("a.jsonl", b"{\n  'a': 1\n}"), "a.jsonl", "none of its first rows is a JSON object"),
     (("a.jsonl", b'{"id": 1, "titel": "x"}'), "a.jsonl", "a.jsonl: no column 'title' .* did you mean 'titel'"),
     (("a.jsonl", b'{"key": 1, "title": "x"}'), "a.jsonl", "no column 'id' .*input.id_column=null")])  # fmt: skip
 def test_what_cannot_be_planned_is_refused(tmp_path, config, make, pattern, message) -> None:

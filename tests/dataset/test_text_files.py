@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 
 import pyarrow as pa
 import pypdf
@@ -115,7 +116,7 @@ def test_a_folder_says_which_files_are_read_and_a_path_that_ends_as_they_do_need
     assert [d.fields["title"] for d in read_all(config(str(tmp_path)))] == ["a row"]
     (tmp_path / "README.md").rename(tmp_path / "a.docx")
     (tmp_path / "table.jsonl").unlink()
-    with pytest.raises(InputError, match=r"a.docx: input.format files reads .txt, "):
+    with pytest.raises(InputError, match=r"a.docx: input.format=files takes each file \(.txt, "):
         plan(config(str(tmp_path), format="files", text_columns=["text"]))
     (tmp_path / "a.md").write_text("words")
     read = read_all(config(str(tmp_path / "*.md"), text_columns=["text"], category_column=None, category="c"))
@@ -154,3 +155,23 @@ def test_files_that_a_function_of_ones_own_reads(tmp_path, config, monkeypatch) 
         plan(made)
     with pytest.raises(ConfigError, match=r"input.reader: shop_cards:card: cannot be imported: AttributeError"):
         plan(config(str(tmp_path / "in"), reader="shop_cards:card"))
+
+
+def test_json_that_is_no_lines(tmp_path, config) -> None:
+    one, two, three = ({"id": n, "title": f"t{n}", "more": {"n": n}} for n in "123")
+    (tmp_path / "a.json").write_text(f"\ufeff [{json.dumps(one, indent=2)}, 7,\n{json.dumps(two)}]\n")
+    (tmp_path / "b.JSON.gz").write_bytes(gzip.compress(f"{json.dumps(three, indent=1)}\n\n{{}}".encode()))
+    (tmp_path / "notes.txt").write_text("no JSON")
+    made = config(str(tmp_path), format="json", unit_documents=2)
+    assert [(d.id, d.fields, d.error) for d in read_all(made)] == [
+        ("1", one, None), ("a.json:1", {}, "a.json, row 1: expected a JSON object, found a number"), ("2", two, None),
+        ("3", three, None),
+        ("b.JSON.gz:1", {}, "b.JSON.gz, row 1: no text in title"),
+    ]  # fmt: skip
+    assert [unit.rows for unit in plan(made)] == [2, 1, 2]
+    assert plan(config(str(tmp_path / "*.json"))).documents == 3  # by its name
+    with pytest.raises(InputError, match=r"/a.json: input.format=json takes each file \(.json\) as"):
+        plan(config([str(tmp_path / "*.json"), str(tmp_path / "*.txt")]))
+    (tmp_path / "a.json").write_text('[{"id": 1}')
+    with pytest.raises(InputError, match=r"a.json: not JSON: Expecting ',' delimiter: line 1 column 11"):
+        plan(config(str(tmp_path / "a.json")))

@@ -203,17 +203,11 @@ class AparGroup:
         cost.steps, cost.max_cached_tokens = cost.steps + 1, max(cost.max_cached_tokens, self.cached)
         reach, drop, self.reach, self.drop = self.reach, self.drop, {}, []
         return Feed(
-            tokens,
-            positions,
-            segments,
-            reach=reach,
-            sample_at=asks,
+            tokens, positions, segments, reach=reach, sample_at=asks, drop=drop,
             shared=self.prompt.shared if first else 0,
-            drop=drop,
             move={index: segment for index, segment in self.move.items() if index not in set(drop)},
-            want_hidden=bool(tree.paths),
-            decoded=self.predicted if tree.paths else None,
-        )
+            want_hidden=bool(tree.paths), decoded=self.predicted if tree.paths else None,
+        )  # fmt: skip
 
     def _new_drafts(self) -> _Drafts:
         if self.free:

@@ -275,16 +275,11 @@ class Interpreter:
             if not thread.record.stopped:
                 thread.written.pieces.append(CUT)
         return PastaAnswer(
-            text=self.main.written.text(),
-            raw=self.main.written.raw(),
-            warnings=self.warnings,
-            threads=[thread.record for thread in threads],
-            cut=self.main.written.cut(),
-            tokens=self.decoded,
-            steps=self.steps,
-            longest_path=max(thread.depth for thread in threads),
+            text=self.main.written.text(), raw=self.main.written.raw(), warnings=self.warnings,
+            threads=[thread.record for thread in threads], cut=self.main.written.cut(), tokens=self.decoded,
+            steps=self.steps, longest_path=max(thread.depth for thread in threads),
             content_tokens=sum(t.written.content_tokens(t.record.tokens, self.texts, self.ends) for t in threads),
-        )
+        )  # fmt: skip
 
 
 class PastaText(TextMethod):
@@ -295,14 +290,8 @@ class PastaText(TextMethod):
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         model, options = self.model, self.options
         return Interpreter(
-            prompt,
-            options.max_new_tokens,
-            self.texts,
-            model.encode,
-            model.ends,
-            promised=options.promised_length,
-            fixed_length=options.fixed_length,
-            max_async_tokens=options.max_async_tokens,
-            max_threads=options.max_threads,
+            prompt, options.max_new_tokens, self.texts, model.encode, model.ends,
+            promised=options.promised_length, fixed_length=options.fixed_length,
+            max_async_tokens=options.max_async_tokens, max_threads=options.max_threads,
             max_position=model.context_length,
-        ).run()
+        ).run()  # fmt: skip

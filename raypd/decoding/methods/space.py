@@ -84,17 +84,12 @@ def space(
             segments += [k + 1 + g] * count
         groups = [range(place + 1, place + 1 + count) for place, count in zip(ends, masks, strict=True)]
         predictions = yield Feed(
-            tokens,
-            positions,
-            segments,
+            tokens, positions, segments, drop=drop, move=move,
             reach=segments_seen(k) if k and answer.steps == 0 else {},
             sample_at=[*ends, *(index for group in groups for index in group)],
             shared=prompt.shared if answer.steps == 0 else 0,
-            drop=drop,
-            move=move,
-            want_logits=sampling.temperature > 0,
-            decoded=len(answer.tokens),
-        )
+            want_logits=sampling.temperature > 0, decoded=len(answer.tokens),
+        )  # fmt: skip
         answer.steps += 1
         verified = _verify(predictions, drafted, sampling, random)
         accepted = len(verified) - 1
