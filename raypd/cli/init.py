@@ -79,8 +79,6 @@ def look(data: str, source: InputConfig | None = None) -> Look:
 def run(data: str, schema: str | None, output: str | None) -> str:
     """Writes the YAML, and says in words what stands in it and what to do next. Raises ConfigError: the file is there
     already, or the schema is none; InputError: no such data."""
-    if storage.is_remote(data):
-        raise InputError(f"{data}: init looks into local files; copy one of them here, and change input.path then")
     parts = [part for part in Path(data).parts if not set(part) & set("*?[")]
     name = (re.sub(r"\W+", "-", parts[-1].split(".")[0]) if parts else "").strip("-") or "documents"
     target = Path(output or f"{name}.yaml")
@@ -120,7 +118,7 @@ def run(data: str, schema: str | None, output: str | None) -> str:
 
 def _beside(path: str, target: Path) -> str:
     """A path as a configuration in the target's folder has it."""
-    return path if os.path.isabs(path) else os.path.relpath(path, target.parent)
+    return path if os.path.isabs(path) or storage.is_remote(path) else os.path.relpath(path, target.parent)
 
 
 def _first(source: InputConfig) -> InputObject:

@@ -37,9 +37,11 @@ def config_over(
     path = f"runs/{os.path.basename(source).split('.')[0]}-{method or kind}"
     task = {"kind": kind, **(task_of(schema) if schema is not None else {})}
     tree: dict[str, Any] = {"input": {"path": source}, "output": {"path": path}, "task": task}
-    if kind == "extraction" and not storage.is_remote(source):
+    if kind == "extraction":
         with contextlib.suppress(InputError):  # the run says what is wrong with it
-            given = make_config(tree, changes).input
+            config = make_config(tree, changes)
+            storage.configure(config.storage)
+            given = config.input
             found = init.look(source, given)
             tree["input"] |= {"format": found.form} if found.form else {}
             if {given.id_column, *given.text_columns} - {None, *found.columns}:

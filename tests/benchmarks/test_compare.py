@@ -17,7 +17,7 @@ import yaml
 from benchmarks import answers, compare, peers
 from benchmarks.compare import Result, Row, shape_of, varied
 from benchmarks.config import ENGINES, Extraction, Questions, RandomQuestions, RandomSlots, load_benchmark
-from benchmarks.engines import _programs, load_ceiling, load_raypd
+from benchmarks.engines import _programs, load_raypd
 from benchmarks.table import chart, markdown
 from benchmarks.works import Work, attended, make_work
 from raypd.errors import InputError
@@ -90,11 +90,6 @@ def test_engines_do_the_same_tokens(folder: Path) -> None:
     ours, theirs = once("raypd", work, folder), once("generate", work, folder)
     assert (ours["fed"], ours["decoded"], theirs["decoded"]) == (9 + 2 * (5 + 3 * 2) + 2 * 3 * 2, 18, 18)
     assert attended([next(p) for p, _ in _programs(asdict(work), False, None)()]) == (work.attended, work.keys - 1.5)
-
-
-def test_the_ceiling_is_measured(folder: Path) -> None:
-    run, _ = load_ceiling({"model": str(folder / "model"), "dtype": "bfloat16", "device": "cpu", "threads": 1})
-    assert min(run([])[key] for key in ("flops", "pair_flops")) > 0
 
 
 def test_labels_are_decoded_as_they_stand(folder: Path) -> None:

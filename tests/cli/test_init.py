@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from raypd import storage
 from raypd.answering.components import build
 from raypd.cli import init
 from raypd.cli.run import config_over
@@ -61,6 +62,17 @@ def test_paths_are_those_that_the_configuration_needs(data, tmp_path, in_process
     said = init.run(data, None, None)  # the latter of what `schema suggest` is told, as in the file
     assert "letters.yaml: reads subject, id Id; not read (input.text_columns): kind, n\n" in said
     assert "input.category_column=null" in said
+
+
+def test_data_on_s3(bucket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    storage.put(f"{bucket}/letters/a.parquet", Path(written(tmp_path, "parquet")).read_bytes())
+    Path("s.json").write_text(SCHEMA)
+    endpoint = f"storage.endpoint_url={storage.default.s3.settings.endpoint_url}"
+    assert init.run(f"{bucket}/letters/*", "s.json", None).startswith("letters.yaml: reads subject, id Id")
+    run = config_over(f"{bucket}/letters", "extraction", [endpoint], None, "fake", None, schema="s.json")
+    for read in (load_config("letters.yaml").input, run.input):
+        assert (read.id_column, read.text_columns, read.path[: len(bucket)]) == ("Id", ["subject"], bucket)
 
 
 def test_a_table_is_read_as_one(tmp_path, monkeypatch):

@@ -24,15 +24,12 @@ from tests.tasks.test_cascade import rows, scripted
 from tests.tasks.test_extraction import answers, document, make
 
 GOLD = {  # id -> (brand, size, label)
-    "right": ("acme", 42.0, {"Brand": "Acme", "Size": 42}),
-    "another": ("Zeta", 42.0, {"Brand": "Acme", "Size": 42}),
-    "part": ("Ac", 42.0, {"Brand": "Acme", "Size": 42}),
-    "more": ("Acme Inc", 42.0, {"Brand": "Acme", "Size": 42}),
-    "invented": ("Acme", 42.0, {"Brand": "Acme", "Size": None}),
+    "right": ("acme", 42.0, {"Brand": "Acme", "Size": 42}), "another": ("Zeta", 42.0, {"Brand": "Acme", "Size": 42}),
+    "part": ("Ac", 42.0, {"Brand": "Acme", "Size": 42}), "more": ("Acme Inc", 42.0, {"Brand": "Acme", "Size": 42}),
+    "invented": ("Acme", 42.0, {"Brand": "Acme", "Size": None}), "failed": (None, None, {"Brand": "Acme", "Size": 1}),
     "missing": (None, None, {"Brand": "Acme", "Size": None}),
     "accepted": ("A.C.M.E.", None, {"Brand": "Acme", "Size": None}),
-    "failed": (None, None, {"Brand": "Acme", "Size": 1}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("answer", "forms", "outcome"), [
