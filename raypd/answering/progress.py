@@ -33,15 +33,11 @@ class RunDisplay:
         self._started, self._lines, self._begun = time.monotonic(), ProgressLines(), False
         console = Console(file=sys.stderr)
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.fields[planned]} documents"),
-            TextColumn("{task.fields[rate]}/s"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[failed]} failed"),
-            console=console,
+            TextColumn("{task.description}"), BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.fields[planned]} documents"), TextColumn("{task.fields[rate]}/s"),
+            TimeRemainingColumn(compact=True), TextColumn("{task.fields[failed]} failed"), console=console,
             disable=not console.is_terminal,
-        )
+        )  # fmt: skip
         self._row = self._bar.add_task(_LOADING, total=total, completed=done, failed=0, rate="0", planned=self._planned)
 
     def __enter__(self) -> None:

@@ -104,17 +104,14 @@ class Ledger:
         documents = self.book.totals()["documents"]
         tokens_usd = self.book.tokens_usd(workers, "categories")
         return Standing(
-            at=now,
-            usd=billing.usd(self.book.charges(now).total),
-            usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / self.book.runs,
-            documents=documents,
+            at=now, usd=billing.usd(self.book.charges(now).total),
+            usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / self.book.runs, documents=documents,
             busy_seconds=sum(billing.settled(worker, now, final=False).busy for worker in workers),
             startup_seconds=sum(seconds.startup for seconds in loaded) / len(loaded) if loaded else 0.0,
             unpriced=next((n.price_source for n in nodes if n.price_source.startswith(machines.UNKNOWN)), None),
-            kept=self._kept,
-            usd_per_document=tokens_usd / documents / billing.MICRO if documents else 0.0,
+            kept=self._kept, usd_per_document=tokens_usd / documents / billing.MICRO if documents else 0.0,
             open_usd=self.book.tokens_usd(working, "open_categories") / billing.MICRO,
-        )
+        )  # fmt: skip
 
     def begin(self, ask: Ask) -> bool | None:
         """Whether a worker may begin a unit; None: it is to ask again."""

@@ -172,12 +172,9 @@ class RunConfig(Section):
         files = [getattr(self.task, "template", None), getattr(self.task, "few_shot", None), examples and examples.path]
         texts = [file if file in TEMPLATES else Path(file).read_text() for file in files if file]  # in the prompt
         answers = {
-            "answers": _ANSWERS,
-            "kind": self.task.kind,
-            "method": self.decoding.method,
-            "files": texts,
+            "answers": _ANSWERS, "kind": self.task.kind, "method": self.decoding.method, "files": texts,
             **_without(given, {*self.idle_keys(), *_PROMPT_FILES}),
-        }
+        }  # fmt: skip
         return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
 
 

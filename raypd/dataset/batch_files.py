@@ -93,14 +93,11 @@ def _completion(config: RunConfig, name: str, created: int, body: Any, rows: lis
         finish = row["finish_reason"]
         choices.append({"index": row["sample"], "message": message, "logprobs": None, "finish_reason": finish})
     return {
-        "id": f"chatcmpl-{name}",
-        "object": "chat.completion",
-        "created": created,
-        "model": body["model"],
+        "id": f"chatcmpl-{name}", "object": "chat.completion", "created": created, "model": body["model"],
         "choices": choices,
         "usage": {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer},
         "system_fingerprint": f"fp_{config.fingerprint()}",
-    }
+    }  # fmt: skip
 
 
 def _error(config: RunConfig, name: str, line: Line, fields: dict[str, Any] | None, reason: str) -> str:

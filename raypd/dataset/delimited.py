@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from itertools import dropwhile, takewhile
 from typing import BinaryIO, NamedTuple
 
+from raypd import storage
 from raypd.config import InputConfig
 from raypd.dataset.jsonl import BOM, line_limit, open_lines
-from raypd.errors import InputError
+from raypd.errors import InputError, raised_as
+from raypd.run.text import counted
 from raypd.run.unit import Part
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -41,6 +43,18 @@ def _has_byte_lines(encoding: str) -> bool:
 def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[DelimitedRecord]]:
     """The columns of the header (none: empty), and all records. Raises InputError, here or at a later record."""
     return _opened(part, source)[1:]
+
+
+def table(path: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line, cells by the header) of every record of a small file. Raises InputError, with file and line."""
+    with raised_as(InputError, path, OSError, InputError):
+        part = Part(path, path, storage.version(path), "", 0, "tsv" if path.lower().endswith(".tsv") else "csv", None)
+        names, records = whole(part, InputConfig(path=path))
+        for record in records:
+            if record.error is not None or len(record.fields) != len(names):
+                counts = f"{counted(len(record.fields), 'field')} where the header has {len(names)}"
+                raise InputError(f"line {record.line}: {record.error or counts}")
+            yield record.line, dict(zip(names, record.fields, strict=True))
 
 
 def _opened(part: Part, source: InputConfig) -> tuple[str, list[str], Iterator[DelimitedRecord]]:

@@ -73,13 +73,10 @@ class MethodSpeed:
 
     def estimate(self, baseline: "MethodSpeed | None") -> SpeedEstimate:
         return SpeedEstimate(
-            method=self.method,
-            gpu=self.gpu,
-            source=self.source,
-            documents_per_second=figure(1 / self.seconds),
+            method=self.method, gpu=self.gpu, source=self.source, documents_per_second=figure(1 / self.seconds),
             tokens_per_document={name: figure(tokens) for name, tokens in self.tokens.items()},
             times_autoregressive=None if baseline is None else figure(baseline.seconds / self.seconds),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -144,13 +141,10 @@ def assemble(
     elif any(machine.gpu for machine in machines):
         notes.append(f"start-up is as measured here, {overhead.startup:.0f} s; the time to boot a node comes on top")
     return Estimate(
-        documents=figure(documents),
-        speeds=[speed.estimate(of_gpu.get(speed.gpu)) for speed in main],
-        baseline=[speed.estimate(None) for speed in baseline],
-        machines=machines,
-        startup_seconds=overhead.startup if overhead is not None else None,
-        notes=list(dict.fromkeys(notes)),
-    )
+        documents=figure(documents), speeds=[speed.estimate(of_gpu.get(speed.gpu)) for speed in main],
+        baseline=[speed.estimate(None) for speed in baseline], machines=machines,
+        startup_seconds=overhead.startup if overhead is not None else None, notes=list(dict.fromkeys(notes)),
+    )  # fmt: skip
 
 
 def _machine(

@@ -12,13 +12,14 @@ from raypd import storage
 from raypd.answering.check import check_model
 from raypd.config import CascadeConfig, RunConfig
 from raypd.config.load import with_changes
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, InputError, raised_as
 from raypd.estimation import sampling
 from raypd.estimation.profile import DocumentCost, RemoteProfiler, check_sample
 from raypd.evaluation.score import Answers, Labels, Measure, f1_of, labels_in
 from raypd.tasks.base import Document, Record
 from raypd.tasks.cascade import doubt, merged
 from raypd.tasks.documents import unpacked
+from raypd.tasks.labels import label_columns
 
 _Pairs = Sequence[tuple[Document, DocumentCost, DocumentCost]]  # what each model took for a document
 _UNDER = (1.0, *(step / 20 for step in range(19, 0, -1)))  # thresholds, the safest first
@@ -60,10 +61,13 @@ def tune_cascade(
     alone = with_changes(config, {"cascade": CascadeConfig().model_dump()})
     source = {"input.path": labels, "input.format": "auto", "input.version": None, "input.reader": None}
     column = config.training.labels_column
-    columns = (column, "scored", "accepted", "category")
+    categories = config.extraction.categories
+    columns = (*label_columns(column, categories), "scored", "accepted", "category")
     documents = sampling.draw(with_changes(alone, source), sample, columns=columns).documents
-    rows = {d.id: {name: unpacked(d.fields.get(name)) for name in columns} for d in documents}
-    gold = {id: labels_in(row, column) for id, row in rows.items()}
+    rows = {d.id: {name: unpacked(d.fields[name]) for name in columns if name in d.fields} for d in documents}
+    attributes = [attribute for category in categories.values() for attribute in category.attributes]
+    with raised_as(InputError, labels, ValueError):
+        gold = {id: labels_in(row, column, attributes) for id, row in rows.items()}
     f1_of({key: [] for key in gold}, gold, config)  # fails before a model is asked
     ends = math.inf if minutes is None else time.monotonic() + 60 * minutes
     costs = []

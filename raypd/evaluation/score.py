@@ -11,7 +11,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from raypd import storage
-from raypd.config import RunConfig
-from raypd.dataset import writer
+from raypd.config import Attribute, RunConfig
+from raypd.dataset import delimited, writer
 from raypd.errors import InputError, raised_as
 from raypd.estimation import bootstrap
 from raypd.evaluation.calibration import LabelledValue, calibration_error, reliability
 from raypd.run.load import NoRun, load_record
 from raypd.run.text import counted
+from raypd.tasks.labels import labels_of
 
 _SEED = 0
 VC, VW, NV, VN, NN = range(5)
@@ -76,14 +77,16 @@ class Evaluation:
 def evaluate(
     run: str, labels: str, other: str | None = None, tolerance: float = 0.0, labels_column: str = "target"
 ) -> Evaluation:
-    """Scores the run in a folder against labels, JSON lines of {id, target | questions | reference, ...}. Differences
-    are run - `other`, over the same documents. tolerance: the share by which a number may differ from its label.
-    labels_column: in place of `target`. Raises InputError: unreadable, or no document stands in both."""
+    """Scores the run in a folder against labels, JSON lines of {id, target | questions | reference, ...}, or a table
+    (CSV, JSON lines) with an id and a column for each attribute. Differences are run - `other`, over the same
+    documents. tolerance: the share by which a number may differ from its label. labels_column: in place of `target`.
+    Raises InputError: unreadable, or no document stands in both."""
     gold, answers, attributes = read_labels(labels, labels_column, run), read_answers(run), asked_attributes(run)
     with raised_as(InputError, f"{labels}: labels of another kind of task than {run}, which lacks", KeyError):
         scores = _score(answers, gold, tolerance, attributes)
     if not scores:
-        what = f"has {labels_column!r}, 'questions' or 'reference'" if answers.keys() & gold.keys() else "has labels"
+        kinds = f"{labels_column!r}, 'questions', 'reference', or columns called as its attributes are,"
+        what = f"has {kinds}" if answers.keys() & gold.keys() else "has labels"
         raise InputError(f"{labels}: no document of {run} {what} there; ids are compared as text")
     evaluation = Evaluation(
         measures_of(scores),
@@ -143,29 +146,43 @@ def _labelled(answers: Answers, gold: Labels, tolerance: float, attributes: Aske
 def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
     """run: of whose documents they are: a row of its input has its id column, any other `id`. Raises InputError."""
     labels: Labels = {}
-    id_column = (_config(run).get("input") or {}).get("id_column") if run else None
-    with raised_as(InputError, f"{path}: cannot be read", OSError, ValueError):
-        lines = storage.read(storage.absolute(path)).decode("utf-8-sig").split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    config = _config(run) if run else {}
+    id_column, categories = (config.get("input") or {}).get("id_column"), (config.get("task") or {}).get("categories")
+    attributes = [Attribute(**a) for schema in (categories or {}).values() for a in schema["attributes"]]
+    for number, row in _label_rows(path):
         try:
-            row = json.loads(line)
-            record, key = labels_in(row, labels_column), str(row[id_column] if id_column in row else row["id"])
+            key = str(row[id_column] if id_column in row else row["id"])
+            with raised_as(InputError, f"{path}:{number}", ValueError):
+                record = labels_in(row, labels_column, attributes)
             if labels.setdefault(key, record) != record:
                 raise InputError(f"{path}:{number}: the id {key!r} has other labels above")
             for question in record.get("questions", []) if "target" not in record else []:
                 name = "answer_idx" if question.get("choices") else "answers"
                 if not isinstance(question.get(name), list):
                     raise InputError(f"{path}:{number}: a question without a list of {name!r}: label it or drop it")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise InputError(f"{path}:{number}: expected an object with an id") from None
+        except (KeyError, TypeError, AttributeError):
+            raise InputError(f"{path}:{number}: expected an object with an id, {id_column or 'id'!r}") from None
     return labels
 
 
-def labels_in(row: Row, labels_column: str) -> Row:
-    """The labels in a row, those of `labels_column` as `target`; what is of another kind is a column of the data."""
-    named = {**row, "target": row.get(labels_column)}
+def _label_rows(path: str) -> Iterator[tuple[int, Any]]:
+    """(line, what stands there) of JSON lines, or of a CSV. Raises InputError."""
+    if path.lower().endswith((".csv", ".tsv")):
+        yield from delimited.table(storage.absolute(path))
+        return
+    with raised_as(InputError, f"{path}: cannot be read", OSError, ValueError):
+        lines = storage.read(storage.absolute(path)).decode("utf-8-sig").split("\n")
+    for number, line in enumerate(lines, 1):
+        with raised_as(InputError, f"{path}:{number}: not JSON", ValueError, RecursionError):
+            row = json.loads(line) if line.strip() else None
+        if row is not None:
+            yield number, row
+
+
+def labels_in(row: Row, labels_column: str, attributes: Sequence[Attribute] = ()) -> Row:
+    """The labels in a row, those of `labels_column`, or of the attributes' columns, as `target`; what is of another
+    kind is a column of the data. Raises ValueError: a text that is no value of its attribute."""
+    named = {**row, "target": labels_of(row, labels_column, attributes)}
     return {name: value for name, value in named.items() if isinstance(value, _KINDS.get(name, object))}
 
 
@@ -348,15 +365,12 @@ def share(part: list[int], among: list[int]) -> Callable[[np.ndarray], np.ndarra
 _ALL = [VC, VW, NV, VN, NN]
 mean = share([0], [1])  # of (sum, count)
 _METRICS: dict[str, Metric] = {  # shown as -> it
-    "strict F1": ("strict", _f1),
-    "strict precision": ("strict", share([VC], [VC, VW, NV])),
-    "strict recall": ("strict", share([VC], [VC, VW, VN])),
-    "values right": ("strict", share([VC, NN], _ALL)),
-    "null everywhere": ("strict", share([NV, NN], _ALL)),
-    "scored F1": ("scored", _f1),
+    "strict F1": ("strict", _f1), "strict precision": ("strict", share([VC], [VC, VW, NV])),
+    "strict recall": ("strict", share([VC], [VC, VW, VN])), "values right": ("strict", share([VC, NN], _ALL)),
+    "null everywhere": ("strict", share([NV, NN], _ALL)), "scored F1": ("scored", _f1),
     "scored F1, exact": ("scored exact", _f1),
     **{name: (name, mean) for name in ("exact match", "token F1", "accuracy", "ROUGE-L")},
-}
+}  # fmt: skip
 
 
 def measures_of(scores: dict[str, Score], metrics: dict[str, Metric] = _METRICS) -> list[Measure]:

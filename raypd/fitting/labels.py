@@ -22,8 +22,9 @@ from raypd.run import layout
 from raypd.run.records import Manifest
 from raypd.run.text import Say, counted, share
 from raypd.tasks.base import Document
-from raypd.tasks.documents import input_fields, text_of, unpacked, words_of
+from raypd.tasks.documents import category_of, input_fields, text_of, words_of
 from raypd.tasks.few_shot import LabelledExamples
+from raypd.tasks.labels import label_columns, labels_of
 from raypd.training import teacher
 from raypd.verify import dead_letters
 from raypd.verify.retry import retry_errors
@@ -167,7 +168,7 @@ def _labelled(context: FitContext) -> list[Document]:
     table = kind_of(fit.labels) if fit.labels is not None and storage.is_folder(fit.labels) else None
     of_labels = {"input.path": fit.labels, "input.format": table or "auto", **_FILE}  # whatever the corpus is
     source = config if fit.labels is None or from_run else with_changes(config, of_labels)
-    columns = (column, "scored", "accepted")
+    columns = (*label_columns(column, config.extraction.categories), "scored", "accepted")
     documents = [d for d in sampling.draw(source, fit.documents, columns=columns).documents if d.error is None]
     if from_run:
         teacher.label(documents, str(fit.labels), column)
@@ -191,8 +192,13 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
     column = config.training.labels_column
     rows: dict[str, Row] = {}
     unusable: list[str] = []
+    categories = config.extraction.categories
     for document in documents:
-        labels = unpacked(document.fields.get(column))
+        try:
+            category = categories[category_of(document, config.input, categories)]
+            labels = labels_of(document.fields, column, category.attributes)
+        except ValueError as error:
+            labels, document.error = None, document.error or str(error)
         if document.error is not None or not isinstance(labels, dict):
             unusable.append(document.error or f"column {column!r} holds no labels ({{attribute: value or null}})")
         else:

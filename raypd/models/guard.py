@@ -80,13 +80,9 @@ def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
     """Two rows [2, tokens] in one pass, in turn -> logits [2, tokens, vocabulary]; wrong where neighbours are mixed."""
     order = tokens.T.reshape(-1).tolist()
     predictions = yield Feed(
-        order,
-        [place // 2 for place in range(len(order))],
-        [1 + place % 2 for place in range(len(order))],
-        {(1, 1): Reach.CAUSAL, (2, 2): Reach.CAUSAL},
-        sample_at=range(len(order)),
-        want_logits=True,
-    )
+        order, [place // 2 for place in range(len(order))], [1 + place % 2 for place in range(len(order))],
+        {(1, 1): Reach.CAUSAL, (2, 2): Reach.CAUSAL}, sample_at=range(len(order)), want_logits=True,
+    )  # fmt: skip
     assert predictions.logits is not None
     return torch.stack(predictions.logits).view(_ROW, 2, -1).transpose(0, 1)
 

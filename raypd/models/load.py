@@ -196,11 +196,8 @@ def context_length(name: str, base: PretrainedConfig, tokenizer: PreTrainedToken
 
 def _load_weights(config: ModelConfig, source: Source, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     arguments: dict[str, Any] = {
-        **source.arguments,
-        "dtype": dtype,
-        "output_loading_info": True,
-        "use_safetensors": True,
-    }
+        **source.arguments, "dtype": dtype, "output_loading_info": True, "use_safetensors": True,
+    }  # fmt: skip
     bitsandbytes = config.quantization in ("nf4", "int8")
     if (device.type != "cpu" and config.quantization != "fp8") or bitsandbytes:  # in FP8 `quantize` moves it there
         arguments["device_map"] = {"": device}  # straight to the device, without a copy in main memory

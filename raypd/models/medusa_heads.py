@@ -18,13 +18,9 @@ def save_heads(heads: MedusaHeads, folder: str | Path) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {
-        "heads": heads.count,
-        "layers": heads.layers,
-        "hidden_size": heads.hidden_size,
-        "vocabulary": heads.vocabulary,
-        "base_model": heads.base_model,
-        "tree": heads.tree.paths,
-    }
+        "heads": heads.count, "layers": heads.layers, "hidden_size": heads.hidden_size, "vocabulary": heads.vocabulary,
+        "base_model": heads.base_model, "tree": heads.tree.paths,
+    }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     weights = {name: weight.contiguous() for name, weight in heads.state_dict().items()}
     save_file(weights, folder / "model.safetensors")

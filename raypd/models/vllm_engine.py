@@ -60,15 +60,11 @@ class VLLMEngine:
         dtype = str(resolve_dtype(model.dtype, device)).removeprefix("torch.")
         with _whole_model(config) as (model_path, revision):
             arguments: dict[str, Any] = {
-                "model": model_path,
-                "revision": revision,
-                "trust_remote_code": model.trust_remote_code,
-                "dtype": dtype,
+                "model": model_path, "revision": revision, "trust_remote_code": model.trust_remote_code, "dtype": dtype,
                 "max_num_seqs": sizes.most_seqs,
                 "max_num_batched_tokens": max(sizes.batched_tokens(device.type == "cuda"), sizes.most_seqs),
-                "enable_prefix_caching": True,
-                "disable_log_stats": True,
-            }
+                "enable_prefix_caching": True, "disable_log_stats": True,
+            }  # fmt: skip
             try:
                 self._vllm = LLMEngine.from_engine_args(EngineArgs(**{**arguments, **sizes.vllm}))
             except Exception as error:

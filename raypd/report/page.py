@@ -27,13 +27,9 @@ _ROWS = 40  # of a table
 _REASONS = 15  # of errors, and of what a training has left out
 _SUBTITLE = [("model", "name"), ("decoding", "method"), ("task", "kind")]
 _STATES = {  # all others are unfinished
-    "complete": "complete",
-    "running": "unfinished: still running",
-    "budget": "unfinished: stopped at the budget",
-    "empty": "nothing done yet",
-    "estimated": "not begun: an estimate",
-    "trained": "complete",
-}
+    "complete": "complete", "running": "unfinished: still running", "budget": "unfinished: stopped at the budget",
+    "empty": "nothing done yet", "estimated": "not begun: an estimate", "trained": "complete",
+}  # fmt: skip
 
 
 def write(run: RunReport, path: str | None = None) -> str:
@@ -52,24 +48,18 @@ def put(path: str, data: bytes, name: str = "", advice: str = "") -> None:
 def render(run: RunReport) -> str:
     named = [(run.config.get(key) or {}).get(name) for key, name in _SUBTITLE]
     return fill(
-        "report.html.j2",
-        run=run,
-        state=_STATES.get(run.state, f"unfinished: {run.state}"),
+        "report.html.j2", run=run, state=_STATES.get(run.state, f"unfinished: {run.state}"),
         subtitle=[text.clean(part, 120) for part in named if part],
-        config=text.clean(dump(run.config), _CONFIG_CHARACTERS),
-        **_content(run),
-    )
+        config=text.clean(dump(run.config), _CONFIG_CHARACTERS), **_content(run),
+    )  # fmt: skip
 
 
 def fill(template: str, script_of: str = "report.js", folders: Sequence[Path] = (), **content: Any) -> str:
     """A page from one of the templates, or of others in `folders`, with the style, policy and script that all have."""
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader("raypd.report"), FileSystemLoader(folders)]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        loader=ChoiceLoader([PackageLoader("raypd.report"), FileSystemLoader(folders)]), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     environment.filters |= {name: getattr(text, name) for name in _FILTERS}
     environment.globals |= {"text": text, "ROWS": _ROWS, "REASONS": _REASONS}
     style, script = texts = [Markup((_TEMPLATES / name).read_text()) for name in ("report.css", script_of)]
@@ -89,13 +79,10 @@ def _content(run: RunReport) -> dict[str, Any]:
         return {**content, "kind": "raypd estimate", "cheapest": cheapest, "comparison": None}
     clock = charts.RunningTime(run.sessions)
     return {
-        **content,
-        "kind": "raypd run report",
+        **content, "kind": "raypd run report",
         "comparison": comparison.compare(run, run.forecast) if run.forecast else None,
-        "money": charts.money(run.bill, clock),
-        "rate": charts.rate(run, clock),
-        "workers": charts.timeline(run.bill, clock),
-        "confidence": charts.confidence(run.sample.confidences),
+        "money": charts.money(run.bill, clock), "rate": charts.rate(run, clock),
+        "workers": charts.timeline(run.bill, clock), "confidence": charts.confidence(run.sample.confidences),
         "attributes": sorted(run.sample.attributes.values(), key=lambda a: (a.category, -a.statuses.total())),
         "categories": sorted({d.category for d in run.sample.documents if d.category}),
-    }
+    }  # fmt: skip

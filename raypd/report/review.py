@@ -7,12 +7,11 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from raypd import storage
-from raypd.config import Attribute, Category, ExtractionConfig, RunConfig
-from raypd.dataset import planner, writer
+from raypd.config import Category, ExtractionConfig, RunConfig
+from raypd.dataset import delimited, planner, writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.report import page
@@ -22,6 +21,7 @@ from raypd.run.read import by_document, spread
 from raypd.tasks.base import Document
 from raypd.tasks.columns import RowValue, record_of, record_row, row_values, value_row
 from raypd.tasks.documents import input_fields
+from raypd.tasks.labels import typed
 from raypd.tasks.values import check
 
 PAGE, TABLE, LABELS = "review.html", "review.csv", "labels.jsonl"
@@ -79,7 +79,8 @@ def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = (
         if row["attribute"] not in attributes:
             raise InputError(f"{file}:{line}: {row['attribute']!r} is no attribute of {category!r} in this run")
         of_category[place] = category
-        named.setdefault(place, {})[row["attribute"]] = _typed(attributes[row["attribute"]], row["correct"], file, line)
+        with raised_as(InputError, f"{file}:{line}", ValueError):
+            named.setdefault(place, {})[row["attribute"]] = typed(attributes[row["attribute"]], row["correct"])
     documents = documents_at(config, root, named)
     if missing := named.keys() - documents.keys():
         raise InputError(f"{file}: the input does not have {sorted(missing)[0]} and {len(missing) - 1} other documents")
@@ -161,26 +162,11 @@ def harmless(cell: str) -> str:
 
 def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
     """(line, cells) of a corrected CSV, as `harmless` had them. Raises InputError."""
-    with raised_as(InputError, f"{file}: cannot be read", OSError, ValueError):
-        text = Path(file).read_text(encoding="utf-8-sig")
-    delimiter = next((mark for mark in ";\t" if mark in text.partition("\n")[0]), ",")  # as spreadsheets write it
-    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
-    if missing := set(COLUMNS[:7]) - set(reader.fieldnames or ()):
-        raise InputError(f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`")
     rows = []
-    for row in reader:
-        if None in row or None in row.values() or not row["row"].isdecimal():
-            raise InputError(f"{file}:{reader.line_num}: not a line of `raypd review`")
-        rows.append((reader.line_num, {name: cell.removeprefix("'") for name, cell in row.items()}))
+    for line, row in delimited.table(file):
+        if missing := set(COLUMNS[:7]) - row.keys():
+            raise InputError(f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`")
+        if not row["row"].isdecimal():
+            raise InputError(f"{file}:{line}: not a line of `raypd review`")
+        rows.append((line, {name: cell.removeprefix("'") for name, cell in row.items()}))
     return rows
-
-
-def _typed(attribute: Attribute, text: str, file: str, line: int) -> Any:
-    """A corrected value by its attribute's type. Raises InputError."""
-    if not text.strip():
-        return None
-    checked = check(attribute, text if attribute.many else json.dumps(text, ensure_ascii=False))
-    if checked.status not in ("ok", "null"):
-        kind = f"one of {', '.join(attribute.values)}" if attribute.values else f"a {attribute.type}"
-        raise InputError(f"{file}:{line}: {text!r} is no value of {attribute.name!r}, which is {kind}")
-    return checked.value

@@ -13,6 +13,7 @@ from raypd.errors import ConfigError, in_words, raised_as
 from raypd.tasks.base import Document
 from raypd.tasks.columns import value_in
 from raypd.tasks.documents import category_of, text_of, words_of
+from raypd.tasks.labels import labels_of
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
@@ -71,7 +72,10 @@ class LabelledExamples:
             try:
                 document = Document(0, "", row)
                 name, text = category_of(document, config.input, categories), text_of(document, config.text_columns())
-                answer = _answer(categories[name], row[self.settings.labels_column])
+                labels = labels_of(row, self.settings.labels_column, categories[name].attributes)
+                if labels is None:
+                    raise ValueError("no labels")
+                answer = _answer(categories[name], labels)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigError(
                     f"{place}: not a labelled document ({type(error).__name__}: {in_words(error)}); it needs the "

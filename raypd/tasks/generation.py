@@ -124,13 +124,10 @@ class GenerationTask:
             return method.program(Prompt(tokens), stops, seed)
         rules = self._rules(parameters.pattern, parameters.max_new_tokens)
         return autoregressive(
-            Prompt(tokens),
-            parameters.max_new_tokens,
-            lambda answer: rules.stops(answer) or stops(answer),
-            rules.allowed_token_ids,
-            parameters.pattern or ANY_OBJECT,
+            Prompt(tokens), parameters.max_new_tokens, lambda answer: rules.stops(answer) or stops(answer),
+            rules.allowed_token_ids, parameters.pattern or ANY_OBJECT,
             rules.forced if self._here else lambda answer: (),
-        )
+        )  # fmt: skip
 
     def _method_for(self, max_new_tokens: int, sampling: Sampling) -> TextMethod:
         options = self._text_model.options.model_copy(update={"max_new_tokens": max_new_tokens})

@@ -115,12 +115,9 @@ def read_request(document: Document, config: RunConfig) -> ChatRequest:
     parameters = Parameters(
         body.max_completion_tokens or body.max_tokens or decoding.max_new_tokens,
         sampling.temperature if body.temperature is None else body.temperature,
-        sampling.top_p if body.top_p is None else body.top_p,
-        tuple(task.stop if stop is None else stop),
-        body.n or task.samples,
-        body.seed,
-        *_held_to(body.response_format, config),
-    )
+        sampling.top_p if body.top_p is None else body.top_p, tuple(task.stop if stop is None else stop),
+        body.n or task.samples, body.seed, *_held_to(body.response_format, config),
+    )  # fmt: skip
     return ChatRequest(turns, unanswered, parameters)
 
 

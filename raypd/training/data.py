@@ -12,6 +12,7 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError
 from raypd.run.training import TrainingData
 from raypd.tasks.base import Document
+from raypd.tasks.labels import label_columns
 from raypd.training import annotate, preference, teacher
 from raypd.training.example import Example, Examples, listed
 from raypd.training.extraction import ExtractionExamples
@@ -75,13 +76,10 @@ def prepare(
     groups = _passes(examples, config, training.seed)
     said = [json.dumps([d.id, d.fields], sort_keys=True, default=str) for d in (*documents, *held_out)]
     facts = TrainingData(
-        documents=len(documents),
-        validation_documents=len(held_out),
-        tokens=sum(map(count_tokens, groups)),
-        targets=sum(len(example.targets) for example in examples),
-        skipped=skipped,
+        documents=len(documents), validation_documents=len(held_out), tokens=sum(map(count_tokens, groups)),
+        targets=sum(len(example.targets) for example in examples), skipped=skipped,
         digest=hashlib.sha256("".join(said).encode()).hexdigest()[:16],
-    )
+    )  # fmt: skip
     return facts, groups, _passes(validation, config, 0)
 
 
@@ -93,7 +91,9 @@ def _passes(examples: list[Example], config: RunConfig, seed: int) -> list[list[
 
 def _documents(config: RunConfig) -> list[Document]:
     training = config.training
-    columns = [training.labels_column] if training.labels is None and training.preference is None else []
+    categories = config.extraction.categories if config.task.kind == "extraction" else {}
+    asked = label_columns(training.labels_column, categories)
+    columns = asked if training.labels is None and training.preference is None else []
     documents: list[Document] = []
     for unit in plan(config):
         for document in read_unit(unit, config, columns):

@@ -12,8 +12,9 @@ from raypd.config import NUMBERS, Attribute, Category, RunConfig
 from raypd.decoding.program import Feed, Program
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import lacks, value_in
-from raypd.tasks.documents import category_of, unpacked
+from raypd.tasks.documents import category_of
 from raypd.tasks.extraction import ExtractionTask
+from raypd.tasks.labels import labels_of
 from raypd.tasks.prompting import end_of_turn
 from raypd.tasks.values import CheckedValue, check
 from raypd.training.example import Example, Examples, Skip, Teacher, check_usable, trace, written
@@ -84,11 +85,14 @@ class ExtractionExamples(Examples):
 
     def _check_labels(self, document: Document) -> None:
         """Raises Skip for labels that cannot be used, ValueError for a document without a category."""
-        labels = unpacked(document.fields.get(self.column))
-        if not isinstance(labels, dict):
-            raise Skip(f"column {self.column!r}: expected an object of attribute: value")
         category = self._category(document)
         attributes = category.attributes
+        try:
+            labels = labels_of(document.fields, self.column, attributes)
+        except ValueError as error:  # without the text, so that all of its kind are counted together
+            raise Skip(f"a label {str(error)[str(error).find('is no value') :]}") from None
+        if not isinstance(labels, dict):
+            raise Skip(f"column {self.column!r}: expected an object of attribute: value")
         if not labels and any(lacks(labels, attribute, category) for attribute in attributes):
             raise Skip(f"column {self.column!r}: empty")
         document.fields[self.column] = labels

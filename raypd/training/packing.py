@@ -74,14 +74,11 @@ def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
     else:
         labels = [label for example in examples for label in example.targets.values()]
     return {
-        "input_ids": torch.from_numpy(tokens)[None],
-        "position_ids": torch.from_numpy(positions)[None],
-        "label_index": torch.tensor(index),
-        "shift_labels": torch.tensor(labels),
-        "labels": torch.tensor(labels),
+        "input_ids": torch.from_numpy(tokens)[None], "position_ids": torch.from_numpy(positions)[None],
+        "label_index": torch.tensor(index), "shift_labels": torch.tensor(labels), "labels": torch.tensor(labels),
         "visible": [torch.from_numpy(example.visibility()) for example in examples],
         "initial": torch.tensor([example.initial for example in examples]),
-    }
+    }  # fmt: skip
 
 
 def count_tokens(examples: Sequence[Example]) -> int:

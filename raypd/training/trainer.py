@@ -43,12 +43,9 @@ class PackedTrainer(Trainer):
     def _losses(model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
         """The cross entropy of each target: [targets], float32."""
         output = model(
-            input_ids=inputs["input_ids"],
-            position_ids=inputs["position_ids"],
-            use_cache=False,
-            logits_to_keep=inputs["label_index"],
-            layout=Layout(inputs["visible"]),
-        )
+            input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False,
+            logits_to_keep=inputs["label_index"], layout=Layout(inputs["visible"]),
+        )  # fmt: skip
         return cross_entropy(output.logits[0].float(), inputs["shift_labels"], reduction="none")
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:

@@ -20,12 +20,9 @@ from raypd.verify.verification import Finding, Verification
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}  # suffix -> DuckDB's COPY
 _FORMULA = re.compile(r"[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+$)")  # a number may have a sign
 _PREDICATES = {
-    "missing": "without a row",
-    "doubled": "with rows more than once",
-    "foreign": "that the input does not have",
-    "damaged": "of damaged objects",
-    "unreadable": "of input that cannot be read now",
-}
+    "missing": "without a row", "doubled": "with rows more than once", "foreign": "that the input does not have",
+    "damaged": "of damaged objects", "unreadable": "of input that cannot be read now",
+}  # fmt: skip
 _EXAMPLES_SHOWN = 5
 _UNITS_SHOWN = 10
 

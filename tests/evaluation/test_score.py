@@ -115,7 +115,7 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     driver.run_extract(run, build=build)
     rows = [{"id": str(i), "gold": {"a": None, "never asked": "x"}} for i in (0, 1, 99)]
     labels = write_rows(tmp_path / "labels.jsonl", rows)
-    with pytest.raises(InputError, match="has 'target', 'questions' or 'reference' there"):
+    with pytest.raises(InputError, match="has 'target', 'questions', 'reference', or columns called as its attributes"):
         score.evaluate(run.output.path, str(labels))
     result = score.evaluate(run.output.path, str(labels), run.output.path, labels_column="gold")
     assert (result.unlabelled, result.missing) == (4, 1)
@@ -123,6 +123,12 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     assert (figures["null everywhere"], result.not_asked, figures["values right"]) == (1.0, 2, 0.0)
     assert all(d.ours == d.theirs and d.low == d.high == 0 for d in result.differences)
     assert "values right" in score.describe(result)
+    table = tmp_path / "labels.csv"
+    table.write_text("id;a;never asked\n0;;x\n1;;x\n99;;x\n")
+    assert score.evaluate(run.output.path, str(table)).measures == result.measures
+    table.write_text("id,a\n0\n")
+    with pytest.raises(InputError, match=r"labels\.csv: line 2: 1 field where the header has 2"):
+        score.evaluate(run.output.path, str(table))
     with pytest.raises(InputError, match=r"cannot be read: .*No such file"):
         score.evaluate(run.output.path, str(tmp_path / "none.jsonl"))
     labels.write_text('{"id": "0", "questions": [{"question": "Who?"}]}\n')
@@ -135,7 +141,7 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     labels.write_text('{"id": "0", "reference": "x"}\n')
     with pytest.raises(InputError, match=r"another kind of task than .*'turn'"):
         score.evaluate(run.output.path, str(labels))
-    for data, words in ((b"{}\n", ":1: expected an object"), (b"\xe9", ": cannot be read"), (b"[" * 99_999, ":1: exp")):
+    for data, words in ((b"{}\n", ":1: expected an object"), (b"\xe9", ": cannot be read"), (b"[" * 99_999, ":1: not")):
         labels.write_bytes(data)
         with pytest.raises(InputError, match=r"labels\.jsonl" + words):
             score.evaluate(run.output.path, str(labels))

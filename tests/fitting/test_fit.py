@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -14,7 +15,7 @@ from raypd.billing.budget import BudgetReached
 from raypd.cluster import driver, one_worker
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
-from raypd.config.load import load_config
+from raypd.config.load import load_config, with_changes
 from raypd.dataset.plan import Plan
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.fitting import candidate, labels, page
@@ -177,6 +178,11 @@ def test_labels_are_read_as_what_they_are_and_ids_twice_are_said(tmp_path, yaml_
     assert sum(map(len, labels.parts_of(context).values())) == 95
     assert said == ["1 document with the id of another: left out"]
     assert candidate.training_config(context, {}, "x.jsonl", "y").input.format == "jsonl"
+    rows = [{**row.pop("target"), **row} for row in map(json.loads, corpus.read_text().splitlines())]
+    pd.DataFrame(rows).to_csv(tmp_path / "labels.csv", index=False)
+    of_columns = with_changes(config, {"fit.labels": str(tmp_path / "labels.csv")})
+    again = labels.parts_of(labels.FitContext(of_columns, str(tmp_path / "g"), False, said.append))
+    assert again == labels.parts_of(context)
 
 
 @pytest.mark.parametrize(("documents", "message"), [(10, "10 labelled documents, of which"), (0, "no labelled")])

@@ -192,7 +192,7 @@ def test_examples_are_in_the_fingerprint_and_stacked_documents_would_see_each_ot
     ([{"category": "shoes", "title": "x", "target": {"Size": "42"}}], r"jsonl:1: .*'Size': a label does not fit"),
     ([ROWS[0], {"category": "shoes", "target": {}}], r"jsonl:2: .*empty: nothing in title"),
     ([{"category": "boats", "title": "x", "target": {}}], "'boats' has no schema"),
-    ([{"category": "shoes", "title": "x"}], r"jsonl:1: .*KeyError: .*needs the columns of the input and 'target'"),
+    ([{"category": "shoes", "title": "x"}], r"jsonl:1: .*no labels\); it needs the columns of the input and 'target'"),
     ([["a list"]], r"jsonl:1: not a labelled document"), ([], "holds no example")])  # fmt: skip
 def test_examples_that_cannot_be_shown_are_refused_before_a_run(made, tmp_path, rows, reason):
     config = made()[0]

@@ -131,6 +131,13 @@ def test_the_control_writes_the_record_token_by_token(make):
     assert example.positions.tolist() == list(range(len(example)))
 
 
+def test_columns_called_as_the_attributes_are_labels(make):
+    fields, examples = {"category": "shoes", "title": "x", "Brand": "Acme", "Color": "", "Size": "7"}, make()
+    (example,) = examples([Document(0, "0", fields), Document(1, "1", {**fields, "Color": "purple"})])
+    assert values(example) == [' "Acme"', " n", " 7\n"]
+    assert [*examples.skipped] == ["a label is no value of 'Color', which is one of red, blue, green, black"]
+
+
 def test_bad_input_is_counted_with_its_reason(make):
     examples = make()
     bad = [document(0, Brand="Acme", Weight="1 kg", Height=None), document(1),

@@ -87,12 +87,9 @@ class KernelPlan:
         self.split_rows = len(merged_rows)
         sizes = sorted({size for size, _ in items})
         parts = [
-            np.column_stack([queries[0], queries[2], words.reshape(len(words), -1)]),
-            keys[[0, 2, 1]].T,
-            merged,
-            merged_rows,
-            *(np.array([item for of, item in items if of == size]) for size in sizes),
-        ]
+            np.column_stack([queries[0], queries[2], words.reshape(len(words), -1)]), keys[[0, 2, 1]].T, merged,
+            merged_rows, *(np.array([item for of, item in items if of == size]) for size in sizes),
+        ]  # fmt: skip
         self.queries, self.keys, self.merged, self.merged_rows, *blocks = _moved(parts, self.device)
         self.blocks = list(zip(sizes, blocks, strict=True))  # (rows, items) of each size of block that occurs
         self.seen: dict[int | None, torch.Tensor] = {}  # who sees whom, as a kernel found it, by a layer's window
