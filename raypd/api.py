@@ -147,7 +147,8 @@ class LLM:
         self._parts: dict[str, WorkerComponents] = {}  # the last one, by the whole configuration
 
     def extract(self, documents: str | Sequence[str | Mapping[str, Any]], schema: Any) -> list[Answer]:
-        """Extracts a schema's attributes from texts (or one), or records of title, description (or text), category."""
+        """Extracts a schema's attributes from texts (or one), or from records (a DataFrame's rows are such) of title,
+        description (or text), category."""
         fields = [dict(one) if isinstance(one, Mapping) else {"text": one} for one in _listed(documents)]
         texts = ["text" in record and not {"title", "description"} & record.keys() for record in fields]
         answers: dict[int, Answer] = {}
@@ -160,7 +161,7 @@ class LLM:
 
     def answer(self, context: str, questions: str | Sequence[str | Mapping[str, Any]]) -> list[Answer]:
         """Answers questions on one context: texts (or one), or records of question, choices, multi_select."""
-        fields = {"context": _listed([context])[0], "questions": [*_listed(questions)]}
+        fields = {"context": _listed([context])[0], "questions": _listed(questions)}
         rows = self._rows("question_answering", {}, [fields])[0]
         return [_answered(record, "question_answering") for record in rows]
 
@@ -202,8 +203,10 @@ class LLM:
         return self._models[key]
 
 
-def _listed(given: Any) -> Sequence[Any]:
-    listed: Sequence[Any] = [given] if isinstance(given, (str, bytes, Mapping)) else given
+def _listed(given: Any) -> list[Any]:
+    if isinstance(given, pd.DataFrame):
+        given = given.astype(object).where(given.notna(), None).to_dict("records")
+    listed = [given] if isinstance(given, (str, bytes, Mapping)) else [*given]
     if any(isinstance(item, bytes) for item in listed):
         raise TypeError("bytes are no text: decode them, as by .decode()")
     return listed

@@ -69,12 +69,9 @@ class QuestionAnsweringTask:
         self._vocabulary = vocabulary_of(tokenizer)
         self._rules = cache(self._rules_for)
         shown = {
-            "instruction": (self.task.instruction or "").strip(),
-            "unanswerable": self.task.unanswerable,
-            "examples": load_examples(self.task),
-            "context": _CONTEXT,
-            "question": _QUESTION,
-        }
+            "instruction": (self.task.instruction or "").strip(), "unanswerable": self.task.unanswerable,
+            "examples": load_examples(self.task), "context": _CONTEXT, "question": _QUESTION,
+        }  # fmt: skip
         (message,) = render(template_text(None, "question_answering.j2"), [shown])
         around = pieces(tokenizer, message, [_CONTEXT, _QUESTION], cue="\nAnswer:")
         self._instruction, self._between, self._behind = around
