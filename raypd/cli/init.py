@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config.data import ENDINGS, InputConfig
-from raypd.config.load import load_config
+from raypd.config.load import make_config
 from raypd.config.schema import is_file, task_of
 from raypd.config.yaml_file import dump
 from raypd.dataset import delimited, tables
@@ -27,6 +27,7 @@ from raypd.dataset.listing import InputObject, objects, partition_keys
 from raypd.dataset.reader import arrow_batches
 from raypd.errors import ConfigError, InputError
 from raypd.run.unit import Part
+from raypd.tasks.labels import label_columns
 
 _ROWS = 500  # that are looked at
 _SHOWN = 8  # columns in a message
@@ -54,8 +55,9 @@ def describe(texts: list[str], id_column: str | None, columns: list[str]) -> str
     return f"reads {', '.join(texts)}, {f'id {id_column}' if id_column else 'documents are numbered'}{unread}"
 
 
-def look(data: str, source: InputConfig | None = None) -> Look:
-    """source: how it is read; None: by default. Raises InputError: no such data, or no text in it."""
+def look(data: str, source: InputConfig | None = None, labels: Container[str] = ()) -> Look:
+    """source: how it is read; None: by default. labels: columns that hold what is to be found, not read where there is
+    another. Raises InputError: no such data, or no text in it."""
     root = storage.absolute(data)
     source = (source or InputConfig(path=root)).model_copy(update={"path": root})
     if (form := tables.kind_of(root) if storage.is_folder(root) else None) is not None:
@@ -71,6 +73,7 @@ def look(data: str, source: InputConfig | None = None) -> Look:
     means = {column: mean for column, mean in columns.items() if mean is not None and column != id_column}
     short = max(means.values(), default=0) < _TEXT_CHARACTERS  # all of them
     texts = [name for name, mean in means.items() if short or mean >= _TEXT_CHARACTERS or _TITLE.fullmatch(name)]
+    texts = [name for name in texts if name not in labels] or texts
     if not texts:
         raise InputError(f"{data}: no column of text; it has {', '.join(columns) or 'no rows'}")
     return Look(form, list(columns), id_column, texts)
@@ -84,7 +87,12 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     target = Path(output or f"{name}.yaml")
     if target.exists():
         raise ConfigError(f"{target}: is there already; --output gives another name")
-    found = look(data)
+    labels: list[str] = []
+    if schema is not None:
+        paths = {"input": {"path": data}, "output": {"path": "-"}}
+        asked = make_config({**paths, "task": task_of(schema)}).extraction.categories
+        labels = label_columns("", asked)
+    found = look(data, labels=labels)
     form, texts = found.form, found.texts
     categories = f"{name}.categories.yaml"
     columns_read = {"id_column": found.id_column, "text_columns": texts, "category_column": None}
@@ -102,12 +110,6 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     if category := next((lower[word] for word in _CATEGORIES if word in lower), None):
         about += f"# Attributes can differ by {category!r}: input.category_column, and task.categories by its values\n"
     target.write_text(about + dump(sections), encoding="utf-8")
-    try:
-        if schema is not None:
-            load_config(target)
-    except ConfigError:
-        target.unlink()
-        raise
     words = ["raypd", "schema", "suggest", data, "--category", name, "-o", str(target.parent / categories)]
     quoted = (text if re.fullmatch(r"\w+", text) else json.dumps(text, ensure_ascii=False) for text in texts)
     keys = [f"input.text_columns=[{','.join(quoted)}]", "input.category_column=null"]

@@ -14,6 +14,7 @@ from raypd.run import layout
 from raypd.run.console import say
 from raypd.run.records import Manifest
 from raypd.run.text import clean, count, counted, share
+from raypd.tasks.labels import label_columns
 
 
 def config_over(
@@ -42,7 +43,7 @@ def config_over(
             config = make_config(tree, changes)
             storage.configure(config.storage)
             given = config.input
-            found = init.look(source, given)
+            found = init.look(source, given, label_columns("", config.extraction.categories))
             tree["input"] |= {"format": found.form} if found.form else {}
             if {given.id_column, *given.text_columns} - {None, *found.columns}:
                 tree["input"] |= {"id_column": found.id_column, "text_columns": found.texts}

@@ -6,7 +6,6 @@ from typing import Any
 
 from raypd.config import Attribute, Category
 from raypd.tasks.documents import unpacked
-from raypd.tasks.values import check
 
 
 def label_columns(column: str, categories: Mapping[str, Category]) -> list[str]:
@@ -25,6 +24,8 @@ def labels_of(fields: Mapping[str, Any], column: str, attributes: Iterable[Attri
 
 def typed(attribute: Attribute, text: str) -> Any:
     """A text as a value of its attribute, None where it is blank. Raises ValueError where it is none."""
+    from raypd.tasks.values import check  # here, since it brings numpy and more, and every command has this module
+
     if not text.strip():
         return None
     checked = check(attribute, text if attribute.many else json.dumps(text, ensure_ascii=False))

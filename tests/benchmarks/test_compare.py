@@ -202,9 +202,6 @@ def test_ratios_are_those_of_each_repeat(tmp_path: Path) -> None:
     assert "| vllm-whole | 64 | 2 [1.14-4] | 0.50 | 12% | 7 |" in text
     assert "generate: MemoryError" in text
     assert chart([result], tmp_path / "W1.svg")
-    assert not chart([Result("W2", "W2", None, skipped="no data")], tmp_path / "none.svg")
-    grown = [Result(f"n={n}", "n", n, "documents", n, rows=[Row("raypd", 1, [n * 0.1])]) for n in (1, 10)]
-    assert chart(grown, tmp_path / "n.svg")
 
 
 def test_answers_of_all_shapes_are_read_alike(folder: Path) -> None:

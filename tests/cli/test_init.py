@@ -68,9 +68,9 @@ def test_data_on_s3(bucket, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     storage.put(f"{bucket}/letters/a.parquet", Path(written(tmp_path, "parquet")).read_bytes())
     Path("s.json").write_text(SCHEMA)
-    endpoint = f"storage.endpoint_url={storage.default.s3.settings.endpoint_url}"
+    keys = [f"storage.endpoint_url={storage.default.s3.settings.endpoint_url}"]
     assert init.run(f"{bucket}/letters/*", "s.json", None).startswith("letters.yaml: reads subject, id Id")
-    run = config_over(f"{bucket}/letters", "extraction", [endpoint], None, "fake", None, schema="s.json")
+    run = config_over(f"{bucket}/letters", "extraction", keys, None, "fake", None, schema="s.json")
     for read in (load_config("letters.yaml").input, run.input):
         assert (read.id_column, read.text_columns, read.path[: len(bucket)]) == ("Id", ["subject"], bucket)
 
@@ -82,6 +82,15 @@ def test_a_table_is_read_as_one(tmp_path, monkeypatch):
     Path("s.json").write_text(SCHEMA)
     init.run("lake", "s.json", "run.yaml")
     assert load_config("run.yaml").input.format == "delta"
+
+
+@pytest.mark.parametrize(("table", "text"), [("note,product\n{0},{0}", "note"), ("product\n{0}", "product")])
+def test_columns_of_labels_are_no_text(table, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.json").write_text(SCHEMA)
+    Path("a.csv").write_text(table.format(LONG))
+    assert init.run("a.csv", "s.json", None).startswith(f"a.yaml: reads {text}, documents are numbered")
+    assert config_over("a.csv", "extraction", [], None, "fake", None, schema="s.json").input.text_columns == [text]
 
 
 def test_a_schema_that_is_none_leaves_no_file(tmp_path, monkeypatch):
@@ -118,9 +127,9 @@ def test_files_are_read_as_a_run_reads_them(files, columns, format, tmp_path, mo
     Path("in").mkdir()
     for name, text in files.items():
         Path("in", name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    Path("in.categories.yaml").write_text("in: {attributes: [{name: Product}]}")
     said = shlex.split(init.run("in", None, "run.yaml"))
     (override,) = (word for word in said if word.startswith("input.text_columns="))
-    Path("in.categories.yaml").write_text("in: {attributes: [{name: Product}]}")
     without_yaml = config_over("in", "extraction", [], None, "fake", None, schema="in.categories.yaml").input
     for read in (load_config("run.yaml", [override.removesuffix("`,")]).input, without_yaml):
         assert (read.text_columns, read.format) == (columns, format)

@@ -57,13 +57,9 @@ def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values:
         for n in live:
             reach[n + 1, 0] = reach[n + 1, n + 1] = Reach.CAUSAL
     predictions = yield Feed(
-        prompt.tokens,
-        positions,
-        sample_at=[slot.end for slot in slots],
-        allowed_token_ids=[slot.grammar.allowed(0, k_max) for slot in slots],
-        shared=prompt.shared,
-        reach=reach,
-    )
+        prompt.tokens, positions, sample_at=[slot.end for slot in slots],
+        allowed_token_ids=[slot.grammar.allowed(0, k_max) for slot in slots], shared=prompt.shared, reach=reach,
+    )  # fmt: skip
     for k in range(1, k_max + 1):
         for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
             value, grammar = values[n], grammars[n]
