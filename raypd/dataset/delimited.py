@@ -45,8 +45,8 @@ def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Delimite
     return _opened(part, source)[1:]
 
 
-def table(path: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, cells by the header) of every record of a small file. Raises InputError, with file and line."""
+def table(path: str) -> Iterator[tuple[DelimitedRecord, dict[str, str]]]:
+    """Every record of a small file, and its cells by the header. Raises InputError, with file and line."""
     with raised_as(InputError, path, OSError, InputError):
         part = Part(path, path, storage.version(path), "", 0, "tsv" if path.lower().endswith(".tsv") else "csv", None)
         names, records = whole(part, InputConfig(path=path))
@@ -54,7 +54,7 @@ def table(path: str) -> Iterator[tuple[int, dict[str, str]]]:
             if record.error is not None or len(record.fields) != len(names):
                 counts = f"{counted(len(record.fields), 'field')} where the header has {len(names)}"
                 raise InputError(f"line {record.line}: {record.error or counts}")
-            yield record.line, dict(zip(names, record.fields, strict=True))
+            yield record, dict(zip(names, record.fields, strict=True))
 
 
 def _opened(part: Part, source: InputConfig) -> tuple[str, list[str], Iterator[DelimitedRecord]]:

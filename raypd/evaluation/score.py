@@ -87,7 +87,8 @@ def evaluate(
     if not scores:
         kinds = f"{labels_column!r}, 'questions', 'reference', or columns called as its attributes are,"
         what = f"has {kinds}" if answers.keys() & gold.keys() else "has labels"
-        raise InputError(f"{labels}: no document of {run} {what} there; ids are compared as text")
+        ids = "ids are compared as text, and a row without one has that of its place"
+        raise InputError(f"{labels}: no document of {run} {what} there; {ids}")
     evaluation = Evaluation(
         measures_of(scores),
         unlabelled=len(answers.keys() - gold.keys()),
@@ -149,9 +150,9 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
     config = _config(run) if run else {}
     id_column, categories = (config.get("input") or {}).get("id_column"), (config.get("task") or {}).get("categories")
     attributes = [Attribute(**a) for schema in (categories or {}).values() for a in schema["attributes"]]
-    for number, row in _label_rows(path):
+    for number, place, row in _label_rows(path):
         try:
-            key = str(row[id_column] if id_column in row else row["id"])
+            key = str(row[id_column] if id_column in row else row.get("id", place))
             with raised_as(InputError, f"{path}:{number}", ValueError):
                 record = labels_in(row, labels_column, attributes)
             if labels.setdefault(key, record) != record:
@@ -161,22 +162,27 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
                 if not isinstance(question.get(name), list):
                     raise InputError(f"{path}:{number}: a question without a list of {name!r}: label it or drop it")
         except (KeyError, TypeError, AttributeError):
-            raise InputError(f"{path}:{number}: expected an object with an id, {id_column or 'id'!r}") from None
+            raise InputError(f"{path}:{number}: expected an object of labels") from None
     return labels
 
 
-def _label_rows(path: str) -> Iterator[tuple[int, Any]]:
-    """(line, what stands there) of JSON lines, or of a CSV. Raises InputError."""
+def _label_rows(path: str) -> Iterator[tuple[int, str, Any]]:
+    """(line, the id that a run gives a document without one, what stands there) of JSON lines, or of a CSV. Raises
+    InputError."""
+    root, begin = storage.absolute(path), 0
+    name = root.rpartition("/")[2]
     if path.lower().endswith((".csv", ".tsv")):
-        yield from delimited.table(storage.absolute(path))
+        for record, cells in delimited.table(root):
+            yield record.line, f"{name}:{record.offset}", cells
         return
-    with raised_as(InputError, f"{path}: cannot be read", OSError, ValueError):
-        lines = storage.read(storage.absolute(path)).decode("utf-8-sig").split("\n")
+    with raised_as(InputError, f"{path}: cannot be read"):
+        lines = storage.read(root).split(b"\n")
     for number, line in enumerate(lines, 1):
         with raised_as(InputError, f"{path}:{number}: not JSON", ValueError, RecursionError):
-            row = json.loads(line) if line.strip() else None
+            row = json.loads(line.decode("utf-8-sig")) if line.strip() else None
         if row is not None:
-            yield number, row
+            yield number, f"{name}:{begin}", row
+        begin += len(line) + 1
 
 
 def labels_in(row: Row, labels_column: str, attributes: Sequence[Attribute] = ()) -> Row:

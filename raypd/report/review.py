@@ -163,7 +163,7 @@ def harmless(cell: str) -> str:
 def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
     """(line, cells) of a corrected CSV, as `harmless` had them. Raises InputError."""
     rows = []
-    for line, row in delimited.table(file):
+    for (_, line, *_), row in delimited.table(file):
         if missing := set(COLUMNS[:7]) - row.keys():
             raise InputError(f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`")
         if not row["row"].isdecimal():

@@ -56,7 +56,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (["wrong.yaml"], "wrong.yaml:11: task.categories.book.attributes.0.nmae: unknown key; did you mean 'name'?"),
     (["run.yaml", "engine.max_num_seqs=0"], "engine.max_num_seqs: give a whole number from 1 on, or auto"),
     (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
-    (["n.json", "--schema", "s.json"], "n.json: not JSON: Expecting ',' delimiter: line 1 column 4 (char 3)"),
     (["run.yaml", "input.text_columns=[titel]"], "a.jsonl: no column 'titel' (input.text_columns 'titel'): did"),
     (["in/c.jsonl", "--schema", "s.json", "-m", "fake"], "the default): it has n; input.text_columns=[NAME] says"),
     (["run.yaml", "decoding.method=hyper_paralel"], "decoding.method: did you mean 'hyper_parallel'? choose from"),
@@ -67,7 +66,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 ])  # fmt: skip
 def test_what_cannot_run_is_refused_in_plain_words(folder: Path, raypd, words: list[str], message: str) -> None:
     (folder / "in/c.jsonl").write_text('{"n": 1}\n')
-    (folder / "n.json").write_text("[1 2]")
     (folder / "s.json").write_text('{"properties": {"author": {"type": "string"}}}')
     (folder / "wrong.yaml").write_text(RUN.replace("name: author", "nmae: author"))
     code, out, err = raypd("extract", *words)

@@ -58,13 +58,10 @@ def autoregressive(
     tokens, position = [*prompt.tokens, *answer.tokens], 0  # to be fed, and the position of the first
     while True:
         predictions = yield Feed(
-            tokens,
-            range(position, position + len(tokens)),
-            sample_at=[len(tokens) - 1],
+            tokens, range(position, position + len(tokens)), sample_at=[len(tokens) - 1],
             allowed_token_ids=None if allowed_token_ids is None else [allowed_token_ids(answer.tokens)],
-            shared=0 if position else prompt.shared,
-            pattern=None if position else pattern,
-        )
+            shared=0 if position else prompt.shared, pattern=None if position else pattern,
+        )  # fmt: skip
         position += len(tokens)
         unchosen = forced([*answer.tokens, *predictions.tokens])[: max_new_tokens - len(answer.tokens) - 1]
         tokens = [*predictions.tokens, *unchosen]

@@ -25,13 +25,10 @@ def guided(
         tokens = [*tail, *prompt.tokens[begin : slot.end + 1]]
         while True:
             predictions = yield Feed(
-                tokens,
-                range(position, position + len(tokens)),
-                sample_at=[len(tokens) - 1],
+                tokens, range(position, position + len(tokens)), sample_at=[len(tokens) - 1],
                 allowed_token_ids=[slot.grammar.allowed(state, max_value_tokens - len(value.tokens))],
-                shared=0 if position else prompt.shared,
-                drop=drop,
-            )
+                shared=0 if position else prompt.shared, drop=drop,
+            )  # fmt: skip
             fed, position, drop = fed + len(tokens), position + len(tokens), ()
             state = slot.grammar.advance(state, predictions.tokens[0])
             forced = slot.grammar.forced(state, max_value_tokens - len(value.tokens) - 1)
