@@ -155,8 +155,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Beside each other: files, whose tests share what is costly to make, and single tests that share nothing. The
-    files of `ray_here` are one scope: its start takes as long as many tests."""
+    """Beside each other: files, and single tests that share nothing; the files of `ray_here` are one scope."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

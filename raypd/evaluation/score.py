@@ -11,9 +11,10 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -148,11 +149,12 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
     """run: of whose documents they are: a row of its input has its id column, any other `id`. Raises InputError."""
     labels: Labels = {}
     config = _config(run) if run else {}
-    id_column, categories = (config.get("input") or {}).get("id_column"), (config.get("task") or {}).get("categories")
-    attributes = [Attribute(**a) for schema in (categories or {}).values() for a in schema["attributes"]]
+    source, schemas = config.get("input") or {}, (config.get("task") or {}).get("categories") or {}
+    asked = {name: [Attribute(**attribute) for attribute in schema["attributes"]] for name, schema in schemas.items()}
     for number, place, row in _label_rows(path):
         try:
-            key = str(row[id_column] if id_column in row else row.get("id", place))
+            key = str(row[id] if (id := source.get("id_column")) in row else row.get("id", place))
+            attributes = asked.get(str(row.get(source.get("category_column")))) or chain(*asked.values())
             with raised_as(InputError, f"{path}:{number}", ValueError):
                 record = labels_in(row, labels_column, attributes)
             if labels.setdefault(key, record) != record:
@@ -167,8 +169,7 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
 
 
 def _label_rows(path: str) -> Iterator[tuple[int, str, Any]]:
-    """(line, the id that a run gives a document without one, what stands there) of JSON lines, or of a CSV. Raises
-    InputError."""
+    """(line, the id that a run makes of its place, what stands there) of JSON lines or a CSV. Raises InputError."""
     root, begin = storage.absolute(path), 0
     name = root.rpartition("/")[2]
     if path.lower().endswith((".csv", ".tsv")):
@@ -185,7 +186,7 @@ def _label_rows(path: str) -> Iterator[tuple[int, str, Any]]:
         begin += len(line) + 1
 
 
-def labels_in(row: Row, labels_column: str, attributes: Sequence[Attribute] = ()) -> Row:
+def labels_in(row: Row, labels_column: str, attributes: Iterable[Attribute] = ()) -> Row:
     """The labels in a row, those of `labels_column`, or of the attributes' columns, as `target`; what is of another
     kind is a column of the data. Raises ValueError: a text that is no value of its attribute."""
     named = {**row, "target": labels_of(row, labels_column, attributes)}

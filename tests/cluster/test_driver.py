@@ -128,8 +128,7 @@ def test_a_worker_that_cannot_start_ends_the_run_which_then_may_change(tmp_path,
 
 
 def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path, ray_here) -> None:
-    """Each unit from the third on waits for a file before it begins, so that no session is done before its end.
-    Drivers that come and go on a cluster that stays; tests/storage/test_runs.py has them with a Ray of their own."""
+    """Each unit from the third on waits for a file before it begins, so that no session is done before its end."""
     titles = [["a"] * 2, ["until one"] * 3, ["until two"] * 3, ["until three"] * 4]
     lines = [title for part in titles for first in part for title in (first, *["a"] * 9)]
     run = Trial(tmp_path, lines, cluster={"address": ray.get_runtime_context().gcs_address})

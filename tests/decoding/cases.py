@@ -39,8 +39,7 @@ MOST = 400  # more than any tree of `few_forks` has: where it cuts, threads are 
 
 @dataclass
 class Case:
-    """Programs, made anew at each call, and the check of their answers: equal tokens, and log-probabilities within a
-    tolerance."""
+    """Programs, made anew at each call, and the check of their answers: tokens, log-probabilities nearly."""
 
     programs: Callable[[], list[Program[Any]]]
     check: Callable[[list[Any], float], None]

@@ -1,5 +1,4 @@
-"""Random passes for an attention function: all that a pass can be, without a model. Needs torch, numpy and pytest
-alone: what a test in triton's interpreter and one on a GPU share."""
+"""Random passes for an attention function, without a model: what tests in triton's interpreter and on a GPU share."""
 
 import random
 from typing import Any

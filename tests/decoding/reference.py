@@ -107,8 +107,7 @@ def hyper_parallel(
 
 
 class Replay:
-    """Drives a program without the engine: every feed is answered by the stock model over all tokens of the row.
-    What a token sees is fixed when it is fed, by the rule written out token by token."""
+    """Drives a program without the engine: every feed is answered by the stock model over all tokens of the row."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model

@@ -128,8 +128,7 @@ def searched(
     rule: Rule = physics, documents: int = 1000, whole: int = 1000, task: Any = EXTRACTION, decoding: Any = (),
     seqs: int | str = 64, **how: Any,
 ) -> tuple[Search, Trial]:  # fmt: skip
-    """A search over what `rule` says of each setting, and its best. whole: documents whose value autoregressive
-    decoding writes whole (as a small model may not). how: of the search."""
+    """A search over what `rule` says of each setting, and its best. whole: documents that a model writes whole."""
     method = METHODS[task.get("kind", "extraction")][0]
     config = run_config(task, decoding={"method": method, **dict(decoding)}, engine={"max_num_seqs": seqs})
 

@@ -164,6 +164,15 @@ def test_a_row_of_the_input_with_its_columns_is_a_label(config, tmp_path, in_pro
     assert (last.name, last.value) == ("null everywhere", 1)
 
 
+def test_columns_of_labels_are_typed_by_the_category_of_their_row(tmp_path, monkeypatch):
+    asked = {"shoes": [{"name": "Size", "type": "number"}], "hats": [{"name": "Size"}, {"name": "Color"}]}
+    task = {"categories": {name: {"attributes": attributes} for name, attributes in asked.items()}}
+    monkeypatch.setattr(score, "_config", lambda run: {"input": {"category_column": "kind"}, "task": task})
+    (tmp_path / "labels.csv").write_text("id,kind,Size,Color\n1,shoes,7,\n2,hats,7,red\n")
+    labels = score.read_labels(str(tmp_path / "labels.csv"), "target", "run").values()
+    assert [row["target"] for row in labels] == [{"Size": 7.0}, {"Size": "7", "Color": "red"}]
+
+
 @pytest.fixture
 def run(tmp_path, in_process):
     """(the folder of a run, its labels)."""

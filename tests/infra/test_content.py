@@ -529,8 +529,7 @@ def test_it_is_accepted_and_with_a_mistake_refused(file, validator, right, wrong
 
 
 def test_policies_against_awss_own_list_of_actions():
-    """As managed policies of one template, as reading its rules is most of what cfn-lint does; with and without three
-    mistakes: a typing error, a wrong resource, a wrong key."""
+    """As managed policies of one template, as reading its rules is most of what cfn-lint does; with mistakes, too."""
     cfnlint = module("cfnlint")
     from cfnlint.config import ManualArgs
 

@@ -1,5 +1,4 @@
-"""Makes a run's folder as a finished or broken-off run leaves it, with as many units as wanted, in a second or two.
-Documents and times are drawn; the files are made by raypd's own meter, book, writer and records."""
+"""Makes a run's folder of drawn documents and times, by raypd's own meter, book, writer and records, in a second."""
 
 import json
 import random

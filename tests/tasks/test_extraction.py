@@ -173,8 +173,7 @@ def chance_of_choice(model, prompt: list[int], said: list[int], texts: list[byte
 
 @pytest.mark.parametrize("k_max", [9, 12])
 def test_guided_values_stand_in_one_json_text(k_max):
-    """All that is fed, and the last value, is the JSON of the very record, whatever a random model says. A number
-    stands in it as it was copied: what the record has is what its text is read as."""
+    """All that is fed, and the last value, is the JSON of the very record, whatever a random model says."""
     # Words with which the random model writes no escape that JSON does not have, which no slot forbids.
     task = make(task={"template": "product"}, decoding={"method": "guided", "max_value_tokens": k_max})
     runner = Engine(tiny_model("llama", max_position_embeddings=CONTEXT), max_num_seqs=3)

@@ -169,8 +169,7 @@ def test_a_model_thinks_where_it_is_to(thinking, end):
 
 
 def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[str, str]:
-    """(text, finish_reason) of an answer in which the first thread ends. whole: so do the others; else one goes on.
-    What the model says is replaced by a script: "m" and "end" of a main thread, "c" of a child."""
+    """(text, finish_reason) of a scripted answer in which the first thread ends. whole: so do the others."""
     model, tokenizer, heads = parts
     fork, child, end = (tokenizer.convert_tokens_to_ids(token) for token in ("[Fork]", "[Child]", "<|im_end|>"))
     script = SCRIPTS.get(method, b"m")
