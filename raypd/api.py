@@ -25,8 +25,10 @@ from raypd import storage
 from raypd.config import TEXT_FILES, ModelConfig, RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
+from raypd.dataset.look import look_for_columns
 from raypd.errors import ConfigError, InputError
 from raypd.run import layout, records
+from raypd.run.console import say
 from raypd.run.load import load_record, load_run
 from raypd.storage.common import literal
 
@@ -337,6 +339,8 @@ def _config(
         "output": {"path": "-"},
         "task": {"kind": kind, **(task_of(schema) if kind == "extraction" else {})},
     }
+    if kind == "extraction" and isinstance(paths, str):
+        look_for_columns(paths, tree, _overrides(settings), say)
     config = make_config(tree, _overrides(settings))
     if config.output.path == "-":
         name = hashlib.sha256(f"{config.fingerprint()} {digest}".encode()).hexdigest()[:12]

@@ -169,12 +169,10 @@ class Processor:
         price = _usd_per_second(self._nodes(share), node)
         seconds = [cost.seconds for cost in costs]
         return ProcessorEstimate(
-            count,
-            whole([cost.prefill_tokens + cost.shared_tokens for cost in costs]),
-            whole([cost.decode_tokens for cost in costs]),
-            whole(seconds),
+            count, whole([cost.prefill_tokens + cost.shared_tokens for cost in costs]),
+            whole([cost.decode_tokens for cost in costs]), whole(seconds),
             None if price is None else whole(seconds, price),
-        )
+        )  # fmt: skip
 
     def bill(self) -> WorkersBill:
         """What all pipelines' workers have metered until now. Raises RunError where the actor that keeps it is gone."""

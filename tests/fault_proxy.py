@@ -1,6 +1,5 @@
 """A proxy before a real S3 server that fails a share of the calls: `with fault_proxy.proxy(server.url) as s3`;
-s3.faults may change while calls go on, s3.failed counts. Host headers, which are signed, go on; which call fails
-is drawn from (seed, number of the call)."""
+s3.faults may change while calls go on, s3.failed counts. Which call fails is drawn from (seed, number of the call)."""
 
 import contextlib
 import http.client
@@ -23,9 +22,8 @@ _REFUSAL = (
 @dataclass(frozen=True)
 class Faults:
     """share: of calls that fail, 0 to 1. kinds, alike likely: 503, 500, 403 (not passed on), reset (not passed on
-    either), lost (passed on and done, then reset), cut (head and half of the body, then a reset), hang (no byte
-    for `hang_seconds`, then a reset). most: failures altogether. only: calls that may fail, by method and path
-    (with query)."""
+    either), lost (passed on and done, then reset), cut (head and half of the body, then a reset), hang (no byte for
+    `hang_seconds`, then a reset). most: failures altogether. only: calls that may fail, by method and path."""
 
     share: float = 0.0
     kinds: tuple[str, ...] = ("503", "500", "reset", "lost", "cut")

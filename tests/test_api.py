@@ -92,6 +92,13 @@ def test_a_dataset_of_other_rows_is_another_run_in_a_private_folder(tmp_path, mo
     assert stat.S_IMODE(os.stat(first.path).st_mode) == 0o700
 
 
+def test_the_columns_of_a_file_are_found(tmp_path: Path, monkeypatch, in_process, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text("name,note\nMug,A red mug of the shop for coffee\n")
+    assert raypd.extract("x.csv", ["Brand"], model="fake").manifest.ok == 1
+    assert "x.csv: reads name, note, documents are numbered" in capsys.readouterr().err
+
+
 def test_a_list_of_files_with_blanks_in_their_names_is_of_paths(tmp_path: Path, monkeypatch, in_process) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my file.jsonl").write_text('{"id": "a", "title": "hat"}\n{"id": "b", "title": "cap"}\n')

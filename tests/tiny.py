@@ -30,9 +30,8 @@ _EXTRA: dict[str, dict[str, Any]] = {
 
 
 def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A random causal language model of the family `kind` (transformers' model type), float32 on the CPU in eval():
-    vocabulary 256 (eos 2), hidden 64, 2 layers, 4 heads of 16 over 2. `overrides`: keys of its configuration.
-    Attention is peaked and logits have a standard deviation of about 3: a wrong mask or position shows."""
+    """A random causal language model of transformers' type `kind`, float32 on the CPU in eval(); keys of its
+    configuration over it. Attention is peaked and logits deviate by about 3: a wrong mask or position shows."""
     sizes: dict[str, Any] = _OWN_SIZES.get(kind) or {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": HEAD_DIM, "max_position_embeddings": 4096}  # fmt: skip

@@ -1,82 +1,21 @@
 """The command `raypd init`: a configuration over data of one's own, from a look at its first rows."""
 
-import contextlib
-import itertools
 import json
 import os
 import re
 import shlex
-import zlib
-from collections.abc import Container, Iterator
 from pathlib import Path
-from statistics import fmean
-from typing import Any, NamedTuple
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any
 
 from raypd import storage
-from raypd.config.data import ENDINGS, InputConfig
 from raypd.config.load import make_config
 from raypd.config.schema import is_file, task_of
 from raypd.config.yaml_file import dump
-from raypd.dataset import delimited, tables
-from raypd.dataset.json_files import json_values
-from raypd.dataset.jsonl import BOM, line_limit, lines, open_lines
-from raypd.dataset.listing import InputObject, objects, partition_keys
-from raypd.dataset.reader import arrow_batches
-from raypd.errors import ConfigError, InputError
-from raypd.run.unit import Part
+from raypd.dataset.look import describe, look
+from raypd.errors import ConfigError
 from raypd.tasks.labels import label_columns
 
-_ROWS = 500  # that are looked at
-_SHOWN = 8  # columns in a message
-_TEXT_CHARACTERS = 20.0  # a column of texts has more on average, and is no name, code or date
-_IDS = ("id", "_id", "uuid", "key", "sku", "asin", "url")
 _CATEGORIES = ("category", "kind", "type")
-_TITLE = re.compile(r"((product|item|document)[ _]?)?(title|name|subject|headline)", re.IGNORECASE)  # however short
-_NO_TEXT = re.compile(r"[-+\d\s.,:/%TZ]*|[\da-f-]{32,36}|true|false", re.IGNORECASE)  # numbers, dates, UUIDs
-
-
-class Look(NamedTuple):
-    """What the first rows of data tell."""
-
-    form: str | None  # input.format, where it must be said
-    columns: list[str]
-    id_column: str | None
-    texts: list[str]  # columns of text
-
-
-def describe(texts: list[str], id_column: str | None, columns: list[str]) -> str:
-    """What is read, and which of the columns are not."""
-    others = [column for column in columns if column not in (*texts, id_column)]
-    names = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
-    unread = f"; not read (input.text_columns): {names}" if others else ""
-    return f"reads {', '.join(texts)}, {f'id {id_column}' if id_column else 'documents are numbered'}{unread}"
-
-
-def look(data: str, source: InputConfig | None = None, labels: Container[str] = ()) -> Look:
-    """source: how it is read; None: by default. labels: columns that hold what is to be found, not read where there is
-    another. Raises InputError: no such data, or no text in it."""
-    root = storage.absolute(data)
-    source = (source or InputConfig(path=root)).model_copy(update={"path": root})
-    if (form := tables.kind_of(root) if storage.is_folder(root) else None) is not None:
-        first = next(objects(tables.pinned(InputConfig(path=root, format=form), None)), None)
-        if first is None:
-            raise InputError(f"{data}: the table is empty")
-    else:
-        first = _first(source)
-        form = next((form for form, ends in ENDINGS.items() if first.format in ends.values()), None)
-    columns = {"id": None, "text": _TEXT_CHARACTERS} if form == "files" else _columns(first, source)
-    lower = {column.casefold(): column for column in columns}
-    id_column = next((lower[word] for word in _IDS if word in lower), None)
-    means = {column: mean for column, mean in columns.items() if mean is not None and column != id_column}
-    short = max(means.values(), default=0) < _TEXT_CHARACTERS  # all of them
-    texts = [name for name, mean in means.items() if short or mean >= _TEXT_CHARACTERS or _TITLE.fullmatch(name)]
-    texts = [name for name in texts if name not in labels] or texts
-    if not texts:
-        raise InputError(f"{data}: no column of text; it has {', '.join(columns) or 'no rows'}")
-    return Look(form, list(columns), id_column, texts)
 
 
 def run(data: str, schema: str | None, output: str | None) -> str:
@@ -121,50 +60,3 @@ def run(data: str, schema: str | None, output: str | None) -> str:
 def _beside(path: str, target: Path) -> str:
     """A path as a configuration in the target's folder has it."""
     return path if os.path.isabs(path) or storage.is_remote(path) else os.path.relpath(path, target.parent)
-
-
-def _first(source: InputConfig) -> InputObject:
-    """The first file of rows; where there is none, the first that another format reads. Raises InputError."""
-    try:
-        return next(objects(source))
-    except InputError:
-        for form in ENDINGS:
-            with contextlib.suppress(InputError, StopIteration):
-                return next(objects(source.model_copy(update={"format": form})))
-        raise
-
-
-def _columns(item: InputObject, source: InputConfig) -> dict[str, float | None]:
-    """Column -> mean characters of its first texts; None of columns that hold something else."""
-    lengths: dict[str, list[int]] = {name: [] for name in partition_keys(item.name)}
-    try:
-        for row in itertools.islice(_rows(item, source), _ROWS):
-            for name, value in row.items():
-                text = isinstance(value, str) and not _NO_TEXT.fullmatch(value)
-                lengths.setdefault(name, []).extend([len(value)] if text else [])
-    except (InputError, pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
-        raise InputError(f"{item.path}: cannot be read: {error}") from None
-    return {name: fmean(column) if column else None for name, column in lengths.items()}
-
-
-def _rows(item: InputObject, source: InputConfig) -> Iterator[dict[str, Any]]:
-    """A file's rows as a run reads them, and some that name its columns alone. Raises as the readers do."""
-    if item.format == "jsonl":
-        with open_lines(item.path, item.compression) as file:
-            for line in lines(file, line_limit(source.max_document_bytes)):
-                with contextlib.suppress(ValueError, RecursionError):
-                    row = json.loads((line.data or b"").removeprefix(BOM))
-                    yield row if isinstance(row, dict) else {}
-    elif item.format in delimited.DELIMITERS:
-        names, records = delimited.whole(Part(**item._asdict(), version=storage.version(item.path)), source)
-        yield dict.fromkeys(names)
-        yield from (dict(zip(names, record.fields, strict=False)) for record in records)
-    elif item.format == "json":
-        part = Part(**item._asdict(), version=storage.version(item.path))
-        yield from (row if isinstance(row, dict) else {} for row in json_values(part, source))
-    else:
-        with storage.open_file(item.path) as file:
-            for batch in arrow_batches(file) if item.format == "arrow" else pq.ParquetFile(file).iter_batches(_ROWS):
-                yield dict.fromkeys(batch.schema.names)
-                texts = [field.name for field in batch.schema if "string" in str(field.type)]
-                yield from batch.select(texts).to_pylist()

@@ -1,20 +1,18 @@
 """What `raypd extract`, `answer` and `generate` have in common: the configuration around a data file, and the run."""
 
-import contextlib
 import os
 from typing import Any
 
 from raypd import storage
-from raypd.cli import init
 from raypd.config import KINDS, GenerationConfig, RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
-from raypd.errors import ConfigError, InputError, RunError
+from raypd.dataset.look import look_for_columns
+from raypd.errors import ConfigError, RunError
 from raypd.run import layout
 from raypd.run.console import say
 from raypd.run.records import Manifest
 from raypd.run.text import clean, count, counted, share
-from raypd.tasks.labels import label_columns
 
 
 def config_over(
@@ -39,16 +37,7 @@ def config_over(
     task = {"kind": kind, **(task_of(schema) if schema is not None else {})}
     tree: dict[str, Any] = {"input": {"path": source}, "output": {"path": path}, "task": task}
     if kind == "extraction":
-        with contextlib.suppress(InputError):  # the run says what is wrong with it
-            config = make_config(tree, changes)
-            storage.configure(config.storage)
-            given = config.input
-            found = init.look(source, given, label_columns("", config.extraction.categories))
-            tree["input"] |= {"format": found.form} if found.form else {}
-            if {given.id_column, *given.text_columns} - {None, *found.columns}:
-                tree["input"] |= {"id_column": found.id_column, "text_columns": found.texts}
-                given = make_config(tree, changes).input
-                say(f"{source}: {init.describe(given.text_columns, given.id_column, found.columns)}")
+        look_for_columns(source, tree, changes, say)
     if openai:
         tree["input"] |= {"id_column": "custom_id", "category_column": None}
         tree["task"] |= {"openai": True, "prompt_column": "body"}

@@ -42,19 +42,15 @@ _LEAP = r"[12][0-9](0[48]|[2468][048]|[13579][26])|(1[26]|2[048])00"
 _DAYS = r"(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31"
 _DATE = rf"([12][0-9]{{3}}-((0[1-9]|1[0-2])-{_DAYS})|({_LEAP})-02-29)"
 FORMATS = {  # RFC 3339, years 1000 to 2999; a time of day alone has no offset
-    "date": _DATE,
-    "time": rf"{_HOUR}:[0-5][0-9]",
-    "date-time": rf"{_DATE}T{_HOUR}:[0-5][0-9](Z|[+-]{_HOUR})",
-}
+    "date": _DATE, "time": rf"{_HOUR}:[0-5][0-9]", "date-time": rf"{_DATE}T{_HOUR}:[0-5][0-9](Z|[+-]{_HOUR})",
+}  # fmt: skip
 _LONGEST_VALUE = 1000  # characters of an enum's
 _MOST_CHARACTERS = 400_000  # of an enum's values together: each is a state of its automaton
 NUMBERS = {"integer": "-?(0|[1-9][0-9]{0,17})", "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"}
 _HINTS = {
-    "integer": "a whole number",
-    "date": "a date, as YYYY-MM-DD",
-    "time": "a time of day, as hh:mm:ss",
+    "integer": "a whole number", "date": "a date, as YYYY-MM-DD", "time": "a time of day, as hh:mm:ss",
     "date-time": "a date and time with its offset, as YYYY-MM-DDThh:mm:ssZ",
-}
+}  # fmt: skip
 
 
 def ascii_digits(pattern: str) -> str:

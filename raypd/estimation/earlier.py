@@ -35,11 +35,9 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estima
     speed = MethodSpeed(
         str(earlier_config.get("decoding", {}).get("method", "")),
         bootstrap.ratio([unit.busy_seconds for unit in units], documents, rng),
-        f"{counted(len(units), 'unit')} of {run}, {counted(int(sum(documents)), 'document')}",
-        gpu,
-        machine,
+        f"{counted(len(units), 'unit')} of {run}, {counted(int(sum(documents)), 'document')}", gpu, machine,
         {name: bootstrap.ratio([unit.counts.get(name, 0) for unit in units], documents, rng) for name in TOKENS},
-    )
+    )  # fmt: skip
     notes = [f"it is taken that documents are as those of {run}"]
     changed = [
         f"{section}.{key}"

@@ -40,11 +40,9 @@ def calibrate(values: Sequence[LabelledValue]) -> Calibration:
     model: Any = LogisticRegression(C=1.0, max_iter=1000).fit(np.hstack([shared, own]), right)
     weights = model.coef_[0]
     return Calibration(
-        weights[: shared.shape[1]].tolist(),
-        float(model.intercept_[0]),
-        dict(zip(names.tolist(), (_STRENGTH * weights[shared.shape[1] :]).tolist(), strict=True)),
-        values=len(values),
-    )
+        weights[: shared.shape[1]].tolist(), float(model.intercept_[0]),
+        dict(zip(names.tolist(), (_STRENGTH * weights[shared.shape[1] :]).tolist(), strict=True)), values=len(values),
+    )  # fmt: skip
 
 
 def reliability(values: Sequence[LabelledValue], made: Calibration | None = None) -> list[tuple[float, float, int]]:

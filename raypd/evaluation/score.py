@@ -91,12 +91,10 @@ def evaluate(
         ids = "ids are compared as text, and a row without one has that of its place"
         raise InputError(f"{labels}: no document of {run} {what} there; {ids}")
     evaluation = Evaluation(
-        measures_of(scores),
-        unlabelled=len(answers.keys() - gold.keys()),
-        missing=len(gold.keys() - answers.keys()),
+        measures_of(scores), unlabelled=len(answers.keys() - gold.keys()), missing=len(gold.keys() - answers.keys()),
         failed=sum(not rows for key, rows in answers.items() if key in gold),
         not_asked=sum(score.not_asked for score in scores.values()),
-    )
+    )  # fmt: skip
     if values := _labelled(answers, gold, tolerance, attributes):
         evaluation.reliability = reliability(values)
         evaluation.calibration_error = calibration_error(evaluation.reliability)

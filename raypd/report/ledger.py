@@ -11,16 +11,10 @@ from raypd.run import layout, read
 from raypd.run.records import Bill, NodeTime, RunCost, WorkerTime
 
 _PART_NAMES = {
-    "decode": "decoding answers",
-    "prefill": "reading prompts",
-    "startup": "starting workers",
-    "idle": "idle workers",
-    "lost": "work that was lost",
-    "head": "the head machine",
-    "other": "everything else",
-    "endpoint": "tokens of the model's server",
-    "retry": "trying failed documents again",
-}
+    "decode": "decoding answers", "prefill": "reading prompts", "startup": "starting workers", "idle": "idle workers",
+    "lost": "work that was lost", "head": "the head machine", "other": "everything else",
+    "endpoint": "tokens of the model's server", "retry": "trying failed documents again",
+}  # fmt: skip
 
 
 @dataclass

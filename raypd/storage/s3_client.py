@@ -84,12 +84,10 @@ class S3Client:
 
         settings = self.settings
         config = Config(
-            connect_timeout=settings.connect_timeout,
-            read_timeout=settings.read_timeout,
-            retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
-            max_pool_connections=32,
+            connect_timeout=settings.connect_timeout, read_timeout=settings.read_timeout,
+            retries={"mode": "standard", "total_max_attempts": settings.max_attempts}, max_pool_connections=32,
             signature_version=UNSIGNED if settings.anonymous else None,
-        )
+        )  # fmt: skip
         try:
             session = boto3.Session(profile_name=settings.profile, region_name=settings.region)
             client = session.client("s3", endpoint_url=settings.endpoint_url, config=config)
@@ -107,15 +105,13 @@ class S3Client:
         settings, client = self.settings, self.boto()
         endpoint = client.meta.endpoint_url
         options = {
-            "aws_endpoint_url": endpoint,
-            "aws_region": client.meta.region_name,
-            "aws_allow_http": str(endpoint.startswith("http://")).lower(),
-            "aws_conditional_put": "etag",
+            "aws_endpoint_url": endpoint, "aws_region": client.meta.region_name,
+            "aws_allow_http": str(endpoint.startswith("http://")).lower(), "aws_conditional_put": "etag",
             "aws_skip_signature": str(settings.anonymous).lower(),
             "aws_request_payer": str(settings.requester_pays).lower(),
             "aws_server_side_encryption": settings.sse if settings.sse != "none" else None,
             "aws_sse_kms_key_id": settings.kms_key_id,
-        }
+        }  # fmt: skip
         if self._credentials is not None:
             credentials = self._credentials.get_frozen_credentials()
             options |= {"aws_access_key_id": credentials.access_key, "aws_secret_access_key": credentials.secret_key}

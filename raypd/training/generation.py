@@ -166,12 +166,10 @@ def masked(text: Example, generator: torch.Generator | None, *, mask: int, k: in
     reach = {(group, segment): Reach.CAUSAL for group in range(1, len(starts) + 1) for segment in (0, group)}
     return Example(
         np.concatenate([text.tokens, np.full(len(hidden), mask)]),
-        np.concatenate([text.positions, text.positions[hidden]]),
-        np.concatenate([text.segments, segments]),
-        np.concatenate([text.steps, np.repeat(text.steps[starts - 1], k)]),
-        grown(text.reach, reach),
+        np.concatenate([text.positions, text.positions[hidden]]), np.concatenate([text.segments, segments]),
+        np.concatenate([text.steps, np.repeat(text.steps[starts - 1], k)]), grown(text.reach, reach),
         text.targets | {len(text) + i: text.targets[index] for i, index in enumerate(hidden.tolist())},
-    )
+    )  # fmt: skip
 
 
 class OutlineTeacher:

@@ -15,9 +15,8 @@ PROMPT = [ord(c) for c in "Q?"]
 
 
 class Script:
-    """A model that writes given texts: `main`, and for the n-th promise the n-th of `children`, by the feeds' own
-    reach. `words`: tokens beyond single bytes. A text that ends in "..." goes on with dots; \\udcff stands for
-    the byte ff."""
+    """A model that writes given texts: `main`, and for the n-th promise the n-th of `children`, by the feeds' reach.
+    `words`: tokens beyond bytes. A text that ends in "..." goes on with dots; \\udcff stands for the byte ff."""
 
     def __init__(self, main: str, *children: str, words: tuple[str, ...] = ()) -> None:
         self.main, self.children, self.words = main, children, words

@@ -81,8 +81,7 @@ def autoregressive(
 def hyper_parallel(
     model: PreTrainedModel, prompt: list[int], ends: list[int], most: int, isolate_values: bool, allowed: Limits, closed
 ) -> list[list[Picked]]:
-    """HPD by its definition: values grow together, one token a step, each seeing what the paper's mask lets it see.
-    `allowed(slot, tokens so far)` and `closed(slot, tokens)` are the slot's rules."""
+    """HPD by its definition: values grow together, a token a step; `allowed` and `closed` are the slots' rules."""
     positions = [index + most * sum(end < index for end in ends) for index in range(len(prompt))]
     values: list[list[Picked]] = [[] for _ in ends]
     # (token, position, slot or -1, step at which it was there)

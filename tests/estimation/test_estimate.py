@@ -49,8 +49,7 @@ def of_one_length(values: list[float], population: float = np.inf) -> Array:
 
 @pytest.mark.parametrize(("count", "wider"), [(12, 1.18), (200, 1.0)])
 def test_intervals_are_those_of_scipy(count: int, wider: float) -> None:
-    """Its errors are those of the sample at hand, the n-th of which are drawn again: ours are wider by n / (n - 1),
-    and by Student's t, with 11 degrees of freedom for 12 clusters."""
+    """Its errors are those of the sample at hand: ours are wider by n / (n - 1), and by Student's t (11 of 12)."""
     stats, draws = pytest.importorskip("scipy.stats"), rng(3)
     base = draws.uniform(50, 150, count)
     values = base * draws.lognormal(-4, 0.3, count)
