@@ -44,8 +44,7 @@ def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
 
 
 def in_float64(model: PreTrainedModel) -> PreTrainedModel:
-    """The model in float64 from end to end, in place: transformers computes norms and rotary angles in float32,
-    whose roundings would differ between two layouts by some 1e-6."""
+    """The model in float64 from end to end, in place: float32 norms of transformers differ between layouts by 1e-6."""
 
     def wide(forward: Callable[..., Any]) -> Callable[..., Any]:
         def inside(*args: Any, **named: Any) -> Any:

@@ -150,6 +150,8 @@ def test_files_that_a_function_of_ones_own_reads(tmp_path, config, monkeypatch) 
     assert [(d.id, d.error) for d in read_all(made)[:3]] == [
         ("a.cards/0", None), ("a.cards:1", "a.cards, row 1: input.reader gave a list, not a dict"), ("a.cards/2", None),
     ]  # fmt: skip
+    (tmp_path / "b.txt").write_text("x---y")
+    assert plan(config(str(tmp_path / "b.txt"), reader="shop_cards:cards")).documents == 2  # of any name
     (tmp_path / "in/a.cards").write_text("x---end")
     with pytest.raises(InputError, match=r"a.cards: input.reader shop_cards:cards: ValueError: unknown card"):
         plan(made)
