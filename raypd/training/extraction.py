@@ -125,7 +125,8 @@ def value_text(attribute: Attribute, value: object) -> str:
     if attribute.type == "number":
         if isinstance(value, bool) or not isinstance(value, (int, float, str)) or not any(map(str.isdigit, str(value))):
             raise Skip(f"attribute {attribute.name!r}: a label is no number")
-        return f" {value}\n"
+        whole = isinstance(value, float) and value.is_integer()  # as tables of documents without a value have it
+        return f" {int(value) if whole else value}\n"
     if attribute.type == "boolean":
         if not isinstance(value, bool):
             raise Skip(f"attribute {attribute.name!r}: a label is not true, false or null")

@@ -179,8 +179,8 @@ def test_labels_are_read_as_what_they_are_and_ids_twice_are_said(tmp_path, yaml_
     assert said == ["1 document with the id of another: left out"]
     assert candidate.training_config(context, {}, "x.jsonl", "y").input.format == "jsonl"
     rows = [{**row.pop("target"), **row} for row in map(json.loads, corpus.read_text().splitlines())]
-    pd.DataFrame(rows).to_csv(tmp_path / "labels.csv", index=False)
-    of_columns = with_changes(config, {"fit.labels": str(tmp_path / "labels.csv")})
+    pd.DataFrame(rows).to_parquet(tmp_path / "labels.parquet")  # of which no more is read than is named
+    of_columns = with_changes(config, {"fit.labels": str(tmp_path / "labels.parquet")})
     again = labels.parts_of(labels.FitContext(of_columns, str(tmp_path / "g"), False, said.append))
     assert again == labels.parts_of(context)
 

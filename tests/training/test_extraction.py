@@ -132,7 +132,7 @@ def test_the_control_writes_the_record_token_by_token(make):
 
 
 def test_columns_called_as_the_attributes_are_labels(make):
-    fields, examples = {"category": "shoes", "title": "x", "Brand": "Acme", "Color": "", "Size": "7"}, make()
+    fields, examples = {"category": "shoes", "title": "x", "Brand": "Acme", "Color": "", "Size": 7.0}, make()
     (example,) = examples([Document(0, "0", fields), Document(1, "1", {**fields, "Color": "purple"})])
     assert values(example) == [' "Acme"', " n", " 7\n"]
     assert [*examples.skipped] == ["a label is no value of 'Color', which is one of red, blue, green, black"]
