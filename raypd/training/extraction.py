@@ -116,6 +116,8 @@ def value_text(attribute: Attribute, value: object) -> str:
         return " null\n"
     if attribute.type == "rows" and isinstance(value, list) and all(isinstance(row, dict) for row in value):
         value = [{column.name: row.get(column.name) for column in attribute.columns} for row in value]
+    if attribute.type in NUMBERS and isinstance(value, float) and value.is_integer():
+        value = int(value)  # a table that lacks some has all as floats
     exact = attribute.many or attribute.regex is not None or attribute.type == "integer"
     if exact or (attribute.type == "number" and attribute.values):
         text = json.dumps(value, ensure_ascii=False)
@@ -125,8 +127,7 @@ def value_text(attribute: Attribute, value: object) -> str:
     if attribute.type == "number":
         if isinstance(value, bool) or not isinstance(value, (int, float, str)) or not any(map(str.isdigit, str(value))):
             raise Skip(f"attribute {attribute.name!r}: a label is no number")
-        whole = isinstance(value, float) and value.is_integer()  # as tables of documents without a value have it
-        return f" {int(value) if whole else value}\n"
+        return f" {value}\n"
     if attribute.type == "boolean":
         if not isinstance(value, bool):
             raise Skip(f"attribute {attribute.name!r}: a label is not true, false or null")

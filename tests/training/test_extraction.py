@@ -172,8 +172,8 @@ def test_too_many_labels_that_are_left_out_end_the_training(tmp_path, target):
         prepare(config, tiny_tokenizer(), 4096)
 
 
-def test_a_label_of_a_number_that_has_values_is_one_of_them():
-    step = Attribute(name="step", type="number", values=[0.5, 2])
-    assert [value_text(step, label) for label in (0.5, 2)] == [" 0.5\n", " 2\n"]
+def test_a_label_of_a_number_is_whole_or_one_of_its_values():
+    step, pieces = Attribute(name="a", type="number", values=[0.5, 2]), Attribute(name="b", type="integer")
+    assert [value_text(*label) for label in ((step, 0.5), (step, 2), (pieces, 7.0))] == [" 0.5\n", " 2\n", " 7\n"]
     with pytest.raises(Skip, match="a label is no number"):
         value_text(step, 3)
