@@ -116,7 +116,7 @@ def value_text(attribute: Attribute, value: object) -> str:
         return " null\n"
     if attribute.type == "rows" and isinstance(value, list) and all(isinstance(row, dict) for row in value):
         value = [{column.name: row.get(column.name) for column in attribute.columns} for row in value]
-    if attribute.type in NUMBERS and isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer():
         value = int(value)  # a table that lacks some has all as floats
     exact = attribute.many or attribute.regex is not None or attribute.type == "integer"
     if exact or (attribute.type == "number" and attribute.values):
