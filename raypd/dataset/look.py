@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Container, Iterator
+from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -129,7 +130,8 @@ def _rows(item: InputObject, source: InputConfig) -> Iterator[dict[str, Any]]:
         yield from (row if isinstance(row, dict) else {} for row in json_values(part, source))
     else:
         with storage.open_file(item.path) as file:
-            for batch in arrow_batches(file) if item.format == "arrow" else pq.ParquetFile(file).iter_batches(_ROWS):
+            parquet = partial(pq.ParquetFile, buffer_size=1 << 20, pre_buffer=False)  # it reads no whole row group then
+            for batch in arrow_batches(file) if item.format == "arrow" else parquet(file).iter_batches(_ROWS):
                 yield dict.fromkeys(batch.schema.names)
                 texts = [field.name for field in batch.schema if "string" in str(field.type)]
                 yield from batch.select(texts).to_pylist()
