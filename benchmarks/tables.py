@@ -46,10 +46,12 @@ See the papers' tables as they come out here, each beside the paper's row, and m
 DATA=...`, trainings and all, writes this page. The model is SmolLM2-135M, or what a table's command names
 (Qwen2.5-Coder in 4 bits, by `python -m benchmarks.gguf`): both are smaller than any of the papers, so compare rows.
 
-Where the methods lose here. IPPD: against a prompt a question whose context is cached it gains a fifth at most (on
-SQuAD the paper's loses to prefix caching), and in bfloat16 a quarter of the answers differ on SQuAD, of an untrained
-model that seldom ends by itself, and 7% on RACE, where accuracy stays the same. APAR: nothing is gained where nothing
-is parallel (coding, math), and in MT bench's extraction its threads hold more in the cache than the flat text.
+Where the methods lose here. HPD: stacked documents that see each other, as the paper's do, are six points of F1 behind
+isolated ones (raypd's default) and no faster, since the instruction is computed once either way. IPPD: against a prompt
+a question whose context is cached it gains a fifth at most (on SQuAD the paper's loses to prefix caching), and in
+bfloat16 a quarter of the answers differ on SQuAD, of an untrained model that seldom ends by itself, and 7% on RACE,
+where accuracy stays the same. APAR: nothing is gained where nothing is parallel (coding, math), and in MT bench's
+extraction its threads hold more in the cache than the flat text.
 """
 
 
