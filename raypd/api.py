@@ -148,7 +148,7 @@ class LLM:
         self._models: dict[str, LoadedModel] = {}  # by their section of the configuration
         self._parts: dict[str, WorkerComponents] = {}  # the last one, by the whole configuration
 
-    def extract(self, documents: str | Sequence[str | Mapping[str, Any]], schema: Any) -> list[Answer]:
+    def extract(self, documents: str | Iterable[str | Mapping[str, Any]], schema: Any) -> list[Answer]:
         """Extracts a schema's attributes from texts (or one), or from records (a DataFrame's rows are such) of title,
         description (or text), category."""
         fields = [dict(one) if isinstance(one, Mapping) else {"text": one} for one in _listed(documents)]

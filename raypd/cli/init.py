@@ -30,7 +30,7 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     if schema is not None:
         paths = {"input": {"path": data}, "output": {"path": "-"}}
         asked = make_config({**paths, "task": task_of(schema)}).extraction.categories
-        labels = label_columns("", asked)
+        labels = label_columns(asked)
     found = look(data, labels=labels)
     form, texts = found.form, found.texts
     categories = f"{name}.categories.yaml"

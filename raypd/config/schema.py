@@ -325,11 +325,9 @@ def _bounds(schema: Tree, whole: bool) -> Tree:
 def record_schema(attributes: Sequence[Attribute]) -> Tree:
     """The schema of an answer, for a server that holds it to one: every attribute is a key, in order, or null."""
     return {
-        "type": "object",
-        "properties": {attribute.name: _attribute_schema(attribute) for attribute in attributes},
-        "required": [attribute.name for attribute in attributes],
-        "additionalProperties": False,
-    }
+        "type": "object", "properties": {attribute.name: _attribute_schema(attribute) for attribute in attributes},
+        "required": [attribute.name for attribute in attributes], "additionalProperties": False,
+    }  # fmt: skip
 
 
 def _attribute_schema(attribute: Attribute) -> Tree:

@@ -47,7 +47,7 @@ def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Delimite
 
 def table(path: str) -> Iterator[tuple[DelimitedRecord, dict[str, str]]]:
     """Every record of a small file, and its cells by the header. Raises InputError, with file and line."""
-    with raised_as(InputError, path, OSError, InputError):
+    with raised_as(InputError, f"{path}: cannot be read", OSError, InputError):
         part = Part(path, path, storage.version(path), "", 0, "tsv" if path.lower().endswith(".tsv") else "csv", None)
         names, records = whole(part, InputConfig(path=path))
         for record in records:

@@ -81,7 +81,7 @@ def look_for_columns(path: str, tree: dict[str, Any], overrides: list[str], say:
     config = make_config({**tree, "input": {**tree["input"], "path": path}}, overrides)
     storage.configure(config.storage)
     with contextlib.suppress(InputError):  # the run says what is wrong with it
-        found = look(path, config.input, label_columns("", config.extraction.categories))
+        found = look(path, config.input, label_columns(config.extraction.categories))
         tree["input"] |= {"format": found.form} if found.form else {}
         if {config.input.id_column, *config.input.text_columns} - {None, *found.columns}:
             tree["input"] = {"id_column": found.id_column, "text_columns": found.texts, **tree["input"]}

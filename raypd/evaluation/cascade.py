@@ -62,12 +62,12 @@ def tune_cascade(
     source = {"input.path": labels, "input.format": "auto", "input.version": None, "input.reader": None}
     column = config.training.labels_column
     categories = config.extraction.categories
-    columns = (*label_columns(column, categories), "scored", "accepted", "category")
+    columns = (column, *label_columns(categories), "scored", "accepted", "category")
     documents = sampling.draw(with_changes(alone, source), sample, columns=columns).documents
     rows = {d.id: {name: unpacked(d.fields[name]) for name in columns if name in d.fields} for d in documents}
     attributes = [attribute for category in categories.values() for attribute in category.attributes]
     with raised_as(InputError, labels, ValueError):
-        gold = {id: labels_in(row, column, attributes) for id, row in rows.items()}
+        gold = {id: labels_in(row, column, attributes, config.text_columns()) for id, row in rows.items()}
     f1_of({key: [] for key in gold}, gold, config)  # fails before a model is asked
     ends = math.inf if minutes is None else time.monotonic() + 60 * minutes
     costs = []

@@ -11,7 +11,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -148,13 +148,14 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
     labels: Labels = {}
     config = _config(run) if run else {}
     source, schemas = config.get("input") or {}, (config.get("task") or {}).get("categories") or {}
+    id_column, category_column, texts = (source.get(key) for key in ("id_column", "category_column", "text_columns"))
     asked = {name: [Attribute(**attribute) for attribute in schema["attributes"]] for name, schema in schemas.items()}
     for number, place, row in _label_rows(path):
         try:
-            key = str(row[id] if (id := source.get("id_column")) in row else row.get("id", place))
-            attributes = asked.get(str(row.get(source.get("category_column")))) or chain(*asked.values())
+            key = str(row[id_column] if id_column in row else row.get("id", place))
+            attributes = asked.get(str(row.get(category_column))) or chain(*asked.values())
             with raised_as(InputError, f"{path}:{number}", ValueError):
-                record = labels_in(row, labels_column, attributes)
+                record = labels_in(row, labels_column, attributes, texts or ())
             if labels.setdefault(key, record) != record:
                 raise InputError(f"{path}:{number}: the id {key!r} has other labels above")
             for question in record.get("questions", []) if "target" not in record else []:
@@ -184,10 +185,9 @@ def _label_rows(path: str) -> Iterator[tuple[int, str, Any]]:
         begin += len(line) + 1
 
 
-def labels_in(row: Row, labels_column: str, attributes: Iterable[Attribute] = ()) -> Row:
-    """The labels in a row, those of `labels_column`, or of the attributes' columns, as `target`; what is of another
-    kind is a column of the data. Raises ValueError: a text that is no value of its attribute."""
-    named = {**row, "target": labels_of(row, labels_column, attributes)}
+def labels_in(row: Row, labels_column: str, attributes: Iterable[Attribute], texts: Collection[str]) -> Row:
+    """The labels in a row, as `target` what `labels_of` says (and raises); what is of another kind is a column."""
+    named = {**row, "target": labels_of(row, labels_column, attributes, texts)}
     return {name: value for name, value in named.items() if isinstance(value, _KINDS.get(name, object))}
 
 

@@ -168,7 +168,7 @@ def _labelled(context: FitContext) -> list[Document]:
     table = kind_of(fit.labels) if fit.labels is not None and storage.is_folder(fit.labels) else None
     of_labels = {"input.path": fit.labels, "input.format": table or "auto", **_FILE}  # whatever the corpus is
     source = config if fit.labels is None or from_run else with_changes(config, of_labels)
-    columns = (*label_columns(column, config.extraction.categories), "scored", "accepted")
+    columns = (column, *label_columns(config.extraction.categories), "scored", "accepted")
     documents = [d for d in sampling.draw(source, fit.documents, columns=columns).documents if d.error is None]
     if from_run:
         teacher.label(documents, str(fit.labels), column)
@@ -196,7 +196,7 @@ def _rows(config: RunConfig, documents: list[Document]) -> list[Row]:
     for document in documents:
         try:
             category = categories[category_of(document, config.input, categories)]
-            labels = labels_of(document.fields, column, category.attributes)
+            labels = labels_of(document.fields, column, category.attributes, config.text_columns())
         except ValueError as error:
             labels, document.error = None, document.error or str(error)
         if document.error is not None or not isinstance(labels, dict):

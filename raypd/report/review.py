@@ -169,4 +169,6 @@ def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
         if not row["row"].isdecimal():
             raise InputError(f"{file}:{line}: not a line of `raypd review`")
         rows.append((line, {name: cell.removeprefix("'") for name, cell in row.items()}))
+    if not rows:
+        raise InputError(f"{file}: has no lines; give a file of `raypd review`")
     return rows

@@ -72,8 +72,8 @@ class LabelledExamples:
             try:
                 document = Document(0, "", row)
                 name, text = category_of(document, config.input, categories), text_of(document, config.text_columns())
-                labels = labels_of(row, self.settings.labels_column, categories[name].attributes)
-                if labels is None:
+                column, attributes = self.settings.labels_column, categories[name].attributes
+                if (labels := labels_of(row, column, attributes, config.text_columns())) is None:
                     raise ValueError("no labels")
                 answer = _answer(categories[name], labels)
             except (ValueError, KeyError, TypeError, AttributeError) as error:

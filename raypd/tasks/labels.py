@@ -1,24 +1,25 @@
 """A document's labels: an object in one column, or a column for each attribute, as spreadsheets have them."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from raypd.config import Attribute, Category
 from raypd.tasks.documents import unpacked
 
 
-def label_columns(column: str, categories: Mapping[str, Category]) -> list[str]:
-    """What may hold the labels of documents, for readers that read no more than they are told."""
-    return [column, *{".".join(a.place): None for category in categories.values() for a in category.attributes}]
+def label_columns(categories: Mapping[str, Category]) -> list[str]:
+    """The columns called as attributes are."""
+    return [*{".".join(a.place): None for category in categories.values() for a in category.attributes}]
 
 
-def labels_of(fields: Mapping[str, Any], column: str, attributes: Iterable[Attribute]) -> Any:
-    """What stands in `column`; where there is none, the object of the columns that are called as attributes are, None
-    if there is none. Raises ValueError: a text that is no value of its attribute."""
+def labels_of(fields: Mapping[str, Any], column: str, asked: Iterable[Attribute], texts: Collection[str]) -> Any:
+    """What stands in `column`; where there is none, the object of the columns called as attributes are, which are none
+    of the document's `texts`; None: neither. Raises ValueError: a text that is no value of its attribute."""
     if column in fields:
         return unpacked(fields[column])
-    cells = {name: (a, fields[name]) for a in attributes if (name := ".".join(a.place)) in fields}
+    named = {".".join(attribute.place): attribute for attribute in asked}
+    cells = {name: (a, fields[name]) for name, a in named.items() if name in fields and name not in texts}
     return {name: typed(a, v) if isinstance(v, str) else v for name, (a, v) in cells.items()} or None
 
 

@@ -91,9 +91,8 @@ def _passes(examples: list[Example], config: RunConfig, seed: int) -> list[list[
 
 def _documents(config: RunConfig) -> list[Document]:
     training = config.training
-    categories = config.extraction.categories if config.task.kind == "extraction" else {}
-    asked = label_columns(training.labels_column, categories)
-    columns = asked if training.labels is None and training.preference is None else []
+    named = label_columns(config.extraction.categories) if config.task.kind == "extraction" else []
+    columns = [training.labels_column, *named] if training.labels is None and training.preference is None else []
     documents: list[Document] = []
     for unit in plan(config):
         for document in read_unit(unit, config, columns):

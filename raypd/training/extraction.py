@@ -88,7 +88,7 @@ class ExtractionExamples(Examples):
         category = self._category(document)
         attributes = category.attributes
         try:
-            labels = labels_of(document.fields, self.column, attributes)
+            labels = labels_of(document.fields, self.column, attributes, self.config.text_columns())
         except ValueError as error:  # without the text, so that all of its kind are counted together
             raise Skip(f"a label {str(error)[str(error).find('is no value') :]}") from None
         if not isinstance(labels, dict):

@@ -1,5 +1,4 @@
-"""A decoding method as somebody else would write it: two tokens a pass, the second one a repeat of the first. Run as
-a script it registers the method with one entry, decodes a document with it through the task, and prints the row."""
+"""A decoding method as somebody else would write it: two tokens a pass, the second a repeat; as a script it runs it."""
 
 from typing import Any
 

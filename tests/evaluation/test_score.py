@@ -132,7 +132,7 @@ def test_a_run_against_its_labels(config, tmp_path, in_process, monkeypatch):
     driver.run_extract(without_ids, build=build)
     assert score.evaluate("n", str(rows), labels_column="gold").missing == 0
     table.write_text("id,a\n0\n")
-    with pytest.raises(InputError, match=r"labels\.csv: line 2: 1 field where the header has 2"):
+    with pytest.raises(InputError, match=r"labels\.csv: cannot be read: line 2: 1 field where the header has 2"):
         score.evaluate(run.output.path, str(table))
     with pytest.raises(InputError, match=r"cannot be read: .*No such file"):
         score.evaluate(run.output.path, str(tmp_path / "none.jsonl"))
@@ -165,10 +165,11 @@ def test_a_row_of_the_input_with_its_columns_is_a_label(config, tmp_path, in_pro
 
 
 def test_columns_of_labels_are_typed_by_the_category_of_their_row(tmp_path, monkeypatch):
-    asked = {"shoes": [{"name": "Size", "type": "number"}], "hats": [{"name": "Size"}, {"name": "Color"}]}
+    asked = {"shoes": [{"name": "Size", "type": "number"}], "hats": [{"name": n} for n in ("Size", "Color", "Note")]}
     task = {"categories": {name: {"attributes": attributes} for name, attributes in asked.items()}}
-    monkeypatch.setattr(score, "_config", lambda run: {"input": {"category_column": "kind"}, "task": task})
-    (tmp_path / "labels.csv").write_text("id,kind,Size,Color\n1,shoes,7,\n2,hats,7,red\n")
+    source = {"category_column": "kind", "text_columns": ["Note"]}  # the latter is no label
+    monkeypatch.setattr(score, "_config", lambda run: {"input": source, "task": task})
+    (tmp_path / "labels.csv").write_text("id,kind,Size,Color,Note\n1,shoes,7,,x\n2,hats,7,red,x\n")
     labels = score.read_labels(str(tmp_path / "labels.csv"), "target", "run").values()
     assert [row["target"] for row in labels] == [{"Size": 7.0}, {"Size": "7", "Color": "red"}]
 
