@@ -21,6 +21,7 @@ import copy
 import gc
 import importlib.metadata
 import importlib.util
+import json
 import os
 import random
 import re
@@ -51,11 +52,13 @@ GRAPHS = "triton, graphs"
 FP8 = "hyper_parallel, fp8"
 UNPACKED = "triton, layers in torch"
 INTRA, CACHED = "intra_prompt", "autoregressive, a prompt a question"
-VLLM, VLLM_CACHED = "vllm", "vllm, a prompt a question"
+VLLM, VLLM_EACH, VLLM_CACHED = "vllm", "vllm, a prompt a value", "vllm, a prompt a question"
 SHARES = {"sdpa": 0.34, UNPACKED: 0.60, "triton": 0.82}  # estimates of a prefill pass, of the products' ceiling
 SMOLLM2 = "SmolLM2-135M"
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+                   "tie_word_embeddings": True},
+    "Qwen3-0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
                    "tie_word_embeddings": True},
     "Qwen3-8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
                  "tie_word_embeddings": False},
@@ -96,8 +99,16 @@ class Work:
         """What is asked token by token: a prompt a document."""
         return documents
 
+    def keys(self, vocabulary: int) -> list[int]:
+        return [n % vocabulary for n in range(self.attributes * self.key)]
+
+    def each(self, documents: list[list[int]], vocabulary: int) -> list[list[int]]:
+        """A prompt a value: a document and the value's key."""
+        keys = self.keys(vocabulary)
+        return [tokens + keys[n : n + self.key] for tokens in documents for n in range(0, len(keys), self.key)]
+
     def slotted(self, tokens: list[int], vocabulary: int) -> SlottedPrompt:
-        keys = [n % vocabulary for n in range(self.attributes * self.key)]
+        keys = self.keys(vocabulary)
         ends = range(len(tokens) + self.key - 1, len(tokens) + len(keys), self.key)
         slots: list[Any] = [Slot(end, Counted(self.value)) for end in ends]  # type: ignore[arg-type]
         return SlottedPrompt(tokens + keys, slots, shared=self.shared)
@@ -176,20 +187,19 @@ def with_engine(model: Model, work: Work, method: str, attention: str, sizes: di
     return run
 
 
-def with_vllm(model: Model, work: Work) -> Run:
+def with_vllm(model: Model, work: Work, method: str) -> Run:
     from vllm import SamplingParams
 
     llm, vocabulary = model.vllm, model.stock.config.vocab_size
-    options = SamplingParams(
-        temperature=0, max_tokens=work.answer, min_tokens=work.answer, ignore_eos=True, detokenize=False
-    )
+    answer = work.value if method == VLLM_EACH else work.answer
+    options = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True, detokenize=False)
 
     def run(prompts: list[list[int]]) -> tuple[int, int, int]:
-        asked = work.prompts(prompts, vocabulary)
+        asked = (work.each if method == VLLM_EACH else work.prompts)(prompts, vocabulary)
         llm.generate([{"prompt_token_ids": tokens} for tokens in asked], options, use_tqdm=False)
         per = len(asked) // len(prompts)
-        own = work.own + per * (len(asked[0]) - work.shared - work.own + work.answer - 1)
-        return 0, work.shared + len(prompts) * own, len(asked) * work.answer
+        own = work.own + per * (len(asked[0]) - work.shared - work.own + answer - 1)
+        return 0, work.shared + len(prompts) * own, len(asked) * answer
 
     return run
 
@@ -211,8 +221,9 @@ def with_generate(model: PreTrainedModel, work: Work, batch: int) -> Run:
 class Model:
     """One model, unmodified until an engine is asked for, which takes its weights."""
 
-    def __init__(self, stock: PreTrainedModel) -> None:
+    def __init__(self, stock: PreTrainedModel, vllm_arguments: dict[str, Any]) -> None:
         self.stock = stock
+        self.vllm_arguments = vllm_arguments
         self.head = stock.get_output_embeddings().weight.numel()
         self.body = sum(weight.numel() for part in stock.model.layers for weight in part.parameters())
         self._packed: torch.nn.Module | None = None
@@ -235,8 +246,9 @@ class Model:
         config.architectures = [type(self.stock).__name__]
         folder = tempfile.mkdtemp()
         config.save_pretrained(folder)
+        arguments: dict[str, Any] = {"enable_prefix_caching": True, "gpu_memory_utilization": 0.85, **self.vllm_arguments}
         return LLM(folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=MOST_TOKENS,
-                   enable_prefix_caching=True, gpu_memory_utilization=0.85)  # fmt: skip
+                   **arguments)  # fmt: skip
 
 
 def passes(model: Model, args: argparse.Namespace, work: Work, attention: str) -> tuple[dict[str, float], str]:
@@ -332,8 +344,8 @@ def row(name: str, model: Model, args: argparse.Namespace, work: Work, method: s
     sizes = {"max_num_seqs": args.max_num_seqs, "max_num_batched_tokens": args.max_num_batched_tokens}
     if method == "generate":
         run = with_generate(model.stock, work, args.max_num_seqs)
-    elif method in (VLLM, VLLM_CACHED):
-        run = with_vllm(model, work)
+    elif method in (VLLM, VLLM_EACH, VLLM_CACHED):
+        run = with_vllm(model, work, method)
     else:
         run = with_engine(model, work, method, attention, sizes)
     vocabulary = model.stock.config.vocab_size
@@ -347,19 +359,19 @@ def row(name: str, model: Model, args: argparse.Namespace, work: Work, method: s
     return [name, method, attention, count, *figures]
 
 
-def model_of(name: str) -> Model:
+def model_of(name: str, vllm_arguments: dict[str, Any]) -> Model:
     """Random weights, but of SmolLM2."""
     torch.manual_seed(0)
     if name == SMOLLM2:
         from raypd.config import ModelConfig
         from raypd.models.load import load_model
 
-        return Model(load_model(ModelConfig(dtype="bfloat16", device=DEVICE.type)).model)
+        return Model(load_model(ModelConfig(dtype="bfloat16", device=DEVICE.type)).model, vllm_arguments)
     config = Qwen3Config(**(SHAPES[name] if name == "tiny" else {**LARGE, **SHAPES[name]}))
     with DEVICE:
         stock = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
     stock.generation_config.eos_token_id = None
-    return Model(stock)
+    return Model(stock, vllm_arguments)
 
 
 def predicted(name: str) -> float | None:
@@ -394,7 +406,8 @@ def summary(
               for kind, estimate in (("prefill", SHARES[attention]), ("decode", 0.56))]  # fmt: skip
     claims += [
         (f"{name}, hyper_parallel: times transformers' generate", 13.8, times.get("generate")),
-        (f"{name}, hyper_parallel: times vLLM with prefix caching", 1.0, times.get("vllm")),
+        (f"{name}, hyper_parallel: times vLLM, a record a prompt", 1.0, times.get(VLLM)),
+        (f"{name}, hyper_parallel: times vLLM, a prompt a value", 1.0, times.get(VLLM_EACH)),
         (f"{name}, intra_prompt: times vLLM with prefix caching", 1.0, questions),
         (f"{name}, hyper_parallel: documents/s on paper", predicted(name), best),
     ]
@@ -452,7 +465,7 @@ def measure(
                 if model is None or (method == FP8 and not quantized):
                     model = None  # before another one is made
                     gc.collect()
-                    model = model_of(name)
+                    model = model_of(name, args.vllm)
                 if method == FP8 and not quantized:
                     quantize(model.stock, "fp8")
                     quantized = True
@@ -484,6 +497,7 @@ def main() -> int:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--seconds", type=float, default=300, help="no line of the table is begun after so many")
     parser.add_argument("--only", help="a pattern: the lines to run, as `method: attention`, without a profiler")
+    parser.add_argument("--vllm", type=json.loads, default={}, help="arguments of vLLM's LLM, as JSON")
     parser.add_argument("--tests", help="file of pytest's --junitxml, for the summary")
     args = parser.parse_args()
     begin, documents, questions = time.monotonic(), Work(), Questions()
@@ -512,7 +526,7 @@ def main() -> int:
     todo = [("generate", "sdpa"), *((way, a) for way in ways for a in attentions)]
     if DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9):
         todo += [(FP8, attention) for attention in attentions]
-    todo += [(VLLM, "its own"), (VLLM_CACHED, "its own")] if "vllm" in packages else []
+    todo += [(method, "its own") for method in (VLLM, VLLM_EACH, VLLM_CACHED)] if "vllm" in packages else []
     todo = [line for line in todo if not args.only or re.search(args.only, ": ".join(line))]
     lines: list[list[Any]] = []
     shares: dict[tuple[str, str], dict[str, float]] = {}
