@@ -246,9 +246,9 @@ class Model:
         config.architectures = [type(self.stock).__name__]
         folder = tempfile.mkdtemp()
         config.save_pretrained(folder)
-        arguments: dict[str, Any] = {"enable_prefix_caching": True, "gpu_memory_utilization": 0.85, **self.vllm_arguments}
-        return LLM(folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=MOST_TOKENS,
-                   **arguments)  # fmt: skip
+        usual: dict[str, Any] = {"dtype": "bfloat16", "enable_prefix_caching": True, "gpu_memory_utilization": 0.85}
+        arguments = {**usual, **self.vllm_arguments}
+        return LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=MOST_TOKENS, **arguments)
 
 
 def passes(model: Model, args: argparse.Namespace, work: Work, attention: str) -> tuple[dict[str, float], str]:
