@@ -112,9 +112,9 @@ class Sequence:
     def _reserve(self, size: int) -> None:
         if size > self.table.shape[1]:
             extra = max(size - self.table.shape[1], self.table.shape[1])
-            self.table = np.pad(self.table, ((0, 0), (0, extra)))
-            self.place = np.pad(self.place, (0, extra), constant_values=_NO_SLOT)
-            self.dropped = np.pad(self.dropped, (0, extra))
+            self.table = np.append(self.table, np.zeros((4, extra), dtype=np.int32), axis=1)
+            self.place = np.append(self.place, np.full(extra, _NO_SLOT))
+            self.dropped = np.append(self.dropped, np.zeros(extra, dtype=bool))
 
     def unplace(self, tokens: list[int]) -> None:
         self.owner[self.place[tokens]] = NO_TOKEN
@@ -203,7 +203,7 @@ class Sequence:
             cache.move(self.start, self.high, start)
             cache.free(self.start, len(self.owner))
         self.start = start
-        self.owner = np.pad(self.owner, (0, size - len(self.owner)), constant_values=NO_TOKEN)
+        self.owner = np.append(self.owner, np.full(size - len(self.owner), NO_TOKEN))
 
     def release(self, cache: KVCache) -> None:
         """Gives the region back; what was cached must be fed again, except what was dropped."""
