@@ -134,11 +134,8 @@ class Meter:
     def _shares(self, spent: float) -> dict[str, tuple[float, float]]:
         """Seconds of a step, (prefill, decode), by unit: as many as each had programs in it."""
         programs = sum(self._programs.values()) or 1
-        return {
-            unit: (spent * self._ratio * count / programs, spent * (1 - self._ratio) * count / programs)
-            for unit, count in self._programs.items()
-            if unit in self._units
-        }
+        shares = {unit: spent * n / programs for unit, n in self._programs.items() if unit in self._units}
+        return {unit: (share * self._ratio, share * (1 - self._ratio)) for unit, share in shares.items()}
 
     def _count(self, finished: Sequence[Any], sequences: Sequence[Any]) -> None:
         """Splits the step's time by the tokens that it put in: those of prompts and those of answers."""

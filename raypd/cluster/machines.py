@@ -19,11 +19,8 @@ _MARKETS = {"spot": "spot", "on-demand": "on-demand", "ondemand": "on-demand", "
 
 def look(cost: CostConfig, table: prices.Table, cpus: float, gpus: float, worked: set[str]) -> list[NodeTime]:
     """All nodes, dead ones too, with prices; no head that is not billed. cpus, gpus: of a worker; worked: had some."""
-    return [
-        node
-        for info in ray_private.node_infos()
-        if (node := _node(info, cost, table, cpus, gpus)) and (cost.bill_head or not node.head or node.node in worked)
-    ]
+    nodes = (_node(info, cost, table, cpus, gpus) for info in ray_private.node_infos())
+    return [node for node in nodes if node and (cost.bill_head or not node.head or node.node in worked)]
 
 
 def _node(info: dict[str, Any], cost: CostConfig, table: prices.Table, cpus: float, gpus: float) -> NodeTime:

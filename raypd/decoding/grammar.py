@@ -466,8 +466,7 @@ def one_of(texts: Sequence[str]) -> TransitionTable:
 
 
 class Choice(TransitionTable):
-    """One of some texts, whichever is told apart first, and nothing behind it: a token that goes on, "All" for "A", is
-    none of them."""
+    """One of some texts, whichever is told apart first, and nothing behind it: "All" is no token for "A"."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         forms = [form for text in texts for form in (text, " " + text)]

@@ -108,8 +108,7 @@ class KVCache:
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores keys and values [tokens, kv_heads, head_dim] in `slots` [tokens]; all of the layer, as `layer`. None:
-        they are stored."""
+        """Stores keys and values [tokens, kv_heads, head_dim] (None: they are) in `slots` [tokens]; all, as `layer`."""
         if key is None or value is None:
             return self.keys[layer], self.values[layer]
         keys, values = self.layer(layer, key, value)

@@ -119,8 +119,7 @@ def seconds_of(shape: Shape, gpu: str, tokens: DocumentTokens, together: bool) -
 
 def speeds(model: str, counts: Sequence[float], types: Iterable[str]) -> tuple[list[MethodSpeed], list[MethodSpeed]]:
     """The speed of a model in bfloat16 on each GPU that it fits: of values decoded together, and token by token.
-    counts: of `DocumentTokens`. types: of instances. Raises ConfigError: it fits none, or no such document; as
-    `shape_of`."""
+    counts: of `DocumentTokens`. types: of instances. Raises ConfigError: it, or such a document, fits none."""
     tokens = DocumentTokens(*counts)
     if not (tokens.own > 0 and tokens.passes > 0 and min(tokens) >= 0 and sum(tokens) < 1e9):
         raise ConfigError(f"--tokens {' '.join(f'{count:g}' for count in tokens)}: no document has such counts")

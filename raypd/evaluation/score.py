@@ -11,7 +11,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -21,7 +21,8 @@ import numpy as np
 
 from raypd import storage
 from raypd.config import Attribute, RunConfig
-from raypd.dataset import delimited, writer
+from raypd.dataset import writer
+from raypd.dataset.label_file import label_rows
 from raypd.errors import InputError, raised_as
 from raypd.estimation import bootstrap
 from raypd.evaluation.calibration import LabelledValue, calibration_error, reliability
@@ -150,10 +151,9 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
     source, schemas = config.get("input") or {}, (config.get("task") or {}).get("categories") or {}
     id_column, category_column, texts = (source.get(key) for key in ("id_column", "category_column", "text_columns"))
     asked = {name: [Attribute(**attribute) for attribute in schema["attributes"]] for name, schema in schemas.items()}
-    for number, place, row in _label_rows(path):
+    for number, key, row in label_rows(path, id_column):
         try:
-            key = str(row[id_column] if id_column in row else row.get("id", place))
-            attributes = asked.get(str(row.get(category_column))) or chain(*asked.values())
+            attributes = asked.get(str(row.get(category_column or ""))) or chain(*asked.values())
             with raised_as(InputError, f"{path}:{number}", ValueError):
                 record = labels_in(row, labels_column, attributes, texts or ())
             if labels.setdefault(key, record) != record:
@@ -165,24 +165,6 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
         except (KeyError, TypeError, AttributeError):
             raise InputError(f"{path}:{number}: expected an object of labels") from None
     return labels
-
-
-def _label_rows(path: str) -> Iterator[tuple[int, str, Any]]:
-    """(line, the id that a run makes of its place, what stands there) of JSON lines or a CSV. Raises InputError."""
-    root, begin = storage.absolute(path), 0
-    name = root.rpartition("/")[2]
-    if path.lower().endswith((".csv", ".tsv")):
-        for record, cells in delimited.table(root):
-            yield record.line, f"{name}:{record.offset}", cells
-        return
-    with raised_as(InputError, f"{path}: cannot be read"):
-        lines = storage.read(root).split(b"\n")
-    for number, line in enumerate(lines, 1):
-        with raised_as(InputError, f"{path}:{number}: not JSON", ValueError, RecursionError):
-            row = json.loads(line.decode("utf-8-sig")) if line.strip() else None
-        if row is not None:
-            yield number, f"{name}:{begin}", row
-        begin += len(line) + 1
 
 
 def labels_in(row: Row, labels_column: str, attributes: Iterable[Attribute], texts: Collection[str]) -> Row:
@@ -386,12 +368,9 @@ def measures_of(scores: dict[str, Score], metrics: dict[str, Metric] = _METRICS)
             by_category.setdefault(score.category, []).append(score)
     if len(by_category) == 2:  # one category alone: the same figures
         by_category = {"": by_category[""]}
-    return [
-        measure
-        for category, members in by_category.items()
-        for name, metric in metrics.items()
-        if (measure := _measure(name, metric, members, category)) is not None
-    ]
+    measures = (_measure(name, metric, members, category) for category, members in by_category.items()
+                for name, metric in metrics.items())  # fmt: skip
+    return [measure for measure in measures if measure is not None]
 
 
 def _measure(name: str, metric: Metric, scores: list[Score], category: str = "") -> Measure | None:

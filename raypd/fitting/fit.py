@@ -122,11 +122,8 @@ class Fit:
 def recommend(result: FitResult) -> str | None:
     """The name of the cheapest score whose F1 surely holds the floor; None: there is none. By USD per 1,000 documents,
     then by speed: where the machine has no price, a server that has one comes last."""
-    costs = {
-        score.name: (score.usd_per_1000.value if score.usd_per_1000 else 0.0, 1 / score.documents_per_second.value)
-        for score in result.scores
-        if score.holds(result.floor) and score.documents_per_second
-    }
+    costs = {s.name: (s.usd_per_1000.value if s.usd_per_1000 else 0.0, 1 / s.documents_per_second.value)
+             for s in result.scores if s.holds(result.floor) and s.documents_per_second}  # fmt: skip
     return min(costs, key=costs.__getitem__, default=None)
 
 

@@ -12,6 +12,7 @@ from raypd.billing.budget import BudgetReached
 from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
 from raypd.config.load import with_changes
+from raypd.dataset.label_file import label_rows, without_documents
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.dataset.tables import kind_of
@@ -165,13 +166,25 @@ def _labelled(context: FitContext) -> list[Document]:
     config, folder = context.config, context.folder
     fit, column = config.fit, config.training.labels_column
     from_run = fit.labels is not None and is_run(fit.labels)
+    texts, by_id = config.text_columns(), config.input.id_column
+    apart = fit.labels is not None and not from_run and without_documents(fit.labels, texts, by_id)
     table = kind_of(fit.labels) if fit.labels is not None and storage.is_folder(fit.labels) else None
     of_labels = {"input.path": fit.labels, "input.format": table or "auto", **_FILE}  # whatever the corpus is
-    source = config if fit.labels is None or from_run else with_changes(config, of_labels)
+    source = config if fit.labels is None or from_run or apart else with_changes(config, of_labels)
     columns = (column, *label_columns(config.extraction.categories), "scored", "accepted")
-    documents = [d for d in sampling.draw(source, fit.documents, columns=columns).documents if d.error is None]
-    if from_run:
-        teacher.label(documents, str(fit.labels), column)
+    if apart:
+        ids = {key for _, key, _ in label_rows(str(fit.labels), by_id)}
+        documents = [d for unit in plan(config) for d in read_unit(unit, config, columns) if d.id in ids]
+        if not documents:
+            raise InputError(
+                f"fit.labels {fit.labels}: no document of input.path has an id of it, as {min(ids)!r} is one"
+            )
+        count = min(len(documents), fit.documents)
+        documents = [documents[number * len(documents) // count] for number in range(count)]  # evenly
+    else:
+        documents = [d for d in sampling.draw(source, fit.documents, columns=columns).documents if d.error is None]
+    if from_run or apart:
+        teacher.label(documents, str(fit.labels), config)
     elif fit.labels is None and fit.teacher is not None:
         unlabelled = storage.join(folder, f"{UNLABELLED}{fit.documents}.jsonl")
         rows = [{**input_fields(d, config), "id": d.id} for d in documents]
@@ -183,7 +196,7 @@ def _labelled(context: FitContext) -> list[Document]:
             reason = dead_letters.most_frequent(manifest.output) or "no reason is known"
             raise InputError(f"fit.teacher answered none of {counted(manifest.documents, 'document')}: {reason}")
         documents = [document for unit in plan(asked) for document in read_unit(unit, asked)]
-        teacher.label(documents, manifest.output, column)
+        teacher.label(documents, manifest.output, config)
     return documents
 
 

@@ -1,6 +1,5 @@
 """`model.endpoint.batch`: requests go to the server's batch API, which answers within a day, many vendors at half the
-price. A batch of this run that is found there, after a kill or on another worker, answers its requests: none is paid
-twice."""
+price. A batch of this run that is found there, after a kill or on another worker, answers: none is paid twice."""
 
 import hashlib
 import json

@@ -49,14 +49,10 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
         without_row = "SELECT *, NULL AS object FROM wanted ANTI JOIN found USING (id, source, row)"
         result.missing.add_query(scratch, without_row)
         old = "" if config.nightly.removed == "keep" else " OR source NOT IN (SELECT source FROM damaged)"
-        result.foreign.add_query(
-            scratch,
-            "SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row)) "
-            f"WHERE id IN (SELECT id FROM input){old}",
-        )
-        result.doubled.add_query(
-            scratch,
-            "SELECT id, min(source) AS source, min(row) AS row, string_agg(object, ' and ') AS object "
-            "FROM found GROUP BY id HAVING count(*) > 1 OR max(objects) > 1",
-        )
+        result.foreign.add_query(scratch, f"""
+            SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row))
+            WHERE id IN (SELECT id FROM input){old}""")  # fmt: skip
+        result.doubled.add_query(scratch, """
+            SELECT id, min(source) AS source, min(row) AS row, string_agg(object, ' and ') AS object
+            FROM found GROUP BY id HAVING count(*) > 1 OR max(objects) > 1""")  # fmt: skip
     return result

@@ -61,8 +61,7 @@ def recorded(config: RunConfig) -> dict[str, Any]:
 
 
 def check(config: RunConfig, output: str) -> None:
-    """Whether a run may have its folder; writes nothing. Raises ConfigError: another's units are there, or it cannot be
-    read."""
+    """Whether a run may have its folder; writes nothing. Raises ConfigError: another's are there, or unreadable."""
     path, units = storage.join(output, layout.RUN), storage.join(output, layout.UNITS)
     try:
         if storage.exists(output) and not storage.is_folder(output):

@@ -1,8 +1,7 @@
 """What becomes of a unit whose worker process dies: it is bisected until the document that kills is found. After a
 death it is alone in its worker and goes in groups, with a checkpoint on storage (the group's rows) before each: those
 are the suspects of the next death, and are divided again. A document that was alone when its process died becomes an
-error row, so 256 documents cost three deaths a culprit. Deaths are counted on storage, so that they outlive worker and
-driver."""
+error row, so 256 documents cost three deaths a culprit. Deaths are counted on storage: they outlive the driver."""
 
 import contextlib
 from collections.abc import Callable, Sequence

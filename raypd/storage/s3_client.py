@@ -120,11 +120,8 @@ class S3Client:
 
     def _add_to_request(self, params: dict[str, Any], model: Any, **_: Any) -> None:
         settings = self.settings
-        extra = {
-            "RequestPayer": "requester" if settings.requester_pays else None,
-            "ServerSideEncryption": settings.sse if settings.sse != "none" else None,
-            "SSEKMSKeyId": settings.kms_key_id,
-        }
+        extra = {"RequestPayer": "requester" if settings.requester_pays else None, "SSEKMSKeyId": settings.kms_key_id,
+                 "ServerSideEncryption": settings.sse if settings.sse != "none" else None}  # fmt: skip
         params.update({key: value for key, value in extra.items() if value and key in model.input_shape.members})
 
     def first(self, bucket: str, prefix: str) -> dict[str, Any] | None:

@@ -25,8 +25,7 @@ def write_card(folder: Path, config: RunConfig, data: str, documents: int, rate:
 
 
 def check_card(config: RunConfig) -> None:
-    """Raises ModelError for another template, or for `hyper_parallel` another position gap or skeleton, than the card
-    tells of."""
+    """Raises ModelError: another template, or for `hyper_parallel` another gap or skeleton, than its card's."""
     for key, name in (("model.adapter", config.model.adapter), ("model.name", config.model.name)):
         file = Path(name or "", CARD)
         if name is None or not file.is_file():

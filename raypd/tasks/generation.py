@@ -74,16 +74,13 @@ class GenerationTask:
         self._ends = end_tokens(tokenizer)
         options, spec = config.decoding, REGISTRY[config.decoding.method]
         self._text_model = TextModel(
-            options=options,
+            options=options, context_length=context_length, ends=self._ends,
             sampling=Sampling(options.sampling.temperature, options.sampling.top_k, options.sampling.top_p),
-            context_length=context_length,
-            ends=self._ends,
             control_tokens=tuple(control_token(tokenizer, t, config.model.name) for t in spec.required_tokens(options)),
             heads=load_heads(str(options.heads), model) if spec.heads else None,
-            encode=partial(encode, tokenizer, special=True),
+            encode=partial(encode, tokenizer, special=True), token_bytes=lambda: markup_bytes(tokenizer),
             decode=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
-            token_bytes=lambda: markup_bytes(tokenizer),
-        )
+        )  # fmt: skip
         self._method_class: type[TextMethod] = resolve_name(spec.text_method)
         self._method = lru_cache(_METHODS)(self._method_for)
         self._rules = lru_cache(_METHODS)(self._rules_for)

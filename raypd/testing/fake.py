@@ -121,10 +121,8 @@ class FakeTask:
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         stacks: dict[str, list[tuple[Document, int]]] = {}
         plans: dict[str, Callable[[Document], Iterator[Request]]] = {
-            "extraction": partial(self._extract, stacks),
-            "question_answering": self._question,
-            "generation": self._generate,
-        }
+            "extraction": partial(self._extract, stacks), "question_answering": self._question,
+            "generation": self._generate}  # fmt: skip
         plan = plans.get(self.task.kind, self._any)
         for document in documents:
             try:

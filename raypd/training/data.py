@@ -99,7 +99,7 @@ def _documents(config: RunConfig) -> list[Document]:
             document.index = len(documents)
             documents.append(document)
     if training.labels is not None:
-        teacher.label(documents, training.labels, training.labels_column)
+        teacher.label(documents, training.labels, config)
     if training.annotations is not None:
         annotate.label(documents, config)
     return documents

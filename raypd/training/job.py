@@ -124,14 +124,11 @@ def _fit(
         train_loop_config={"config": config, "rate": rate, "resources": resources, "board": board},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=resources.gpus > 0, resources_per_worker=per_worker),
         run_config=TrainRun(
-            name=_name(config, rate),
-            storage_path=folder,
-            storage_filesystem=filesystem,
-            checkpoint_config=best_two,
-            failure_config=FailureConfig(max_failures=2),
+            name=_name(config, rate), storage_path=folder, storage_filesystem=filesystem,
+            checkpoint_config=best_two, failure_config=FailureConfig(max_failures=2),
             worker_runtime_env={} if resources.gpus else {"env_vars": _allocator()},
         ),
-    )
+    )  # fmt: skip
     say(f"learning rate {rate:g}: {text.counted(workers, 'worker')} starting")
     follower = threading.Thread(target=_follow, args=(board, curve, rate, say, limits), daemon=True)
     follower.start()

@@ -4,21 +4,23 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from raypd import storage
+from raypd.config import RunConfig
+from raypd.dataset.label_file import ENDINGS, label_rows
 from raypd.dataset.writer import rows_of
 from raypd.errors import InputError
 from raypd.run.read import by_document
 from raypd.tasks.base import Document
+from raypd.tasks.labels import label_columns
 
 Row = dict[str, Any]
 Place = tuple[str, int]  # source and place in it, of a document
 
 
-def label(documents: Sequence[Document], run: str, column: str) -> None:
-    """Puts the answers of a run over the same input, or errors, into `column`. Raises InputError: it has none. run: its
-    folder, or JSON lines of {id, column}, as `raypd review` writes them."""
-    if run.endswith(".jsonl"):
-        _label_by_id(documents, run, column)
+def label(documents: Sequence[Document], run: str, config: RunConfig) -> None:
+    """Puts the answers of a run over the same input, or errors, into the column of labels. Raises InputError: it has
+    none. run: its folder, or a file of labels by id, as `raypd review` or a spreadsheet writes it."""
+    if run.endswith(ENDINGS):
+        _label_by_id(documents, run, config)
         return
     rows = by_document(rows_of(run))
     if not rows:
@@ -27,21 +29,22 @@ def label(documents: Sequence[Document], run: str, column: str) -> None:
         answers = rows.get((document.source, document.place))
         answer = _answer(answers) if answers else None
         if answer is not None:
-            document.fields[column] = answer
+            document.fields[config.training.labels_column] = answer
         elif document.error is None:
             reason = "an answer that failed, was cut or is not valid" if answers else "no answer"
             document.error = f"training.labels: {reason} in the run that labels"
 
 
-def _label_by_id(documents: Sequence[Document], file: str, column: str) -> None:
-    try:
-        lines = [json.loads(line) for line in storage.read(storage.absolute(file)).splitlines() if line.strip()]
-        by_id = {str(line["id"]): line[column] for line in lines}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"training.labels {file}: expected JSON lines of id and {column!r}: {error!r}") from None
+def _label_by_id(documents: Sequence[Document], file: str, config: RunConfig) -> None:
+    named = label_columns(config.extraction.categories) if config.task.kind == "extraction" else []
+    names = {config.training.labels_column, *named, "scored", "accepted"} - {*config.text_columns()}
+    rows = label_rows(file, config.input.id_column)
+    by_id = {key: {name: row[name] for name in names & row.keys()} for _, key, row in rows}
+    if not any(by_id.values()):
+        raise InputError(f"labels {file}: no column {config.training.labels_column!r}, and none called as an attribute")
     for document in documents:
         if document.id in by_id:
-            document.fields[column] = by_id[document.id]
+            document.fields |= by_id[document.id]
         elif document.error is None:
             document.error = "training.labels: no label in the file"
 

@@ -174,23 +174,16 @@ def _compare(result: Verification, scratch: Scratch) -> None:
         CREATE TABLE found AS SELECT bool_and(ok) AS ok
         FROM output SEMI JOIN input USING (id, source, row, object) GROUP BY source, row""")
     result.add_counts(scratch, "input", "found")
-    result.missing.add_query(
-        scratch,
-        "SELECT id, source, row, NULL AS object FROM input ANTI JOIN output USING (id, source, row, object) "
-        "WHERE committed",
-    )
-    result.foreign.add_query(
-        scratch,
-        "SELECT DISTINCT id, source, row, "
-        "CASE WHEN object NOT IN (SELECT DISTINCT object FROM input) THEN object END AS object "
-        "FROM output ANTI JOIN input USING (id, source, row)",
-    )
-    result.doubled.add_query(
-        scratch,
-        "SELECT any_value(id) AS id, source, row, CASE WHEN count(DISTINCT object) > 1 "
-        "THEN string_agg(DISTINCT object, ' and ') END AS object FROM output SEMI JOIN input USING (id, source, row) "
-        "GROUP BY source, row HAVING count(DISTINCT object) > 1 OR count(*) > count(DISTINCT part)",
-    )
+    result.missing.add_query(scratch, """
+        SELECT id, source, row, NULL AS object FROM input ANTI JOIN output USING (id, source, row, object)
+        WHERE committed""")  # fmt: skip
+    result.foreign.add_query(scratch, """
+        SELECT DISTINCT id, source, row, CASE WHEN object NOT IN (SELECT DISTINCT object FROM input) THEN object END
+        AS object FROM output ANTI JOIN input USING (id, source, row)""")  # fmt: skip
+    result.doubled.add_query(scratch, """
+        SELECT any_value(id) AS id, source, row, CASE WHEN count(DISTINCT object) > 1
+        THEN string_agg(DISTINCT object, ' and ') END AS object FROM output SEMI JOIN input USING (id, source, row)
+        GROUP BY source, row HAVING count(DISTINCT object) > 1 OR count(*) > count(DISTINCT part)""")  # fmt: skip
     # Ids that several documents share: worth knowing before a join by id, and no doing of raypd.
     repeated = "SELECT id, count(*) AS times, min(source) AS source FROM input GROUP BY id HAVING count(*) > 1"
     counts = scratch.row(f"SELECT coalesce(sum(times), 0)::BIGINT AS documents, count(*) AS units FROM ({repeated})")

@@ -139,10 +139,9 @@ def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
         left = names - {key.partition(".")[2] for key in idle if key.startswith(f"{section}.")}
         counting = {
             "input": "format encoding id_column text_columns category_column category max_document_bytes reader",
-            "output": "columns min_confidence",
-            "engine": "kind vllm",
+            "output": "columns min_confidence", "engine": "kind vllm",
             "model": "name revision dtype adapter calibration quantization trust_remote_code endpoint",
-        }.get(section, "")
+        }.get(section, "")  # fmt: skip
         words = f"{section}: say in RunConfig.idle_keys which of its keys cannot change an answer, or here"
         assert left == set(counting.split()), words
 

@@ -38,11 +38,9 @@ def _listed(n: int, text: str) -> str:
         return "\n".join(f"fact {k}: {word}" for k, word in enumerate(words * 3))
     brand, _, color, _, size = words[:5]
     name = ("Colour tone", "colour-tone", "Colour tone")[n % 3]
-    return (
-        f"Here is the list\n- brand: {brand}\n{n}. **{name}**: {color}\nsize: {size} mm\nwaterproof: yes\n"
-        f"warranty: 2 year\nbrand: Acme\nprice: N/A\na very long name of an attribute: {color}\nsole: rubber\n"
-        f"title: {text}\n"
-    )
+    listed = f"Here is the list\n- brand: {brand}\n{n}. **{name}**: {color}\nsize: {size} mm\nwaterproof: yes\n"
+    others = "warranty: 2 year\nbrand: Acme\nprice: N/A\na very long name of an attribute"
+    return f"{listed}{others}: {color}\nsole: rubber\ntitle: {text}\n"
 
 
 def test_what_many_documents_state_is_proposed_with_a_type(data: str, listed: None) -> None:

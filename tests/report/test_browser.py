@@ -86,11 +86,10 @@ def test_it_fits_every_screen(browser, tmp_path, size):
     )
     assert shown == 4  # one form of each chart
     # The letters of the charts are never too small to read, nor out of their picture.
-    letters = tab.evaluate(
-        "[...document.querySelectorAll('figure svg text')].map(t => [t.getBoundingClientRect(), t])"
-        ".filter(([r]) => r.width > 0)"
-        ".map(([r, t]) => [Math.hypot(t.getCTM().a, t.getCTM().b) * t.getAttribute('font-size'), r.left, r.right])"
-    )
+    letters = tab.evaluate("""
+        [...document.querySelectorAll('figure svg text')].map(t => [t.getBoundingClientRect(), t])
+        .filter(([r]) => r.width > 0)
+        .map(([r, t]) => [Math.hypot(t.getCTM().a, t.getCTM().b) * t.getAttribute('font-size'), r.left, r.right])""")
     assert min(size for size, *_ in letters) >= 8.8
     assert not [left for _, left, right in letters if left < 0 or right > size["width"]]
     assert errors == []

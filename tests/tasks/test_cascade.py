@@ -99,11 +99,10 @@ def test_values_under_the_threshold_are_the_second_model_s_and_say_so():
     assert (sorted(asked), records["failed"].error) == (["brand", "null", "unrated"], "too long")
     columns = {name: record.columns for name, record in records.items() if record.error is None}
     found = {name: (json.loads(one["record"]), [v["model"] for v in one["values"]]) for name, one in columns.items()}
-    assert found == {
-        "sure": ({"Brand": "Acme", "Size": 42.0}, ["first", "first"]),
-        "brand": ({"Brand": "Zeta", "Size": 42.0}, ["second", "first"]),
-        **dict.fromkeys(("null", "unrated"), ({"Brand": "Acme", "Size": 43.0}, ["first", "second"])),
-    }
+    assert found == {"sure": ({"Brand": "Acme", "Size": 42.0}, ["first", "first"]),
+                     "brand": ({"Brand": "Zeta", "Size": 42.0}, ["second", "first"]),
+                     **dict.fromkeys(("null", "unrated"), ({"Brand": "Acme", "Size": 43.0}, ["first", "second"])),
+                     }  # fmt: skip
     assert [value["confidence"] for value in records["brand"].columns["values"]] == [0.5, 0.9]
 
 

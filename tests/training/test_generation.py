@@ -283,11 +283,11 @@ def test_whole_answers_of_an_extraction_are_labels(tmp_path):
         return Record(index, {"category": "c", "record": record, "values": values, "truncated": False})
 
     with pytest.raises(InputError, match="holds no answers"):
-        teacher.label(documents(1), str(tmp_path), "target")
+        teacher.label(documents(1), str(tmp_path), run_config())
     records = [answer(0, "ok"), answer(1, "null"), answer(2, "truncated"), Record(3, error="it failed")]
     committed(tmp_path, run_config(), documents(4), records, columns.EXTRACTION)
     labelled = documents(5)
-    teacher.label(labelled, str(tmp_path), "target")
+    teacher.label(labelled, str(tmp_path), run_config())
     reasons = 2 * ["an answer that failed, was cut or is not valid"] + ["no answer"]
     errors = [(None, f"training.labels: {reason} in the run that labels") for reason in reasons]
     labels = [(document.fields.get("target"), document.error) for document in labelled]
@@ -297,13 +297,14 @@ def test_whole_answers_of_an_extraction_are_labels(tmp_path):
 def test_corrected_labels_are_joined_by_id_and_whole_conversations_are_labels(tmp_path):
     file = tmp_path / "labels.jsonl"
     file.write_text('{"id": 7, "target": {"Brand": "b"}}\n')
-    labelled = [Document(0, "7", {}), Document(1, "8", {})]
-    teacher.label(labelled, str(file), "target")
-    assert labelled[0].fields == {"target": {"Brand": "b"}}
-    assert labelled[1].error == "training.labels: no label in the file"
+    (tmp_path / "labels.csv").write_text("id,a,other\n7,b,c\n")
+    for name, fields in (("labels.jsonl", {"target": {"Brand": "b"}}), ("labels.csv", {"a": "b"})):
+        labelled = [Document(0, "7", {}), Document(1, "8", {})]
+        teacher.label(labelled, str(tmp_path / name), run_config())
+        assert [labelled[0].fields, labelled[1].error] == [fields, "training.labels: no label in the file"]
     file.write_text('{"id": 7}\n')
-    with pytest.raises(InputError, match=r"labels\.jsonl: expected JSON lines of id and 'target'"):
-        teacher.label(labelled, str(file), "target")
+    with pytest.raises(InputError, match=r"labels\.jsonl: no column 'target'"):
+        teacher.label(labelled, str(file), run_config())
 
     def turn(index, number, reason="stop", sample=0):
         return Record(index, {"sample": sample, "turn": number, "text": f"{index}.{number}", "finish_reason": reason})
@@ -311,5 +312,5 @@ def test_corrected_labels_are_joined_by_id_and_whole_conversations_are_labels(tm
     records = [turn(0, 1), turn(0, 0), turn(0, 0, sample=1), turn(1, 0, "length"), turn(2, 0), turn(3, 0, "length")]
     committed(tmp_path, run_config("generation"), documents(4), records)
     labelled = documents(4)
-    teacher.label(labelled, str(tmp_path), "responses")
-    assert [document.fields.get("responses") for document in labelled] == [["0.0", "0.1"], None, ["2.0"], None]
+    teacher.label(labelled, str(tmp_path), run_config("generation"))
+    assert [document.fields.get("target") for document in labelled] == [["0.0", "0.1"], None, ["2.0"], None]

@@ -57,9 +57,9 @@ class Corpus:
         sections = {
             "input": {"text_columns": ["prompt"], "category_column": None},
             "model": {"name": "tiny", "device": "cpu", "dtype": dtype},
-            "decoding": {"method": method, "max_new_tokens": 300, "sampling": {"temperature": 1}, **(decoding or {})},
             "training": {"weights": "full", "validation": str(self.path), **training},
-        }
+            "decoding": {"method": method, "max_new_tokens": 300, "sampling": {"temperature": 1}, **(decoding or {})},
+        }  # fmt: skip
         sections["training"]["preference"] = None if preference is None else chosen
         task = {"kind": "generation", "chat_template": False, "samples": samples, **(task or {})}
         return run_config(task, path or self.path, self.folder / "out", **sections)

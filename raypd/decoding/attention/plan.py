@@ -151,11 +151,8 @@ def _split(items: list[tuple[int, Item]], fill: int) -> tuple[list[tuple[int, It
     """Items of about the same number of keys, or all as they are where they fill the device; what is to be merged."""
     keys = sum(item.prefix + item.own_keys for _, item in items)
     most = max(_LEAST_PART, -(-keys // fill // _LEAST_PART) * _LEAST_PART)
-    parts = [
-        (size, part)
-        for size, item in items
-        for part in (item.parts(most) if item.prefix + item.own_keys > 1.5 * most else [item])
-    ]
+    parts = [(size, part) for size, item in items
+             for part in (item.parts(most) if item.prefix + item.own_keys > 1.5 * most else [item])]  # fmt: skip
     tokens = [np.arange(part.first, part.first + part.queries) for _, part in parts]
     results = np.bincount(np.concatenate(tokens))
     rows: list[int] = []  # of results: the token of each
