@@ -176,9 +176,7 @@ def _labelled(context: FitContext) -> list[Document]:
         ids = {key for _, key, _ in label_rows(str(fit.labels), by_id)}
         documents = [d for unit in plan(config) for d in read_unit(unit, config, columns) if d.id in ids]
         if not documents:
-            raise InputError(
-                f"fit.labels {fit.labels}: no document of input.path has an id of it, as {min(ids)!r} is one"
-            )
+            raise InputError(f"fit.labels {fit.labels}: no document of the input has its ids, such as {min(ids)!r}")
         count = min(len(documents), fit.documents)
         documents = [documents[number * len(documents) // count] for number in range(count)]  # evenly
     else:
