@@ -51,7 +51,8 @@ isolated ones (raypd's default) and no faster, since the instruction is computed
 a question whose context is cached it gains a fifth at most (on SQuAD the paper's loses to prefix caching), and in
 bfloat16 a quarter of the answers differ on SQuAD, of an untrained model that seldom ends by itself, and 7% on RACE,
 where accuracy stays the same. APAR: nothing is gained where nothing is parallel (coding, math), and in MT bench's
-extraction its threads hold more in the cache than the flat text.
+extraction its threads hold more in the cache than the flat text. SPACE: with 16 texts at a time two cores have no
+arithmetic to spare, and its masks cost more than they bring (a third of the speed with five); `k = 2` loses a sixth.
 """
 
 
