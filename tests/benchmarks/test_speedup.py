@@ -156,6 +156,6 @@ def test_it_says_which_estimates_held(tmp_path: Path, monkeypatch: pytest.Monkey
     if text is not None:
         (tmp_path / "t.xml").write_text(text)
     _, *said, exact = gpu.summary(lines, shares, None, str(tmp_path / "t.xml"))
-    assert [line.split()[0][0] for line in said] == [*"MhhnMhhMn"]  # missed, held, not measured
+    assert [line.split()[0][0] for line in said] == [*"MhhnnMhhMn"]  # missed, held, not measured
     assert (said[0][-18:], said[2][-17:]) == ("0.82, measured 0.5", "13.8, measured 14")
     assert words in exact

@@ -116,7 +116,7 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
     assert bill.parts["endpoint"] == pytest.approx(bill.totals["decode_tokens"] * 5e4 / 1e6)
     assert bill.totals["shared_tokens"] > 0
     documents = [Document(i, str(i), {}, source=rows[str(i)]["source"], place=rows[str(i)]["row"]) for i in range(6)]
-    teacher.label(documents, str(tmp_path / "out"), "target")
+    teacher.label(documents, str(tmp_path / "out"), run_config())
     assert [document.id for document in documents if "target" in document.fields] == ["0", "1", "2", "5"]
 
 
