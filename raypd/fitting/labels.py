@@ -174,7 +174,7 @@ def _labelled(context: FitContext) -> list[Document]:
     columns = (column, *label_columns(config.extraction.categories), "scored", "accepted")
     if apart:
         ids = {key for _, key, _ in label_rows(str(fit.labels), by_id)}
-        documents = [d for unit in plan(config) for d in read_unit(unit, config, columns) if d.id in ids]
+        documents = [d for unit in plan(config) for d in read_unit(unit, config) if d.id in ids]
         if not documents:
             raise InputError(f"fit.labels {fit.labels}: no document of the input has its ids, such as {min(ids)!r}")
         count = min(len(documents), fit.documents)
