@@ -166,14 +166,14 @@ def _labelled(context: FitContext) -> list[Document]:
     config, folder = context.config, context.folder
     fit, column = config.fit, config.training.labels_column
     from_run = fit.labels is not None and is_run(fit.labels)
-    texts, by_id = config.text_columns(), config.input.id_column
-    apart = fit.labels is not None and not from_run and without_documents(fit.labels, texts, by_id)
+    texts, id_column = config.text_columns(), config.input.id_column
+    joined = fit.labels is not None and not from_run and without_documents(fit.labels, texts, id_column)
     table = kind_of(fit.labels) if fit.labels is not None and storage.is_folder(fit.labels) else None
     of_labels = {"input.path": fit.labels, "input.format": table or "auto", **_FILE}  # whatever the corpus is
-    source = config if fit.labels is None or from_run or apart else with_changes(config, of_labels)
+    source = config if fit.labels is None or from_run or joined else with_changes(config, of_labels)
     columns = (column, *label_columns(config.extraction.categories), "scored", "accepted")
-    if apart:
-        ids = {key for _, key, _ in label_rows(str(fit.labels), by_id)}
+    if joined:
+        ids = {key for _, key, _ in label_rows(str(fit.labels), id_column)}
         documents = [d for unit in plan(config) for d in read_unit(unit, config) if d.id in ids]
         if not documents:
             raise InputError(f"fit.labels {fit.labels}: no document of the input has its ids, such as {min(ids)!r}")
@@ -181,7 +181,7 @@ def _labelled(context: FitContext) -> list[Document]:
         documents = [documents[number * len(documents) // count] for number in range(count)]  # evenly
     else:
         documents = [d for d in sampling.draw(source, fit.documents, columns=columns).documents if d.error is None]
-    if from_run or apart:
+    if from_run or joined:
         teacher.label(documents, str(fit.labels), config)
     elif fit.labels is None and fit.teacher is not None:
         unlabelled = storage.join(folder, f"{UNLABELLED}{fit.documents}.jsonl")

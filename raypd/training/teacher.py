@@ -19,7 +19,7 @@ Place = tuple[str, int]  # source and place in it, of a document
 def label(documents: Sequence[Document], run: str, config: RunConfig) -> None:
     """Puts the answers of a run over the same input, or errors, into the column of labels. Raises InputError: it has
     none. run: its folder, or a file of labels by id, as `raypd review` or a spreadsheet writes it."""
-    if run.endswith(ENDINGS):
+    if run.lower().endswith(ENDINGS):
         _label_by_id(documents, run, config)
         return
     rows = by_document(rows_of(run))
@@ -44,7 +44,8 @@ def _label_by_id(documents: Sequence[Document], file: str, config: RunConfig) ->
         raise InputError(f"labels {file}: no column {config.training.labels_column!r}, and none called as an attribute")
     for document in documents:
         if document.id in by_id:
-            document.fields |= by_id[document.id]
+            others = {name: value for name, value in document.fields.items() if name not in names}
+            document.fields = others | by_id[document.id]
         elif document.error is None:
             document.error = "training.labels: no label in the file"
 

@@ -181,14 +181,14 @@ def test_labels_are_read_as_what_they_are_and_ids_twice_are_said(tmp_path, yaml_
     rows = [{**row.pop("target"), **row} for row in map(json.loads, corpus.read_text().splitlines())]
     pd.DataFrame(rows).to_parquet(tmp_path / "labels.parquet")  # of which no more is read than is named
     of_columns = with_changes(config, {"fit.labels": str(tmp_path / "labels.parquet")})
-    pd.DataFrame(rows).drop(columns="title").to_csv(tmp_path / "labels.csv")  # of the input's documents, by their ids
-    by_id = with_changes(load_config(path), {"fit.labels": str(tmp_path / "labels.csv"), "fit.documents": 97})
+    pd.DataFrame(rows).drop(columns="title").assign(Brand="x").to_csv(tmp_path / "labels.CSV")  # for the input's ids
+    by_id = with_changes(load_config(path), {"fit.labels": str(tmp_path / "labels.CSV"), "fit.documents": 97})
     again, joined = (labels.parts_of(labels.FitContext(changed, str(tmp_path / folder), False, said.append))
                      for changed, folder in ((of_columns, "g"), (by_id, "h")))  # fmt: skip
     assert again == labels.parts_of(context)
     assert sorted(row["id"] for part in joined.values() for row in part) == sorted({row["id"] for row in rows})
-    first = joined["train"][0]
-    assert {**first["target"], **first} == {"target": first["target"]} | {row["id"]: row for row in rows}[first["id"]]
+    first, labelled = joined["train"][0], {row["id"]: {**row, "Brand": "x"} for row in rows}
+    assert {**first["target"], **first} == {"target": first["target"]} | labelled[first["id"]]
 
 
 @pytest.mark.parametrize(("documents", "message"), [(10, "10 labelled documents, of which"), (0, "no labelled")])
