@@ -14,8 +14,7 @@ from tests.servers import Call, Reply, serving
 
 _CODES = {"503": (503, b"SlowDown"), "500": (500, b"InternalError"), "403": (403, b"AccessDenied")}
 _REFUSAL = (
-    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>%s</Code><Message>raypd test fault</Message>'
-    b"<RequestId>0</RequestId></Error>"
+    b'<?xml version="1.0"?><Error><Code>%s</Code><Message>raypd test fault</Message><RequestId>0</RequestId></Error>'
 )
 
 

@@ -178,12 +178,9 @@ def evaluate(
 
 @app.command()
 def calibrate(
-    run: o.Run,
-    labels: o.Labels,
-    output: o.CalibrationTo = None,
-    tolerance: o.Tolerance = 0.0,
+    run: o.Run, labels: o.Labels, output: o.CalibrationTo = None, tolerance: o.Tolerance = 0.0,
     labels_column: o.LabelsColumn = "target",
-) -> None:
+) -> None:  # fmt: skip
     """Turn confidences into how often such values are right.
 
     From a run that was made with model.calibration=none and labels that its model has not seen. What is written
@@ -213,12 +210,11 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
 
 @app.command()
 def errors(
-    run: o.Run,
-    overrides: o.Overrides = None,
+    run: o.Run, overrides: o.Overrides = None,
     everything: Annotated[bool, Option("--all", help="Every failed document on a line (tab-separated)")] = False,
     as_json: o.AsJson = False,
     output: Annotated[str | None, Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")] = None,
-) -> None:
+) -> None:  # fmt: skip
     """List the documents without an answer. They are grouped by reason, with the units that failed."""
     from raypd.verify import dead_letters, findings
 

@@ -27,9 +27,8 @@ _OTHER = {chr(byte) for byte in range(256)} - {'"', "\\", "\n"}
 # A JSON string: once it is open, its model is not limited. States: before it, inside, behind a backslash, behind it.
 STRING = TransitionTable(
     [{'"': 1}, {**dict.fromkeys(_OTHER, 1), '"': 3, "\\": 2}, dict.fromkeys(_OTHER | {'"', "\\"}, 1), {}],
-    [3],
-    free=[1, 2],
-)
+    [3], free=[1, 2],
+)  # fmt: skip
 
 
 class ListOf(Automaton):

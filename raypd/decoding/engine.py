@@ -19,7 +19,7 @@ from raypd.decoding.attention.kernels import chosen
 from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.counts import Finished
 from raypd.decoding.few_tokens import FewTokens
-from raypd.decoding.graphs import MOST_TOKENS, Graphs
+from raypd.decoding.graphs import Graphs, most_tokens
 from raypd.decoding.kv_cache import NO_MEMORY, KVCache
 from raypd.decoding.llama import Llama, NativeLayer, is_llama
 from raypd.decoding.memory import LEAST_TOKENS, TokenBudget, is_out_of_memory, slots_that_fit
@@ -99,7 +99,7 @@ class Engine:
         self.flights: deque[_Flight] = deque()
         self.steps = 0
         if self.device.type == "cuda" and (cache_tokens is None or cache_tokens > _FIRST_SLOTS):
-            self.size_cache(cache_tokens, memory_share, MOST_TOKENS if cuda_graphs else 0)
+            self.size_cache(cache_tokens, memory_share, most_tokens(text) if cuda_graphs else 0)
         self.scheduler.passes = passes or (2 if self.device.type == "cuda" else 1)
         if cuda_graphs:
             self.graphs = Graphs(self._logits, self.cache, text)

@@ -1,5 +1,5 @@
 """Small passes on a GPU as CUDA graphs: the host starts one graph where it would start hundreds of kernels. There is
-one for each size of pass, captured when the first of its size comes; tokens that fill a pass up put their keys into a
+one for each size of pass, captured when one of its size comes again; tokens that fill a pass up put their keys into a
 slot of the cache that no sequence has, and attention leaves them out."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raypd.decoding.attention.plan import Item, KernelPlan, power_of_two
 from raypd.decoding.attention.step import Step
 from raypd.decoding.kv_cache import KVCache
 
-MOST_TOKENS = 1024  # of a pass: one of more keeps the GPU busy for longer than the host needs to start its kernels
+_WORK = 220e9  # tokens times weights of a layer: more keep an H100 busy for longer than the host needs to start kernels
 _LEAST_ROWS = 64  # of results that are merged: fewer graphs
 _MOST_GRAPHS = 256  # each takes memory of the driver; passes of other sizes go without
 
@@ -40,7 +40,7 @@ class Graphs:
 
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        self.forward, self.cache = forward, cache
+        self.forward, self.cache, self.most = forward, cache, most_tokens(config)
         capability, processors = card(cache.device)
         self.repeat, self.fill = heads // kv_heads, 2 * processors // kv_heads
         self.tiles = partial(tiles, capability)
@@ -48,8 +48,9 @@ class Graphs:
         self.spare = cache.alloc(1)
         self.generation = -1  # of the cache: where it has moved, graphs read what is no longer there
         self.keys = torch.empty(0)  # of a pass, in whatever graph: [slots, 3], as in `KernelPlan`
-        self.out: torch.Tensor | None = None  # logits of a pass, in whatever graph: [MOST_TOKENS, vocabulary]
+        self.out: torch.Tensor | None = None  # logits of a pass, in whatever graph: [most, vocabulary]
         self.graphs: dict[Size, _Graph] = {}
+        self.sizes: set[Size] = set()  # that have come: a graph is made when one comes again
         self.failed = False
         self.pool: Any = None  # of memory, and the stream, that all captures share
         self.stream: Any = None
@@ -58,9 +59,9 @@ class Graphs:
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor | None:
         """[kept, vocabulary] of tokens and positions [tokens]. None where the pass has to go without a graph: it is the
-        first, is large, predicts nothing, a window hides keys, there are many graphs, or a capture has failed."""
+        first of its size, large, predicts nothing, a window hides keys, there are many graphs, or a capture failed."""
         windowed = any(span.felt(self.window) is not None for group in step.groups for span in group.spans)
-        large = max(len(ids), len(step.kept)) > MOST_TOKENS
+        large = max(len(ids), len(step.kept)) > self.most
         if self.failed or windowed or large or not len(step.kept) or not self.cache.keys:
             return None
         if self.generation != self.cache.generation:
@@ -68,11 +69,13 @@ class Graphs:
             self.generation = self.cache.generation
             self.keys = torch.zeros(self.cache.allocator.slots, 3, dtype=torch.int32, device=ids.device)
         stored = next(iter(self.cache.keys.values()))  # [slots, kv_heads, head_dim]
-        plan = KernelPlan(step, self.repeat, tuple(self.tiles(stored.shape[2], stored.element_size())), self.fill)
-        blocks = tuple((rows, power_of_two(len(items))) for rows, items in plan.blocks)
+        rows = tuple(self.tiles(stored.shape[2], stored.element_size()))
+        plan = step.plans[self.repeat] = KernelPlan(step, self.repeat, rows, self.fill)
+        blocks = tuple((size, power_of_two(len(items))) for size, items in plan.blocks)
         split = tuple(max(_LEAST_ROWS, power_of_two(n)) for n in (plan.split_rows, len(plan.merged)) if n)
         size = rounded(len(ids)), rounded(len(step.kept)), plan.words, split, blocks
-        if size not in self.graphs and len(self.graphs) >= _MOST_GRAPHS:
+        if size not in self.graphs and (size not in self.sizes or len(self.graphs) >= _MOST_GRAPHS):
+            self.sizes.add(size)
             return None
         graph = self.graphs.get(size) or _Graph(size, step, self.repeat, self.spare, self.keys)
         graph.fill(ids, positions, step, plan)
@@ -93,8 +96,14 @@ class Graphs:
         """A graph's pass. It keeps no result of its own, so that the next graph's can lie in the same memory."""
         logits = self.forward(graph.ids, graph.positions, graph.step)
         if self.out is None:
-            self.out = logits.new_empty(MOST_TOKENS, logits.shape[1])
+            self.out = logits.new_empty(self.most, logits.shape[1])
         self.out[: len(logits)] = logits
+
+
+def most_tokens(config: PreTrainedConfig) -> int:
+    """Of a pass that is worth a graph: fewer of a larger model."""
+    layer = config.hidden_size * (4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 0))
+    return int(min(4096, max(1024, _WORK // layer)))
 
 
 def rounded(n: int) -> int:

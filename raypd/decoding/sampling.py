@@ -4,6 +4,7 @@ sequence, one uniform number a token, so that an answer does not depend on its b
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,11 +127,13 @@ def _sample(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
         parts[part].append(i)
     picked = torch.empty(2, len(requests), dtype=torch.float64, device=logits.device)
     for (sampling, masked), members in groups.items():
-        draws = np.array([requests.draws[i] for i in members], dtype=np.float32)
+        draws = [requests.draws[i] for i in members]
         sets = [requests.allowed_token_ids[i] for i in members]
         distinct = list({id(tokens): tokens for tokens in sets}.values())  # many ask in the same state of a grammar
         place = {id(tokens): n for n, tokens in enumerate(distinct)}
-        index, which = to_device(np.array([members, [place[id(tokens)] for tokens in sets]]), logits.device)
+        index: Any = slice(None)  # all requests, whose tokens are not limited
+        if masked is not None or len(members) < len(requests):
+            index, which = to_device(np.array([members, [place[id(tokens)] for tokens in sets]]), logits.device)
         if masked is False:  # the allowed tokens alone are read
             table = to_device(_padded(distinct), logits.device)[which]  # [members, most allowed, 3], -1 pads
             ids = table[..., 0]
@@ -139,7 +142,7 @@ def _sample(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
             tokens = ids.gather(1, chosen)[:, 0]
             logprobs = _outcome_logprobs(scores, table[..., 1], table[..., 2], chosen)
         else:
-            rows = logits[index] if masked or len(members) < len(requests) else logits
+            rows = logits[index]
             if masked:
                 rows.masked_fill_(_forbidden(distinct, rows)[which], -torch.inf)
             in_c = rows.device.type == "cpu" and rows.dtype == torch.bfloat16 and _native_refusal() is None
@@ -170,10 +173,10 @@ def _wide(logits: torch.Tensor) -> torch.Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _choose(scores: torch.Tensor, sampling: Sampling, draws: np.ndarray) -> torch.Tensor:
+def _choose(scores: torch.Tensor, sampling: Sampling, draws: list[float]) -> torch.Tensor:
     if sampling.temperature == 0:
         return scores.argmax(-1)
-    return pick(probabilities(scores, sampling), to_device(draws, scores.device))
+    return pick(probabilities(scores, sampling), to_device(np.array(draws, dtype=np.float32), scores.device))
 
 
 def _forbidden(allowed: list[AllowedTokens | None], logits: torch.Tensor) -> torch.Tensor:

@@ -424,11 +424,8 @@ def describe(evaluation: Evaluation) -> str:
     if evaluation.differences:
         both = f"over the {counted(evaluation.differences[0].documents, 'document')} of both runs"
         lines += ["", f"{both:<42}{'value':>8}   other  difference [95%]"]
-        lines += [
-            f"{'':<24}{pair.name:<18}{pair.ours:8.3f}{pair.theirs:8.3f}  {pair.ours - pair.theirs:+.3f} "
-            f"[{pair.low:+.3f} to {pair.high:+.3f}]"
-            for pair in evaluation.differences
-        ]
+        lines += [f"{'':<24}{pair.name:<18}{pair.ours:8.3f}{pair.theirs:8.3f}  {pair.ours - pair.theirs:+.3f} "
+                  f"[{pair.low:+.3f} to {pair.high:+.3f}]" for pair in evaluation.differences]  # fmt: skip
     for count, reason in (
         (evaluation.failed, "failed: each counts as without any value"),
         (evaluation.unlabelled, "without labels: left out"),

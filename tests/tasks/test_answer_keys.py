@@ -33,8 +33,7 @@ DOCUMENTS = {"extraction": [test_extraction.document(i, f"title {i} " * (i + 1))
 SMALL = {"max_value_tokens": 9, "max_new_tokens": 14, "stacked_documents": 2, "mask_tokens": 3}
 OTHERS = ("pasta", "apar_medusa")  # the program of the latter is that of apar
 PROGRAMS = [
-    *((extraction, name) for name in METHODS["extraction"]),
-    *((question_answering, name) for name in METHODS["question_answering"]),
+    *((task, name) for task in (extraction, question_answering) for name in METHODS[task.__name__.split(".")[-1]]),
     *((import_module(REGISTRY[n].text_method.partition(":")[0]), n) for n in METHODS["generation"] if n not in OTHERS),
     (import_module("raypd.decoding.methods.pasta"), "Interpreter"),
 ]

@@ -42,14 +42,10 @@ class Span:
         """Whether its queries are its last keys, and each sees all keys up to itself: text that is read in order."""
         positions, segments, steps = self.keys
         segment = segments[0]
-        return bool(
-            segment != NO_TOKEN
-            and self.reach[segment, segment] == Reach.CAUSAL
-            and (segments == segment).all()
-            and (np.diff(positions) > 0).all()
-            and (np.diff(steps) >= 0).all()
-            and np.array_equal(self.queries, self.keys[:, -self.size :])
-        )
+        if segment == NO_TOKEN or self.reach[segment, segment] != Reach.CAUSAL or (segments != segment).any():
+            return False
+        in_order = (np.diff(positions) > 0).all() and (np.diff(steps) >= 0).all()
+        return bool(in_order and np.array_equal(self.queries, self.keys[:, -self.size :]))
 
     def felt(self, window: int | None) -> int | None:
         """A layer's window, or None where all keys there are do not fill it."""

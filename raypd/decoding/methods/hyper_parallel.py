@@ -72,10 +72,8 @@ def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values:
         if not live or k == k_max:
             break
         predictions = yield Feed(
-            [values[n].tokens[-1] for n in live],
-            [ends[n] + k for n in live],
-            segments=[n + 1 for n in live] if isolate_values else None,
-            sample_at=range(len(live)),
+            [values[n].tokens[-1] for n in live], [ends[n] + k for n in live],
+            segments=[n + 1 for n in live] if isolate_values else None, sample_at=range(len(live)),
             allowed_token_ids=[grammars[n].allowed(states[n], k_max - k) for n in live],
-        )
+        )  # fmt: skip
     return values
