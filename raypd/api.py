@@ -335,10 +335,9 @@ def _config(
     else:
         digest, columns, batches = paths if isinstance(paths, str) else json.dumps(paths), None, tuple
     tree: dict[str, Any] = {
-        "input": {"path": "-", **_columns(columns, kind, text)},
-        "output": {"path": "-"},
+        "input": {"path": "-", **_columns(columns, kind, text)}, "output": {"path": "-"},
         "task": {"kind": kind, **(task_of(schema) if kind == "extraction" else {})},
-    }
+    }  # fmt: skip
     if kind == "extraction" and isinstance(paths, str):
         look_for_columns(paths, tree, _overrides(settings), say)
     config = make_config(tree, _overrides(settings))

@@ -59,11 +59,9 @@ Judge = Annotated[
 ]
 Reference = Annotated[
     Literal["auto", "document", "guided"],
-    Option(
-        help="What answers are compared with: those that the model writes by itself (document), or with the keys given "
-        "and the values in turn (guided); auto: by itself, unless too much of it is broken"
-    ),
-]
+    Option(help="What answers are compared with: those that the model writes by itself (document), or with the keys "
+                "given and the values in turn (guided); auto: by itself, unless too much of it is broken"),
+]  # fmt: skip
 OfCategory = Annotated[str | None, Option("--category", help="Of the documents; what they are called, if of none")]
 
 # ------------------------------------------------------------------------------------------------------ report, status

@@ -33,11 +33,8 @@ class CudaLayer(Layer):
         attention, mlp = source.self_attn, source.mlp
         linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-        return (
-            {type(linear) for linear in linears} in ({torch.nn.Linear}, {Fp8Linear})
-            and attention.head_dim == power_of_two(attention.head_dim)
-            and mlp.config.hidden_act == "silu"
-        )
+        plain = attention.head_dim == power_of_two(attention.head_dim) and mlp.config.hidden_act == "silu"
+        return plain and {type(linear) for linear in linears} in ({torch.nn.Linear}, {Fp8Linear})
 
     def build(self, attention: Any, mlp: Any) -> None:
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]

@@ -18,6 +18,7 @@ from raypd.decoding.kv_cache import KVCache
 
 _WORK = 220e9  # tokens times weights of a layer: more keep an H100 busy for longer than the host needs to start kernels
 _LEAST_ROWS = 64  # of results that are merged: fewer graphs
+_MOST_ROWS = 2048  # of logits, which are held twice: 1.2 GB of a vocabulary of 152,000
 _MOST_GRAPHS = 256  # each takes memory of the driver; passes of other sizes go without
 
 # Tokens, predictions, words of a set of segments, rows of results that are merged and tokens that have them, and for
@@ -48,7 +49,7 @@ class Graphs:
         self.spare = cache.alloc(1)
         self.generation = -1  # of the cache: where it has moved, graphs read what is no longer there
         self.keys = torch.empty(0)  # of a pass, in whatever graph: [slots, 3], as in `KernelPlan`
-        self.out: torch.Tensor | None = None  # logits of a pass, in whatever graph: [most, vocabulary]
+        self.out: torch.Tensor | None = None  # logits of a pass, in whatever graph: [rows, vocabulary]
         self.graphs: dict[Size, _Graph] = {}
         self.sizes: set[Size] = set()  # that have come: a graph is made when one comes again
         self.failed = False
@@ -61,7 +62,7 @@ class Graphs:
         """[kept, vocabulary] of tokens and positions [tokens]. None where the pass has to go without a graph: it is the
         first of its size, large, predicts nothing, a window hides keys, there are many graphs, or a capture failed."""
         windowed = any(span.felt(self.window) is not None for group in step.groups for span in group.spans)
-        large = max(len(ids), len(step.kept)) > self.most
+        large = len(ids) > self.most or len(step.kept) > _MOST_ROWS
         if self.failed or windowed or large or not len(step.kept) or not self.cache.keys:
             return None
         if self.generation != self.cache.generation:
@@ -96,7 +97,7 @@ class Graphs:
         """A graph's pass. It keeps no result of its own, so that the next graph's can lie in the same memory."""
         logits = self.forward(graph.ids, graph.positions, graph.step)
         if self.out is None:
-            self.out = logits.new_empty(self.most, logits.shape[1])
+            self.out = logits.new_empty(min(self.most, _MOST_ROWS), logits.shape[1])
         self.out[: len(logits)] = logits
 
 

@@ -24,10 +24,9 @@ _UNREACHABLE = ("EndpointConnectionError", "ConnectionClosedError", "SSLError", 
 _ADVICE = {
     "NoCredentialsError": ": set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, storage.profile, an instance's role, or "
     "storage.anonymous=true for a public bucket",
-    "ProfileNotFound": "; it is storage.profile or AWS_PROFILE",
-    "NoRegionError": "; set storage.region",
+    "ProfileNotFound": "; it is storage.profile or AWS_PROFILE", "NoRegionError": "; set storage.region",
     "InvalidRegionError": "; set storage.region",
-}
+}  # fmt: skip
 # What the SDK finds wrong with the settings or the name before it asks anybody.
 _BEFORE = (
     "NoCredentialsError", "PartialCredentialsError", "NoRegionError", "InvalidRegionError", "ParamValidationError",

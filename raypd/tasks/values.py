@@ -234,6 +234,9 @@ def find_span(text: str, value: str) -> tuple[int, int, bool] | None:
         return None
     if (begin := _place(text, value)) is not None:
         return begin, begin + len(value), True
+    folded = text.casefold()
+    if any(word.casefold() not in folded for word in value.split()):
+        return None  # a pattern of each value would take longer than the rest of a record
     body = r"\s+".join(map(re.escape, value.split()))
     for pattern in (rf"(?<!\w){body}(?!\w)", body):
         if match := re.search(pattern, text, re.IGNORECASE):
@@ -242,7 +245,7 @@ def find_span(text: str, value: str) -> tuple[int, int, bool] | None:
 
 
 def _place(text: str, value: str) -> int | None:
-    """Where a value is written; most are, and a pattern of each would take longer than the rest of a record."""
+    """Where a value is written, as most are."""
     first = begin = text.find(value)
     while begin >= 0:
         end = begin + len(value)

@@ -30,13 +30,15 @@ def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sca
     """[heads, tokens, head_dim] by torch's kernels: a call for the instruction, one for all examples as padded rows."""
     repeat, shared = q.shape[0] // k.shape[0], layout.shared
     k, v = k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
-    index, is_token, visible = layout.padded
-    q_own, k_own, v_own = (x[:, index].transpose(0, 1) for x in (q, k, v))  # [examples, heads, longest, head_dim]
+    index, tokens, visible = layout.padded
+    rows = len(visible), visible.shape[2]
+    # [examples, heads, longest, head_dim]; `index_select` goes back by one kernel, an index in brackets by sorting
+    q_own, k_own, v_own = (x.index_select(1, index).unflatten(1, rows).transpose(0, 1) for x in (q, k, v))
     q0, k0, v0 = (x[None, :, :shared] for x in (q, k, v))
-    keys = torch.cat([k0.expand(len(is_token), -1, -1, -1), k_own], dim=2)
-    values = torch.cat([v0.expand(len(is_token), -1, -1, -1), v_own], dim=2)
+    keys = torch.cat([k0.expand(len(visible), -1, -1, -1), k_own], dim=2)
+    values = torch.cat([v0.expand(len(visible), -1, -1, -1), v_own], dim=2)
     out = scaled_dot_product_attention(q_own, keys, values, attn_mask=visible, scale=scale)
-    out = out.transpose(0, 1)[:, is_token]  # [heads, own tokens, head_dim]
+    out = out.transpose(0, 1).flatten(1, 2).index_select(1, tokens)  # [heads, own tokens, head_dim]
     if not shared:
         return out
     return torch.cat([scaled_dot_product_attention(q0, k0, v0, is_causal=True, scale=scale)[0], out], dim=1)

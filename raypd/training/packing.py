@@ -30,8 +30,8 @@ class Layout:
     @cached_property
     def padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The examples as rows of one length, for kernels that take all of them at once. Index of each own token in the
-        pass, [examples, longest], 0 where padded; which places are own tokens, bool, the same shape; the visibility,
-        bool [examples, 1, longest, shared + longest]."""
+        pass, [examples * longest], 0 where padded; which places are own tokens, [own tokens]; the visibility, bool
+        [examples, 1, longest, shared + longest]."""
         device, longest = self.visible[0].device, max(self.lengths)
         place, lengths = torch.arange(longest, device=device), torch.tensor(self.lengths, device=device)
         is_token = place < lengths[:, None]
@@ -40,7 +40,8 @@ class Layout:
         visible[..., 0] = True  # a padded row sees something: softmax over nothing is NaN
         for row, mask in zip(visible, self.visible, strict=True):
             row[0, : mask.shape[0], : mask.shape[1]] = mask
-        return (first[:, None] + place).where(is_token, 0), is_token, visible
+        index = (first[:, None] + place).where(is_token, 0).flatten()
+        return index, is_token.flatten().nonzero()[:, 0], visible
 
 
 def batches(examples: Sequence[Example], most_examples: int, most_tokens: int, seed: int) -> Iterator[list[Example]]:
