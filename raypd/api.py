@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from raypd import storage
 from raypd.config import TEXT_FILES, ModelConfig, RunConfig
+from raypd.config.data import EXCEL
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
 from raypd.dataset.look import look_for_columns
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from raypd.tasks.base import Record
     from raypd.verify.verification import Verification
 
-_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst")  # ends of data's names
+_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", *EXCEL)
 _WHOLE = "_SUCCESS"  # beside the files of a table that was written whole
 Settings = Mapping[str, Any] | None  # other keys of the configuration, dotted
 Columns = str | Sequence[str] | None

@@ -21,7 +21,7 @@ TOKEN_FIELDS = ("categories", "open_categories", "lost_categories")  # of Worker
 
 class Book:
     """What a session's bill is made of; goes on from `last`, its last form. Safe in threads. config: of the run; None:
-    what servers took for tokens stays as it is on `last`, and no watts are given."""
+    what servers took for tokens stays as it is on `last`."""
 
     def __init__(self, last: Bill, config: RunConfig | None = None) -> None:
         self.last, self._cost = last, config.cost if config is not None else CostConfig()
@@ -106,7 +106,7 @@ class Book:
                 categories=billing.shared_out(charges.total, added(by_category)),
                 methods=billing.shared_out(charges.total, added(by_method)),
                 workers=[self._worker(worker, until) for worker in workers],
-                energy=energy.of(workers, self._cost.watts_per_gpu, self._cost.co2e_grams_per_kwh),
+                kwh=energy.kwh(workers),
             )  # fmt: skip
             return self.last
 
@@ -184,7 +184,7 @@ def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
         if not bill.final:  # who asks has ended: this session has died, and its open units are lost
             book = Book(bill)
             book.close(bill.until)
-            bill = replace(book.bill(bill.until), energy=bill.energy)
+            bill = replace(book.bill(bill.until), kwh=bill.kwh)
         if reconcile(bill, by_session[bill.session]):
             write(output, bill)
         settled.append(bill)
@@ -198,14 +198,13 @@ def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | Non
     usd = round(sum(bill.usd for bill in bills), 6)
     if documents is None:
         documents = sum(bill.totals.get("documents", 0) for bill in bills)
-    energies = [[e for bill in bills if (e := getattr(bill.energy, name)) is not None] for name in ("kwh", "co2e_kg")]
-    kwh, co2e_kg = (round(sum(known), 6) if known else None for known in energies)
+    measured = [bill.kwh for bill in bills if bill.kwh is not None]
     return RunCost(
         usd=usd, usd_per_1000_documents=round(1000 * usd / documents, 6) if documents else None,
         parts={name: round(sum(bill.parts.get(name, 0) for bill in bills), 6) for name in billing.PARTS},
         seconds={name: round(sum(bill.seconds.get(name, 0) for bill in bills), 3) for name in billing.PARTS},
-        sessions=len(bills), documents=documents, kwh=kwh,
-        cards=energy.together(worker.cards for bill in bills for worker in bill.workers), co2e_kg=co2e_kg,
+        sessions=len(bills), documents=documents, kwh=round(sum(measured), 6) if measured else None,
+        cards=energy.together(worker.cards for bill in bills for worker in bill.workers),
         prices=sorted({node.price_source for bill in bills for node in bill.nodes}),
         notes=sorted({note for bill in bills for note in bill.notes}),
     )  # fmt: skip

@@ -1,11 +1,11 @@
-"""What a run's GPUs took and did, and they alone: by NVIDIA's NVML, the energy else by watts that you give."""
+"""What a run's GPUs took and did, and they alone: by NVIDIA's NVML."""
 
 import os
 from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
-from raypd.run.records import CardUse, Energy, WorkerTime
+from raypd.run.records import CardUse, WorkerTime
 
 _JOULES_PER_KWH = 3.6e6
 _GIVEN_UP = (15, 16)  # NVML's numbers for a GPU that is lost, and for one that has to be reset
@@ -79,20 +79,8 @@ def _open(gpus: float) -> tuple[Any, list[Any], Exception | None]:
         return None, [], error
 
 
-def of(reports: Iterable[WorkerTime], watts_per_gpu: float | None, co2e_grams_per_kwh: float | None) -> Energy:
-    """The energy of workers; unknown where a GPU was neither measured nor given watts."""
-    joules, sources = 0.0, set()
-    for report in reports:
-        if report.joules is not None:
-            joules += report.joules
-            sources.add("NVML")
-        elif report.gpus and watts_per_gpu is not None:
-            joules += report.gpus * watts_per_gpu * report.seconds.total()
-            sources.add("cost.watts_per_gpu")
-        elif report.gpus:
-            sources.add("unknown")
-    if not sources or "unknown" in sources:
-        return Energy()
-    kwh = joules / _JOULES_PER_KWH
-    co2e = None if co2e_grams_per_kwh is None else round(kwh * co2e_grams_per_kwh / 1000, 6)
-    return Energy(round(kwh, 6), co2e, " and ".join(sorted(sources)))
+def kwh(reports: Iterable[WorkerTime]) -> float | None:
+    """Of all workers' GPUs; None where there is none, or one was not measured."""
+    joules = [report.joules for report in reports if report.gpus or report.joules is not None]
+    measured = [counted for counted in joules if counted is not None]
+    return round(sum(measured) / _JOULES_PER_KWH, 6) if measured and len(measured) == len(joules) else None

@@ -111,11 +111,10 @@ def generate(
 @app.command()
 def nightly(
     config: Annotated[str, Argument(help="YAML of the nightly run; its output.path is the folder of all nights")],
-    overrides: o.Overrides = None,
-    full: Annotated[bool, Option("--full", help="Extract every document anew")] = False,
+    overrides: o.Overrides = None, full: Annotated[bool, Option("--full", help="Extract every document anew")] = False,
     retry_errors: Annotated[bool, Option("--retry-errors", help="Also try what failed before again")] = False,
     verbose: o.Verbose = False,
-) -> None:
+) -> None:  # fmt: skip
     """Bring a table up to tonight's input.
 
     Extracts only what is new or changed since the last good night. The same command goes on where a night was cut
@@ -288,12 +287,11 @@ def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, t
 
 @app.command()
 def review(
-    run: o.Run,
-    overrides: o.Overrides = None,
+    run: o.Run, overrides: o.Overrides = None,
     documents: Annotated[int, Option("--documents", min=1, help="How many, half of them the least sure")] = 40,
     apply: Annotated[str | None, Option("--apply", metavar="FILE", help="The corrected CSV")] = None,
     output: Annotated[str | None, Option("--output", "-o", help="Where labels go; none: into the run")] = None,
-) -> None:
+) -> None:  # fmt: skip
     """Look at the least sure values, correct them, and make labels of that.
 
     Writes a page with a box for each value, and the same as CSV; --apply FILE makes labels of what was corrected,
@@ -338,12 +336,11 @@ def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
 @_schema_app.command("suggest")
 def schema_suggest(
     data: Annotated[str, Argument(help="The data: a file that a run reads, a folder or a glob")],
-    overrides: o.Overrides = None,
-    category: o.OfCategory = None,
+    overrides: o.Overrides = None, category: o.OfCategory = None,
     sample: Annotated[int, Option("--sample", min=1, help="Documents that the model is asked about")] = 32,
     output: Annotated[str | None, Option("--output", "-o", help="File for it; none: stdout")] = None,
     force: Annotated[bool, Option("--force", help="Write over a file that is there")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Propose attributes that documents have, as YAML to edit for task.categories_file. Runs in this process."""
     from raypd.estimation import suggest
 

@@ -63,8 +63,7 @@ def _cost_lines(cost: RunCost | None) -> list[str]:
     parts = [f"{name} {usd(part)} ({share(part, cost.usd)})" for name, part in largest if part]
     lines = [f"cost:   {usd(cost.usd)}{per_1000}{sessions}", f"        {', '.join(parts)}"]
     if cost.kwh is not None:
-        co2e = f", {number(cost.co2e_kg)} kg CO2e" if cost.co2e_kg is not None else ""
-        lines.append(f"energy: {number(cost.kwh)} kWh of the GPUs{co2e}")
+        lines.append(f"energy: {number(cost.kwh)} kWh of the GPUs")
     if cost.cards is not None:
         lines.append(f"use:    {cost.cards}")
     return lines

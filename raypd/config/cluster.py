@@ -79,9 +79,6 @@ class CostConfig(Section, use_attribute_docstrings=True):
     market: Literal["on-demand", "spot"] | None = None
     """Of nodes that do not tell theirs; null: on-demand"""
     bill_head: bool = Field(True, description="Whether the head node, where no worker runs, is on the bill")
-    watts_per_gpu: float | None = Field(None, gt=0)
-    """Power of a GPU in use, where NVIDIA's library does not measure it; null: no energy"""
-    co2e_grams_per_kwh: float | None = Field(None, ge=0, description="Of your electricity; null: no CO2e figure")
 
 
 def deadline_at(given: str, now: float) -> float:

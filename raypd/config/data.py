@@ -14,7 +14,9 @@ TEXT_FILES = {
     ".txt": "text", ".text": "text", ".md": "text", ".markdown": "text", ".html": "html", ".htm": "html", ".pdf": "pdf",
 }  # fmt: skip
 # What a format reads, where it is by the ends of names: input.format -> end -> what reads it.
-ENDINGS = {"files": TEXT_FILES, "json": {".json": "json"}}
+EXCEL = (".xlsx", ".xlsm", ".xls", ".ods")
+ENDINGS = {"files": TEXT_FILES, "json": {".json": "json"}, "excel": dict.fromkeys(EXCEL, "excel")}
+WHOLE = ("json", "excel")  # formats whose files each unit reads whole
 
 TABLES = ("delta", "iceberg")
 
@@ -32,10 +34,12 @@ class InputConfig(Section, use_attribute_docstrings=True):
 
     path: Annotated[str | list[str], AfterValidator(check_secrets)]
     """File, folder or glob, local, s3://, gs:// or az:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet,
-    .arrow; or .json; or .txt, .md, .html, .pdf"""
-    format: Literal["auto", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "files", "delta", "iceberg"] = "auto"
-    """auto: by the file's name; json: each .json is an object or an array of them; files: each .txt, .md, .html or .pdf
-    is a document, with columns id (its name) and text; delta, iceberg: the path is such a table's folder"""
+    .arrow; or .json; or .xlsx, .xls, .ods; or .txt, .md, .html, .pdf"""
+    format: Literal["auto", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "excel", "files", "delta", "iceberg"] = (
+        "auto"
+    )
+    """auto: by its name; json: each .json is an object or an array; excel: the first sheet of a workbook; files: each
+    .txt, .md, .html or .pdf is a document, with columns id (its name) and text; delta, iceberg: path is its folder"""
     reader: str | None = Field(None, pattern=r"^[\w.]+:[\w.]+$")
     """module:function of your own that reads each file: called with its name and its bytes (a binary file), it yields a
     dict a document"""

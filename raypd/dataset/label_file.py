@@ -1,14 +1,16 @@
-"""A small file of labels: JSON lines or a CSV, with the documents or by their ids alone."""
+"""A small file of labels: JSON lines, a CSV or a workbook, with the documents or by their ids alone."""
 
 import json
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from raypd import storage
+from raypd.config.data import EXCEL
 from raypd.dataset import delimited
+from raypd.dataset.whole_files import sheet_rows
 from raypd.errors import InputError, raised_as
 
-ENDINGS = (".jsonl", ".csv", ".tsv")
+ENDINGS = (".jsonl", ".csv", ".tsv", *EXCEL)
 
 
 def label_rows(path: str, id_column: str | None) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -36,7 +38,12 @@ def _rows(path: str) -> Iterator[tuple[int, str, Any]]:
             yield record.line, f"{name}:{record.offset}", cells
         return
     with raised_as(InputError, f"{path}: cannot be read"):
-        lines = storage.read(root).split(b"\n")
+        data = storage.read(root)
+    if path.lower().endswith(EXCEL):
+        for number, fields in enumerate(sheet_rows(data)):
+            yield number + 2, f"{name}:{number}", fields
+        return
+    lines = data.split(b"\n")
     for number, line in enumerate(lines, 1):
         with raised_as(InputError, f"{path}:{number}: not JSON", ValueError, RecursionError):
             row = json.loads(line.decode("utf-8-sig")) if line.strip() else None

@@ -122,7 +122,7 @@ def _format(name: str, setting: str) -> tuple[str | None, str | None]:
 
 
 def _reads(setting: str) -> str:
-    kind = "a document" if setting == "files" else "an object or an array of them"
+    kind = {"files": "a document", "excel": "a table, its first sheet"}.get(setting, "an object or an array of them")
     return f"input.format={setting} takes each file ({', '.join(ENDINGS[setting])}) as {kind}"
 
 

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd import storage
-from raypd.config.data import ENDINGS, InputConfig
+from raypd.config.data import ENDINGS, WHOLE, InputConfig
 from raypd.config.load import make_config
 from raypd.dataset import delimited, tables
-from raypd.dataset.json_files import json_values
 from raypd.dataset.jsonl import BOM, line_limit, lines, open_lines
 from raypd.dataset.listing import InputObject, objects, partition_keys
 from raypd.dataset.reader import arrow_batches
+from raypd.dataset.whole_files import whole_rows
 from raypd.errors import InputError
 from raypd.run.text import Say
 from raypd.run.unit import Part
@@ -125,9 +125,9 @@ def _rows(item: InputObject, source: InputConfig) -> Iterator[dict[str, Any]]:
         names, records = delimited.whole(Part(**item._asdict(), version=storage.version(item.path)), source)
         yield dict.fromkeys(names)
         yield from (dict(zip(names, record.fields, strict=False)) for record in records)
-    elif item.format == "json":
+    elif item.format in WHOLE:
         part = Part(**item._asdict(), version=storage.version(item.path))
-        yield from (row if isinstance(row, dict) else {} for row in json_values(part, source))
+        yield from (row if isinstance(row, dict) else {} for row in whole_rows(part))
     else:
         with storage.open_file(item.path) as file:
             parquet = partial(pq.ParquetFile, buffer_size=1 << 20, pre_buffer=False)  # it reads no whole row group then

@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config import InputConfig, RunConfig
+from raypd.config.data import WHOLE
 from raypd.config.schema import imported
 from raypd.dataset import delimited
-from raypd.dataset.json_files import json_values
 from raypd.dataset.jsonl import BOM, Line, line_limit, lines, lines_of_range, open_lines
 from raypd.dataset.listing import partition_keys
 from raypd.dataset.text_files import COLUMNS, byte_limit, text_of_file
+from raypd.dataset.whole_files import whole_rows
 from raypd.errors import InputError, in_words
 from raypd.run.text import counted
 from raypd.run.unit import Part, Unit
@@ -55,7 +56,7 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     of_path = {key: value for key, value in partition_keys(part.name).items() if key in needed}
     try:
         rows_of = {"parquet": _parquet_rows, "arrow": _arrow_rows, "jsonl": _jsonl_lines}
-        rows_of |= dict.fromkeys(delimited.DELIMITERS, _records) | dict.fromkeys(("reader", "json"), _rows_of_reader)
+        rows_of |= dict.fromkeys(delimited.DELIMITERS, _records) | dict.fromkeys(("reader", *WHOLE), _rows_of_reader)
         rows = rows_of.get(part.format, _whole_file)(part, source, needed)
         for number, (place, where, fields) in enumerate(rows, row):
             name, default_id = (f"{part.name}, {where}", f"{part.name}:{place}") if where else (part.name, part.name)
@@ -264,9 +265,9 @@ def arrow_batches(file: Any) -> pa.RecordBatchReader:
 
 
 def custom_rows(part: Part, source: InputConfig) -> Iterator[Any]:
-    """What `input.reader` gives for a file, or JSON. Raises InputError where it fails, OSError, ConfigError."""
-    if part.format == "json":
-        yield from json_values(part, source)
+    """What `input.reader` gives for a file, or `whole_rows`. Raises InputError where it fails, OSError, ConfigError."""
+    if part.format in WHOLE:
+        yield from whole_rows(part)
         return
     read = imported("input.reader", str(source.reader))
     with storage.open_read(part.path, version=part.version) as file:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config import RunConfig
+from raypd.config.data import WHOLE
 from raypd.dataset import delimited
 from raypd.dataset.jsonl import BOM, Line, line_limit, lines, open_lines
 from raypd.dataset.listing import InputObject, partition_keys
@@ -133,8 +134,8 @@ def _cut(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
         return (_plain if part.compression is None else _compressed)(part, config)
     if part.format in delimited.DELIMITERS:
         return _delimited(part, config)
-    look = {"parquet": _parquet, "arrow": _arrow, "reader": _of_reader, "json": _of_reader}.get(part.format, _whole)
-    groups, columns = look(part, config)
+    looks = {"parquet": _parquet, "arrow": _arrow} | dict.fromkeys(("reader", *WHOLE), _of_reader)
+    groups, columns = looks.get(part.format, _whole)(part, config)
     bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
     return _of_rows(part, bounds, sum(rows for rows, _ in groups)), columns
 
@@ -168,7 +169,7 @@ def _of_reader(part: Part, config: RunConfig) -> tuple[Groups, SeenColumns]:
             names |= dict.fromkeys(fields)
             columns.lines, columns.objects = columns.lines + 1, columns.objects + isinstance(row, Mapping)
         sizes.append((1, sum(len(value) for value in fields.values() if isinstance(value, str))))
-    columns.names, columns.schema = [*names], bool(names) and part.format == "reader"
+    columns.names, columns.schema = [*names], bool(names) and part.format != "json"
     return sizes, columns
 
 

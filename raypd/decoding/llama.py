@@ -100,13 +100,9 @@ class NativeLayer(Layer):
         attention, mlp = source.self_attn, source.mlp
         inputs = [attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj]
         kinds = {type(linear) for linear in (*inputs, attention.o_proj, mlp.down_proj)}
-        return (
-            (kinds == {Int8Linear} or (kinds == {torch.nn.Linear} and all(has_pairs(x.weight) for x in inputs)))
-            and has_pairs(source.input_layernorm.weight)
-            and attention.head_dim % 32 == 0
-            and mlp.config.hidden_act == "silu"
-            and mlp.config.hidden_size % 16 == mlp.config.intermediate_size % 16 == 0
-        )
+        paired = kinds == {Int8Linear} or (kinds == {torch.nn.Linear} and all(has_pairs(x.weight) for x in inputs))
+        fit = attention.head_dim % 32 == mlp.config.hidden_size % 16 == mlp.config.intermediate_size % 16 == 0
+        return paired and has_pairs(source.input_layernorm.weight) and fit and mlp.config.hidden_act == "silu"
 
     def build(self, attention: Any, mlp: Any) -> None:
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]

@@ -39,12 +39,9 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estima
         {name: bootstrap.ratio([unit.counts.get(name, 0) for unit in units], documents, rng) for name in TOKENS},
     )  # fmt: skip
     notes = [f"it is taken that documents are as those of {run}"]
-    changed = [
-        f"{section}.{key}"
-        for section, current in config.model_dump(mode="json", include={"task", "model", "decoding", "engine"}).items()
-        for key, value in current.items()
-        if earlier_config.get(section, {}).get(key, value) != value
-    ]
+    current = config.model_dump(mode="json", include={"task", "model", "decoding", "engine"})
+    changed = [f"{section}.{key}" for section, keys in current.items() for key, value in keys.items()
+               if earlier_config.get(section, {}).get(key, value) != value]  # fmt: skip
     if changed:
         notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
     total = bootstrap.exact(options.documents) if options.documents else sampling.scan(config).documents

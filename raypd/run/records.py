@@ -250,15 +250,6 @@ class WorkerTime:
 
 
 @dataclass
-class Energy:
-    """Of the GPUs; None where one was neither measured nor given watts."""
-
-    kwh: float | None = None
-    co2e_kg: float | None = None
-    source: str | None = None
-
-
-@dataclass
 class Bill:
     """ledger/<session>.json: the bill of a session as it stands at `until`."""
 
@@ -277,7 +268,7 @@ class Bill:
     methods: dict[str, Counts] = field(default_factory=dict)  # the same
     workers: list[WorkerTime] = field(default_factory=list)
     series: list[list[float]] = field(default_factory=list)  # time, usd, documents, failed, decode tokens
-    energy: Energy = field(default_factory=Energy)
+    kwh: float | None = None  # of the GPUs; None where one was not measured
     totals: dict[str, int] = field(default_factory=dict)  # documents, ok, failed, tokens by kind
     shares: list[tuple[float, int]] = field(default_factory=list)  # (from when on, runs on the cluster)
     notes: list[str] = field(default_factory=list)
@@ -297,7 +288,6 @@ class RunCost:
     sessions: int = 1
     documents: int = 0
     kwh: float | None = None
-    co2e_kg: float | None = None
     cards: CardUse | None = None
     prices: list[str] = field(default_factory=list)  # where they are from
     notes: list[str] = field(default_factory=list)
@@ -389,14 +379,10 @@ class Figure:
         """Whether a value lies in the interval; None without one."""
         return None if self.low is None or self.high is None else self.low <= value <= self.high
 
-    def times(self, factor: float) -> "Figure":
-        """The quantity in another unit."""
-        low, high = (None if end is None else end * factor for end in (self.low, self.high))
-        return Figure(self.value * factor, low, high)
-
-    def plus(self, amount: float) -> "Figure":
-        low, high = (None if end is None else end + amount for end in (self.low, self.high))
-        return Figure(self.value + amount, low, high)
+    def times(self, factor: float, plus: float = 0.0) -> "Figure":
+        """The quantity in another unit, and more."""
+        low, high = (None if end is None else end * factor + plus for end in (self.low, self.high))
+        return Figure(self.value * factor + plus, low, high)
 
 
 @dataclass(kw_only=True)

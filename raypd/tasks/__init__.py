@@ -11,11 +11,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # By kind, and imported when one is built: they bring torch. The columns of their rows are in `columns.SHAPES`.
-TASKS = {
-    "extraction": "raypd.tasks.extraction:ExtractionTask",
-    "question_answering": "raypd.tasks.question_answering:QuestionAnsweringTask",
-    "generation": "raypd.tasks.generation:GenerationTask",
-}
+_CLASSES = {"extraction": "Extraction", "question_answering": "QuestionAnswering", "generation": "Generation"}
+TASKS = {kind: f"raypd.tasks.{kind}:{name}Task" for kind, name in _CLASSES.items()}
 
 
 def build_task(

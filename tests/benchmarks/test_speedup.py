@@ -11,7 +11,6 @@ from benchmarks import gpu, speedup
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
-from raypd.run import manifest
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from tests.decoding.drivers import steered
@@ -75,32 +74,6 @@ def test_what_is_not_compared_is_printed(tmp_path):
                 "1 of those in both were cut in the baseline (finish_reason length)", "2 documents failed in the run",
                 "1 document failed in the baseline"}  # fmt: skip
     assert expected <= {line.strip() for line in text.splitlines()}
-
-
-def test_runs_that_cannot_be_compared(tmp_path):
-    rows = [("a", 0, 0, 20, 10)]
-    ar = run_of(tmp_path / "ar", "autoregressive", [("a", 0, 0, 20, None)])
-    pasta = run_of(tmp_path / "pasta", "pasta", rows)
-    space = run_of(tmp_path / "space", "space", [("a", 0, 0, 20, None)])
-    other = run_of(tmp_path / "other", "autoregressive", [("b", 0, 0, 20, None)])
-    failed = run_of(tmp_path / "failed", "pasta", [], failed=("a",))
-    empty = run_of(tmp_path / "empty", "autoregressive", [])
-    twice = run_of(tmp_path / "twice", "pasta", [*rows, *rows])
-    extraction = tmp_path / "extraction"
-    manifest.claim(run_config(), str(extraction))
-    for run, baseline, words in (
-        (str(tmp_path / "none"), ar, "none: no run here"), (pasta, str(tmp_path / "none"), "none: no run here"),
-        (pasta, pasta, "pasta: its decoding.method is pasta; the baseline is a run of the same inputs with autoregr"),
-        (space, ar, "space: its decoding.method is space, whose counters have no longest_path; give a run of apar"),
-        (ar, ar, "ar: its decoding.method is autoregressive, whose counters have no longest_path"),
-        (pasta, other, "no document id in common"), (failed, ar, "failed: no answers here (1 document failed)"),
-        (pasta, empty, "empty: no answers here (0 documents failed)"),
-        (twice, ar, "twice: 'a' (sample 0, turn 0) stands there twice"),
-        (str(extraction), ar, "extraction: its task.kind is extraction; give a run of `raypd generate`"),
-        (pasta, str(extraction), "extraction: its task.kind is extraction"),
-    ):  # fmt: skip
-        code, text = printed(run, "--baseline", baseline)
-        assert (code, text[:7], words in text, len(text.splitlines())) == (1, "error: ", True, 1), (run, baseline, text)
 
 
 def test_a_baseline_on_s3(bucket, connected, tmp_path):

@@ -16,7 +16,7 @@ from raypd.billing.bill import apportion, make, shared_seconds
 from raypd.billing.book import Book
 from raypd.billing.meter import Meter, coarser, joined, zero
 from raypd.decoding.counts import TokenCounts
-from raypd.run.records import Bill, CardUse, Energy, NodeTime, Seconds, UnitSummary, WorkerTime, from_json
+from raypd.run.records import Bill, CardUse, NodeTime, Seconds, UnitSummary, WorkerTime, from_json
 from tests.runs import run_config
 
 NODE = NodeTime("n", 100.0, usd_per_hour=36.0, slots=1, price_source="test")
@@ -361,9 +361,7 @@ def test_without_nvml_nothing_is_known_of_the_use(monkeypatch, package) -> None:
 
 
 def test_kwh_of_a_run() -> None:
-    measured, given = report(1, decode=3600.0), report(1, decode=1800.0)
-    measured.joules, measured.gpus, given.gpus = 3.6e6, 1.0, 2.0
-    assert energy.of([measured], None, 400.0) == Energy(1.0, 0.4, "NVML")
-    assert energy.of([measured, given], 350.0, None) == Energy(1.35, None, "NVML and cost.watts_per_gpu")
-    assert energy.of([measured, given], None, 400.0) == Energy()
-    assert energy.of([report(1)], 350.0, 400.0) == Energy()  # no GPU at all
+    measured, unknown = report(1, decode=3600.0), report(1, decode=1800.0)
+    measured.joules, measured.gpus, unknown.gpus = 3.6e6, 1.0, 2.0
+    of_none = energy.kwh([report(1)])  # it has no GPU
+    assert (energy.kwh([measured]), energy.kwh([measured, unknown]), of_none) == (1.0, None, None)

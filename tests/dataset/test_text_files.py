@@ -1,14 +1,17 @@
 """Files that are a document each, what is wrong with them; Arrow files, and those a function of the user's reads."""
 
+import datetime
 import gzip
 import io
 import json
 
+import openpyxl
 import pyarrow as pa
 import pypdf
 import pytest
 from matplotlib.figure import Figure
 
+from raypd.dataset.label_file import label_rows
 from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, InputError
 from tests.runs import read_all
@@ -176,3 +179,25 @@ def test_json_that_is_no_lines(tmp_path, config) -> None:
     (tmp_path / "a.json").write_text('[{"id": 1}')
     with pytest.raises(InputError, match=r"a.json: not JSON: Expecting ',' delimiter: line 1 column 11"):
         plan(config(str(tmp_path / "a.json")))
+    (tmp_path / "a.json").write_text(json.dumps({"products": [one, two]}))
+    assert [(d.id, d.fields) for d in read_all(config(str(tmp_path / "a.json")))] == [("1", one), ("2", two)]
+
+
+def test_a_workbook_is_read_as_a_csv_of_its_first_sheet(tmp_path, config) -> None:
+    book = openpyxl.Workbook()
+    day, hour = datetime.date(2021, 9, 1), datetime.datetime(2021, 9, 1, 8, 30)
+    for row in (["id", "title", None, "more"], [7, 2001, "x", day], [None] * 4, [8.5, "b\nc", None, hour], [9, True]):
+        book.active.append(row)
+    book.create_sheet().append(["id", "title"])
+    book.save(tmp_path / "a.xlsx")
+    made = config(str(tmp_path / "a.xlsx"), unit_documents=2)
+    table = ("7", "2001", "2021-09-01"), ("8.5", "b\nc", "2021-09-01 08:30:00"), ("9", "true", None)
+    assert [tuple(document.fields.values()) for document in read_all(made)] == [*table]
+    assert [(unit.start, unit.rows) for unit in plan(made)] == [(0, 2), (2, 1)]
+    assert [row for *_, row in label_rows(str(tmp_path / "a.xlsx"), "id")][1]["title"] == "b\nc"
+    book.active["C1"] = "title"
+    book.save(tmp_path / "a.xlsx")
+    (tmp_path / "b.xlsx").write_bytes(b"PK")
+    for name, message in (("a", "a.xlsx: two columns are called 'title'"), ("b", "b.xlsx: no workbook that can be re")):
+        with pytest.raises(InputError, match=message):
+            plan(config(str(tmp_path / f"{name}.xlsx")))

@@ -98,8 +98,5 @@ def is_best(device: torch.device, dtype: torch.dtype) -> bool:
 def _takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether the kernel computes attention of these sizes: [tokens, heads, head_dim]."""
     sizes = key.shape[-1], value.shape[-1]
-    return (
-        query.dtype == key.dtype == value.dtype == torch.bfloat16
-        and all(size % 32 == 0 and size <= _MOST_DIM for size in sizes)
-        and query.shape[1] // key.shape[1] <= _MOST_REPEAT
-    )
+    fit = all(size % 32 == 0 and size <= _MOST_DIM for size in sizes) and query.shape[1] // key.shape[1] <= _MOST_REPEAT
+    return fit and query.dtype == key.dtype == value.dtype == torch.bfloat16
