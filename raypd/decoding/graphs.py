@@ -97,7 +97,7 @@ class Graphs:
         """A graph's pass. It keeps no result of its own, so that the next graph's can lie in the same memory."""
         logits = self.forward(graph.ids, graph.positions, graph.step)
         if self.out is None:
-            self.out = logits.new_empty(min(self.most, _MOST_ROWS), logits.shape[1])
+            self.out = logits.new_empty(rounded(min(self.most, _MOST_ROWS)), logits.shape[1])
         self.out[: len(logits)] = logits
 
 

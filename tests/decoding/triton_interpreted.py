@@ -232,6 +232,7 @@ def test_long_keys_are_split_in_graphs_too(monkeypatch):
     monkeypatch.setattr(plan, "_LEAST_PART", 16)
     monkeypatch.setattr(triton_kernel, "card", lambda _: ((8, 0), 20))
     monkeypatch.setattr(graphs, "_LEAST_ROWS", 4)
+    monkeypatch.setattr(graphs, "_MOST_ROWS", 3)  # a graph has 8 of logits at least
     model, prompts, replays = in_float64(pair("llama")[0]), prompts_of(3, 2, 30, plain=1), Replays(monkeypatch)
     engines = Engine(copy.deepcopy(model)), replays.engine(model)
     engines[1].graphs.pool, engines[1].graphs.stream = "a pool", "a stream"
