@@ -50,10 +50,9 @@ class Price:
 Table = dict[tuple[str, str, str], Price]
 
 _SOURCES = {
-    "price-list": "AWS price list",
-    "catalogue": "a public catalogue of AWS's price list, not before this date",
+    "price-list": "AWS price list", "catalogue": "a public catalogue of AWS's price list, not before this date",
     "as-us-east-1": "AWS price list of us-east-1, which this region shared wherever it was compared",
-}
+}  # fmt: skip
 
 
 def _csv(name: str) -> list[dict[str, str]]:

@@ -165,10 +165,9 @@ class EngineConfig(Section, use_attribute_docstrings=True):
     """vllm (extra `vllm`): vLLM decodes, token by token (decoding.method: autoregressive) or with its structured
     outputs (guided)"""
     max_num_seqs: int | Literal["auto"] = Field(
-        "auto",
-        description="b: most prompts in decoding at the same time; auto: as many as fill a pass and the cache has room "
-        f"for, at most {MOST_SEQS}",
-    )
+        "auto", description="b: most prompts in decoding at the same time; auto: as many as fill a pass and the cache "
+                            f"has room for, at most {MOST_SEQS}",
+    )  # fmt: skip
     max_num_batched_tokens: int | Literal["auto"] = "auto"
     """Most tokens of one forward pass; longer prompts go in chunks; auto: 8192 on a GPU, else 2048"""
     cache_tokens: int | None = Field(None, ge=256)

@@ -8,9 +8,8 @@ from pydantic import AfterValidator
 HIDDEN = "(hidden)"
 _KEYS = re.compile(
     r"(^|[_\-.])(password|passwd|passphrase|secret|secrets|credential|credentials|authorization|auth|private_key"
-    r"|api_?key|access_?key(_id)?|secret_?key|token)$",
-    re.IGNORECASE,
-)
+    r"|api_?key|access_?key(_id)?|secret_?key|token)$", re.IGNORECASE,
+)  # fmt: skip
 SIGNED = re.compile(  # a part of a URL that is as good as a password
     r"(?i)([?&](?:x-amz-[a-z-]+|sig|signature|token|access_token|key|api_?key|secret|password|awsaccesskeyid)=)[^&\s\"']+"
 )

@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # By kind, and imported when one is built: they bring torch. The columns of their rows are in `columns.SHAPES`.
-_CLASSES = {"extraction": "Extraction", "question_answering": "QuestionAnswering", "generation": "Generation"}
-TASKS = {kind: f"raypd.tasks.{kind}:{name}Task" for kind, name in _CLASSES.items()}
+TASKS = {
+    "extraction": "raypd.tasks.extraction:ExtractionTask",
+    "question_answering": "raypd.tasks.question_answering:QuestionAnsweringTask",
+    "generation": "raypd.tasks.generation:GenerationTask",
+}
 
 
 def build_task(
