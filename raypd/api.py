@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from raypd.tasks.base import Record
     from raypd.verify.verification import Verification
 
-_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", *EXCEL)
+_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", *EXCEL)  # ends of names
 _WHOLE = "_SUCCESS"  # beside the files of a table that was written whole
 Settings = Mapping[str, Any] | None  # other keys of the configuration, dotted
 Columns = str | Sequence[str] | None

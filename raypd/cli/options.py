@@ -27,7 +27,9 @@ RetryErrors = Annotated[bool, Option("--retry-errors", help="Try the failed docu
 AllErrors = Annotated[bool, Option("--all-errors", help="The same, also for what cannot be read in the input")]
 
 # ------------------------------------------------------------------------------------------------------------ evaluate
-Labels = Annotated[str, Argument(help="JSON lines of {id, target | questions | reference, scored?, accepted?}")]
+Labels = Annotated[
+    str, Argument(help="Ids and values (.csv, .xlsx), or JSON lines of {id, target | questions | reference}")
+]
 Against = Annotated[str | None, Option(metavar="RUN", help="Also the difference to this run, document by document")]
 LabelsColumn = Annotated[str, Option(help="What holds the labelled values, as training.labels_column")]
 Tolerance = Annotated[float, Option(min=0, help="Share by which a number may differ from a label that is one")]

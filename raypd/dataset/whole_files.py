@@ -1,7 +1,6 @@
 """Files that each unit reads whole: of JSON (an array of objects, an object, or several one behind the other), and
 workbooks, whose first sheet is read."""
 
-import datetime
 import io
 import json
 import re
@@ -59,9 +58,7 @@ def sheet_rows(data: bytes) -> Iterator[dict[str, str | None]]:
 
 
 def _text(cell: Any) -> str | None:
-    """A workbook has no whole numbers, and dates as times at midnight."""
-    if isinstance(cell, datetime.datetime) and cell.time() == datetime.time():
-        cell = cell.date()
+    """As text; a workbook has no whole numbers."""
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)
     return (str(cell).lower() if isinstance(cell, bool) else str(cell)) or None

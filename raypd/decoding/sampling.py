@@ -128,11 +128,11 @@ def _sample(logits: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
     picked = torch.empty(2, len(requests), dtype=torch.float64, device=logits.device)
     for (sampling, masked), members in groups.items():
         draws = [requests.draws[i] for i in members]
-        sets = [requests.allowed_token_ids[i] for i in members]
-        distinct = list({id(tokens): tokens for tokens in sets}.values())  # many ask in the same state of a grammar
-        place = {id(tokens): n for n, tokens in enumerate(distinct)}
         index: Any = slice(None)  # all requests, whose tokens are not limited
         if masked is not None or len(members) < len(requests):
+            sets = [requests.allowed_token_ids[i] for i in members]
+            distinct = list({id(tokens): tokens for tokens in sets}.values())  # many ask in the same state of a grammar
+            place = {id(tokens): n for n, tokens in enumerate(distinct)}
             index, which = to_device(np.array([members, [place[id(tokens)] for tokens in sets]]), logits.device)
         if masked is False:  # the allowed tokens alone are read
             table = to_device(_padded(distinct), logits.device)[which]  # [members, most allowed, 3], -1 pads

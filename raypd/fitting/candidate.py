@@ -113,6 +113,6 @@ def measure(context: FitContext, score: CandidateScore, run: str | None = None) 
         machine = result.machines[0]  # this one, or the cheapest that has its GPU
         bill, score.corpus_hours = machine.bills[0], machine.bills[0].hours
         if machine.usd_per_hour > 0 or server > 0:
-            score.usd_per_1000 = machine.usd_per_1000.times(1, 1000 * server)
-            score.corpus_usd = bill.usd.times(1, result.documents.value * server)
+            score.usd_per_1000 = machine.usd_per_1000.times(1, plus=1000 * server)
+            score.corpus_usd = bill.usd.times(1, plus=result.documents.value * server)
     return result.documents

@@ -42,7 +42,7 @@ def compare(run: RunReport, estimate: Estimate) -> BillComparison:
     if not bill.usd or not machine.usd_per_hour:
         return BillComparison("It is not compared with the bill: the machine had no price.")
     planned, price = estimate.documents, machine.usd_per_hour
-    usd = estimated.usd.times(1, planned.value * float((estimate.sample or {}).get("server_usd", 0.0)))
+    usd = estimated.usd.times(1, plus=planned.value * float((estimate.sample or {}).get("server_usd", 0.0)))
     each, billed = usd.times(1000 / planned.value), 1000 * bill.usd / documents
     rows = [["documents", *_row(planned, documents, text.count)]]
     nodes = text.counted(estimated.nodes, "node")

@@ -185,7 +185,7 @@ def test_json_that_is_no_lines(tmp_path, config) -> None:
 
 def test_a_workbook_is_read_as_a_csv_of_its_first_sheet(tmp_path, config) -> None:
     book = openpyxl.Workbook()
-    day, hour = datetime.date(2021, 9, 1), datetime.datetime(2021, 9, 1, 8, 30)
+    day, hour = datetime.datetime(2021, 9, 1), datetime.datetime(2021, 9, 1, 8, 30)
     for row in (["id", "title", None, "more"], [7, 2001, "x", day], [None] * 4, [8.5, "b\nc", None, hour], [9, True]):
         book.active.append(row)
     book.create_sheet().append(["id", "title"])

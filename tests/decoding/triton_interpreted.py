@@ -239,8 +239,10 @@ def test_long_keys_are_split_in_graphs_too(monkeypatch):
     answers = [tokens_in(engine.run(autoregressive(prompt, 4, never) for prompt in prompts)) for engine in engines]
     assert answers[0] == answers[1]
     assert any(graph.split_rows for graph in engines[1].graphs.graphs.values())
+    assert engines[1].graphs.sizes >= engines[1].graphs.graphs.keys()  # the first of a size goes without
     assert replays.pools == {("a pool", "a stream")}
-    assert engines[1].graphs.logits(torch.zeros(4097), torch.zeros(4097), SimpleNamespace(groups=[], kept=[0])) is None
+    for ids, kept in ((torch.zeros(4097), [0]), (torch.zeros(9), [0] * 4)):
+        assert engines[1].graphs.logits(ids, ids, SimpleNamespace(groups=[], kept=kept)) is None
     qwen3 = [(1024, 3072), (2048, 6144), (2560, 9728), (4096, 12288)]  # 0.6B, 1.7B, 4B, 8B
     most = [graphs.most_tokens(SimpleNamespace(hidden_size=h, intermediate_size=i)) for h, i in qwen3]
     assert most == [4096, 4034, 2179, 1024]
