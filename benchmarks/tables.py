@@ -71,25 +71,30 @@ class Maker:
         if any((out / file).exists() for file in _DONE):
             return out
         words = words if "{out}" in words else f"{words} output.path={{out}}"
-        words = re.sub(r"\{data\}/([\w./]+)", lambda match: str(self.file(match[1])), words)
+        words = re.sub(r"\{data\}/([\w./]+(\[\d+:\d+\])?)", lambda match: str(self.file(match[1])), words)
         command = words.replace("{out}", str(out)).replace("{work}", str(self.work))
-        print(f"+ raypd {command}", file=sys.stderr, flush=True)
-        done = subprocess.run([sys.executable, "-m", "raypd", *_split(command.replace("{{", "{").replace("}}", "}"))])
+        command = command if command.startswith("benchmarks.") else f"raypd {command}"
+        print(f"+ {command}", file=sys.stderr, flush=True)
+        done = subprocess.run([sys.executable, "-m", *_split(command.replace("{{", "{").replace("}}", "}"))])
         if done.returncode:
             raise SystemExit(f"{name}: raypd ended with {done.returncode}; the same command goes on")
         return out
 
     def file(self, name: str) -> Path:
-        """A file of the data, or its first lines."""
+        """A file of the data, or some of its lines: the first, or those that `name[begin:end]` says."""
+        name, _, span = name.removesuffix("]").partition("[")
+        begin, end = map(int, span.split(":")) if span else (0, None)
         whole = self.data / name
         if not whole.is_file():
             raise SystemExit(f"{whole}: no such file; --data names the folder of the data")
-        if self.limit is None:
+        if self.limit is None and not span:
             return whole
-        head = self.work / "data" / name
+        if self.limit is not None:
+            end = min(begin + self.limit, end or sys.maxsize)
+        head = self.work / "data" / (f"{begin}-{end}" if span else "") / name
         head.parent.mkdir(parents=True, exist_ok=True)
         with whole.open(encoding="utf-8") as lines:
-            text = "".join(islice(lines, self.limit))
+            text = "".join(islice(lines, begin, end))
         if not head.exists() or head.read_text(encoding="utf-8") != text:
             head.write_text(text, encoding="utf-8")
         return head

@@ -18,6 +18,7 @@ from raypd.config import ClusterConfig, RunConfig
 from raypd.errors import ConfigError, RunError
 
 _START_SECONDS = 300.0  # that Ray may take to start, or to connect
+_SLOW = "timed out during startup"  # in Ray's words for a raylet that did not come up in its 30 s
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,10 @@ def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[bool]:
                 ray.shutdown()
 
 
-def _init(**keys: Any) -> None:
+def _init(again: bool = True, **keys: Any) -> None:
     """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that has died; in a thread
     it leaves our handler of SIGTERM alone, too. Raises what it raises, or TimeoutError after _START_SECONDS; then, as
-    at Ctrl-C, nothing that it started is left."""
+    at Ctrl-C, nothing that it started is left. A Ray that a busy machine did not start in 30 s is started once more."""
     import psutil
     import ray
 
@@ -123,7 +124,9 @@ def _init(**keys: Any) -> None:
             with contextlib.suppress(psutil.Error):  # its parent took it along
                 process.kill()
         raise (TimeoutError if isinstance(reason, queue.Empty) else KeyboardInterrupt) from None
-    if error is not None:
+    if error is not None and _SLOW in str(error) and again:
+        _init(again=False, **keys)
+    elif error is not None:
         raise error
 
 

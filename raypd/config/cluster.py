@@ -24,8 +24,7 @@ class ClusterConfig(Section, use_attribute_docstrings=True):
     """Documents of a unit of work, which is committed as one (JSONL: about as many)"""
     unit_bytes: int = Field(64 << 20, ge=1, description="Most bytes of a unit, where documents are large")
     max_failed_share: float = Field(1.0, ge=0, le=1)
-    """A run ends early when more of its documents than this share have failed, or all of them: after the first hundred.
-    1.0: only when all have"""
+    """A run ends early when more than this share of its documents, from a hundred on, has failed; 1.0: only when all"""
     executor: Literal["pool", "ray_data"] = "pool"
     """Who gives units to workers: raypd's own pool of actors, or Ray Data; docs/reliability.md compares them"""
     units_in_flight: int = Field(2, ge=1, description="Units a worker overlaps, so that it does not drain between two")
@@ -69,8 +68,7 @@ class CostConfig(Section, use_attribute_docstrings=True):
     deadline: Annotated[str | None, BeforeValidator(_is_a_time)] = None
     """When it has to be done: a time (2026-11-30T18:00; a date alone is its beginning) or a duration (8h, 90m)"""
     prices: Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_prices_fit)] = Field({})
-    """Your own prices in USD per hour: by instance type, by type and market (g6e.48xlarge/spot), or `local` for a
-    machine without a type"""
+    """Your own prices in USD per hour: by instance type, by type and market (g6e.48xlarge/spot); `local`: of no type"""
     hosted_prices: Annotated[dict[str, list[float]], AfterValidator(_hosted_prices_fit)] = Field({})
     """List prices of hosted batch services that `raypd estimate` compares with, before those that come with raypd:
     model -> [USD per million input tokens, per million output tokens]"""
@@ -96,10 +94,8 @@ class NightlyConfig(Section, use_attribute_docstrings=True):
     """How `raypd nightly` tells what is new; other commands do not look at it."""
 
     hash_column: str | None = None
-    """Column that is another when a document has changed (a hash, an etag, a time of change); null: a hash of the
-    columns that are read"""
+    """Column that changes with a document (a hash, an etag, a time of change); null: a hash of the columns read"""
     removed: Literal["drop", "keep"] = "drop"
-    """Documents that the input does not have anymore leave the table, or stay in it (where input.path holds only what
-    is new)"""
+    """Documents that are gone from the input leave the table, or stay (where input.path holds only what is new)"""
     delta: bool = False
     """output.path is a Delta table too: a version a night (pip install 'raypd[delta]')"""

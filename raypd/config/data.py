@@ -41,8 +41,7 @@ class InputConfig(Section, use_attribute_docstrings=True):
     """auto: by its name; json: each .json is an object or an array; excel: the first sheet of a workbook; files: each
     .txt, .md, .html or .pdf is a document, with columns id (its name) and text; delta, iceberg: path is its folder"""
     reader: str | None = Field(None, pattern=r"^[\w.]+:[\w.]+$")
-    """module:function of your own that reads each file: called with its name and its bytes (a binary file), it yields a
-    dict a document"""
+    """module:function of your own that reads each file: from its name and bytes (a binary file) it yields dicts"""
     version: int | None = Field(None, description="Of a Delta table, or an Iceberg snapshot; null: newest at first")
     encoding: Annotated[str, AfterValidator(_encodes_text)] = "utf-8"
     """Of CSV, TSV and text files, as Python names it: latin-1, cp1252, utf-16, shift_jis"""

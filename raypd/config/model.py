@@ -162,8 +162,7 @@ class EngineConfig(Section, use_attribute_docstrings=True):
     """Which engine decodes, and how much it does at once."""
 
     kind: Literal["raypd", "vllm"] = "raypd"
-    """vllm (extra `vllm`): vLLM decodes, token by token (decoding.method: autoregressive) or with its structured
-    outputs (guided)"""
+    """vllm (extra `vllm`): vLLM decodes (decoding.method: autoregressive, or guided: by its structured outputs)"""
     max_num_seqs: int | Literal["auto"] = Field(
         "auto", description="b: most prompts in decoding at the same time; auto: as many as fill a pass and the cache "
                             f"has room for, at most {MOST_SEQS}",
@@ -171,8 +170,7 @@ class EngineConfig(Section, use_attribute_docstrings=True):
     max_num_batched_tokens: int | Literal["auto"] = "auto"
     """Most tokens of one forward pass; longer prompts go in chunks; auto: 8192 on a GPU, else 2048"""
     cache_tokens: int | None = Field(None, ge=256)
-    """Token slots of the cache; null: all that a GPU's memory has room for; on a CPU as max_num_seqs and lengths ask,
-    and memory allows"""
+    """Token slots of the cache; null: all that a GPU has room for; a CPU: as max_num_seqs and lengths ask, if it can"""
     attention: Literal["auto", "sdpa", "avx512", "triton"] = "auto"
     """What reads the cache: sdpa: torch, on any device; avx512: one kernel, for bfloat16 on a CPU with AVX-512 BF16
     (needs a C compiler); triton: one kernel, on a GPU (needs the package triton); auto: avx512 where it can run and

@@ -34,8 +34,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     labels_column: str = Field("target", description="Column with a document's labels, {attribute: value or null}")
     labels: Uri | None = None
     """Output folder of a run over the same input whose answers are the labels, in place of that column: of a larger
-    model (distillation), or of the model itself, decoded autoregressively (self-supervision); or JSON lines of `raypd
-    review`"""
+    model (distillation), or of the same, decoded autoregressively (self-supervision); or a file of labels"""
     annotations: Uri | Keys | None = None
     """Keys, dotted, of a teacher's run, which marks what of an answer can be written side by side (pasta), or its
     output folder; null: by rules"""

@@ -14,8 +14,7 @@ ENDINGS = (".jsonl", ".csv", ".tsv", *EXCEL)
 
 
 def label_rows(path: str, id_column: str | None) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """(line, id, what stands there): the id of a row is in `id_column` or `id`, or what a run makes of its place.
-    Raises InputError."""
+    """(line, id, columns): the id stands in `id_column` or `id`, or is made of the row's place. Raises InputError."""
     for number, place, row in _rows(path):
         if not isinstance(row, dict):
             raise InputError(f"{path}:{number}: expected an object of labels")

@@ -17,7 +17,7 @@ from raypd.errors import ConfigError, Damaged, RunError
 from raypd.run import layout
 from raypd.run.records import UnitSummary, encoded, from_json
 from raypd.tasks.base import Document, Record
-from raypd.tasks.columns import OWN, record_row
+from raypd.tasks.columns import OWN, parts_of, record_row
 
 COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
 _KEY = b"raypd"
@@ -46,7 +46,8 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
 
 
 def make_table(documents: Sequence[Document], records: Sequence[Record], columns: pa.Schema, attempts: int) -> pa.Table:
-    """The rows of a unit in the order of its documents, one a record; a document without any gets an error row."""
+    """The rows of a unit in the order of its documents, one a record; a document without any gets an error row. Raises
+    RunError: an answer stands there twice."""
     schema = output_schema(columns)
     by_row: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
@@ -58,9 +59,13 @@ def make_table(documents: Sequence[Document], records: Sequence[Record], columns
             error = None if record.error is None else _printable(record.error)
             rows.append({**row, "status": "ok" if error is None else "error", "error": error, **record.columns})
     try:
-        return pa.Table.from_pylist(rows, schema)
+        table = pa.Table.from_pylist(rows, schema)
     except _MISFITS:
-        return pa.Table.from_pylist([_writable(row, schema) for row in rows], schema)
+        table = pa.Table.from_pylist([_writable(row, schema) for row in rows], schema)
+    places = pa.table([table["source"], table["row"], parts_of(table)], ["source", "row", "part"])
+    if twice := len(table) - places.group_by(places.column_names).aggregate([]).num_rows:
+        raise RunError(f"{twice} answers of a unit stand in it twice; this is a fault of raypd")
+    return table
 
 
 def _writable(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from datetime import date
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raypd.config import OWN_COLUMNS, Attribute, Category, ExtractionConfig, RunConfig
 from raypd.tasks.base import Record
@@ -114,6 +115,17 @@ def shape_of(names: Collection[str]) -> RowShape | None:
     """The shape of rows with these columns; None of typed ones (see `record_row`)."""
     present = {None, *names}
     return next((s for s in SHAPES.values() if {s.answer, s.status, s.name, *s.parts} <= present), None)
+
+
+def parts_of(table: pa.Table) -> Any:
+    """What tells the rows of one document apart: the same twice is an answer too many."""
+    shape = shape_of(table.column_names)
+    if shape is not None and shape.repeats:
+        return [str(number) for number in range(len(table))]
+    if shape is None or not shape.parts:
+        return [""] * len(table)
+    columns = [table[name].cast("string") for name in shape.parts]
+    return pc.binary_join_element_wise(*columns, "/", null_handling="replace")
 
 
 def row_values(row: Mapping[str, Any]) -> list[RowValue]:

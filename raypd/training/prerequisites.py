@@ -35,9 +35,9 @@ def train(config: RunConfig, *, verbose: bool = False) -> TrainingRecord:
     for key, value in (given | {"training.annotations": config.training.annotations}).items():
         if isinstance(value, dict):  # known before the first of them is run
             with raised_as(ConfigError, key, ConfigError, ModelError):
-                check_model_config(
-                    with_changes(config, {"training": {}, **_PLAIN, "task.samples": 1, **value}).model, machine=False
-                )
+                run = with_changes(config, {"training": {}, **_PLAIN, "task.samples": 1, **value})
+                if run.model.has_weights:
+                    check_model_config(run.model, machine=False)
     if isinstance(teacher := config.training.annotations, dict):
         path = _run(config, "marked", _over(output, "responses", annotate.requests(config)) | teacher, verbose)
         config = with_changes(config, {"training.annotations": path})

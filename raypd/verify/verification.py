@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +14,7 @@ from raypd.errors import Damaged, InputError
 from raypd.run.unit import Unit
 from raypd.storage.common import SINCE_PLANNED
 from raypd.tasks.base import Document
-from raypd.tasks.columns import shape_of
+from raypd.tasks.columns import parts_of
 from raypd.verify.scratch import Scratch
 
 _EXAMPLES = 20
@@ -137,16 +136,9 @@ def add_documents(scratch: Scratch, documents: Sequence[Document], unit: str, co
 
 def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
     """Adds an object's rows to the table `output`. object: what a finding calls it: its unit, or its path."""
-    parts: Sequence[Any] = ["one"] * len(table)
-    shape = shape_of(table.column_names)
-    if shape is not None and shape.repeats:
-        parts = [str(i) for i in range(len(table))]
-    elif shape is not None and shape.parts:
-        of_row = [table[name].cast("string") for name in shape.parts]
-        parts = pc.binary_join_element_wise(*of_row, "/", null_handling="replace")
     columns = [table[name] for name in ("id", "source", "row")]
     ok = pc.equal(table["status"], "ok")
-    scratch.add("output", pa.table([*columns, [object] * len(table), ok, parts], schema=OUTPUT))
+    scratch.add("output", pa.table([*columns, [object] * len(table), ok, parts_of(table)], schema=OUTPUT))
 
 
 def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None, documents: int) -> _Fault | None:

@@ -1,7 +1,5 @@
 """The exact-match table: what differs, where, and by how much."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -63,15 +61,3 @@ def test_a_form_that_answers_otherwise_is_seen(monkeypatch):
     text = exact_match.table("data", "float32", outcomes)
     says(text, "data float32: 4 contexts, 7 questions", "IPPD: 6 of 7 equal (85.7%)", "batch 3: 7 of 7 equal (100.0%)",
          f"id0 0: token {outcomes[0].tokens} of {outcomes[0].tokens}, gap")  # fmt: skip
-
-
-def test_the_command_compares_the_first_contexts(tmp_path, monkeypatch, capsys):
-    rows = [{"id": d.id, **d.fields} for d in RAGGED]
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(exact_match, "load_model", lambda config: loaded())
-    run = {"dtype": "float32", "model": "tiny", "batch": 2, "contexts_per_prompt": 1, "max_answer_tokens": 4}
-    exact_match.main(tmp_path / "data.jsonl", contexts=3, group=2, **run)
-    progress, last, *table = capsys.readouterr().out.splitlines()
-    assert progress.startswith("2 of 3 contexts: 3 of 3, ")
-    assert last.startswith("3 of 3 contexts: 6 of 6, ")
-    assert table[0].startswith("data float32: 3 contexts, 6 questions")

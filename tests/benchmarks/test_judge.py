@@ -2,13 +2,15 @@
 
 import csv
 import json
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import requests
 
-from benchmarks import tables
+from benchmarks import rouge_judge, tables
 from benchmarks.compare_runs import PAGE, compare, main
 from benchmarks.judge import apply, export, judge
 from benchmarks.judge_agreement import agreement, pairs_of
@@ -18,6 +20,7 @@ from raypd.config.load import load_config
 from raypd.config.yaml_file import parse
 from raypd.errors import ConfigError
 from raypd.run.text import NONE
+from raypd.training import preference
 from tests.models.test_endpoint import completion, server
 from tests.processes import ROOT
 from tests.runs import TITLES, run_config, says, write_rows
@@ -142,7 +145,8 @@ def test_every_command_is_one_and_every_need_a_step(tmp_path, monkeypatch):
     registry, asked = parse((ROOT / "benchmarks" / "tables.yaml").read_text()), []
     monkeypatch.chdir(ROOT)
     done = SimpleNamespace(returncode=0)
-    monkeypatch.setattr(tables.subprocess, "run", lambda words, **_: asked.append(words[3:]) or done)
+    run = lambda words, **_: asked.append(words[3 + words[2].startswith("benchmarks") :]) or done  # noqa: E731
+    monkeypatch.setattr(tables.subprocess, "run", run)
     maker = tables.Maker(Path("/data"), tmp_path, None)
     monkeypatch.setattr(maker, "file", lambda name: Path("/data") / name)
     for name, table in registry["tables"].items():
@@ -185,6 +189,7 @@ def test_a_table_by_category_and_one_of_data(finished, tmp_path):
     columns, runs = ["threads", "parallel", "cached saved"], {"APAR": {"paper": paper, "run": "-"}}
     table = {"title": "T", "columns": columns, "categories": categories, "runs": runs}
     maker = tables.Maker(tmp_path, tmp_path, None)
+    assert json.loads(maker.file("kinds.jsonl[1:2]").read_text())["id"] == "b"
     text = tables.section("t", table, maker, {})
     says(text, "| APAR, all | p | 3.00 | 67% | 43.3% |\n| APAR, without coding, math (1) | p | 3.00 | 100% | 40.0% |",
          "| APAR, coding (1) | p | 1.00 | 0% | 10.0% |")  # fmt: skip
@@ -192,3 +197,16 @@ def test_a_table_by_category_and_one_of_data(finished, tmp_path):
     write_rows(tmp_path / "q.jsonl", [{"context": "It was me.", "questions": questions}])
     table = {"title": "S", "columns": [], "sets": {"S": {"paper": "1", "file": "q.jsonl"}}}
     assert "| S | 1 | 1 | 2.00 | 4.00 | 2.00 | 1.00 |" in tables.section("s", table, maker, {})
+
+
+def test_the_answer_nearer_to_the_reference_is_better(tmp_path) -> None:
+    write_rows(tmp_path / "p.jsonl", [{"turns": ["Name a pet. "], "reference": ["a small brown dog"]}])
+    near, far = "it is a brown dog", "no idea"
+    with rouge_judge.server(rouge_judge.references(tmp_path / "p.jsonl"), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for first, second, word in ((near, far, "first"), (far, near, "second"), (near, near, "tie")):
+            question = preference._PROMPT.format(request="[user] Name a pet.", first=first, second=second)
+            body, url = {"messages": [{"content": question}]}, f"http://127.0.0.1:{server.server_port}"
+            assert requests.post(url, json=body, timeout=9).json()["choices"][0]["message"]["content"] == word
+        assert requests.post(url, json={"messages": [{"content": "Who?"}]}, timeout=9).status_code == 400
+        server.shutdown()

@@ -8,7 +8,6 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import gpu, speedup
-from raypd import storage
 from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
 from raypd.tasks import build_task
@@ -74,18 +73,6 @@ def test_what_is_not_compared_is_printed(tmp_path):
                 "1 of those in both were cut in the baseline (finish_reason length)", "2 documents failed in the run",
                 "1 document failed in the baseline"}  # fmt: skip
     assert expected <= {line.strip() for line in text.splitlines()}
-
-
-def test_a_baseline_on_s3(bucket, connected, tmp_path):
-    local = run_of(tmp_path / "ar", "autoregressive", [("a", 0, 0, 30, None)])
-    for file in (file for file in Path(local).rglob("*") if file.is_file()):
-        storage.put(f"{bucket}/runs/ar/{file.relative_to(local)}", file.read_bytes())
-    run = run_of(tmp_path / "pasta", "pasta", [("a", 0, 0, 20, 10)])
-    override = f"storage.endpoint_url={connected.url}"
-    code, text = printed(run, override, "--baseline", f"{bucket}/runs/ar")
-    assert (code, "theoretical speedup: 3.000 geometric" in text) == (0, True), text
-    code, text = printed(run, override, "--baseline", f"{bucket}/runs/none")
-    assert (code, f"{bucket}/runs/none: no run here" in text) == (1, True), text
 
 
 def decoded(folder: Path, method: str, script: bytes | None = None) -> str:

@@ -23,12 +23,13 @@ def table(records: list[Record]) -> pa.Table:
 
 
 def test_rows_are_the_input_s_in_order_with_errors_for_values_that_cannot_be_written() -> None:
-    answers = (1, {"answer": "B"}), (0, {"answer": "A", "price": 2.5}), (1, {"answer": "B2"})
-    unit_table = table([Record(row, columns) for row, columns in answers])
-    rows = unit_table.to_pylist()
+    records = [Record(1, {"answer": "B"}), Record(0, {"answer": "A", "price": 2.5})]
+    rows = (unit_table := table(records)).to_pylist()
     assert [(r["id"], r["row"], r["status"], r["answer"]) for r in rows] == [
-        ("a", 10, "ok", "A"), ("b", 11, "ok", "B"), ("b", 11, "ok", "B2"), ("c", 12, "error", None)]  # fmt: skip
-    assert (rows[3]["error"], writer.count_documents(unit_table)) == ("a.jsonl, byte 12: not JSON", (2, 1))
+        ("a", 10, "ok", "A"), ("b", 11, "ok", "B"), ("c", 12, "error", None)]  # fmt: skip
+    assert (rows[2]["error"], writer.count_documents(unit_table)) == ("a.jsonl, byte 12: not JSON", (2, 1))
+    with pytest.raises(RunError, match="1 answers of a unit stand in it twice"):
+        table([*records, Record(1, {"answer": "B2"})])
     assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
     assert table([]).schema == unit_table.schema  # errors alone: the same schema
     rows = table([Record(0, {"answer": "A", "price": "cheap"}), Record(1, {"answer": "\ud800"})]).to_pylist()

@@ -342,7 +342,8 @@ def test_runs_are_found_from_the_yaml(tmp_path):
 
 
 def test_all_rounds_by_one_command(corpus, monkeypatch):
-    made, keys = [], {"samples": None, "baseline": {"model.name": "B"}, "judged": {"model.name": "J"}, "rounds": 2}
+    server = {"model.name": "J", "model.endpoint": {"url": "http://127.0.0.1:9/v1"}}
+    made, keys = [], {"samples": None, "baseline": {"model.name": "B"}, "judged": server, "rounds": 2}
 
     def run(config, verbose):
         path, documents = Path(config.output.path), read_all(config)
@@ -357,12 +358,12 @@ def test_all_rounds_by_one_command(corpus, monkeypatch):
         made.append(f"{Path(config.output.path).name}, {prepare(config, corpus.tokenizer, 4096)[0].documents} prompts")
         return SimpleNamespace(weights=f"weights of {made[-1]}")
 
-    steps = {"run_extract": run, "run_training": training, "check_model_config": lambda *_, **__: None}
-    for step in steps.items():
-        monkeypatch.setattr(prerequisites, *step)
+    monkeypatch.setattr(prerequisites, "check_model_config", lambda model, machine: made.append(f"check {model.name}"))
+    monkeypatch.setattr(prerequisites, "run_extract", run)
+    monkeypatch.setattr(prerequisites, "run_training", training)
     prerequisites.train(corpus.config(preference=keys))
     first, second = ("out/round-1/", "tiny", "round-1"), ("out/", "weights of round-1, 4 prompts", "out")
     rounds = ([f"{at}samples by {m} x 10", f"{at}judged by J x 1", f"{n}, 4 prompts"] for at, m, n in (first, second))
-    assert made == ["out/round-1/baseline by B x 1", *itertools.chain(*rounds)]
+    assert made == ["check B", "out/round-1/baseline by B x 1", *itertools.chain(*rounds)]  # J is a server
     with pytest.raises(ConfigError, match=r"judged: .*model\.nam"):
         prerequisites.train(corpus.config(preference=keys | {"judged": {"model.nam": "J"}}))
