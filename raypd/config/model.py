@@ -77,8 +77,7 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     """File of `raypd calibrate` that turns probabilities into confidences; null: the one beside adapter or weights, if
     there is one; none: as the model has them"""
     quantization: Literal["none", "nf4", "int8", "w8a8", "fp8"] = "none"
-    """nf4, int8: bitsandbytes (extra `quantize`); w8a8: weights and activations in 8 bits, on a CPU with AVX-512 BF16
-    and a C compiler"""
+    """nf4, int8: bitsandbytes (extra `quantize`); w8a8: weights and activations in 8 bits, on CPUs with AVX-512 BF16"""
     trust_remote_code: bool = Field(False, description="Run model code that comes with the weights")
     fake: FakeConfig = FakeConfig()
     endpoint: EndpointConfig | None = None
@@ -176,8 +175,7 @@ class EngineConfig(Section, use_attribute_docstrings=True):
     (needs a C compiler); triton: one kernel, on a GPU (needs the package triton); auto: avx512 where it can run and
     there is no AMX; triton on a GPU of capability 8.0 or more in 16 bits, where a pass to try it is right; else sdpa"""
     cuda_graphs: bool | None = None
-    """Small passes run as CUDA graphs (needs attention: triton); null: where triton reads the cache of a Llama,
-    Mistral, Qwen2 or Qwen3"""
+    """Small passes run as CUDA graphs (needs attention: triton); null: of Llama, Mistral, Qwen2 and Qwen3 with it"""
     stable: bool = False
     """An answer is the same bits whatever is decoded beside it, in one prompt or in several; slower (needs bfloat16 on
     a CPU with AVX-512 BF16)"""

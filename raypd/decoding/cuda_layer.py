@@ -24,8 +24,7 @@ _BLOCK = 1024  # numbers that a program of `_swiglu` has
 
 
 class CudaLayer(Layer):
-    """A layer by these kernels, which takes the weights from transformers'. They compute in float32 and round once,
-    norms as transformers."""
+    """A layer by these kernels, with the weights of transformers'. They compute in float32 and round once."""
 
     @staticmethod
     def takes(source: Any) -> bool:

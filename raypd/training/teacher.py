@@ -38,8 +38,11 @@ def label(documents: Sequence[Document], run: str, config: RunConfig) -> None:
 def _label_by_id(documents: Sequence[Document], file: str, config: RunConfig) -> None:
     named = label_columns(config.extraction.categories) if config.task.kind == "extraction" else []
     names = {config.training.labels_column, *named, "scored", "accepted"} - {*config.text_columns()}
-    rows = label_rows(file, config.input.id_column)
-    by_id = {key: {name: row[name] for name in names & row.keys()} for _, key, row in rows}
+    by_id: dict[str, Row] = {}
+    for number, key, row in label_rows(file, config.input.id_column):
+        labels = {name: row[name] for name in names & row.keys()}
+        if by_id.setdefault(key, labels) != labels:
+            raise InputError(f"{file}:{number}: the id {key!r} has other labels above")
     if not any(by_id.values()):
         raise InputError(f"labels {file}: no column {config.training.labels_column!r}, and none called as an attribute")
     for document in documents:

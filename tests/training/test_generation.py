@@ -302,9 +302,14 @@ def test_corrected_labels_are_joined_by_id_and_whole_conversations_are_labels(tm
         labelled = [Document(0, "7", {}), Document(1, "8", {})]
         teacher.label(labelled, str(tmp_path / name), run_config())
         assert [labelled[0].fields, labelled[1].error] == [fields, "training.labels: no label in the file"]
-    file.write_text('{"id": 7}\n')
-    with pytest.raises(InputError, match=r"labels\.jsonl: no column 'target'"):
-        teacher.label(labelled, str(file), run_config())
+    line = '{"id": 7, "target": {"Brand": "b"}}\n'
+    for lines, words in (
+        ('{"id": 7}\n', ": no column 'target'"),
+        (line * 2 + line.replace('"b"', "null"), ":3: the id '7' has"),
+    ):
+        file.write_text(lines)
+        with pytest.raises(InputError, match=rf"labels\.jsonl{words}"):
+            teacher.label(labelled, str(file), run_config())
 
     def turn(index, number, reason="stop", sample=0):
         return Record(index, {"sample": sample, "turn": number, "text": f"{index}.{number}", "finish_reason": reason})
