@@ -48,10 +48,11 @@ def sheet_rows(data: bytes) -> Iterator[dict[str, str | None]]:
         rows = CalamineWorkbook.from_filelike(io.BytesIO(data)).get_sheet_by_index(0).to_python()
     except CalamineError as error:
         raise InputError(f"no workbook that can be read: {error}") from None
-    names = [(_text(cell) or "").strip() for cell in rows[0]] if rows else []
+    head = next((n for n, row in enumerate(rows) if sum(map(bool, row)) > 1), 0)  # a title may stand above it
+    names = [(_text(cell) or "").strip() for cell in rows[head]] if rows else []
     if twice := next((name for n, name in enumerate(names) if name and name in names[:n]), None):
         raise InputError(f"two columns are called {twice!r}")
-    for row in rows[1:]:
+    for row in rows[head + 1 :]:
         fields = {name: _text(cell) for name, cell in zip(names, row, strict=False) if name}
         if any(fields.values()):
             yield fields
