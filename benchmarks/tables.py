@@ -267,7 +267,8 @@ def page(text: str, registry: dict[str, Any], made: dict[str, str]) -> str:
         _HEAD,
         *(f"<!-- table {key} -->\n{sections[key]}<!-- end -->\n" for key in registry["tables"] if key in sections),
     ]
-    left = [f"* `{key}`: {of['title']}" for key, of in registry["tables"].items() if key not in sections]
+    unmade = {key: of for key, of in registry["tables"].items() if key not in sections}
+    left = [": ".join([f"* `{key}`", of["title"], *filter(None, [of.get("why")])]) for key, of in unmade.items()]
     lines += ["## Not made yet", "", *left, ""] if left else []
     lines += ["## Cannot be made here", "", *(f"* {key}: {why}" for key, why in registry["missing"].items())]
     return "\n".join(lines) + "\n"

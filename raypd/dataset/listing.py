@@ -133,7 +133,7 @@ def _unsupported(path: str, setting: str) -> str:
         if _format(path, form)[0] is not None:
             return f"{path}: {_reads(form)}"
     others = "if it is one of these under another name, set input.format; input.reader names a function for others"
-    return f"{path}: {_ENDINGS}; {others}"
+    return f"{path}: {_ENDINGS}, whole {', '.join(end for ends in ENDINGS.values() for end in ends)}; {others}"
 
 
 def partition_keys(name: str) -> dict[str, str | None]:
