@@ -18,7 +18,7 @@ ConfigTo = Annotated[str | None, Option("--output", "-o", help="Where it goes; n
 
 # ------------------------------------------------------------------------------------------- extract, answer, generate
 Source = Annotated[str, Argument(help="YAML of the run, or the data itself (.jsonl, .csv, .parquet, .pdf)")]
-Schema = Annotated[str | None, Option("--schema", help="JSON Schema, module:Class or YAML of categories to extract")]
+Schema = Annotated[str | None, Option("--schema", help="'Brand, Color', JSON Schema, module:Class, YAML of categories")]
 Method = Annotated[str | None, Option("--method", help="decoding.method")]
 Model = Annotated[str | None, Option("--model", "-m", help="model.name")]
 Output = Annotated[str | None, Option("--output", "-o", help="output.path")]

@@ -30,8 +30,7 @@ def config_over(
             raise ConfigError(f"{source}: has its own task; --schema is for a data file")
         return load_config(source, changes)
     if kind == "extraction" and schema is None and not any(change.startswith("task.") for change in overrides):
-        kinds = "a JSON Schema, a YAML of categories, or module:Class"
-        advice = f"--schema FILE ({kinds})"
+        advice = "--schema 'Brand, Color', or a JSON Schema, a YAML of categories, or module:Class"
         raise ConfigError(f"{source}: give a run's YAML, or say what to extract from this data: {advice}")
     path = f"runs/{os.path.basename(source).split('.')[0]}-{method or kind}"
     task = {"kind": kind, **(task_of(schema) if schema is not None else {})}

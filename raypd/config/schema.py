@@ -63,12 +63,14 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
 
 def task_of(given: Any) -> Tree:
     """A schema of Python code as keys of section `task`. Raises ConfigError. given: a pydantic model; a JSON Schema, or
-    its path; attributes (names, or {name, type, ...}); {category: {attributes}}, or the path of such a YAML."""
+    its path; attributes (names, also "Brand, Color", or {name, type}); {category: {attributes}}, or such a YAML."""
     expected = "schema: name the attributes, or give a pydantic model or a JSON Schema"
     if not given:
         raise ConfigError(expected)
     if hasattr(given, "model_json_schema"):
         return {"schema": given.model_json_schema()}
+    if isinstance(given, str) and not set(given) & set("./:\\"):  # names, and no path
+        given = [name.strip() for name in given.split(",") if name.strip()]
     if isinstance(given, (str, Path)):
         path = str(given)
         tree = _read(path) if path.endswith((".yaml", ".yml")) else {"properties": {}}

@@ -39,8 +39,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """Keys, dotted, of a teacher's run, which marks what of an answer can be written side by side (pasta), or its
     output folder; null: by rules"""
     preference: PreferenceConfig | None = None
-    """Preference rounds for `pasta` (BoNBoN), in place of labels: {samples, baseline, judged: folders of runs, or
-    keys of the two models; rounds, quality_weight, alpha, beta}"""
+    """Preference rounds for `pasta` (BoNBoN), in place of labels: {baseline, judged, samples, rounds, ...}"""
     validation: Uri | None = None
     """File, folder or glob of documents that are not trained on; null: validation_share of the input"""
     validation_share: float = Field(0.1, gt=0, lt=1, description="Of the input's documents, drawn by their ids")

@@ -191,7 +191,8 @@ def test_what_is_no_schema_of_python_is_refused(given: Any) -> None:
         task_of(given)
 
 
-def test_one_schema_at_a_time(tmp_path: Path) -> None:
+def test_one_schema_at_a_time_and_names_are_one(tmp_path: Path) -> None:
+    assert task_of("Brand, Battery life ,") == task_of(["Brand", "Battery life"])
     with pytest.raises(ConfigError, match=r"task.schema and task.categories are both set"):
         load(tmp_path, OBJECT, "task.categories={c: {attributes: [{name: a}]}}")
 
