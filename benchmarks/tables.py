@@ -197,6 +197,11 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
     lines = ["| | paper | " + " | ".join(table["columns"]) + " |", "|---" * (2 + len(table["columns"])) + "|"]
     for key, of in table.get("sets", {}).items():
         lines.append("| " + " | ".join([key, of["paper"], *_described(maker.file(of["file"]))]) + " |")
+    for key, of in table.get("formulas", {}).items():
+        lengths = map(float, _described(maker.file(of["file"]))[1:])
+        cells = [f"{ratio:.2f}" for ratio in intra_prompt_ratios(*lengths)]
+        paper = ", ".join(f"{ratio:.2f}" for ratio in intra_prompt_ratios(*of["paper"]))
+        lines.append("| " + " | ".join([key, paper, *cells]) + " |")
     folder = "/".join([name, *map(_file, maker.keys)])
     runs = {
         key: maker.make(f"{folder}/{_file(key)}", " ".join([of["run"], *maker.keys]))
@@ -221,6 +226,16 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
     more = "".join(f" {variable}='{' '.join(keys)}'" for variable, keys in given.items() if keys)
     about = f"{time.strftime('%Y-%m-%d')}; {machine()}; {part}: `make table NAME={name}{limit}{more}`"
     return "\n".join([f"## {table['title']}", "", about, "", *lines, ""])
+
+
+def intra_prompt_ratios(questions: float, context: float, question: float, answer: float) -> tuple[float, float, float]:
+    """IPPD's A.2, with one context a prompt. Args: questions on a context; tokens of it, of a question, of an answer.
+    Returns: keys and values that prefix caching reads for one that IPPD reads, in prefill and in a step of decoding;
+    products of attention in IPPD's prefill for one of prefix caching's."""
+    alone, stacked, written = context + question, context + questions * question, answer / 2
+    prefill = questions * alone / stacked
+    decode = questions * (alone + written) / (stacked + questions * written)
+    return prefill, decode, stacked**2 / (alone**2 + (questions - 1) * question * alone)
 
 
 def _described(path: Path) -> list[str]:

@@ -144,9 +144,8 @@ def test_the_page_of_texts(texts, monkeypatch, capsys):
 def test_every_command_is_one_and_every_need_a_step(tmp_path, monkeypatch):
     registry, asked = parse((ROOT / "benchmarks" / "tables.yaml").read_text()), []
     monkeypatch.chdir(ROOT)
-    done = SimpleNamespace(returncode=0)
-    run = lambda words, **_: asked.append(words[3 + words[2].endswith("judge") :]) or done  # noqa: E731
-    monkeypatch.setattr(tables.subprocess, "run", run)
+    keep = lambda words: asked.append(words[3 + words[2].endswith("judge") :]) or SimpleNamespace(returncode=0)  # noqa: E731
+    monkeypatch.setattr(tables.subprocess, "run", keep)
     maker = tables.Maker(Path("/data"), tmp_path, None)
     monkeypatch.setattr(maker, "file", lambda name: Path("/data") / name)
     for name, table in registry["tables"].items():
@@ -197,6 +196,7 @@ def test_a_table_by_category_and_one_of_data(finished, tmp_path):
     write_rows(tmp_path / "q.jsonl", [{"context": "It was me.", "questions": questions}])
     table = {"title": "S", "columns": [], "sets": {"S": {"paper": "1", "file": "q.jsonl"}}}
     assert "| S | 1 | 1 | 2.00 | 4.00 | 2.00 | 1.00 |" in tables.section("s", table, maker, {})
+    assert tables.intra_prompt_ratios(2, 6, 2, 4) == (2 * 8 / 10, 2 * 10 / 14, 10**2 / (8**2 + 2 * 8))
 
 
 def test_the_answer_nearer_to_the_reference_is_better(tmp_path) -> None:
