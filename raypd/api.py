@@ -26,7 +26,7 @@ from raypd.config import TEXT_FILES, ModelConfig, RunConfig
 from raypd.config.data import EXCEL
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
-from raypd.dataset.look import look_for_columns
+from raypd.dataset.look import MOST_ROWS, look_for_columns
 from raypd.errors import ConfigError, InputError
 from raypd.run import layout, records
 from raypd.run.console import say
@@ -335,12 +335,16 @@ def _config(
         digest, columns, batches = _in_memory(source)
     else:
         digest, columns, batches = paths if isinstance(paths, str) else json.dumps(paths), None, tuple
+    named: dict[str, Any] = {} if text is None else {"text_columns": [text] if isinstance(text, str) else [*text]}
+    if columns is not None:
+        named |= {f"{key}_column": key if key in columns.names else None for key in ("id", "category")}
     tree: dict[str, Any] = {
-        "input": {"path": "-", **_columns(columns, kind, text)}, "output": {"path": "-"},
+        "input": {"path": "-", **named}, "output": {"path": "-"},
         "task": {"kind": kind, **(task_of(schema) if kind == "extraction" else {})},
     }  # fmt: skip
-    if kind == "extraction" and isinstance(paths, str):
-        look_for_columns(paths, tree, _overrides(settings), say)
+    if kind == "extraction" and not isinstance(paths, list):
+        rows = next(iter(batches())).slice(0, MOST_ROWS).to_pylist() if paths is None else None
+        look_for_columns(paths or "the table", tree, _overrides(settings), say, rows)
     config = make_config(tree, _overrides(settings))
     if config.output.path == "-":
         name = hashlib.sha256(f"{config.fingerprint()} {digest}".encode()).hexdigest()[:12]
@@ -370,24 +374,6 @@ def _digest(batches: Iterable[pa.Table]) -> str:
     """Of their rows in any order: a Dataset that is read again may give them in another one."""
     rows = (repr(row).encode() for batch in batches for row in batch.to_pylist())
     return f"{sum(int.from_bytes(hashlib.sha256(row).digest(), 'big') for row in rows) % 2**256:064x}"
-
-
-def _columns(schema: pa.Schema | None, kind: str, text: Columns) -> dict[str, Any]:
-    """Keys of section `input` that name columns: what is given, and what the source's own columns tell."""
-    columns: dict[str, Any] = {} if text is None else {"text_columns": [text] if isinstance(text, str) else [*text]}
-    if schema is None:
-        return columns
-    names = schema.names
-    columns |= {f"{key}_column": key if key in names else None for key in ("id", "category")}
-    if kind == "extraction" and text is None:
-        held = [name for name in ("title", "description") if name in names]
-        if not held:
-            texts = (one.name for one in schema if one.type in (pa.string(), pa.large_string()))
-            held = [name for name in texts if name not in ("id", "category")]
-            if len(held) != 1:
-                raise ConfigError(f"text: name the columns that hold the document, of {', '.join(names)}")
-        columns["text_columns"] = held
-    return columns
 
 
 def _stored(config: RunConfig, digest: str, batches: Callable[[], Iterable[pa.Table]]) -> str:

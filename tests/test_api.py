@@ -62,14 +62,12 @@ def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkey
 
 @pytest.mark.parametrize(("source", "error", "said"), [
     (["a.jsonl", "runs/b"], InputError, "a.jsonl: no such file"), (["b/*"], InputError, "no file matches"),
-    (["runs/a.pdf", "runs/b"], InputError, "no such file"), ([], InputError, "no rows"),
+    (["runs/a.pdf", "runs/b"], InputError, "no such"), ([], InputError, "no rows"), (FRAME[:0], InputError, "no rows"),
     (["a text", {"title": "x"}], ConfigError, r"source\[1\]: a list is of texts or dicts, all alike"),
     (["a text", None], ConfigError, r"source\[1\]: a list is of paths, texts or dicts, not NoneType"),
-    (FRAME.head(0), InputError, "no rows"),
     (pd.DataFrame([["x", "y"]], columns=["title", "title"]), InputError, "two columns 'title'"),
-    (pd.DataFrame({"title": ["x", 3]}), InputError, "column title"),
-    (pd.DataFrame({"a": ["x"], "b": ["y"]}), ConfigError, "text: name the columns .* a, b"),
-    (pa.table({"n": [1]}), ConfigError, "text: name the columns"), (7, ConfigError, "not int")])  # fmt: skip
+    (pd.DataFrame({"title": ["x", 3]}), InputError, "column title"), (7, ConfigError, "not int"),
+    (pa.table({"n": [1], "m": [2]}), InputError, "no column of text; it has n, m")])  # fmt: skip
 def test_what_is_no_table_of_documents_is_refused(source, error, said, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=said):
@@ -95,8 +93,10 @@ def test_a_dataset_of_other_rows_is_another_run_in_a_private_folder(tmp_path, mo
 def test_the_columns_of_a_file_are_found(tmp_path: Path, monkeypatch, in_process, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.csv").write_text("name,note\nMug,A red mug of the shop for coffee\n")
-    assert raypd.extract("x.csv", ["Brand"], model="fake").manifest.ok == 1
-    assert "x.csv: reads name, note, documents are numbered" in capsys.readouterr().err
+    frame = pd.read_csv("x.csv").assign(n=1, Brand="of the shop that we have")
+    for source, said in (("x.csv", "csv: reads name, note,"), (frame, "not read (input.text_columns): n, Brand")):
+        assert raypd.extract(source, ["Brand"], model="fake").manifest.ok == 1
+        assert said in capsys.readouterr().err
 
 
 def test_a_list_of_files_with_blanks_in_their_names_is_of_paths(tmp_path: Path, monkeypatch, in_process) -> None:

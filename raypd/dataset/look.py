@@ -5,10 +5,10 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,9 +24,10 @@ from raypd.dataset.whole_files import whole_rows
 from raypd.errors import InputError
 from raypd.run.text import Say
 from raypd.run.unit import Part
+from raypd.tasks.columns import Row
 from raypd.tasks.labels import label_columns
 
-_ROWS = 500  # that are looked at
+MOST_ROWS = 500  # that are looked at
 _SHOWN = 8  # columns in a message
 _TEXT_CHARACTERS = 20.0  # a column of texts has more on average, and is no name, code or date
 _IDS = ("id", "_id", "uuid", "key", "sku", "asin", "url")
@@ -64,6 +65,10 @@ def look(data: str, source: InputConfig | None = None, labels: Container[str] = 
         first = _first(source)
         form = next((form for form, ends in ENDINGS.items() if first.format in ends.values()), None)
     columns = {"id": None, "text": _TEXT_CHARACTERS} if form == "files" else _columns(first, source)
+    return _told(data, form, columns, labels)
+
+
+def _told(data: str, form: str | None, columns: dict[str, float | None], labels: Container[str]) -> Look:
     lower = {column.casefold(): column for column in columns}
     id_column = next((lower[word] for word in _IDS if word in lower), None)
     means = {column: mean for column, mean in columns.items() if mean is not None and column != id_column}
@@ -75,18 +80,20 @@ def look(data: str, source: InputConfig | None = None, labels: Container[str] = 
     return Look(form, list(columns), id_column, texts)
 
 
-def look_for_columns(path: str, tree: dict[str, Any], overrides: list[str], say: Say) -> None:
-    """Puts the columns of data, and its format, into a configuration of extraction over it, where those that it names
-    are not there, unless it says them, and says what is read. Raises ConfigError, StorageError."""
+def look_for_columns(path: str, tree: Row, overrides: list[str], say: Say, rows: Iterable[Row] | None = None) -> None:
+    """Puts the columns of data, and its format, into a configuration of extraction over it, where its own are not there
+    and not set, and says so. rows: of a table in memory. Raises ConfigError, StorageError, InputError: no text."""
     config = make_config({**tree, "input": {**tree["input"], "path": path}}, overrides)
     storage.configure(config.storage)
-    with contextlib.suppress(InputError):  # the run says what is wrong with it
-        found = look(path, config.input, label_columns(config.extraction.categories))
+    with contextlib.suppress(*([InputError] if rows is None else [])):  # the run says what is wrong with it
+        source, labels = config.input, label_columns(config.extraction.categories)
+        found = look(path, source, labels) if rows is None else _told(path, None, _means(rows), labels)
         tree["input"] |= {"format": found.form} if found.form else {}
         if {config.input.id_column, *config.input.text_columns} - {None, *found.columns}:
             tree["input"] = {"id_column": found.id_column, "text_columns": found.texts, **tree["input"]}
             source = make_config(tree, overrides).input
-            say(f"{path}: {describe(source.text_columns, source.id_column, found.columns)}")
+            if rows is None or len(found.columns) > 1:
+                say(f"{path}: {describe(source.text_columns, source.id_column, found.columns)}")
 
 
 def _first(source: InputConfig) -> InputObject:
@@ -102,18 +109,22 @@ def _first(source: InputConfig) -> InputObject:
 
 def _columns(item: InputObject, source: InputConfig) -> dict[str, float | None]:
     """Column -> mean characters of its first texts; None of columns that hold something else."""
-    lengths: dict[str, list[int]] = {name: [] for name in partition_keys(item.name)}
     try:
-        for row in itertools.islice(_rows(item, source), _ROWS):
-            for name, value in row.items():
-                text = isinstance(value, str) and not _NO_TEXT.fullmatch(value)
-                lengths.setdefault(name, []).extend([len(value)] if text else [])
+        return _means([dict.fromkeys(partition_keys(item.name)), *itertools.islice(_rows(item, source), MOST_ROWS)])
     except (InputError, pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"{item.path}: cannot be read: {error}") from None
+
+
+def _means(rows: Iterable[Row]) -> dict[str, float | None]:
+    lengths: dict[str, list[int]] = {}
+    for row in rows:
+        for name, value in row.items():
+            text = isinstance(value, str) and not _NO_TEXT.fullmatch(value)
+            lengths.setdefault(name, []).extend([len(value)] if text else [])
     return {name: fmean(column) if column else None for name, column in lengths.items()}
 
 
-def _rows(item: InputObject, source: InputConfig) -> Iterator[dict[str, Any]]:
+def _rows(item: InputObject, source: InputConfig) -> Iterator[Row]:
     """A file's rows as a run reads them, and some that name its columns alone. Raises as the readers do."""
     if item.format == "jsonl":
         with open_lines(item.path, item.compression) as file:
@@ -131,7 +142,7 @@ def _rows(item: InputObject, source: InputConfig) -> Iterator[dict[str, Any]]:
     else:
         with storage.open_file(item.path) as file:
             parquet = partial(pq.ParquetFile, buffer_size=1 << 20, pre_buffer=False)  # it reads no whole row group then
-            for batch in arrow_batches(file) if item.format == "arrow" else parquet(file).iter_batches(_ROWS):
+            for batch in arrow_batches(file) if item.format == "arrow" else parquet(file).iter_batches(MOST_ROWS):
                 yield dict.fromkeys(batch.schema.names)
                 texts = [field.name for field in batch.schema if "string" in str(field.type)]
                 yield from batch.select(texts).to_pylist()
