@@ -246,7 +246,7 @@ def extract(
         schema: a pydantic model; a JSON Schema or the path of one; attributes (names, or {name, type, ...}); or
             {category: {attributes}}, or the path of a YAML with that. None where `source` is a YAML.
         output: folder of the run; None: below `runs`, by what is asked of which documents.
-        text: column or columns of the document; None: title and description, or the only column of text.
+        text: column or columns of the document; None: title and description where both are there, else as `raypd init`.
         settings: other keys of the configuration, dotted: {"cluster.max_workers": 8}.
 
     Raises ConfigError, InputError, ModelError before anything runs, RunError later; the same call goes on."""
