@@ -54,6 +54,7 @@ where accuracy stays the same. APAR: nothing is gained where nothing is parallel
 extraction its threads hold more in the cache than the flat text. SPACE: with 16 texts at a time two cores have no
 arithmetic to spare, and its masks cost more than they bring (a third of the speed with five); `k = 2` loses a sixth.
 One at a time two masks are best (1.9 times; the paper's five 1.2), and in bfloat16 a quarter of the texts differ.
+PASTA: two preference rounds over 50 prompts, six steps each, judged by ROUGE-L, change neither speed nor quality.
 """
 
 
