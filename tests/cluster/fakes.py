@@ -86,8 +86,7 @@ def _work(pair: list[Document]) -> Request:
     def finish(answer: list[str]) -> list[Record]:
         if "FINISH" in answer:
             raise ValueError("the answer cannot be read")
-        records = [Record(row, {"category": text}) for row, text in zip(rows, answer, strict=True)]
-        return records + [Record(r.index, {"category": "AGAIN"}) for r in records if r.columns["category"] == "TWICE"]
+        return [Record(row, {"category": text}) for row, text in zip(rows, answer, strict=True)]
 
     return Request(rows, [d.fields["title"] for d in pair], finish)  # type: ignore[arg-type]
 
