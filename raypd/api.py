@@ -26,7 +26,7 @@ from raypd.config import TEXT_FILES, ModelConfig, RunConfig
 from raypd.config.data import EXCEL
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
-from raypd.dataset.look import MOST_ROWS, look_for_columns
+from raypd.dataset.look import MOST_ROWS, batch_rows, look_for_columns
 from raypd.errors import ConfigError, InputError
 from raypd.run import layout, records
 from raypd.run.console import say
@@ -343,7 +343,7 @@ def _config(
         "task": {"kind": kind, **(task_of(schema) if kind == "extraction" else {})},
     }  # fmt: skip
     if kind == "extraction" and not isinstance(paths, list):
-        rows = next(iter(batches())).slice(0, MOST_ROWS).to_pylist() if paths is None else None
+        rows = batch_rows(next(iter(batches())).slice(0, MOST_ROWS)) if paths is None else None
         look_for_columns(paths or "the table", tree, _overrides(settings), say, rows)
     config = make_config(tree, _overrides(settings))
     if config.output.path == "-":

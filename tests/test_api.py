@@ -53,11 +53,12 @@ def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, i
 
 @pytest.mark.parametrize("documents", [
     ["a red shoe"], ["a hat/cap", "a shirt w/o sleeves"], ["24/7", "Bose/QC45"], [{"id": "x", "title": "hat", "n": 1}],
-    [{"title": "hat"}, {"description": "a red cap"}]])  # fmt: skip
+    [{"title": "hat"}, {"description": "a red cap"}], [{"name": "hat", "category": "record"}]])  # fmt: skip
 def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkeypatch, in_process) -> None:
     monkeypatch.chdir(tmp_path)
     run = raypd.extract(documents, ["Brand"], model="fake")
     assert (run.manifest.documents, run.manifest.failed) == (len(documents), 0)
+    assert "category" not in load_run(run.path, []).text_columns()
 
 
 @pytest.mark.parametrize(("source", "error", "said"), [

@@ -68,7 +68,7 @@ class CostConfig(Section, use_attribute_docstrings=True):
     deadline: Annotated[str | None, BeforeValidator(_is_a_time)] = None
     """When it has to be done: a time (2026-11-30T18:00; a date alone is its beginning) or a duration (8h, 90m)"""
     prices: Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_prices_fit)] = Field({})
-    """Your own prices in USD per hour: by instance type, by type and market (g6e.48xlarge/spot); `local`: of no type"""
+    """Your own prices, USD per hour: by instance type, type and market (g6e.48xlarge/spot), or `local`, without one"""
     hosted_prices: Annotated[dict[str, list[float]], AfterValidator(_hosted_prices_fit)] = Field({})
     """List prices of hosted batch services that `raypd estimate` compares with, before those that come with raypd:
     model -> [USD per million input tokens, per million output tokens]"""

@@ -169,7 +169,7 @@ class EngineConfig(Section, use_attribute_docstrings=True):
     max_num_batched_tokens: int | Literal["auto"] = "auto"
     """Most tokens of one forward pass; longer prompts go in chunks; auto: 8192 on a GPU, else 2048"""
     cache_tokens: int | None = Field(None, ge=256)
-    """Token slots of the cache; null: all that a GPU has room for; a CPU: as max_num_seqs and lengths ask, if it can"""
+    """Token slots of the cache; null: all that a GPU has room for; on a CPU what max_num_seqs and lengths ask"""
     attention: Literal["auto", "sdpa", "avx512", "triton"] = "auto"
     """What reads the cache: sdpa: torch, on any device; avx512: one kernel, for bfloat16 on a CPU with AVX-512 BF16
     (needs a C compiler); triton: one kernel, on a GPU (needs the package triton); auto: avx512 where it can run and

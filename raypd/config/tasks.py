@@ -302,7 +302,7 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
     """Jinja2 file in place of the prompt that comes with raypd, rendered in a sandbox; or product: the words of raypd
     0.1, which adapters of that time were trained with and get by themselves"""
     too_long: Literal["truncate", "windows", "refuse"] = "truncate"
-    """A document too long for the context: cut; in windows that overlap, each value from the surest; or an error"""
+    """A document too long for the context: cut; in windows that overlap (a value from the surest); or an error row"""
     max_document_tokens: int | None = Field(None, ge=1)
     """Cut, divide or refuse above this; null: the context"""
 

@@ -86,8 +86,8 @@ def look_for_columns(path: str, tree: Row, overrides: list[str], say: Say, rows:
     config = make_config({**tree, "input": {**tree["input"], "path": path}}, overrides)
     storage.configure(config.storage)
     with contextlib.suppress(*([InputError] if rows is None else [])):  # the run says what is wrong with it
-        source, labels = config.input, label_columns(config.extraction.categories)
-        found = look(path, source, labels) if rows is None else _told(path, None, _means(rows), labels)
+        labels = {*label_columns(config.extraction.categories), str(config.input.category_column)}
+        found = look(path, config.input, labels) if rows is None else _told(path, None, _means(rows), labels)
         tree["input"] |= {"format": found.form} if found.form else {}
         if {config.input.id_column, *config.input.text_columns} - {None, *found.columns}:
             tree["input"] = {"id_column": found.id_column, "text_columns": found.texts, **tree["input"]}
@@ -143,6 +143,10 @@ def _rows(item: InputObject, source: InputConfig) -> Iterator[Row]:
         with storage.open_file(item.path) as file:
             parquet = partial(pq.ParquetFile, buffer_size=1 << 20, pre_buffer=False)  # it reads no whole row group then
             for batch in arrow_batches(file) if item.format == "arrow" else parquet(file).iter_batches(MOST_ROWS):
-                yield dict.fromkeys(batch.schema.names)
-                texts = [field.name for field in batch.schema if "string" in str(field.type)]
-                yield from batch.select(texts).to_pylist()
+                yield from batch_rows(batch)
+
+
+def batch_rows(batch: pa.RecordBatch | pa.Table) -> Iterator[Row]:
+    """Its rows, of columns of text alone, after one that names all columns."""
+    yield dict.fromkeys(batch.schema.names)
+    yield from batch.select([field.name for field in batch.schema if "string" in str(field.type)]).to_pylist()

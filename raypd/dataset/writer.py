@@ -46,8 +46,7 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
 
 
 def make_table(documents: Sequence[Document], records: Sequence[Record], columns: pa.Schema, attempts: int) -> pa.Table:
-    """The rows of a unit in the order of its documents, one a record; a document without any gets an error row. Raises
-    RunError: an answer stands there twice."""
+    """A unit's rows in the order of its documents, an error row where one has none. Raises RunError: one is doubled."""
     schema = output_schema(columns)
     by_row: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:

@@ -66,7 +66,7 @@ class PreferenceTrainer(PackedTrainer):
 
             - alpha log p(best) + (1 - alpha) (log p(best) / p(worst) - log p0(best) / p0(worst) - 1 / beta)^2
 
-        log p is the sum over the decoded tokens, not their mean (no term is by length); p0 is before the round."""
+        log p is the sum over the decoded tokens, not normalised by length; p0 is the model before the round."""
         alpha, beta = self.preference.alpha, self.preference.beta
         logprobs = self._logprobs(losses, inputs)
         best, worst = logprobs - inputs["initial"]
