@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 def convert(source: Path, folder: Path) -> None:
     """Args: source: a GGUF file of an architecture that transformers reads. folder: is made, or written over."""
+    if not source.is_file():
+        raise SystemExit(f"{source}: no such file; the top of benchmarks/gguf.py says where there is one")
     place = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
     model = AutoModelForCausalLM.from_pretrained(
         **place, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16

@@ -45,7 +45,7 @@ def verdict(question: str, known: dict[str, str], scorer: RougeScorer) -> str:
 
 def server(known: dict[str, str], port: int = _PORT) -> ThreadingHTTPServer:
     """A chat completion that holds a verdict, for each question; 400 and the reason where there is none."""
-    scorer, one_at_a_time = RougeScorer(["rougeL"], use_stemmer=True), threading.Lock()
+    scorer, lock = RougeScorer(["rougeL"], use_stemmer=True), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -53,7 +53,7 @@ def server(known: dict[str, str], port: int = _PORT) -> ThreadingHTTPServer:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             try:
-                with one_at_a_time:
+                with lock:
                     word = verdict(body["messages"][-1]["content"], known, scorer)
             except LookupError as error:
                 self.answer(400, {"error": f"{error}"})
@@ -83,6 +83,8 @@ def server(known: dict[str, str], port: int = _PORT) -> ThreadingHTTPServer:
 
 def main(path: str, *command: str) -> int:
     """The command's exit status."""
+    if not Path(path).is_file():
+        raise SystemExit(f"{path}: no such file; it holds prompts with their references, as JSON lines")
     judge = server(references(Path(path)))
     threading.Thread(target=judge.serve_forever, daemon=True).start()
     endpoint = f"{{url: http://127.0.0.1:{_PORT}/v1, key_variable: null}}"
@@ -91,4 +93,4 @@ def main(path: str, *command: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]) if sys.argv[1:] else __doc__)

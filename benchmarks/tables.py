@@ -78,7 +78,7 @@ class Maker:
         print(f"+ {command}", file=sys.stderr, flush=True)
         done = subprocess.run([sys.executable, "-m", *_split(command.replace("{{", "{").replace("}}", "}"))])
         if done.returncode:
-            raise SystemExit(f"{name}: raypd ended with {done.returncode}; the same command goes on")
+            raise SystemExit(f"{name}: its command ended with {done.returncode}; the same one goes on")
         return out
 
     def file(self, name: str) -> Path:

@@ -65,10 +65,10 @@ def look(data: str, source: InputConfig | None = None, labels: Container[str] = 
         first = _first(source)
         form = next((form for form, ends in ENDINGS.items() if first.format in ends.values()), None)
     columns = {"id": None, "text": _TEXT_CHARACTERS} if form == "files" else _columns(first, source)
-    return _told(data, form, columns, labels)
+    return _choose(data, form, columns, labels)
 
 
-def _told(data: str, form: str | None, columns: dict[str, float | None], labels: Container[str]) -> Look:
+def _choose(data: str, form: str | None, columns: dict[str, float | None], labels: Container[str]) -> Look:
     lower = {column.casefold(): column for column in columns}
     id_column = next((lower[word] for word in _IDS if word in lower), None)
     means = {column: mean for column, mean in columns.items() if mean is not None and column != id_column}
@@ -87,7 +87,7 @@ def look_for_columns(path: str, tree: Row, overrides: list[str], say: Say, rows:
     storage.configure(config.storage)
     with contextlib.suppress(*([InputError] if rows is None else [])):  # the run says what is wrong with it
         labels = {*label_columns(config.extraction.categories), str(config.input.category_column)}
-        found = look(path, config.input, labels) if rows is None else _told(path, None, _means(rows), labels)
+        found = look(path, config.input, labels) if rows is None else _choose(path, None, _means(rows), labels)
         tree["input"] |= {"format": found.form} if found.form else {}
         if {config.input.id_column, *config.input.text_columns} - {None, *found.columns}:
             tree["input"] = {"id_column": found.id_column, "text_columns": found.texts, **tree["input"]}

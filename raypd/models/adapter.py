@@ -27,7 +27,7 @@ warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", categor
 
 
 def import_peft() -> None:
-    """Imports peft without torch's compiler (1.5 s), which bitsandbytes, that peft imports, needs for its weights."""
+    """Imports peft without torch's compiler (1.5 s), which bitsandbytes, imported by it, wants for its own weights."""
     before = os.environ.get(_NO_COMPILER)
     os.environ[_NO_COMPILER] = "1"  # torch reads it in each call of `compile`
     try:
