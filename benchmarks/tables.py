@@ -204,10 +204,11 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
         paper = ", ".join(f"{ratio:.2f}" for ratio in intra_prompt_ratios(*of["paper"]))
         lines.append("| " + " | ".join([key, paper, *cells]) + " |")
     folder = "/".join([name, *map(_file, maker.keys)])
-    runs = {
-        key: maker.make(f"{folder}/{_file(key)}", " ".join([of["run"], *maker.keys]))
-        for key, of in table.get("runs", {}).items()
-    }
+    runs = {}
+    for count in table.get("at_a_time", [None]):
+        for key, of in table.get("runs", {}).items():
+            row, words = (key, []) if count is None else (f"{count}, {key}", [f"engine.max_num_seqs={count}"])
+            runs[row] = maker.make(f"{folder}/{_file(row)}", " ".join([of["run"], *words, *maker.keys]))
     labels = maker.file(table["labels"]) if "labels" in table else None
     first = next(iter(runs.values()), None)
     judged = table.get("judged", {}) if maker.judge else {}
@@ -215,8 +216,10 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
         if judged and (judged["by"] == "scores" or run != first):
             other = str(first) if judged["by"] == "pairs" else None
             judge.judge(str(run), other, f"{run}-judge", None, maker.judge, judged.get("documents"))
-    for key, run in runs.items():
-        paper = table["runs"][key]["paper"]
+    papers = [of["paper"] for of in table.get("runs", {}).values()]
+    for number, (key, run) in enumerate(runs.items()):
+        paper = papers[number % len(papers)]
+        first = run if number % len(papers) == 0 else first  # of those with as many at a time
         for group, among in _groups(table, maker).items():
             cells = [figure(column, run, first or run, labels, among) for column in table["columns"]]
             row = f"{key}, {group}" + (f" ({len(among)})" if among else "") if group else key

@@ -150,8 +150,7 @@ class LLM:
         self._parts: dict[str, WorkerComponents] = {}  # the last one, by the whole configuration
 
     def extract(self, documents: str | Iterable[str | Mapping[str, Any]], schema: Any) -> list[Answer]:
-        """Extracts a schema's attributes from texts (or one), or from records (a DataFrame's rows are such) of title,
-        description (or text), category."""
+        """A schema's attributes of texts, or of records (a DataFrame too): title, description or text, category."""
         fields = [dict(one) if isinstance(one, Mapping) else {"text": one} for one in _listed(documents)]
         texts = ["text" in record and not {"title", "description"} & record.keys() for record in fields]
         answers: dict[int, Answer] = {}

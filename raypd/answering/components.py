@@ -86,9 +86,8 @@ Load = Callable[[ModelConfig], "LoadedModel"]  # in place of load_model, for a c
 def build(
     config: RunConfig, threads: int | None, load: Load | None = None, each: bool = False, share: float = 1.0
 ) -> WorkerComponents:
-    """Loads the model, or both of a cascade, and makes engine and task. Raises ModelError or ConfigError. threads: of
-    the CPU; None: as torch has them. each: a document is decoded though it says what another says. share: of a GPU's
-    free memory for the cache."""
+    """Loads the model, or both of a cascade; makes engine and task. Raises ModelError, ConfigError. threads: of the CPU
+    (None: torch's). each: also a document that says what another says. share: of a GPU's free memory, for the cache."""
     engine: Engine
     task: Task
     if (second := config.second_model()) is not None:

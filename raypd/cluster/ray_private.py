@@ -22,8 +22,7 @@ def closed_to_others(dashboard: bool) -> Iterator[None]:
     controller unknown there, so dead, and ends the training.
 
     Ray takes a loopback _node_ip_address for a mistake and replaces it; it binds to loopback by itself where clusters
-    are turned off, as on macOS. A token that it makes itself it writes to ~/.ray/auth_token, and every later `ray
-    start` asks for that one."""
+    are turned off, as on macOS. A token of its own it writes to ~/.ray/auth_token, and later `ray start` ask for it."""
     from ray._private import ray_constants
     from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 

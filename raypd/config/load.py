@@ -120,8 +120,7 @@ def _section(tree: Any, name: str) -> Any:
 
 
 def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Makes the relative paths of a tree relative to a folder (the output path stays as it is); key -> path, or all
-    that a key holds with paths in it."""
+    """Makes relative paths of a tree (but the output's) relative to a folder; key -> path, or what holds paths."""
     found: dict[str, Any] = {}
     for key in _PATHS:
         *sections, name = key.split(".")

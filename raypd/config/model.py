@@ -124,8 +124,9 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     max_new_tokens: int = Field(512, ge=1)
     """Most tokens of one answer, all threads together (generation, and autoregressive extraction)"""
     contexts_per_prompt: int = Field(1, ge=1, description="Contexts stacked in one prompt (intra_prompt)")
-    promised_length: Literal["predicted", "fixed"] = "predicted"
-    """What the main thread skips at a promise (pasta): its tokens attribute, or fixed_length"""
+    promised_length: Literal["predicted", "fixed", "oracle"] = "predicted"
+    """What the main thread skips at a promise (pasta): its tokens attribute, fixed_length, or what its child takes, for
+    which it waits (oracle: no faster than in sequence, to judge the others by)"""
     fixed_length: int = Field(40, ge=1)
     """Tokens skipped at a promise: at any (fixed), or where it says no number (predicted)"""
     max_async_tokens: int = Field(256, ge=1, description="Most tokens of one child thread (pasta)")

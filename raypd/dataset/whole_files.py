@@ -1,5 +1,4 @@
-"""Files that each unit reads whole: of JSON (an array of objects, an object, or several one behind the other), and
-workbooks, whose first sheet is read."""
+"""Files that each unit reads whole: JSON (an array, an object, several in turn), a workbook's first sheet."""
 
 import io
 import json

@@ -47,8 +47,7 @@ class SlotAllocator:
 
 class KVCache:
     """Keys and values of all sequences, per layer [slots, kv_heads, head_dim]; it doubles when full, up to `limit`
-    slots (`why`: the reason for it). Layers are allocated when first written, and zeroed: NaN in a masked slot would
-    leak through attention."""
+    slots (`why`: the reason for it). Layers are allocated at their first write, zeroed: NaN leaks from masked slots."""
 
     def __init__(
         self, slots: int, limit: int | None, device: torch.device, why: str = "engine.cache_tokens allows no more"

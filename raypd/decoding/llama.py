@@ -20,7 +20,7 @@ from raypd.decoding.attention.step import AttentionLayer, Step
 from raypd.decoding.linear import PackedLinear, PanelLinear, has_pairs
 from raypd.decoding.quantized import Int8Linear
 
-Projected = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # queries, keys and values
+Projected = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # queries; keys, values, None: in the cache
 _FAMILIES = {f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 
 
@@ -67,8 +67,7 @@ class Layer(torch.nn.Module):
         return norm(x)
 
     def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> Projected:
-        """[tokens, hidden size] -> queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim];
-        None: it has put them into the cache."""
+        """[tokens, hidden] -> queries [tokens, heads, head_dim], keys, values [tokens, kv_heads, head_dim]."""
         query, key, value = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.query, self.key, self.value))
         if self.query_norm is not None:
             query, key = self.norm(query, self.query_norm), self.norm(key, self.key_norm)

@@ -181,8 +181,7 @@ class Scheduler:
 
     def rollback(self, chunks: list[Chunk], reason: str, alone: bool = True) -> list[Finished]:
         """Takes back a pass that ran out of memory, and halves the budget; at the least one, where it was `alone`
-        in flight, the program that holds most of the cache fails. Raises RuntimeError where even the smallest passes
-        fail, one after the other."""
+        in flight, the program that holds most of the cache fails. Raises RuntimeError where the smallest fail, too."""
         for chunk in chunks:
             chunk.seq.unplace(chunk.tokens.tolist())
         if self.budget.too_much(sum(len(chunk.tokens) for chunk in chunks)) or not alone:

@@ -25,8 +25,7 @@ _PLAIN: dict[str, Any] = {"model": {}, "decoding": {"method": "autoregressive"}}
 
 
 def train(config: RunConfig, *, verbose: bool = False) -> TrainingRecord:
-    """As `run_training`, after the runs that it lacks; of several preference rounds, each from the weights of the one
-    before, the last one's record."""
+    """As `run_training`, after the runs that it lacks; of preference rounds, each from the weights before, the last."""
     storage.configure(config.storage)
     check(config)
     storage.configure(config.storage)  # `check` has looked into runs, each as it reached its own storage

@@ -15,8 +15,7 @@ _BUFFERED_ROWS = 100_000
 
 
 class Scratch(ExitStack):
-    """Named tables, in TMPDIR (some gigabytes a hundred million documents): `create`, `add` from any thread, query.
-    tables: those to begin with."""
+    """Tables (at first `tables`) in TMPDIR, GBs a hundred million documents: `create`, `add` by any thread, query."""
 
     def __init__(self, **tables: pa.Schema) -> None:
         super().__init__()

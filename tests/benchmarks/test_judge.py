@@ -160,13 +160,14 @@ def test_every_command_is_one_and_every_need_a_step(tmp_path, monkeypatch):
 def test_a_section_and_its_page(texts, tmp_path):
     columns, runs = ["same answers", "ROUGE-L", "win rate"], {name: {"paper": "1", "run": "-"} for name in "ab"}
     table = {"title": "T", "columns": columns, "labels": "labels.jsonl", "judged": {"by": "pairs"}, "runs": runs}
+    table["at_a_time"] = [2]
     (tmp_path / "labels.jsonl").write_text('{"id": "a", "reference": ["good answers", ""]}\n')
     (tmp_path / "t").mkdir()
     for name, run in zip("ab", texts, strict=True):
-        (tmp_path / "t" / name).symlink_to(run)
+        (tmp_path / "t" / tables._file(f"2, {name}")).symlink_to(run)
     with server(lambda *_: completion('{"better": "A"}')) as (url, _):  # whichever stands first
         text = tables.section("t", table, tables.Maker(tmp_path, tmp_path, None, (), keys(url)), {})
-    says(text, "| 1.000 (1.000 to 1.000) |  |\n| b | 1 | 25.0% of 4 | 0.500 (0.500", "| 0.500 (0.500 to 0.500) |\n")
+    says(text, "| 1.000 (1.000 to 1.000) |  |\n| 2, b | 1 | 25.0% of 4 | 0.500 (0.500", "| 0.500 (0.500 to 0.500) |\n")
     registry = {"tables": {"t": table, "u": {"title": "U"}}, "missing": {"V": "no GPU"}}
     page = tables.page("", registry, {"t": text})
     assert "* `u`: U" in page

@@ -11,7 +11,7 @@ from raypd.decoding.methods.pasta import PastaAnswer
 from raypd.decoding.methods.pasta_lang import LONGEST_TAG, Lexer
 from tests.decoding.pasta_script import BYTES, EOS, PROMPT, TAGS, Script, promise
 
-OPTIONS = {"promised": st.sampled_from(["predicted", "fixed"]), "max_async_tokens": st.integers(1, 20),
+OPTIONS = {"promised": st.sampled_from(["predicted", "fixed", "oracle"]), "max_async_tokens": st.integers(1, 20),
            "max_threads": st.integers(1, 4), "max_position": st.integers(3, 200)}  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def test_steps_of_figure_2():
 
 @pytest.mark.parametrize(("options", "expected"), [
     ({}, [2 + 1 + 20, 2 + 1 + 20 + 1 + 3]), ({"promised": "fixed", "fixed_length": 7}, [10, 18]),
-    ({"promised": "fixed"}, [43, 84])])  # fmt: skip
+    ({"promised": "fixed"}, [43, 84]), ({"promised": "oracle"}, [2 + 1 + 4, 2 + 1 + 4 + 1 + 3])])  # fmt: skip
 def test_positions_of_the_main_thread(options, expected):
     words = (promise("a"), promise("b", 3), *TAGS[:3])
     script = Script(f"{promise('a')}{promise('b', 3)}<sync/>end", "12</async>", "1</async>", words=words)

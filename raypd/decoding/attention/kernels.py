@@ -16,8 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def chosen(attention: str, device: torch.device, dtype: torch.dtype, config: Any) -> Attend:
-    """The attention of a name, for a model's text configuration. Raises ValueError where there is none, it is not
-    installed, or it cannot run there."""
+    """The attention of a name, for a model's text configuration. Raises ValueError: none, not installed, not for it."""
     if attention == "auto":
         attention = "avx512" if avx512.is_best(device, dtype) else "sdpa"
         if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):

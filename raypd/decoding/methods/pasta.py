@@ -43,8 +43,7 @@ class _RunningThread:
 
 @dataclass
 class Interpreter:
-    """Decodes until the main thread and all its children have ended. Two calls a step: `feed` gives the tokens of all
-    threads, `take` the decoded ones."""
+    """Decodes until main thread and children have ended. A step: `feed` gives all their tokens, `take` the decoded."""
 
     prompt: Prompt
     max_new_tokens: int  # decoded, of all threads together
@@ -52,7 +51,7 @@ class Interpreter:
     encode: Callable[[str], Sequence[int]]  # ids of the tags that the interpreter writes itself
     ends: frozenset[int]  # ids that end a thread
     _: KW_ONLY
-    promised: Literal["predicted", "fixed"] = "predicted"  # predicted: Pred-10X, and Pred-1X as well
+    promised: Literal["predicted", "fixed", "oracle"] = "predicted"  # predicted: Pred-10X, and Pred-1X as well
     fixed_length: int = 40  # positions of a fixed promise, and of one that names no number
     max_async_tokens: int = 256  # decoded, of one child
     max_threads: int = 32  # of more, the youngest wait for a place
@@ -68,8 +67,7 @@ class Interpreter:
         if not (self.open and self.close and self.sync):
             raise ValueError("encode gives no tokens for the tags of PASTA-LANG")
         self.warnings: list[str] = []
-        self.decoded = self.steps = 0
-        self.segments = 1
+        self.decoded, self.steps, self.segments = 0, 0, 1
         self.reach: dict[tuple[int, int], Reach] = {}
         self.main = _RunningThread(PastaThread(), 0, 0, [], Lexer(self._warner("main thread")))
         self.main.place(self.prompt.tokens)
@@ -79,6 +77,8 @@ class Interpreter:
         self.events: deque[Piece] = deque()  # pieces of the main thread that are not acted on yet
         self.held: tuple[int, int] | None = None  # (token, position) that ended the <sync/> waited at
         self.asked: list[_RunningThread] = []
+        self.measured: _RunningThread | None = None  # oracle: the child whose length the main thread waits for
+        self.next_token: int | None = None  # of the main thread, which does not depend on that length
 
     def feed(self) -> Feed | None:
         """The next tokens of all threads, or None when all have ended or no token is left."""
@@ -111,8 +111,19 @@ class Interpreter:
                 self._main_token(token)
             else:
                 self._child_token(thread, token)
+        if self.measured is not None and self.measured.state == "ended":
+            self._measure(self.measured)
         while self.main.state == "waiting" and all(child.state == "ended" for child in self.unjoined):
             self._join()
+
+    def _measure(self, child: _RunningThread) -> None:
+        """The oracle's length of a promise: what its child took, which does not depend on it."""
+        main, self.measured = self.main, None
+        child.record.promised, main.position = child.position - main.position, child.position
+        if self.next_token is not None:
+            main.place([self.next_token])
+            main.state, self.next_token = "running", None
+            self._act()
 
     def _main_token(self, token: int) -> None:
         main = self.main
@@ -120,8 +131,11 @@ class Interpreter:
             self._end_main()
             main.record.stopped = True
             return
-        main.place([token])
         self.events += main.lexer.feed(self._text(token))
+        if self.measured is not None:
+            main.state, self.next_token = "waiting", token
+            return
+        main.place([token])
         self._act()
 
     def _act(self) -> None:
@@ -130,17 +144,15 @@ class Interpreter:
         while self.events:
             piece = self.events.popleft()
             main.written.pieces.append(piece)
-            if piece.tag is None or piece.tag.kind == "stray":
-                continue
-            if piece.tag.kind == "promise":
-                self._promise(piece.tag)
-            elif piece.tag.kind == "sync" and self.unjoined:
-                self._wait()
-                return
-            elif piece.tag.kind == "sync":
-                main.lexer.warn(f"{SYNC} without a promise to wait for does nothing")
-            else:
-                main.lexer.warn(f"{readable(piece.text)} in the main thread is left out")
+            match piece.tag:
+                case Tag("promise"):
+                    self._promise(piece.tag)
+                case Tag("sync") if self.unjoined:
+                    return self._wait()
+                case Tag("sync"):
+                    main.lexer.warn(f"{SYNC} without a promise to wait for does nothing")
+                case Tag("open" | "close"):
+                    main.lexer.warn(f"{readable(piece.text)} in the main thread is left out")
         if self._remaining_tokens(main) <= 0 and main.state == "running":
             main.lexer.warn("cut where the positions end")
             self._end_main()
@@ -148,8 +160,8 @@ class Interpreter:
     def _promise(self, tag: Tag) -> None:
         """Opens a child, and closes the main thread's segment: it goes on in another, behind the promised length."""
         main, number = self.main, 1 + len(self.children)
-        name = f"async {number} ({tag.topic})"
-        length, room = self.fixed_length, self._remaining_tokens(main)
+        lexer = Lexer(self._warner(f"async {number} ({tag.topic})"))
+        length, room = 0 if self.promised == "oracle" else self.fixed_length, self._remaining_tokens(main)
         if self.promised == "predicted":
             limit = self.max_async_tokens + len(self.open)  # more than that a child cannot take
             length = tag.promised_length(number, length, limit, main.lexer.warn)
@@ -158,20 +170,19 @@ class Interpreter:
             length = max(0, int(room) // 2)
         path = [*main.path, main.segment]
         child = _RunningThread(
-            PastaThread(tag.topic, length), self._segment(path), main.position, path, Lexer(self._warner(name))
+            PastaThread(tag.topic, length), self._segment(path), main.position, path, lexer, main.depth
         )
-        child.depth = main.depth
         if self._remaining_tokens(child) > len(self.open) + len(self.close):
             child.written = Written([Piece(OPEN, Tag("open"))], undecoded=len(OPEN))
             child.place(self.open)
+            self.measured = child if self.promised == "oracle" else None
         else:
             child.state = "ended"
             child.lexer.warn("has no content: the positions end here")
         self.children.append(child)
         self.unjoined.append(child)
         main.written.pieces.append(child.written)
-        main.path, main.segment = path, self._segment(path)
-        main.position += length
+        main.path, main.segment, main.position = path, self._segment(path), main.position + length
 
     def _wait(self) -> None:
         """At a <sync/>: the token that ended it is fed after the wait, so that it sees the children."""
