@@ -1,6 +1,6 @@
-"""`cluster.executor: ray_data`: Ray Data streams units, a block each, through a pool of actors that commit them. Ray
-Data assigns them, and starts dead workers and tasks again without end: so workers count on storage (`UnitLog`), and ask
-the ledger, which has the driver's answer (budget, deadline, notices, end), before a unit begins."""
+"""`cluster.executor: ray_data`: Ray Data streams blocks of units through a pool of actors that commit them. Ray Data
+assigns them, and starts dead workers and tasks again without end: so workers count on storage (`UnitLog`), and ask the
+ledger, which has the driver's answer (budget, deadline, notices, end), before a unit begins."""
 
 import contextlib
 import itertools
@@ -31,7 +31,7 @@ from raypd.run.records import UnitResult
 from raypd.run.text import Say
 from raypd.run.unit import Unit
 
-_SLICE = 16_384  # units of a pass: Ray Data's driver holds some kB for every block
+_SLICE, _BLOCKS = 262_144, 16_384  # units and blocks of a pass: Ray Data's driver holds some kB for every block
 _WAIT_SECONDS, _GONE_SECONDS = 0.25, 30.0
 _EMPTY_PASSES = 3  # in a row, in which no unit ended
 
@@ -45,9 +45,9 @@ class UnitStage:
             threading.Event().wait()  # it holds the card, so that no other worker gets it, as long as the pass takes
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        unit = pickle.loads(batch["unit"][0].as_py())
-        result = self.worker.run(unit, partial(self._admit, unit.id))
-        return pa.table({"unit": [unit.id], "result": [pickle.dumps(result)]})
+        units = pickle.loads(batch["units"][0].as_py())
+        results = [(unit.id, self.worker.run(unit, partial(self._admit, unit.id))) for unit in units]
+        return pa.table({"results": [pickle.dumps(results)]})
 
     def _admit(self, unit: str, died: bool) -> bool:
         """Whether a unit may begin, as the driver says. died: so did the process that had it before."""
@@ -141,10 +141,10 @@ class RayDataExecutor:
         try:
             # Of one size: one that may shrink does before the cluster has grown. A task that waits dies with a worker.
             pool = UnitStage, (self.spec,), self.resources, (size, size), at_once, at_once
-            dataset = map_in_pool(unit_blocks(units), *pool, batch_size=1)
+            dataset = map_in_pool(unit_blocks(units, _BLOCKS), *pool, batch_size=1)
             for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-                for row in batch.to_pylist():
-                    rows.put((row["unit"], pickle.loads(row["result"])))
+                for row in itertools.chain.from_iterable(map(pickle.loads, batch["results"].to_pylist())):
+                    rows.put(row)
             rows.put(None)
         except Exception as error:
             rows.put(error)

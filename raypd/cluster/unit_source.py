@@ -1,5 +1,6 @@
 """The plan as a source of Ray Data."""
 
+import itertools
 import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,9 +11,15 @@ from ray import data
 from raypd.cluster import ray_private
 from raypd.run.unit import Unit
 
+_LAST = 1024  # units, at most, that have a block each whatever their number
 
-def unit_blocks(units: Sequence[Unit]) -> Any:
-    """A dataset of units, each in a block of its own, read as they are wanted by one task beside the driver."""
+
+def unit_blocks(units: Sequence[Unit], blocks: int) -> Any:
+    """A dataset of units, some in a row, a row a block, read as they are wanted by one task beside the driver. Each has
+    a block of its own where there are as many `blocks`, and at the end, so that workers end together."""
+    last = len(units) - min(len(units) // 8, _LAST)
+    size = -(-last // max(1, blocks - len(units) + last))
+    starts = [*range(0, last, size), *range(last, len(units)), len(units)]
 
     class UnitSource(data.Datasource):
         supports_distributed_reads = False
@@ -22,8 +29,8 @@ def unit_blocks(units: Sequence[Unit]) -> Any:
 
         def get_read_tasks(self, *arguments: Any, **keys: Any) -> list[data.ReadTask]:
             def read() -> Iterator[pa.Table]:
-                for unit in units:
-                    yield pa.table({"unit": [pickle.dumps(unit)]})
+                for start, end in itertools.pairwise(starts):
+                    yield pa.table({"units": [pickle.dumps(units[start:end])]})
 
             return [data.ReadTask(read, data.block.BlockMetadata(None, None, None, None))]
 

@@ -70,8 +70,7 @@ def run_night(
     """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
 
     full: extracts all anew. retry_errors: also what failed. verbose, build: as in `driver.run_extract`, and its errors
-    are raised. RunError also where a session that is alive is at it, or, after all else is done, where objects cannot
-    be read and input.on_damaged is fail."""
+    are raised. RunError also while a session is at it, and at the end for damaged objects (input.on_damaged: fail)."""
     storage.configure(config.storage)
     if config.nightly.delta:
         delta.check_installed()

@@ -472,6 +472,5 @@ class Estimate:
         datetime.fromisoformat(self.created)  # a file with another text in its place is damaged
 
     @property
-    def created_at(self) -> float:
-        """Unix seconds."""
+    def created_at(self) -> float:  # unix seconds
         return datetime.fromisoformat(self.created).timestamp()

@@ -18,8 +18,7 @@ Edges = list[dict[str, int]]
 
 def table_of(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
     """(transitions, final states): the index of a vocabulary of single bytes, but those in `without`. An end stands
-    behind the pattern: out of a final state the index takes no way that is longer than a token. Raises ValueError where
-    the pattern is none, or has no end."""
+    behind the pattern: a final state leads no further than a token. Raises ValueError: no pattern, or without end."""
     tokens: dict[str | bytes, list[int]] = {bytes([b]): [b] for b in range(256) if chr(b) not in without or b == _END}
     index = outlines_core.Index(f"({pattern}){chr(_END)}", outlines_core.Vocabulary(_END_TOKEN, tokens))
     transitions, ended = index.get_transitions(), set(index.get_final_states())

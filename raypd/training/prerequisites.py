@@ -81,7 +81,6 @@ def _over(folder: str, name: str, prompts: Iterable[Mapping[str, str]]) -> dict[
 
 
 def _run(config: RunConfig, name: str, changes: Mapping[str, Any], verbose: bool) -> str:
-    """Makes a run; its folder."""
     path = storage.join(layout.output_folder(config), name)
     console.say(f"{name}: {path}")
     run_extract(with_changes(config, {"training": {}, **changes, "output.path": path}), verbose=verbose)

@@ -64,7 +64,8 @@ def test_ray_data_lists_what_cannot_be_read_and_does_the_rest(tmp_path, config, 
     for name in "abc":
         write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
     run = config(str(tmp_path / "in"), executor="ray_data")
-    monkeypatch.setattr("raypd.cluster.ray_data_executor._SLICE", 2)  # two passes
+    for key, limit in (("_SLICE", 2), ("_BLOCKS", 1)):  # two passes, the first of a block of two
+        monkeypatch.setattr(f"raypd.cluster.ray_data_executor.{key}", limit)
     between((tmp_path / "in/b.jsonl").unlink)
     with pytest.raises(RunError, match=r"(?s)1 units of the input cannot be read.*b.jsonl: is gone since"):
         driver.run_extract(run, build=fakes.build)
