@@ -109,10 +109,7 @@ class Processor:
         self._ledger: Any = None
 
     def __call__(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
-        """The dataset with the answers; nothing runs until it is consumed.
-
-        Raises ConfigError where a column is missing or has the name of one that is added (as far as Ray knows them), or
-        no node of the cluster can hold a worker."""
+        """The dataset with the answers, lazy. Raises ConfigError: a column missing or twice, no node for a worker."""
         share = self._share()
         if self._ledger is None:
             head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}

@@ -2,10 +2,11 @@
 
 import itertools
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import ray
 from ray import data
 
 from raypd.cluster import ray_private
@@ -20,6 +21,7 @@ def unit_blocks(units: Sequence[Unit], blocks: int) -> Any:
     last = len(units) - min(len(units) // 8, _LAST)
     size = -(-last // max(1, blocks - len(units) + last))
     starts = [*range(0, last, size), *range(last, len(units)), len(units)]
+    plan = ray.put([pickle.dumps(units[start:end]) for start, end in itertools.pairwise(starts)])
 
     class UnitSource(data.Datasource):
         supports_distributed_reads = False
@@ -28,9 +30,8 @@ def unit_blocks(units: Sequence[Unit], blocks: int) -> Any:
             return 0
 
         def get_read_tasks(self, *arguments: Any, **keys: Any) -> list[data.ReadTask]:
-            def read() -> Iterator[pa.Table]:
-                for start, end in itertools.pairwise(starts):
-                    yield pa.table({"units": [pickle.dumps(units[start:end])]})
+            def read() -> Any:
+                return (pa.table({"units": [block]}) for block in ray.get(plan))
 
             return [data.ReadTask(read, data.block.BlockMetadata(None, None, None, None))]
 

@@ -26,8 +26,7 @@ _PATHS = (
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None, trains: bool = False) -> RunConfig:
-    """Reads and checks a YAML file; later overrides win. trains: an open method is one that can be trained. Raises
-    ConfigError: file, line and key of every mistake."""
+    """Reads and checks a YAML file; later overrides win. trains: an open method can be trained. Raises ConfigError."""
     source = YamlFile.read(Path(path))
     anchor_paths(source.tree, Path(path).parent)
     config = _checked(source, overrides, Path(path).parent)

@@ -16,8 +16,7 @@ _NUMBER = re.compile(r"v?(\d+)[^/]*\.metadata\.json")
 
 
 def pinned(source: InputConfig, version: int | None) -> InputConfig:
-    """A table with its version: the one that is asked for, else that of an earlier plan, else the newest. Raises
-    ConfigError (its package is missing), InputError."""
+    """A table with its version: as asked, else of an earlier plan, or the newest. Raises ConfigError, InputError."""
     if source.format not in TABLES or source.version is not None:
         return source
     if version is None and source.format == "delta":

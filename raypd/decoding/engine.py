@@ -36,8 +36,7 @@ _FIRST_SLOTS = 4096  # of a cache that grows
 
 @dataclass(slots=True)
 class _Samples:
-    """The next tokens that a pass is asked for, chunk after chunk, but those of which few are allowed come last: their
-    logits are computed apart (few_tokens.py)."""
+    """The next tokens that a pass is asked for; those of few allowed ones last, their logits apart (few_tokens.py)."""
 
     requests: SampleRequests
     places: list[int]  # in the pass, of the token before each
@@ -55,9 +54,8 @@ class _Flight:
 
 
 class Engine:
-    """Runs many programs over one model: `submit` them, then `step` while any is `pending`. Raises ValueError where the
-    attention is not installed, cannot run on the model's device, or has no CUDA graphs, the model cannot be `stable`,
-    and where a GPU has no memory for the cache."""
+    """Runs many programs over one model: `submit` them, then `step` while any is `pending`. Raises ValueError where
+    attention cannot run or has no CUDA graphs, the model cannot be `stable`, or a GPU has no memory for the cache."""
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""Linear layers in bfloat16 on a CPU, for inference: weights lie as their products read them, native.c's or, where
-those cannot run or the processor has AMX, oneDNN's."""
+"""Linear layers in bfloat16 on a CPU, to decode: weights lie as their products, native.c's or oneDNN's, read them."""
 
 from typing import Any
 

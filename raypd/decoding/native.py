@@ -42,8 +42,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 
 def store(slots: torch.Tensor, new: torch.Tensor, stored: torch.Tensor) -> None:
-    """Puts keys, or values, `new` [tokens, kv_heads, head_dim] in bfloat16 into `stored` [slots, kv_heads, head_dim] at
-    `slots` [tokens] int64; last strides are 1."""
+    """Puts `new` keys or values, bfloat16 [tokens, heads, head_dim], into `stored` at `slots` int64; last strides 1."""
     _call("store", [new, slots, stored], (*new.shape, *new.stride()[:2], *stored.stride()[:2]))
 
 

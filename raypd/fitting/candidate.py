@@ -31,8 +31,7 @@ def training_config(context: FitContext, changes: dict[str, Any], documents: str
 
 
 def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, share: float) -> CandidateScore:
-    """Trains a candidate on the first `labels` documents of the training part, and runs it over the test part. Raises
-    what `run_training` and `run_extract` raise."""
+    """Trains a candidate on the first `labels` of the training part, runs it over the test part. Raises as these do."""
     whole = training_config(context, changes, context.part("train"), context.folder)
     settings = whole.model_dump_json(include={"model", "decoding", "training"})
     digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
@@ -95,8 +94,7 @@ def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -
 
 
 def measure(context: FitContext, score: CandidateScore, run: str | None = None) -> records.Figure:
-    """Adds to a score what its model costs over the corpus; the corpus's documents. run: an earlier run whose speed
-    counts; None: a sample is decoded now, once."""
+    """Adds what a score's model costs over the corpus; its documents. run: whose speed counts (None: a sample's)."""
     config = with_changes(context.config, score.changes)
     text = config.model_dump_json(include=_MEASURED, exclude={"cost": {"budget_usd", "reserve_seconds", "deadline"}})
     digest = hashlib.sha256(f"{config.fingerprint()} {text}".encode()).hexdigest()[:12]

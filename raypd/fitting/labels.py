@@ -106,8 +106,7 @@ def parts_of(context: FitContext) -> dict[str, list[Row]]:
 
 
 def split(rows: list[Row], config: RunConfig, test_share: float | None = None) -> dict[str, list[Row]]:
-    """Rows by part: of every category in proportion, all that say the same in one, what every prompt shows in train.
-    Where the test would have too few, more are for it."""
+    """Rows by part: categories in proportion, what says the same in one, examples in train; the test has enough."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         text = " ".join(str(row.get(column) or "") for column in config.text_columns())

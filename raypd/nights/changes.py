@@ -104,8 +104,7 @@ def unreadable(
 
 
 def read_input(scratch: Scratch, plan: Plan, config: RunConfig, index: Iterable[str]) -> Input:
-    """Fills `planned` (units), `read` (the documents of those that last night did not have), `damaged` (objects), and
-    `old`, from the files of last night's index."""
+    """Fills `planned` (units), `read` (documents not of last night), `damaged` (objects), `old` (last night's)."""
     for name, schema in {"old": _INDEX, "planned": _PLANNED, "read": _READ, "damaged": DAMAGED}.items():
         scratch.create(name, schema)
     for file in index:

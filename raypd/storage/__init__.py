@@ -88,9 +88,8 @@ class Storage:
         return self._remote(path).read(path) if is_remote(path) else local.local_path(path).read_bytes()
 
     def open_read(self, path: str, offset: int = 0, version: str | None = None) -> BinaryIO:
-        """A file to be read in sequence; of an object a body that breaks off is taken up where it broke. version: the
-        only one to read; two are never mixed. Raises, here or at a later read, FileNotFoundError, StorageError, or
-        Changed where the file is another by now."""
+        """A file to be read in sequence; an object's body that breaks off is taken up there. version: the only one to
+        read. Raises, here or later, FileNotFoundError, StorageError, Changed where the file is another by now."""
         if not is_remote(path):
             return local.open_read(path, offset, version)
         reader = self._remote(path).reader(self._remote(path), path, version, None, ahead=True)

@@ -74,8 +74,7 @@ def choose(items: Iterable[Object], glob: str | None) -> Generator[Object, None,
 
 
 def find_objects(client: Any, path: str) -> Iterator[Object]:
-    """`Storage.find` on an object store. client: `single` is the object of this very path, `objects` what begins with a
-    prefix, `beside` the names right in a folder."""
+    """`Storage.find` on an object store: `single` this path, `objects` of a prefix, `beside` names in a folder."""
     try:
         if not path.endswith("/") and (item := client.single(path)) is not None:
             yield item

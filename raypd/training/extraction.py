@@ -1,5 +1,4 @@
-"""Training examples of extraction: for `hyper_parallel` (HPD, section 4.4) and, as its control, `autoregressive`; gold
-values as the text that decoding would have written."""
+"""Training examples of extraction, for `hyper_parallel` (HPD, section 4.4) and `autoregressive`: text as decoded."""
 
 import json
 from collections.abc import Iterator, Sequence

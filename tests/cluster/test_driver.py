@@ -88,8 +88,7 @@ def test_a_deadline_that_one_worker_holds_takes_one_of_ray_data(tmp_path, config
 
 @pytest.mark.parametrize("executor", SELDOM)
 def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, executor) -> None:
-    """Four documents of ten have no text, in the first half of the input."""
-    titles = ([""] * 4 + ["a"] * 6) * 10 + ["a"] * 100
+    titles = ([""] * 4 + ["a"] * 6) * 10 + ["a"] * 100  # four of ten have no text, in the first half
     keys = {"max_failed_share": 0.3, "units_in_flight": 1, "executor": executor}
     with pytest.raises(RunError) as caught:
         driver.run_extract(config(str(write_jsonl(tmp_path / "a.jsonl", titles)), **keys), build=fakes.build)

@@ -48,8 +48,7 @@ def attend(
 def _merge(
     first: torch.Tensor, first_lse: torch.Tensor, second: torch.Tensor, second_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over two sets of keys out of that over each: outputs [..., d] and their log-sum-exps [...]. A query
-    that sees none of the second has -inf there."""
+    """Attention over two sets of keys from that over each: outputs [..., d], log-sum-exps [...] (-inf: none seen)."""
     weight = torch.sigmoid(second_lse - first_lse)[..., None]
     mixed = torch.lerp(first.to(weight.dtype), second.to(weight.dtype), weight)
     return mixed.to(first.dtype), torch.logaddexp(first_lse, second_lse)

@@ -59,8 +59,7 @@ class Span:
         return visible(self.reach, segments, positions, key_segments, key_positions, steps, key_steps)
 
     def all_seen(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """`seen` with the prefix, which all queries see, before the own keys [queries, prefix keys + own keys]; the
-        positions of the queries, and of all these keys."""
+        """`seen` [queries, prefix + own keys] with the prefix, which all see; positions of queries and these keys."""
         visibility = np.concatenate([np.ones((self.size, self.prefix), dtype=bool), self.seen], axis=1)
         return visibility, self.queries[0], np.concatenate([np.arange(self.prefix), self.keys[0]])
 
