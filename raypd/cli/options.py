@@ -13,11 +13,11 @@ AsJson = Annotated[bool, Option("--json", help="Print JSON")]
 
 # ---------------------------------------------------------------------------------------------------- quickstart, init
 QuickstartTo = Annotated[str, Argument(metavar="DIR", help="A new folder")]
-Sampled = Annotated[str, Argument(help="The data, local: .jsonl, .csv, .parquet, .txt, .pdf; a folder or a glob")]
+Sampled = Annotated[str, Argument(help="The data: .jsonl, .csv, .xlsx, .parquet, .txt, .pdf, .docx; a folder, a glob")]
 ConfigTo = Annotated[str | None, Option("--output", "-o", help="Where it goes; none: NAME.yaml here")]
 
 # ------------------------------------------------------------------------------------------- extract, answer, generate
-Source = Annotated[str, Argument(help="YAML of the run, or the data itself (.jsonl, .csv, .parquet, .pdf)")]
+Source = Annotated[str, Argument(help="YAML of the run, or the data itself (.jsonl, .csv, .parquet, .pdf, ...)")]
 Schema = Annotated[str | None, Option("--schema", help="'Brand, Color', JSON Schema, module:Class, YAML of categories")]
 Method = Annotated[str | None, Option("--method", help="decoding.method")]
 Model = Annotated[str | None, Option("--model", "-m", help="model.name")]

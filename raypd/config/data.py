@@ -10,8 +10,8 @@ from raypd.config.secrets import SECRETS, Uri, check_secrets
 from raypd.config.section import Section
 
 # Files that are a document each, by the ends of their names.
-TEXT_FILES = {
-    ".txt": "text", ".text": "text", ".md": "text", ".markdown": "text", ".html": "html", ".htm": "html", ".pdf": "pdf",
+TEXT_FILES = dict.fromkeys((".txt", ".text", ".md", ".markdown"), "text") | {
+    ".html": "html", ".htm": "html", ".pdf": "pdf", ".docx": "docx",
 }  # fmt: skip
 # What a format reads, where it is by the ends of names: input.format -> end -> what reads it.
 EXCEL = (".xlsx", ".xlsm", ".xls", ".ods")
@@ -34,12 +34,12 @@ class InputConfig(Section, use_attribute_docstrings=True):
 
     path: Annotated[str | list[str], AfterValidator(check_secrets)]
     """File, folder or glob, local, s3://, gs:// or az:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet,
-    .arrow; or .json; or .xlsx, .xls, .ods; or .txt, .md, .html, .pdf"""
+    .arrow; or .json; or .xlsx, .xls, .ods; or .txt, .md, .html, .pdf, .docx"""
     format: Literal["auto", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "excel", "files", "delta", "iceberg"] = (
         "auto"
     )
     """auto: by its name; json: each .json is an object or an array; excel: the first sheet of a workbook; files: each
-    .txt, .md, .html or .pdf is a document, with columns id (its name) and text; delta, iceberg: path is its folder"""
+    .txt, .md, .html, .pdf, .docx is a document, columns id (its name) and text; delta, iceberg: path is its folder"""
     reader: str | None = Field(None, pattern=r"^[\w.]+:[\w.]+$")
     """module:function of your own that reads each file: from its name and bytes (a binary file) it yields dicts"""
     version: int | None = Field(None, description="Of a Delta table, or an Iceberg snapshot; null: newest at first")

@@ -1,9 +1,12 @@
-"""Files that are a document each: plain text and Markdown, HTML (its visible text), PDF (the text of its pages)."""
+"""Files that are a document each: plain text and Markdown, HTML (its visible text), PDF (its pages' text), Word."""
 
 import codecs
 import io
 import logging
 import re
+import zipfile
+from collections.abc import Iterable
+from typing import Any
 
 import lxml.etree
 import lxml.html
@@ -27,6 +30,7 @@ _MARKUP = 16  # bytes of a file for each that its text may have: tags, and the p
 _CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w-]+)""", re.IGNORECASE)
 _COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
 _AS_CP1252 = ("ascii", "iso8859-1", "cp1252")  # charsets that browsers take for it, by Python's names
+_RUNS = ".//w:r[not(ancestor::w:del or ancestor::*[local-name()='Fallback'])]"  # of Word; a fallback says all twice
 _log = logging.getLogger(__name__)
 
 
@@ -41,8 +45,8 @@ def text_of_file(data: bytes, part: Part, source: InputConfig) -> str:
     if len(data) > limit:
         advice = f"input.max_document_bytes is {source.max_document_bytes}"
         raise ValueError(f"the file has more than {limit} bytes; {advice}")
-    if part.format == "pdf":
-        return _pdf(data, part.name)
+    if part.format in ("pdf", "docx"):
+        return _pdf(data, part.name) if part.format == "pdf" else _docx(data, limit * _MARKUP)
     encoding, errors = source.encoding, "strict"
     head = b"" if data.startswith(BOM) else _COMMENT.sub(b"", data[:4096])
     try:
@@ -76,8 +80,29 @@ def _html(text: str) -> str:
             walk.skip_subtree()
         else:
             pieces.append(element.text or "")
-    lines = (" ".join(line.split()) for line in "".join(pieces).splitlines())
-    return "\n".join(line for line in lines if line)
+    return _in_lines("".join(pieces).splitlines())
+
+
+def _in_lines(texts: Iterable[str]) -> str:
+    return "\n".join(filter(None, (" ".join(text.split()) for text in texts)))
+
+
+def _docx(data: bytes, limit: int) -> str:
+    """Paragraphs and rows of tables, a line each, as if all changes were accepted. limit: of its bytes, unpacked."""
+    import docx  # here, as most runs need none of it
+
+    try:
+        if sum(file.file_size for file in zipfile.ZipFile(io.BytesIO(data)).infolist()) > limit:
+            raise ValueError(f"unpacked it has more than {limit} bytes")
+        runs = docx.Document(io.BytesIO(data)).element.body.xpath(_RUNS)
+    except Exception as error:  # of zipfile, lxml or python-docx
+        raise ValueError(f"no Word file (or one with a password): {error or type(error).__name__}") from None
+    lines: dict[Any, dict[Any, str]] = {}  # row or paragraph -> paragraph -> text
+    for run in runs:
+        paragraph, *_ = run.xpath("ancestor::w:p[1]")
+        line = lines.setdefault(next(iter(run.xpath("ancestor::w:tr[1]")), paragraph), {})
+        line[paragraph] = line.get(paragraph, "") + run.text
+    return _in_lines(" ".join(line.values()) for line in lines.values())
 
 
 def _pdf(data: bytes, name: str) -> str:

@@ -1,6 +1,5 @@
-"""What may stand in an answer slot: automata over characters, applied to the tokens of a vocabulary. A slot knows when
-its value is complete (closing quote, newline, or one completion left, which is then not decoded) and, where its type
-asks for it, which tokens may come next."""
+"""What may stand in an answer slot: automata over characters, applied to a vocabulary's tokens. A slot knows when its
+value is complete (closing quote, newline, or one completion left, not decoded) and, by its type, the next tokens."""
 
 import contextlib
 import json
@@ -245,8 +244,7 @@ class Grammar:
 
     def rest(self, tokens: Sequence[int]) -> str:
         """What must follow on all tokens of a value but the last for it to stand whole in a text; what is `behind` it
-        must be gone. As a rule the last one's text; less where it goes on behind the value (`",`), more where the value
-        was clear before its end (null, an enum) or was cut."""
+        is gone. As a rule the last one's text; less where that goes on (`",`), more for a value clear early, or cut."""
         return self._split(tokens)[1]
 
     def closing(self, tokens: Sequence[int]) -> list[int]:

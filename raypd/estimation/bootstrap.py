@@ -60,8 +60,7 @@ def ratio(
 
 def mean(values: Array, lengths: Array, mean_length: float, population: float, rng: np.random.Generator) -> Array:
     """The mean of a corpus from documents at equal distances in its order. values, lengths: `[n]`, in that order.
-    Documents take more the longer they are, and the corpus's mean length is known: the sample's mean is moved to it
-    along a slope, which is found anew in every draw."""
+    The corpus's mean length is known: the sample's mean is moved to it along a slope, found anew in every draw."""
     groups = max(1, len(values) // _GROUP)
     drawn = weights(len(values), rng, groups, population)
     y, x = drawn @ values / len(values), drawn @ lengths / len(values)

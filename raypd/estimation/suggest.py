@@ -134,8 +134,7 @@ class Suggestion:
 
 def suggest(source: str, category: str | None, size: int, overrides: list[str]) -> tuple[Suggestion, str]:
     """Asks the model about `size` documents; also what the suggestion was made of, in words. category: of the documents
-    (None: all), or what they are called where they name none. Raises ConfigError, InputError, ModelError before the
-    model is asked; RunError: nothing came of it."""
+    (None: all), or their name where they have none. Raises ConfigError, InputError, ModelError; RunError: no result."""
     name = category or _UNNAMED
     tree = {
         "input": {"path": source, "id_column": None, "category": name},

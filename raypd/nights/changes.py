@@ -152,8 +152,7 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     share units, so these are in another order), and all win over what the input does not have anymore. Documents of an
     object that cannot be read tonight stay: a damaged upload does not empty the table.
 
-    Needs `old`, `planned`, `read`, `damaged`. usable: SQL over `o`, a document of `old`: its answer can stand. keep:
-    documents that the input does not have anymore stay."""
+    Needs `old`, `planned`, `read`, `damaged`. usable: SQL over `o` of `old`: its answer can stand. keep: what left."""
     scratch.run(statement("placed").format(night=night, usable=usable, keep=keep))
 
 

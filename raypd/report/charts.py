@@ -65,8 +65,7 @@ class Chart:
     note: str = ""
 
     def draw(self, name: str, title: str, summary: str, size: tuple[int, int], draw: Draw) -> None:
-        """Draws both forms; `draw` gets the axes and the width in pixels. name: unique on the page. title, summary:
-        what a screen reader says. size: of the wide form."""
+        """Both forms by `draw` (axes, width in pixels). name: unique on the page; title, summary: for a reader."""
         for form, pixels in (("wide", size[0]), ("narrow", NARROW)):
             with rc_context(_STYLE):
                 layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.04)

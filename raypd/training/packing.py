@@ -29,9 +29,8 @@ class Layout:
 
     @cached_property
     def padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The examples as rows of one length, for kernels that take all of them at once. Index of each own token in the
-        pass, [examples * longest], 0 where padded; which places are own tokens, [own tokens]; the visibility, bool
-        [examples, 1, longest, shared + longest]."""
+        """The examples as rows of one length, for kernels that take all at once: index of each own token in the pass,
+        [examples * longest] (0: padded); places of own tokens; visibility [examples, 1, longest, shared + longest]."""
         device, longest = self.visible[0].device, max(self.lengths)
         place, lengths = torch.arange(longest, device=device), torch.tensor(self.lengths, device=device)
         is_token = place < lengths[:, None]

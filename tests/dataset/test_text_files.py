@@ -5,10 +5,12 @@ import gzip
 import io
 import json
 
+import docx
 import openpyxl
 import pyarrow as pa
 import pypdf
 import pytest
+from docx.oxml import ns, parse_xml
 from matplotlib.figure import Figure
 
 from raypd.dataset.label_file import label_rows
@@ -42,6 +44,20 @@ def pdf(*words: str, password: str | None = None) -> bytes:
     return made.getvalue()
 
 
+def word() -> bytes:
+    """A Word file of a paragraph with changes, its words said again by a fallback, and of a table in a table."""
+    said = "<w:r><w:t>{}</w:t></w:r>".format
+    text = f"{said('Lease to ')}<w:ins>{said('Acme')}</w:ins><w:del>{said('X')}</w:del><Fallback>{said('Y')}</Fallback>"
+    file, made = docx.Document(), io.BytesIO()
+    file.element.body.insert(0, parse_xml(f"<w:p {ns.nsdecls('w')}>{text}</w:p>"))
+    table = file.add_table(2, 2)
+    for number, cell in enumerate(table._cells):
+        cell.text = f"cell {number}"
+    table.cell(1, 1).add_table(1, 1).cell(0, 0).text = "within"
+    file.save(made)
+    return made.getvalue()
+
+
 def texts(folder, config, **keys) -> dict[str, str | None]:
     keys = {"format": "files", "text_columns": ["text"], "category_column": None, "category": "c", **keys}
     return {d.id: d.error or d.fields["text"] for d in read_all(config(str(folder), **keys))}
@@ -55,10 +71,11 @@ def test_each_file_is_a_document_with_its_text(tmp_path, config) -> None:
     (tmp_path / "d.htm").write_bytes(b"<meta charset='iso-8859-1'><p>K\xe4se")
     (tmp_path / "e.pdf").write_bytes(pdf("first page", "second page"))
     (tmp_path / "f.txt.gz").write_bytes(gzip.compress(b"packed"))
+    (tmp_path / "g.docx").write_bytes(word())
     (tmp_path / "table.jsonl").write_text('{"id": 1, "text": "a row"}\n')
     assert texts(tmp_path, config) == {
         "a.txt": "plain\n text ", "b.md": "# Title\n\n*words*", "d.htm": "Käse", "f.txt.gz": "packed",
-        "e.pdf": "first page\n\fsecond page\n\f",
+        "e.pdf": "first page\n\fsecond page\n\f", "g.docx": "Lease to Acme\ncell 0 cell 1\ncell 2 cell 3\nwithin",
         "below/c.HTML": "Mug & saucer\nMade of clay, 0.3 l\nblue\nBrand Acme\none\ntwo",
     }  # fmt: skip
 
@@ -98,6 +115,7 @@ BAD = {
     "nothing.html": (b" ", "nothing.html: HTML that cannot be read: Document is empty"),
     "cut.pdf": (b"%PDF-1.4 nothing", "cut.pdf: a PDF that cannot be read: "),
     "locked.pdf": (pdf("x", password="secret"), "locked.pdf: a PDF that cannot be read: it has a password"),
+    "locked.docx": (b"\xd0\xcf\x11\xe0", "locked.docx: no Word file (or one with a password): File is not a zip file"),
     "scan.pdf": (pdf("", ""), "scan.pdf: a PDF without text on its 2 pages, as scans are: it needs OCR first"),
 }
 
@@ -117,9 +135,9 @@ def test_a_folder_says_which_files_are_read_and_a_path_that_ends_as_they_do_need
         plan(config(str(tmp_path)))
     (tmp_path / "table.jsonl").write_text('{"id": 1, "title": "a row"}\n')
     assert [d.fields["title"] for d in read_all(config(str(tmp_path)))] == ["a row"]
-    (tmp_path / "README.md").rename(tmp_path / "a.docx")
+    (tmp_path / "README.md").rename(tmp_path / "a.rtf")
     (tmp_path / "table.jsonl").unlink()
-    with pytest.raises(InputError, match=r"a.docx: input.format=files takes each file \(.txt, "):
+    with pytest.raises(InputError, match=r"a.rtf: input.format=files takes each file \(.txt, "):
         plan(config(str(tmp_path), format="files", text_columns=["text"]))
     (tmp_path / "a.md").write_text("words")
     read = read_all(config(str(tmp_path / "*.md"), text_columns=["text"], category_column=None, category="c"))
