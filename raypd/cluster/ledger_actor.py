@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
 from raypd.run import layout, read
-from raypd.run.records import Bill, WorkerTime
+from raypd.run.records import Bill, UnitResult, WorkerTime
 
 _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
 _GONE_SECONDS = 30.0  # without a report: a worker that is gone
@@ -65,6 +65,7 @@ class PoolState:
     starts: int  # of processes, since one was ready
     deaths: int  # of processes that had a unit
     left_out: set[str]  # why cards are
+    ended: list[tuple[str, UnitResult]] = field(default_factory=list)  # units, since the last look
 
 
 class Ledger:
@@ -80,6 +81,7 @@ class Ledger:
         self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
         self._ready: set[str] = set()  # workers
         self._left_out: dict[str, str] = {}  # worker -> why its card is
+        self._ended_units: list[tuple[str, UnitResult]] = []
         self._starts = self._deaths = 0
         self._metrics: Metrics | None = None
         self._writing, self._ended, self._kept = threading.Lock(), threading.Event(), False
@@ -121,6 +123,10 @@ class Ledger:
             return None
         return self._asks.pop(ask)
 
+    def ended(self, unit: str, result: UnitResult) -> None:
+        """What became of a unit. Where the ledger loses it, the next pass finds it on storage."""
+        self._ended_units.append((unit, result))
+
     def died(self) -> None:
         self._deaths += 1
 
@@ -137,7 +143,8 @@ class Ledger:
         answered, failed = (sum(self._heard[name][place] for name in working) for place in (1, 2))
         ready = working & self._ready
         left_out = set(self._left_out.values())
-        return PoolState(asks, working, ready, int(answered), int(failed), self._starts, self._deaths, left_out)
+        ended, self._ended_units = self._ended_units, []
+        return PoolState(asks, working, ready, int(answered), int(failed), self._starts, self._deaths, left_out, ended)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the nodes as they were last seen do

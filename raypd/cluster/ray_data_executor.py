@@ -6,12 +6,10 @@ import contextlib
 import itertools
 import logging
 import pickle
-import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import ray
@@ -45,9 +43,11 @@ class UnitStage:
             threading.Event().wait()  # it holds the card, so that no other worker gets it, as long as the pass takes
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        units = pickle.loads(batch["units"][0].as_py())
-        results = [(unit.id, self.worker.run(unit, partial(self._admit, unit.id))) for unit in units]
-        return pa.table({"results": [pickle.dumps(results)]})
+        for unit in pickle.loads(batch["units"][0].as_py()):
+            result = self.worker.run(unit, partial(self._admit, unit.id))
+            with contextlib.suppress(ray.exceptions.RayError):  # the session has ended
+                ray.get(self._ledger.ended.remote(unit.id, result))
+        return pa.table({"ended": [True]})
 
     def _admit(self, unit: str, died: bool) -> bool:
         """Whether a unit may begin, as the driver says. died: so did the process that had it before."""
@@ -106,20 +106,21 @@ class RayDataExecutor:
 
     def _pass(self, units: Sequence[Unit]) -> Iterator[Ended | Tick]:
         """Streams units until they have ended or no worker is left that could do the rest."""
-        rows: queue.SimpleQueue[tuple[str, UnitResult] | Exception | None] = queue.SimpleQueue()
         self._former |= ray.get(self.spec.ledger.look.remote({})).working
-        self._thread = threading.Thread(target=self._stream, args=(units, rows), name="Ray Data", daemon=True)
+        failures: list[Exception] = []
+        self._thread = threading.Thread(target=self._stream, args=(units, failures), name="Ray Data", daemon=True)
         self._thread.start()
         self._begun, answers, moved, started = {}, dict[Ask, bool](), time.monotonic(), False
         while True:
-            for row in _ready(rows):
-                moved = time.monotonic()
-                if row is None:
-                    return
-                if isinstance(row, Exception):
-                    raise RunError(f"Ray Data: {type(row).__name__}: {row}") from row
-                yield from self._ended(*row)
+            self._thread.join(_WAIT_SECONDS)
+            is_over = not self._thread.is_alive()  # before a look, which then has all that has ended
             state = ray.get(self.spec.ledger.look.remote(answers))
+            for unit_id, result in state.ended:
+                yield from self._ended(unit_id, result)
+            for error in failures:
+                raise RunError(f"Ray Data: {type(error).__name__}: {error}") from error
+            if is_over:
+                return
             answers = self._answers(state)
             yield Tick(state.answered, state.failed, len(state.ready))
             workers = state.working - self._former
@@ -127,12 +128,12 @@ class RayDataExecutor:
             working = any(worker in workers for worker in self._begun.values())
             if self.closing and not working:
                 return
-            if state.asks or working or workers - state.ready:
+            if state.asks or state.ended or working or workers - state.ready:
                 moved = time.monotonic()
             if started and time.monotonic() - moved > _GONE_SECONDS:
                 return  # what is left lies with workers whose node is gone
 
-    def _stream(self, units: Sequence[Unit], rows: queue.SimpleQueue[Any]) -> None:
+    def _stream(self, units: Sequence[Unit], failures: list[Exception]) -> None:
         at_once = self.cluster.units_in_flight
         size = max(1, min(self.wanted, -(-len(units) // at_once)))
         if self._left_out:  # each takes a worker, which holds it
@@ -142,12 +143,10 @@ class RayDataExecutor:
             # Of one size: one that may shrink does before the cluster has grown. A task that waits dies with a worker.
             pool = UnitStage, (self.spec,), self.resources, (size, size), at_once, at_once
             dataset = map_in_pool(unit_blocks(units, _BLOCKS), *pool, batch_size=1)
-            for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-                for row in itertools.chain.from_iterable(map(pickle.loads, batch["results"].to_pylist())):
-                    rows.put(row)
-            rows.put(None)
+            for _ in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+                pass
         except Exception as error:
-            rows.put(error)
+            failures.append(error)
 
     def _answers(self, state: PoolState) -> dict[Ask, bool]:
         """Which of the units that workers ask for they may begin; those that have to wait are left out."""
@@ -190,11 +189,3 @@ class RayDataExecutor:
         if result.error is None:
             self._deaths.with_units = 0
         yield Ended(self._open.pop(unit_id), result)
-
-
-def _ready(rows: queue.SimpleQueue[Any]) -> Iterator[Any]:
-    """What is in a queue, after a moment in which something may come."""
-    with contextlib.suppress(queue.Empty):
-        yield rows.get(timeout=_WAIT_SECONDS)
-    while not rows.empty():
-        yield rows.get()
