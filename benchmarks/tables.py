@@ -143,6 +143,8 @@ def figure(column: str, run: Path, first: Path, labels: Path | None, among: set[
         return ""
     by_document = read_answers(str(run))
     rows = [row for id in by_document if among is None or id in among for row in by_document[id]]
+    if column == "tokens/s":  # an answer's length is its model's, so that documents/s do not compare
+        return f"{_pace(manifest) * sum(row['tokens'] for row in rows) / len(by_document):.3g}"
     if column == "tokens an answer":
         return f"{fmean(row['tokens'] for row in rows):.1f}"
     if column == "parallel":
