@@ -178,9 +178,11 @@ def test_tokens_that_hold_more_than_a_tag_and_several():
     answer = script.run()
     assert (answer.text, answer.warnings) == ("1Amid2", [])
     assert any(s.endswith("<sync/>") and "A</async>" in s for s in script.seen)
+    oracle = {"promised": "oracle", "max_position": 16, "words": (promise("a"), f"{promise('b')}<sync/>", *TAGS[:3])}
+    answer = run(f"1{promise('a')}2{promise('b')}{'<sync/>' * 2}3", "A</async>", "B</async>", **oracle)
+    assert (answer.text, answer.warnings) == ("1A2B3", [])
     waits = f"<sync/>mid{promise('b')}"
-    script = Script(f"1{promise('a')}{waits}2", "A</async>", "B</async>", words=(waits,))
-    answer = script.run()
+    answer = (script := Script(f"1{promise('a')}{waits}2", "A</async>", "B</async>", words=(waits,))).run()
     assert (answer.text, answer.warnings) == ("1AmidB2", [])
     assert any(s.endswith("<async>") and "A</async>" in s for s in script.seen), "b begins behind the wait"
 
@@ -196,8 +198,6 @@ def test_threads_beyond_the_most_wait_for_a_place_and_ids_without_text_are_none(
     script.texts = BYTES[:98]  # "b" has none
     assert script.run().text == "a"
 
-
-# --------------------------------------------------------------------------------------------------------------- fuzz
 
 FRAGMENTS = [
     *("<", ">", "/", "/>", '"', "'", "=", " ", "\n", "x", "é", "<<", "topic=", "tokens=", "10", "<promise", "promise"),
