@@ -30,6 +30,7 @@ def without_documents(path: str, texts: Collection[str], id_column: str | None) 
 
 
 def _rows(path: str) -> Iterator[tuple[int, str, Any]]:
+    next(storage.find(path))  # says which name is near where there is none
     root, begin = storage.absolute(path), 0
     name = root.rpartition("/")[2]
     if path.lower().endswith((".csv", ".tsv")):

@@ -134,8 +134,8 @@ def test_a_run_against_its_labels(config, tmp_path, in_process, monkeypatch):
     table.write_text("id,a\n0\n")
     with pytest.raises(InputError, match=r"labels\.csv: cannot be read: line 2: 1 field where the header has 2"):
         score.evaluate(run.output.path, str(table))
-    with pytest.raises(InputError, match=r"cannot be read: .*No such file"):
-        score.evaluate(run.output.path, str(tmp_path / "none.jsonl"))
+    with pytest.raises(InputError, match=r"no such file or folder; did you mean .*labels.jsonl"):
+        score.evaluate(run.output.path, str(tmp_path / "label.jsonl"))
     labels.write_text('{"id": "0", "questions": [{"question": "Who?"}]}\n')
     with pytest.raises(InputError, match=r"labels\.jsonl:1: a question without a list of 'answers'"):
         score.evaluate(run.output.path, str(labels))
