@@ -30,7 +30,7 @@ from raypd.run.text import Say
 from raypd.run.unit import Unit
 
 _SLICE, _BLOCKS = 262_144, 16_384  # units and blocks of a pass: Ray Data's driver holds some kB for every block
-_WAIT_SECONDS, _GONE_SECONDS = 0.25, 30.0
+_WAIT_SECONDS, _GONE_SECONDS = 0.1, 30.0
 _EMPTY_PASSES = 3  # in a row, in which no unit ended
 
 
