@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,7 +65,7 @@ class PoolState:
     starts: int  # of processes, since one was ready
     deaths: int  # of processes that had a unit
     left_out: set[str]  # why cards are
-    ended: list[tuple[str, UnitResult]] = field(default_factory=list)  # units, since the last look
+    ended: list[tuple[str, UnitResult]]  # units, since the last look
 
 
 class Ledger:

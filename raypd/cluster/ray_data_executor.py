@@ -117,8 +117,8 @@ class RayDataExecutor:
             state = ray.get(self.spec.ledger.look.remote(answers))
             for unit_id, result in state.ended:
                 yield from self._ended(unit_id, result)
-            for error in failures:
-                raise RunError(f"Ray Data: {type(error).__name__}: {error}") from error
+            if failures:
+                raise RunError(f"Ray Data: {type(failures[0]).__name__}: {failures[0]}") from failures[0]
             if is_over:
                 return
             answers = self._answers(state)

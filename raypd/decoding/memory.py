@@ -26,7 +26,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def slots_that_fit(free: int, total: int, peak: int, slot: int) -> int:
-    """Slots, of `slot` bytes each, in what is `free` of a GPU's `total` memory, but a pass's `peak` and a margin."""
+    """Slots, of `slot` bytes each, in what is `free` of a GPU's `total` memory, less a pass's `peak` and a margin."""
     return max(0, int(free - peak - _MARGIN * total)) // slot
 
 

@@ -106,7 +106,7 @@ def parts_of(context: FitContext) -> dict[str, list[Row]]:
 
 
 def split(rows: list[Row], config: RunConfig, test_share: float | None = None) -> dict[str, list[Row]]:
-    """Rows by part: categories in proportion, what says the same in one, examples in train; the test has enough."""
+    """Rows by part: categories in proportion, equal texts in one, the prompt's examples in train; enough to test."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         text = " ".join(str(row.get(column) or "") for column in config.text_columns())

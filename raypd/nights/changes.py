@@ -152,7 +152,7 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     share units, so these are in another order), and all win over what the input does not have anymore. Documents of an
     object that cannot be read tonight stay: a damaged upload does not empty the table.
 
-    Needs `old`, `planned`, `read`, `damaged`. usable: SQL over `o` of `old`: its answer can stand. keep: what left."""
+    Needs `old`, `planned`, `read`, `damaged`. usable: SQL over `o` of `old`: its answer stands. keep: what left too."""
     scratch.run(statement("placed").format(night=night, usable=usable, keep=keep))
 
 

@@ -65,7 +65,7 @@ class Chart:
     note: str = ""
 
     def draw(self, name: str, title: str, summary: str, size: tuple[int, int], draw: Draw) -> None:
-        """Both forms by `draw` (axes, width in pixels). name: unique on the page; title, summary: for a reader."""
+        """Both forms by `draw` (axes, width in pixels). name: unique on the page; title, summary: what is said."""
         for form, pixels in (("wide", size[0]), ("narrow", NARROW)):
             with rc_context(_STYLE):
                 layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.04)

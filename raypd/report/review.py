@@ -67,7 +67,7 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
 
 def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = ()) -> tuple[str, int]:
     """Makes labels of a corrected CSV: (where they are, documents). output: None: into the run's folder. Raises
-    ConfigError: no run of extraction; InputError, with the line: a value of another kind, an unknown id."""
+    ConfigError: no run of extraction; InputError, with the line: a bad value, an unknown id or attribute."""
     config = _config(root, overrides)
     categories = config.extraction.categories
     named: dict[Place, dict[str, Any]] = {}

@@ -114,8 +114,9 @@ class Storage:
             local.make_folder(path)
 
     def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
-        """Writes a file whole, and its folders, unless it exists: False, and that stays. Of many writers at once
-        one gets True, or one whose answer was lost, by its data (which so differ). private: only its owner reads it."""
+        """Writes a file whole, and its folders, unless it exists: False, and what is there stays as it is. Of many
+        writers at once one gets True, and so does one whose answer was lost, if it finds its data; so these must differ
+        between writers. private: only its owner reads it."""
         return self._remote(path).put_new(path, data) if is_remote(path) else local.put_new(path, data, private)
 
     def put(self, path: str, data: bytes, private: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Training examples of extraction, for `hyper_parallel` (HPD, section 4.4) and `autoregressive`: text as decoded."""
+"""Training examples of extraction, for `hyper_parallel` (HPD, section 4.4) and `autoregressive`: values as decoded."""
 
 import json
 from collections.abc import Iterator, Sequence

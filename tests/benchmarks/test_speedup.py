@@ -36,14 +36,6 @@ def run_of(folder: Path, method: str, rows: list[Row]) -> str:
     return committed(folder, configured(method), documents, records)
 
 
-def printed(*arguments: str) -> tuple[int, str]:
-    """(exit code, output) of the command."""
-    app = typer.Typer()
-    app.command()(speedup.main)
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, result.output
-
-
 def test_speedup_by_hand(tmp_path):
     """Joined by id, sample and turn, whatever the order; the run's own tokens do not matter."""
     ar = [("a", 0, 0, 100, None), ("a", 0, 1, 40, None), ("a", 1, 0, 90, None), ("b", 0, 0, 25, None)]
@@ -51,8 +43,9 @@ def test_speedup_by_hand(tmp_path):
     baseline, run = run_of(tmp_path / "ar", "autoregressive", ar), run_of(tmp_path / "pasta", "pasta", pasta)
     found = speedup.speedups(speedup.read_answers(run, False), speedup.read_answers(baseline, True))
     assert sorted(found) == [0.5, 1, 3, 4]
-    code, text = printed(run, "--baseline", baseline)
-    assert code == 0
+    (app := typer.Typer()).command()(speedup.main)
+    text = (printed := CliRunner().invoke(app, [run, "--baseline", baseline])).output
+    assert printed.exit_code == 0
     says(text, f"theoretical speedup: {6 ** (1 / 4):.3f} geometric mean, 2.125 arithmetic mean", "answers: 4 in both\n")
     assert not any(word in text for word in ("alone", "cut", "failed"))
 

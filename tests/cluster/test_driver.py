@@ -17,6 +17,7 @@ import ray
 
 from raypd.cluster import driver
 from raypd.cluster.in_flight import Ended, Tick
+from raypd.cluster.ray_data_executor import RayDataExecutor
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
 from raypd.run.console import signals
@@ -64,12 +65,14 @@ def test_ray_data_lists_what_cannot_be_read_and_does_the_rest(tmp_path, config, 
     for name in "abc":
         write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
     run = config(str(tmp_path / "in"), executor="ray_data")
-    for key, limit in (("_SLICE", 2), ("_BLOCKS", 1)):  # two passes, the first of a block of two
+    for key, limit in (("_SLICE", 2), ("_BLOCKS", 1)):  # a block of two
         monkeypatch.setattr(f"raypd.cluster.ray_data_executor.{key}", limit)
+    passes, stream = [], RayDataExecutor._pass
+    monkeypatch.setattr(RayDataExecutor, "_pass", lambda own, units: passes.append(len(units)) or stream(own, units))
     between((tmp_path / "in/b.jsonl").unlink)
     with pytest.raises(RunError, match=r"(?s)1 units of the input cannot be read.*b.jsonl: is gone since"):
         driver.run_extract(run, build=fakes.build)
-    assert pq.read_table(tmp_path / "out/units").num_rows == 6
+    assert (pq.read_table(tmp_path / "out/units").num_rows, passes) == (6, [1, 2, 1])  # of all files, then apart
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert (tree["units_unreadable"], tree["unreadable"][0]["source"]) == (1, "b.jsonl")
     monkeypatch.undo()

@@ -201,7 +201,7 @@ def executor(said: list[str], **attributes: Any) -> RayDataExecutor:
 
 
 def state(asks: list[Ask], starts: int = 0, deaths: int = 0) -> PoolState:
-    return PoolState(asks, {"w1", "w2"}, {"w1", "w2"}, 0, 0, starts, deaths, set())
+    return PoolState(asks, {"w1", "w2"}, {"w1", "w2"}, 0, 0, starts, deaths, set(), [])
 
 
 def test_who_waits_who_begins_and_who_hands_back_what_then_stays_open() -> None:

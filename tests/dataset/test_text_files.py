@@ -63,7 +63,7 @@ def texts(folder, config, **keys) -> dict[str, str | None]:
     return {d.id: d.error or d.fields["text"] for d in read_all(config(str(folder), **keys))}
 
 
-def test_each_file_is_a_document_with_its_text(tmp_path, config) -> None:
+def test_each_file_is_a_document_with_its_text(tmp_path, config, monkeypatch) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfplain\n text ")
     (tmp_path / "b.md").write_text("# Title\n\n*words*")
@@ -78,6 +78,8 @@ def test_each_file_is_a_document_with_its_text(tmp_path, config) -> None:
         "e.pdf": "first page\n\fsecond page\n\f", "g.docx": "Lease to Acme\ncell 0 cell 1\ncell 2 cell 3\nwithin",
         "below/c.HTML": "Mug & saucer\nMade of clay, 0.3 l\nblue\nBrand Acme\none\ntwo",
     }  # fmt: skip
+    monkeypatch.setattr("raypd.dataset.text_files._MARKUP", 1)
+    assert "unpacked it has more than" in str(texts(tmp_path, config, max_document_bytes=len(word()))["g.docx"])
 
 
 @pytest.mark.parametrize(("page", "text"), [

@@ -334,7 +334,7 @@ def apar(
     tree: Tree | None = None,  # None: the heads' own
 ) -> Program[AparAnswer]:
     """Algorithm 1: decodes until every thread has come to its end. No position passes len(prompt.tokens) +
-    max_new_tokens; where fewer are left than threads run, the older have them. Raises ValueError: tree over heads."""
+    max_new_tokens; with fewer left than threads run, the older have them. ValueError: a tree deeper than the heads."""
     tree = Tree([]) if heads is None else heads.suited(tree)
     group = AparGroup(prompt, max_new_tokens, fork, child, lambda tokens: tokens[-1] in ends, max_threads, tree)
     yield from group.run(heads)

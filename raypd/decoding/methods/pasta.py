@@ -51,7 +51,7 @@ class Interpreter:
     encode: Callable[[str], Sequence[int]]  # ids of the tags that the interpreter writes itself
     ends: frozenset[int]  # ids that end a thread
     _: KW_ONLY
-    promised: Literal["predicted", "fixed", "oracle"] = "predicted"  # predicted: Pred-10X, and Pred-1X as well
+    promised: Literal["predicted", "fixed", "oracle"] = "predicted"  # predicted: Pred-10X and Pred-1X
     fixed_length: int = 40  # positions of a fixed promise, and of one that names no number
     max_async_tokens: int = 256  # decoded, of one child
     max_threads: int = 32  # of more, the youngest wait for a place
