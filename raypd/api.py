@@ -270,8 +270,7 @@ def estimate(
     from raypd.estimation.estimate import estimate as make
     from raypd.estimation.machines import EstimateOptions
 
-    config = _config("extraction", source, schema, model, output, text, settings)
-    return make(config, EstimateOptions(sample=sample))
+    return make(_config("extraction", source, schema, model, output, text, settings), EstimateOptions(sample=sample))
 
 
 def tune(config: str | Path, *, settings: Settings = None, **options: Any) -> TuneResult:

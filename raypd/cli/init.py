@@ -29,13 +29,13 @@ def run(data: str, schema: str | None, output: str | None) -> str:
     labels: list[str] = []
     if schema is not None:
         paths = {"input": {"path": data}, "output": {"path": "-"}}
-        asked = make_config({**paths, "task": task_of(schema)}).extraction.categories
-        labels = label_columns(asked)
+        labels = label_columns(make_config({**paths, "task": task_of(schema)}).extraction.categories)
     found = look(data, labels=labels)
-    form, texts = found.form, found.texts
+    form, texts, html = found.form, found.texts, [name for name in found.texts if name in found.html]
     categories = f"{name}.categories.yaml"
     columns_read = {"id_column": found.id_column, "text_columns": texts, "category_column": None}
     read: dict[str, Any] = {"path": _beside(data, target), **columns_read, **({"format": form} if form else {})}
+    read |= {"html_columns": html} if html else {}
     if schema is not None:
         task = {key: _beside(value, target) if is_file(value) else value for key, value in task_of(schema).items()}
     else:
@@ -50,11 +50,15 @@ def run(data: str, schema: str | None, output: str | None) -> str:
         about += f"# Attributes can differ by {category!r}: input.category_column, and task.categories by its values\n"
     target.write_text(about + dump(sections), encoding="utf-8")
     words = ["raypd", "schema", "suggest", data, "--category", name, "-o", str(target.parent / categories)]
-    quoted = (text if re.fullmatch(r"\w+", text) else json.dumps(text, ensure_ascii=False) for text in texts)
-    keys = [f"input.text_columns=[{','.join(quoted)}]", "input.category_column=null"]
-    suggest = shlex.join([*words, *keys, *([f"input.format={form}"] if form else [])])
+    keys = [f"input.text_columns={_listed(texts)}", *([f"input.html_columns={_listed(html)}"] if html else [])]
+    suggest = shlex.join([*words, *keys, "input.category_column=null", *([f"input.format={form}"] if form else [])])
     first = f"`{suggest}`, then " if schema is None else ""
-    return f"{target}: {describe(texts, found.id_column, found.columns)}\nnext: {first}`raypd extract {target}`"
+    return f"{target}: {describe(texts, found.id_column, found.columns, html)}\nnext: {first}`raypd extract {target}`"
+
+
+def _listed(names: list[str]) -> str:
+    quoted = (name if re.fullmatch(r"\w+", name) else json.dumps(name, ensure_ascii=False) for name in names)
+    return f"[{','.join(quoted)}]"
 
 
 def _beside(path: str, target: Path) -> str:

@@ -315,8 +315,7 @@ def status(
     from raypd.report import terminal
     from raypd.report.status import Watch
 
-    shown = Watch(storage.absolute(run), overrides or [])
-    terminal.show(shown, again=every if watch else None, as_json=as_json)
+    terminal.show(Watch(storage.absolute(run), overrides or []), again=every if watch else None, as_json=as_json)
 
 
 @_config_app.command()

@@ -23,8 +23,7 @@ def workers_left(left_out: int, gpus: float, most: int) -> int:
     """For how many workers, `most` at most, of so many GPUs there are cards beside those that are left out."""
     import ray
 
-    cards = int(ray.cluster_resources().get("GPU", 0.0) / gpus) - left_out
-    return max(most - left_out, min(cards, most))
+    return max(most - left_out, min(int(ray.cluster_resources().get("GPU", 0.0) / gpus) - left_out, most))
 
 
 def is_cuda_error(text: str) -> bool:

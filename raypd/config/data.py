@@ -48,6 +48,7 @@ class InputConfig(Section, use_attribute_docstrings=True):
     id_column: str | None = Field("id", description="Column with the document's id; null: file name and place in it")
     text_columns: list[str] = Field(["title", "description"], min_length=1)
     """Columns that make up the document, in this order"""
+    html_columns: list[str] = Field([], description="Of these the ones that hold HTML, whose visible text is read")
     category_column: str | None = Field("category", description="Column that picks the category; null: `category`")
     category: str | None = Field(None, description="Category of every document when there is no category column")
     max_document_bytes: int = Field(1_000_000, ge=1, description="A longer document becomes an error row")

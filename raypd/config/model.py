@@ -191,8 +191,7 @@ class EngineConfig(Section, use_attribute_docstrings=True):
 
     def batched_tokens(self, gpu: bool) -> int:
         """`max_num_batched_tokens` as a number."""
-        auto = 8192 if gpu else 2048
-        return auto if self.max_num_batched_tokens == "auto" else self.max_num_batched_tokens
+        return (8192 if gpu else 2048) if self.max_num_batched_tokens == "auto" else self.max_num_batched_tokens
 
     @field_validator("max_num_seqs", "max_num_batched_tokens", mode="before")
     @classmethod

@@ -74,6 +74,8 @@ class RunConfig(Section):
         if gpus is not None and gpus > 1 and self.engine.kind == "raypd" and self.model.has_weights:
             advice = f"engine.kind: vllm with engine.vllm: {{tensor_parallel_size: {gpus:g}}} spreads one over several"
             raise ValueError(f"cluster.gpus_per_worker {gpus:g}: raypd's engine holds a model on one GPU; {advice}")
+        if other := [name for name in self.input.html_columns if name not in (texts := self.text_columns())]:
+            raise ValueError(f"input.html_columns: {other[0]!r} is none of the columns of text ({', '.join(texts)})")
         if isinstance(self.task, ExtractionConfig):
             self._categories_known(self.task)
         greedy = self.decoding.sampling.temperature == 0
@@ -187,8 +189,7 @@ def _method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> str:
         return str(card["method"])
     if kind == "extraction":
         return METHODS[kind][0] if name == "fake" else "guided"
-    vllm = isinstance(engine, dict) and engine.get("kind") == "vllm"
-    return "autoregressive" if vllm else METHODS[kind][0]
+    return "autoregressive" if isinstance(engine, dict) and engine.get("kind") == "vllm" else METHODS[kind][0]
 
 
 def _columns_differ(task: ExtractionConfig) -> None:

@@ -29,10 +29,14 @@ from raypd.tasks.labels import label_columns
 
 MOST_ROWS = 500  # that are looked at
 _SHOWN = 8  # columns in a message
+_MOST_HTML = 0.5  # of the texts of a column have tags where it is one of HTML
 _TEXT_CHARACTERS = 20.0  # a column of texts has more on average, and is no name, code or date
 _IDS = ("id", "_id", "uuid", "key", "sku", "asin", "url")
 _TITLE = re.compile(r"((product|item|document)[ _]?)?(title|name|subject|headline)", re.IGNORECASE)  # however short
+_TAG = re.compile(r"</\w+>|<(br|p|li|img|hr)\b[^>]*>", re.IGNORECASE)  # of HTML
 _NO_TEXT = re.compile(r"[-+\d\s.,:/%TZ]*|[\da-f-]{32,36}|true|false", re.IGNORECASE)  # numbers, dates, UUIDs
+# Name -> mean characters of a column's first texts, and the share that has tags; None: it holds no text.
+Columns = dict[str, tuple[float, float] | None]
 
 
 class Look(NamedTuple):
@@ -42,11 +46,13 @@ class Look(NamedTuple):
     columns: list[str]
     id_column: str | None
     texts: list[str]  # columns of text
+    html: list[str]  # columns whose texts have tags
 
 
-def describe(texts: list[str], id_column: str | None, columns: list[str]) -> str:
+def describe(texts: list[str], id_column: str | None, columns: list[str], html: Container[str] = ()) -> str:
     """What is read, and which of the columns are not."""
     others = [column for column in columns if column not in (*texts, id_column)]
+    texts = [f"{name} (the visible text of its HTML)" if name in html else name for name in texts]
     names = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
     unread = f"; not read (input.text_columns): {names}" if others else ""
     return f"reads {', '.join(texts)}, {f'id {id_column}' if id_column else 'documents are numbered'}{unread}"
@@ -64,20 +70,21 @@ def look(data: str, source: InputConfig | None = None, labels: Container[str] = 
     else:
         first = _first(source)
         form = next((form for form, ends in ENDINGS.items() if first.format in ends.values()), None)
-    columns = {"id": None, "text": _TEXT_CHARACTERS} if form == "files" else _columns(first, source)
+    columns: Columns = {"id": None, "text": (_TEXT_CHARACTERS, 0.0)} if form == "files" else _columns(first, source)
     return _choose(data, form, columns, labels)
 
 
-def _choose(data: str, form: str | None, columns: dict[str, float | None], labels: Container[str]) -> Look:
+def _choose(data: str, form: str | None, columns: Columns, labels: Container[str]) -> Look:
     lower = {column.casefold(): column for column in columns}
     id_column = next((lower[word] for word in _IDS if word in lower), None)
-    means = {column: mean for column, mean in columns.items() if mean is not None and column != id_column}
+    means = {name: column[0] for name, column in columns.items() if column and name != id_column}
     short = max(means.values(), default=0) < _TEXT_CHARACTERS  # all of them
     texts = [name for name, mean in means.items() if short or mean >= _TEXT_CHARACTERS or _TITLE.fullmatch(name)]
     texts = [name for name in texts if name not in labels] or texts
     if not texts:
         raise InputError(f"{data}: no column of text; it has {', '.join(columns) or 'no rows'}")
-    return Look(form, list(columns), id_column, texts)
+    html = [name for name, column in columns.items() if column and column[1] >= _MOST_HTML]
+    return Look(form, list(columns), id_column, texts, html)
 
 
 def look_for_columns(path: str, tree: Row, overrides: list[str], say: Say, rows: Iterable[Row] | None = None) -> None:
@@ -89,11 +96,13 @@ def look_for_columns(path: str, tree: Row, overrides: list[str], say: Say, rows:
         labels = {*label_columns(config.extraction.categories), str(config.input.category_column)}
         found = look(path, config.input, labels) if rows is None else _choose(path, None, _means(rows), labels)
         tree["input"] |= {"format": found.form} if found.form else {}
-        if {config.input.id_column, *config.input.text_columns} - {None, *found.columns}:
+        if missing := {config.input.id_column, *config.input.text_columns} - {None, *found.columns}:
             tree["input"] = {"id_column": found.id_column, "text_columns": found.texts, **tree["input"]}
-            source = make_config(tree, overrides).input
-            if rows is None or len(found.columns) > 1:
-                say(f"{path}: {describe(source.text_columns, source.id_column, found.columns)}")
+        texts = make_config(tree, overrides).input.text_columns
+        tree["input"] = {"html_columns": [name for name in texts if name in found.html], **tree["input"]}
+        source = make_config(tree, overrides).input
+        if source.html_columns or (missing and (rows is None or len(found.columns) > 1)):
+            say(f"{path}: {describe(texts, source.id_column, found.columns, source.html_columns)}")
 
 
 def _first(source: InputConfig) -> InputObject:
@@ -107,21 +116,20 @@ def _first(source: InputConfig) -> InputObject:
         raise
 
 
-def _columns(item: InputObject, source: InputConfig) -> dict[str, float | None]:
-    """Column -> mean characters of its first texts; None of columns that hold something else."""
+def _columns(item: InputObject, source: InputConfig) -> Columns:
     try:
         return _means([dict.fromkeys(partition_keys(item.name)), *itertools.islice(_rows(item, source), MOST_ROWS)])
     except (InputError, pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"{item.path}: cannot be read: {error}") from None
 
 
-def _means(rows: Iterable[Row]) -> dict[str, float | None]:
-    lengths: dict[str, list[int]] = {}
+def _means(rows: Iterable[Row]) -> Columns:
+    texts: dict[str, list[tuple[int, bool]]] = {}  # characters, and whether there are tags
     for row in rows:
         for name, value in row.items():
             text = isinstance(value, str) and not _NO_TEXT.fullmatch(value)
-            lengths.setdefault(name, []).extend([len(value)] if text else [])
-    return {name: fmean(column) if column else None for name, column in lengths.items()}
+            texts.setdefault(name, []).extend([(len(value), bool(_TAG.search(value)))] if text else [])
+    return {name: (fmean(n for n, _ in c), fmean(t for _, t in c)) if c else None for name, c in texts.items()}
 
 
 def _rows(item: InputObject, source: InputConfig) -> Iterator[Row]:

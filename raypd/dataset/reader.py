@@ -17,7 +17,7 @@ from raypd.config.schema import imported
 from raypd.dataset import delimited
 from raypd.dataset.jsonl import BOM, Line, line_limit, lines, lines_of_range, open_lines
 from raypd.dataset.listing import partition_keys
-from raypd.dataset.text_files import COLUMNS, byte_limit, text_of_file
+from raypd.dataset.text_files import COLUMNS, byte_limit, text_of_file, visible_text
 from raypd.dataset.whole_files import whole_rows
 from raypd.errors import InputError, in_words
 from raypd.run.text import counted
@@ -234,6 +234,9 @@ def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None
         if "\0" in value:
             raise ValueError(f"column {name!r} holds NUL characters")
         try:
+            if (is_html := name in source.html_columns) and len(value.encode()) > (limit := byte_limit("html", source)):
+                raise ValueError(f"column {name!r} has over {limit} bytes of HTML, 16 times input.max_document_bytes")
+            value = fields[name] = visible_text(value) if is_html else value
             size += len(value.encode())
         except UnicodeEncodeError:
             raise ValueError(f"column {name!r} holds half a surrogate pair") from None

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def byte_limit(format: str, source: InputConfig) -> int:
-    """Bytes of a file beyond which it is not read."""
+    """Bytes of a file, or of a column of HTML, beyond which it is not read."""
     return source.max_document_bytes * (1 if format == "text" else _MARKUP)
 
 
@@ -60,18 +60,19 @@ def text_of_file(data: bytes, part: Part, source: InputConfig) -> str:
         raise ValueError(f"not {encoding.upper()}: {error.reason} at {place}") from None
     except LookupError:
         raise ValueError(f"its charset {encoding!r} is none that Python knows; input.encoding says another") from None
-    return _html(text) if part.format == "html" else text
+    return visible_text(text) if part.format == "html" else text
 
 
-def _html(text: str) -> str:
+def visible_text(text: str) -> str:
+    """Of a page of HTML, or a piece of one. Raises ValueError."""
     text = re.sub(r"(?i)</(?:body|html)\s*>", "", text)  # libxml2 drops what stands behind
     parser = lxml.html.HTMLParser(remove_comments=True, remove_pis=True, huge_tree=True, encoding="utf-8")
     with raised_as(ValueError, "HTML that cannot be read", lxml.etree.LxmlError):
-        page = lxml.html.document_fromstring(text.encode(), parser=parser)
+        page = lxml.etree.fromstring(text.encode(), parser)
     if any(entry.type_name == "ERR_RESOURCE_LIMIT" for entry in parser.error_log):
         raise ValueError("HTML that cannot be read whole: its elements are nested more than 2048 deep")
     pieces = []  # the tree stays as it is: lxml lets no control character be written into it
-    walk = lxml.etree.iterwalk(page, ("start", "end"))
+    walk: Any = () if page is None else lxml.etree.iterwalk(page, ("start", "end"))
     for event, element in walk:
         pieces.append("\n" if element.tag in _LINES else "")
         if event == "end":

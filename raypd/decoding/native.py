@@ -37,8 +37,7 @@ def has(capability: str) -> bool:
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     """Rotary embedding, in place: x [tokens, heads, head_dim] in bfloat16, head_dim a multiple of 32 with stride 1;
     cos, sin [tokens, head_dim], as transformers' rotary embeddings give them."""
-    sizes = (*x.shape, x.stride(0), x.stride(1))
-    _call("rotate", [x, cos.contiguous(), sin.contiguous()], sizes)
+    _call("rotate", [x, cos.contiguous(), sin.contiguous()], (*x.shape, x.stride(0), x.stride(1)))
 
 
 def store(slots: torch.Tensor, new: torch.Tensor, stored: torch.Tensor) -> None:

@@ -99,8 +99,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """Draws [n] from distributions [n, choices] by the inverse of their cumulative sums; draws: [n] in [0, 1)."""
     cumulative = chance.double().cumsum(-1)
-    target = draws.double()[:, None] * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    index = torch.searchsorted(cumulative, draws.double()[:, None] * cumulative[:, -1:], right=True)[:, 0]
     # rounding may land behind the last token that has any probability
     last = (chance > 0).long().mul(torch.arange(chance.shape[-1], device=chance.device)).amax(-1)
     return torch.minimum(index, last)

@@ -120,8 +120,7 @@ class Scheduler:
             if not len(tokens) or self.budget.tokens - room >= most:
                 break
             try:
-                slots = seq.place_tokens(tokens, self.cache)
-                chunks.append(Chunk(seq, tokens, slots, *seq.samples_in(tokens)))
+                chunks.append(Chunk(seq, tokens, seq.place_tokens(tokens, self.cache), *seq.samples_in(tokens)))
                 room -= len(tokens)
             except OutOfSlots as full:
                 self.full = True

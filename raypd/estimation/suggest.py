@@ -168,8 +168,7 @@ def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
     asked, *turns = ({"role": "user", "content": head + text} for text in (example, *documents))
     prompts = [[asked, {"role": "assistant", "content": listed}, turn] for turn in turns]
     questions = [Document(n, str(n), {"prompt": prompt}) for n, prompt in enumerate(prompts)]
-    records = answer(parts, questions, Meter("", config.decoding.method))
-    return [turns[-1].columns.get("text") for turns in records]
+    return [turns[-1].columns.get("text") for turns in answer(parts, questions, Meter("", config.decoding.method))]
 
 
 def _is_name(name: str) -> bool:

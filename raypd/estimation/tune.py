@@ -132,8 +132,7 @@ class _Trials:
             changed = with_changes(self.config, changes)
         except ConfigError as error:
             return Trial(changes, error=str(error))
-        settings = changed.model_dump(mode="json", include={"model", "decoding", "engine"})
-        key = _hash([changed.fingerprint(), settings])
+        key = _hash([changed.fingerprint(), changed.model_dump(mode="json", include={"model", "decoding", "engine"})])
         if self._known[key]:
             trial = self._known[key].pop(0)
             self.reused += 1

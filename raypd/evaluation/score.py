@@ -117,8 +117,7 @@ def labelled_values(
 
 def f1_of(answers: Answers, labels: Labels, config: RunConfig) -> Measure:
     """F1 of answers: scored where the labels say what is, else strict. Raises InputError: there are no labels."""
-    asked = _names(config.model_dump(include={"task"})["task"])
-    scores = list(_score(answers, labels, 0.0, asked).values())
+    scores = list(_score(answers, labels, 0.0, _names(config.model_dump(include={"task"})["task"])).values())
     measures = [_measure(name, _METRICS[name], scores) for name in ("scored F1", "strict F1")] if scores else []
     if (measure := next(filter(None, measures), None)) is None:
         raise InputError(f"no document has labels in training.labels_column ({config.training.labels_column!r})")

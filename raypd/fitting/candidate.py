@@ -33,8 +33,7 @@ def training_config(context: FitContext, changes: dict[str, Any], documents: str
 def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, share: float) -> CandidateScore:
     """Trains a candidate on the first `labels` of the training part, runs it over the test part. Raises as these do."""
     whole = training_config(context, changes, context.part("train"), context.folder)
-    settings = whole.model_dump_json(include={"model", "decoding", "training"})
-    digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(whole.model_dump_json(include={"model", "decoding", "training"}).encode()).hexdigest()[:8]
     folder = storage.join(context.folder, "candidates", f"{name}-{digest}", f"{100 * share:g}")
     documents = context.part("train")
     if share < 1:

@@ -157,7 +157,7 @@ def teacher_config(config: RunConfig, documents: str, output: str) -> RunConfig:
 def input_keys(documents: str) -> dict[str, Any]:
     """The keys that read a file of `parts_of` in place of the corpus."""
     keys = {"input.path": documents, "input.format": "jsonl", "input.encoding": "utf-8", "input.id_column": "id"}
-    return keys | _FILE
+    return keys | _FILE | {"input.html_columns": []}  # it holds what was read of them
 
 
 def _labelled(context: FitContext) -> list[Document]:

@@ -91,8 +91,7 @@ def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
 def _reason_in_self_test(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config()
     device = model.get_input_embeddings().weight.device
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.vocab_size, (2, _ROW), generator=draw).to(device)
+    tokens = torch.randint(config.vocab_size, (2, _ROW), generator=torch.Generator().manual_seed(0)).to(device)
     positions = torch.arange(_ROW, device=device)[None]
 
     def alone(row: torch.Tensor) -> torch.Tensor:

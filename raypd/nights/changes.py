@@ -59,8 +59,7 @@ def _content_hash(document: Document, config: RunConfig) -> int:
         columns = {config.nightly.hash_column}
     fields = [[name, document.fields.get(name)] for name in sorted(name for name in columns if name)]
     text = document.error or json.dumps(fields, default=str, sort_keys=True)
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 @dataclass

@@ -28,8 +28,7 @@ def _with_categories(config: RunConfig, categories: dict[str, Category]) -> RunC
 
 def answers_base(config: RunConfig) -> str:
     """The configuration's fingerprint without its categories: while it stays, old answers and new ones go together."""
-    extraction = isinstance(config.task, ExtractionConfig)
-    return (_with_categories(config, {}) if extraction else config).fingerprint()
+    return (_with_categories(config, {}) if isinstance(config.task, ExtractionConfig) else config).fingerprint()
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Category]) -> Change:

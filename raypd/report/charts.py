@@ -153,8 +153,7 @@ def money(bill: RunBill | None, clock: RunningTime) -> Chart:
         if shown is not None:
             dashed(axes.axhline, shown, "budget", 1.5)
             write(axes, f"budget {text.usd(shown)}", (0, shown), (4, -4), "budget", va="top")
-        point = (times[-1] / size, spent)
-        write(axes, text.usd(spent), point, (-4, 5), "accent", ha="right", fontweight="bold")
+        write(axes, text.usd(spent), (times[-1] / size, spent), (-4, 5), "accent", ha="right", fontweight="bold")
 
     summary = f"{text.usd(spent)} spent in {text.duration(clock.total)}"
     summary += f", of a budget of {text.usd(budget)}." if budget is not None else "; no budget was set."

@@ -53,8 +53,7 @@ def find(path: str) -> Iterator[Object]:
 
 
 def walk(folder: str) -> Iterator[Object]:
-    files = _objects(local_path(folder))
-    return (item for item in files if not os.path.basename(item.name).startswith(_TEMPORARY))
+    return (item for item in _objects(local_path(folder)) if not os.path.basename(item.name).startswith(_TEMPORARY))
 
 
 def _objects(root: Path, every: bool = False) -> Iterator[Object]:

@@ -113,8 +113,7 @@ class S3(S3Client, ObjectStore):
         """Of a thousand keys, of which one is held at a time."""
         bucket, prefix = split(path)
         with self.translated(path, "s3:ListBucket"):
-            paginator = self.boto().get_paginator("list_objects_v2")
-            yield from paginator.paginate(Bucket=bucket, Prefix=prefix, **options)
+            yield from self.boto().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, **options)
 
     def level(self, folder: str) -> Iterator[tuple[list[str], list[str]]]:
         for page in self._pages(folder.rstrip("/") + "/", Delimiter="/"):

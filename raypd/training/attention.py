@@ -51,8 +51,7 @@ def products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, 
     (q0, *qs), (k0, *ks), (v0, *vs) = (x.split(sizes, dim=1) for x in (q, k, v))
     out = []
     if layout.shared:
-        causal = torch.ones(layout.shared, layout.shared, dtype=torch.bool).tril()
-        out.append(_products(q0, k0, v0, causal, scale))
+        out.append(_products(q0, k0, v0, torch.ones(layout.shared, layout.shared, dtype=torch.bool).tril(), scale))
     for q_own, k_own, v_own, visible in zip(qs, ks, vs, layout.visible, strict=True):
         out.append(_products(q_own, torch.cat([k0, k_own], dim=1), torch.cat([v0, v_own], dim=1), visible, scale))
     return torch.cat(out, dim=1)

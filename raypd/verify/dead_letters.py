@@ -51,8 +51,7 @@ def letters(output: str) -> Iterator[pa.Table]:
         units = ((path.rpartition("/")[2].removesuffix(".parquet"), path) for path in objects(output))
         tables = ((unit_id, _failed(read_object(path, COLUMNS))) for unit_id, path in units)
     else:
-        committed = sorted(writer.objects(output))
-        failed = (unit for unit in committed if writer.read_summary(output, *unit).failed)
+        failed = (unit for unit in sorted(writer.objects(output)) if writer.read_summary(output, *unit).failed)
         tables = ((unit_id, error_rows(path)) for unit_id, path in failed)
     for unit_id, rows in tables:
         if len(rows):

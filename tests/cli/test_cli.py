@@ -187,8 +187,7 @@ def test_extract_verify_errors_retry(configuration, tmp_path, raypd, in_process)
 
 @pytest.mark.slow
 def test_two_nights_as_a_job(configuration, tmp_path) -> None:
-    root = f"output.path={tmp_path / 'nightly'}"
-    job = ("jobs/nightly.py", str(configuration), root)
+    job = ("jobs/nightly.py", str(configuration), f"output.path={tmp_path / 'nightly'}")
     assert "40 new, 0 changed, 0 removed, 0 as they were; 40 extracted" in ended(start(*job))
     with (tmp_path / "corpus.jsonl").open("a") as file:
         file.write('{"id": 7, "title": "changed"}\n')

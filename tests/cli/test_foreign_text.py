@@ -64,8 +64,7 @@ def test_markup_in_ids_and_paths_is_text(run: RunConfig, capsys) -> None:
     Path(run.output.path).rename(path)
     moved = run.model_copy(update={"output": run.output.model_copy(update={"path": path})})
     print_summary(driver.finish(moved, path, planner.plan(moved)))
-    shown = capsys.readouterr().out
-    says(shown, f"manifest: {path}/manifest.json", "[bold red]loud")
+    says(capsys.readouterr().out, f"manifest: {path}/manifest.json", "[bold red]loud")
 
 
 def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, monkeypatch) -> None:

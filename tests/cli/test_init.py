@@ -9,6 +9,7 @@ import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from raypd import storage
 from raypd.answering.components import build
@@ -17,6 +18,7 @@ from raypd.cli.run import config_over
 from raypd.cluster import driver
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError
+from tests.runs import says
 
 ROWS = [{"Id": f"n{n}", "subject": f"The {n}th letter to the shop", "kind": "a", "n": n} for n in range(6)]
 SCHEMA = '{"type": "object", "properties": {"product": {"type": "string"}}}'
@@ -62,6 +64,16 @@ def test_paths_are_those_that_the_configuration_needs(data, tmp_path, in_process
     said = init.run(data, None, None)  # the latter of what `schema suggest` is told, as in the file
     assert "letters.yaml: reads subject, id Id; not read (input.text_columns): kind, n\n" in said
     assert "input.category_column=null" in said
+
+
+def test_columns_of_html_are_seen(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.json").write_text(SCHEMA)
+    Path("shop.csv").write_text("Title,Body\n" + 'Mug,"<p>Made of clay, for coffee</p>"\n' * 2)
+    said = init.run("shop.csv", None, None)
+    says(said, "reads Title, Body (the visible text of its HTML), documents", "'input.html_columns=[Body]'")
+    run = config_over("shop.csv", "extraction", [], None, "fake", None, schema="s.json")
+    assert run.input.html_columns == yaml.safe_load(Path("shop.yaml").read_text())["input"]["html_columns"] == ["Body"]
 
 
 def test_data_on_s3(bucket, tmp_path, monkeypatch):

@@ -157,8 +157,7 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(tmp_path: Path, config, r
     monkeypatch.setattr(pool_executor.PoolExecutor, "_start", listen)
     monkeypatch.setattr(pool_executor.PoolExecutor, "_assign", patient)
     monkeypatch.setattr(pool_executor, "_IDLE_SECONDS", LONG)
-    made = driver.run_extract(run, build=fakes.build)
-    assert made.ok == 40
+    assert driver.run_extract(run, build=fakes.build).ok == 40
     assert started["c.jsonl"][0] == started["a.jsonl"][0] != started["c.jsonl"][1]
     rows = pq.read_table(tmp_path / "out/units").to_pylist()
     found = Counter((row["source"], row["id"], row["attempts"]) for row in rows)

@@ -102,8 +102,7 @@ def cluster_lines() -> list[str]:
     """What the README says to type for a cluster."""
     text = (ROOT / "README.md").read_text().partition("## On a cluster")[2]
     lines = re.findall("^    (.+)$", text, re.M)
-    end = next(number for number, line in enumerate(lines) if line.startswith("ray job submit"))
-    return lines[: end + 1]
+    return lines[: next(number for number, line in enumerate(lines) if line.startswith("ray job submit")) + 1]
 
 
 @pytest.mark.slow

@@ -138,8 +138,8 @@ def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
         names = set(info.annotation.model_fields)  # type: ignore[union-attr]
         left = names - {key.partition(".")[2] for key in idle if key.startswith(f"{section}.")}
         counting = {
-            "input": "format encoding id_column text_columns category_column category max_document_bytes reader",
-            "output": "columns min_confidence", "engine": "kind vllm",
+            "input": "format reader encoding id_column text_columns html_columns category_column category "
+            "max_document_bytes", "output": "columns min_confidence", "engine": "kind vllm",
             "model": "name revision dtype adapter calibration quantization trust_remote_code endpoint",
         }.get(section, "")  # fmt: skip
         words = f"{section}: say in RunConfig.idle_keys which of its keys cannot change an answer, or here"
@@ -192,8 +192,7 @@ def notes(shown: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
 def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> None:
-    config = run_config({"kind": kind, **TASKS[kind]}) if kind else None
-    found = notes(render(config))
+    found = notes(render(run_config({"kind": kind, **TASKS[kind]}) if kind else None))
     tasks = [key for one in ([kind] if kind else KINDS) for key in keys(KINDS[one], "task.")]
     every = [*keys(RunConfig), *tasks]
     for key in dict(every):

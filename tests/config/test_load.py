@@ -93,8 +93,7 @@ def config(*overrides: str, **task: Any) -> Any:
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    card = {"task": "extraction", "method": "hyper_parallel", "template": PRODUCT}
-    (tmp_path / CARD).write_text(json.dumps(card))
+    (tmp_path / CARD).write_text(json.dumps({"task": "extraction", "method": "hyper_parallel", "template": PRODUCT}))
     return tmp_path
 
 

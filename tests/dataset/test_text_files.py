@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from raypd.dataset.label_file import label_rows
 from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, InputError
-from tests.runs import read_all
+from tests.runs import read_all, says
 
 PAGE = b"""<!doctype html><html><head><title>Shop</title><style>p {color: red}</style></head><body>
 <script>var hidden = 1</script><!-- hidden --><h1>Mug &amp; saucer</h1><p>Made of <b>clay</b>, 0.3&nbsp;l<br>blue</p>
@@ -106,6 +106,20 @@ def test_pages_of_a_pdf_without_text_are_counted_and_nul_characters_dropped(tmp_
     assert caplog.messages == ["a.pdf: no text on 1 of 3 pages, as on scans"]
 
 
+def test_columns_of_html_are_read_as_their_visible_text(tmp_path, config) -> None:
+    bodies = ["<p>Of <b>clay</b></p>0.3&nbsp;l", "<!-- -->", None, ["<i>a</i>", "b"], "<div>" * 5000, "<" * 40_000]
+    lines = (json.dumps({"id": n, "title": "<Mug>", "body": body}) for n, body in enumerate(bodies))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    keys = {"html_columns": ["body"], "max_document_bytes": 2000, "category": "c"}
+    *read, deep, large = read_all(config(str(tmp_path), text_columns=["title", "body"], **keys))
+    assert [d.fields["body"] for d in read] == ["Of clay\n0.3 l", "", None, "a\nb"]
+    says(
+        (read[0].fields["title"], deep.error, large.error), "<Mug>", "elements are nested", "'body' has over 32000 byte"
+    )
+    with pytest.raises(ValueError, match=r"html_columns: 'body' is none of the columns of text \(title\)"):
+        config(str(tmp_path), text_columns=["title"], html_columns=["body"])
+
+
 BAD = {
     "empty.txt": (b"", "empty.txt: no text in text"),
     "latin.txt": (b"K\xe4se", "latin.txt: not UTF-8: invalid continuation byte at byte 1; input.encoding"),
@@ -114,7 +128,7 @@ BAD = {
     "large.html": (b"<p>" + b" " * 40_000, "large.html: the file has more than 32000 bytes"),
     "deep.html": (b"<div>" * 5000 + b"x", "deep.html: HTML that cannot be read whole: its elements are nested"),
     "charset.html": (b"<meta charset=klingon><p>x", "charset.html: its charset 'klingon' is none that Python knows"),
-    "nothing.html": (b" ", "nothing.html: HTML that cannot be read: Document is empty"),
+    "nothing.html": (b" <!-- x -->", "nothing.html: no text in text"),
     "cut.pdf": (b"%PDF-1.4 nothing", "cut.pdf: a PDF that cannot be read: "),
     "locked.pdf": (pdf("x", password="secret"), "locked.pdf: a PDF that cannot be read: it has a password"),
     "locked.docx": (b"\xd0\xcf\x11\xe0", "locked.docx: no Word file (or one with a password): File is not a zip file"),

@@ -92,11 +92,9 @@ def hyper_parallel(
             [kp <= qp and kt <= qt and (ks == -1 or not isolate_values or ks == qs) for _, kp, ks, kt in text]
             for _, qp, qs, qt in text
         ]
-        mask = torch.tensor(rows)
-        logits = dense_output(model, [t[0] for t in text], [t[1] for t in text], mask)[0]
+        logits = dense_output(model, [t[0] for t in text], [t[1] for t in text], torch.tensor(rows))[0]
         for n, index in asked:
-            so_far = [t for t, _, _ in values[n]]
-            values[n].append(greedy(logits[index], ids_of(allowed(n, so_far))))
+            values[n].append(greedy(logits[index], ids_of(allowed(n, [t for t, _, _ in values[n]]))))
         live = [n for n, _ in asked if not closed(n, [t for t, _, _ in values[n]])]
         if not live:
             break

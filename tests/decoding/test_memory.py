@@ -96,8 +96,7 @@ def test_a_device_without_any_memory_ends_the_engine_and_another_error_is_not_ta
     small_device(engine, lambda tokens: True)
     for number in range(20):
         engine.submit(autoregressive(Prompt([5, 6, number]), 4, never), tag=number)
-    ended = [engine.step() for _ in range(4)]
-    assert [len(programs) for programs in ended] == [0, 1, 1, 1]
+    assert [len(programs) for programs in [engine.step() for _ in range(4)]] == [0, 1, 1, 1]
     with pytest.raises(RuntimeError, match="not even the smallest steps"):
         engine.step()
     engine = Engine(tiny_model("llama"))

@@ -159,8 +159,7 @@ def test_a_runaway_child_is_closed_and_joined_or_cuts_the_answer():
 
 def test_tokens_that_hold_more_than_a_tag_and_several():
     words = ('"/>The', "</async>\n", "<async>", "<sync/>After")
-    main = '<promise topic="a" tokens="10"/>The end<sync/>After all'
-    script = Script(main, "X</async>\n", words=words)
+    script = Script('<promise topic="a" tokens="10"/>The end<sync/>After all', "X</async>\n", words=words)
     answer = script.run()
     assert (answer.text, answer.warnings) == ("XThe endAfter all", [])
     assert answer.raw == '<promise topic="a" tokens="10"/><async>X</async>The end<sync/>After all'

@@ -88,8 +88,7 @@ def test_what_a_grammar_allows_goes_to_the_device_once(monkeypatch):
     state, sent = grammar.advance(0, 1500), []
     monkeypatch.setattr(sampling, "to_device", lambda a, device: sent.append(a.nbytes) or to_device(a, device))
     for _ in range(3):
-        drawn = sample(torch.randn(8, 1501), greedily([grammar.allowed(state, None)] * 8))
-        assert drawn[0].max() < 1500
+        assert sample(torch.randn(8, 1501), greedily([grammar.allowed(state, None)] * 8))[0].max() < 1500
     assert sorted(sent) == [128, 128, 128, 188]  # places of rows and sets in each pass; a bit a token
 
 
@@ -217,5 +216,4 @@ def test_values_of_a_type_ask_for_few_and_other_models_compute_all_logits() -> N
     assert Engine(tiny_model("gemma2")).few is None
     model = tiny_model("llama")
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(VOCABULARY))
-    few = Engine(model).few
-    assert few.takes(AllowedTokens(np.arange(3))) is False
+    assert Engine(model).few.takes(AllowedTokens(np.arange(3))) is False

@@ -58,8 +58,7 @@ def compiled(kernel, capability: int, types: dict[str, str], constants: dict, wa
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
     aligned = [number for number, kind in enumerate(signature.values()) if kind not in ("fp32", "constexpr")]
     source = ASTSource(kernel, signature, constants, {(number,): [["tt.divisibility", 16]] for number in aligned})
-    target = GPUTarget("cuda", capability, 32)
-    result = compile(source, target=target, options={"num_warps": warps, "num_stages": 2})
+    result = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": 2})
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(result.asm["cubin"])
         file.flush()

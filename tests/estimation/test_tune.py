@@ -320,8 +320,7 @@ def test_a_small_model_gets_an_honest_answer(command, capsys) -> None:
     seen = capsys.readouterr()
     assert re.search(r"1\. method=autoregressive: .* 50 values to compare others with, 450 are not whole\n", seen.err)
     assert re.search(r"2\. method=guided: .* 500 values to compare others with\n", seen.err)
-    out = " ".join(seen.out.split())
-    says(out, "agree with guided decoding in at least 90%", "the reference is guided decoding")
+    says(" ".join(seen.out.split()), "agree with guided decoding in at least 90%", "the reference is guided decoding")
     assert "guided decoding" in Path("run.tuned.yaml").read_text().replace("\n# ", " ")
 
 

@@ -68,8 +68,7 @@ def test_f1_is_scikit_learns():
 def test_scored_looks_at_the_listed_attributes_and_all_accepted_forms():
     labels = {"target": {"Brand": "Acme", "Color": "red", "Size": None}, "scored": ["Color"],
               "accepted": {"Color": ["red", "dark red"]}}  # fmt: skip
-    record = {"Brand": "Zeta", "Color": "Dark  red", "Size": "7"}
-    parts = score._of_record(record, labels["target"], labels, 0.0)
+    parts = score._of_record({"Brand": "Zeta", "Color": "Dark  red", "Size": "7"}, labels["target"], labels, 0.0)
     assert parts["scored"] == [1, 0, 0, 0, 0]
     assert parts["scored exact"] == [0, 1, 0, 0, 0]  # ExtractGPT compares case
     assert parts["strict"] == [0, 2, 1, 0, 0]
@@ -87,8 +86,7 @@ def test_questions_are_compared_as_squad_does():
     ]
     answered = ("a", "Seine, a river!", None), ("b", None, None), ("c", "y", 1), ("f", "A, C", None), ("g", "AB", None)
     rows = [dict(zip(("question_id", "answer", "choice_index"), row, strict=True)) for row in answered]
-    parts = score._of_questions(rows, questions)
-    assert parts == {"exact match": [2, 4], "token F1": [2, 4], "accuracy": [2, 3]}
+    assert score._of_questions(rows, questions) == {"exact match": [2, 4], "token F1": [2, 4], "accuracy": [2, 3]}
     assert score._token_f1("in the Seine", "Seine river") == pytest.approx(0.5)
 
 

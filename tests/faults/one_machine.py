@@ -20,8 +20,7 @@ def worker_killed(folder: Path) -> Outcome:
     wait_for((Path(trial.output) / "waiting-killed").exists)  # the fourth unit is in the engine
     os.kill(trial.worker(), signal.SIGKILL)
     trial.go("killed")
-    printed = ended(run)
-    assert "a worker process died; its units are tried again" in printed
+    assert "a worker process died; its units are tried again" in ended(run)
     assert {row["attempts"] for row in trial.rows()} == {1, 2}
     return trial.outcome("killed after 3 of 20 units", "its units were tried again elsewhere")
 
@@ -33,8 +32,7 @@ def driver_killed(folder: Path) -> Outcome:
     trial.wait(4)
     kill(run)
     trial.go("again")
-    printed = trial.finish()
-    assert "was killed: taking its place" in printed
+    assert "was killed: taking its place" in trial.finish()
     return trial.outcome("killed after 4 of 20 units, the same command again", "resumed")
 
 

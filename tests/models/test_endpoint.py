@@ -136,8 +136,7 @@ def test_a_schema_parameters_and_probabilities(tmp_path, slept):
         ((record,),) = answer(parts, [Document(0, "a", {"title": "shoe"})], Meter("", "autoregressive"))
     body = received[0][2]
     assert (body["effort"], body["logprobs"], body.keys() & {"temperature", "seed", "top_p"}) == ("low", True, set())
-    schema = body["response_format"]["json_schema"]["schema"]
-    assert schema["required"] == ["Brand", "Size"]
+    assert body["response_format"]["json_schema"]["schema"]["required"] == ["Brand", "Size"]
     values = {value["name"]: value for value in record.columns["values"]}
     assert (values["Brand"]["value"], values["Size"]["number"]) == ("Acé", 42)
     quotes = [0.0, -0.1]  # of tokens that reach into the value

@@ -55,8 +55,7 @@ def test_tokens_are_added_and_the_rest_stays(base, tmp_path, dtype):
 
 @pytest.mark.parametrize(("options", "count", "layers"), [([], 2, 2), (["--heads", 3, "--layers", 1], 3, 1)])
 def test_heads_are_those_of_apars_table_6_or_what_is_asked_for(base, tmp_path, options, count, layers):
-    output = run("add-heads", base, tmp_path / "heads", *options).output
-    assert f"{count} Medusa heads x {layers} layers" in output
+    assert f"{count} Medusa heads x {layers} layers" in run("add-heads", base, tmp_path / "heads", *options).output
     config = json.loads((tmp_path / "heads/config.json").read_text())
     assert (config["heads"], config["layers"], config["hidden_size"], config["vocabulary"]) == (count, layers, 64, 300)
     weights = load_file(tmp_path / "heads/model.safetensors")

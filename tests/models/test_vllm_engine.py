@@ -202,8 +202,7 @@ def test_vllm_answers_as_raypd_does(method):
     """In float32: autoregressive token for token, structured output by its types. One process has one vLLM."""
     pytest.importorskip("vllm", reason="vLLM is not installed (make vllm)")
     settings = {"model.dtype": "float32", "decoding.method": method, "decoding.max_new_tokens": 64}
-    engine = {"engine.kind": "vllm", "engine.max_num_seqs": 4}
-    llm = LLM(settings=settings | engine)
+    llm = LLM(settings=settings | {"engine.kind": "vllm", "engine.max_num_seqs": 4})
     native, answers = (answer.extract(TITLES, ATTRIBUTES_OF_TITLES) for answer in (LLM(settings=settings), llm))
     (parts,) = llm._parts.values()
     parts.engine.close()

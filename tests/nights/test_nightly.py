@@ -505,8 +505,7 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
     console.print(terminal.render(found))
     says(console.file.getvalue(), "documents   4; 1 failed", "$60.00 per 1,000 documents",  # of five extracted
          f"the table is that of the night {made.name}; 5 documents extracted in all nights")  # fmt: skip
-    html = page.render(data.load(root))
-    says(html, ">4<", ">3 ok<", ">1 failed (25%)<", ">$0.30<", "; 5 extracted<")
+    says(page.render(data.load(root)), ">4<", ">3 ok<", ">1 failed (25%)<", ">$0.30<", "; 5 extracted<")
 
 
 @pytest.fixture

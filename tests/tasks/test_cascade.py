@@ -84,8 +84,7 @@ def cascaded(first, second, **settings):
     tasks = ScriptedTask(first), ScriptedTask(second)
     parts = build(with_keys(config, cascade={"model": None}, model={"name": "fake", "fake": {"load_seconds": 0}}), None)
     parts.task, parts.engine = Cascade(*tasks, config), LastInFirstOut()
-    documents = [Document(index, name, {}) for index, name in enumerate(first)]
-    records = answer(parts, documents, Meter("", "guided"))
+    records = answer(parts, [Document(index, name, {}) for index, name in enumerate(first)], Meter("", "guided"))
     assert [len(each) for each in records] == [1] * len(first)
     return dict(zip(first, (each[0] for each in records), strict=True)), tasks[1].asked
 
@@ -94,8 +93,7 @@ def test_values_under_the_threshold_are_the_second_model_s_and_say_so():
     first = {"sure": rows("Acme", 0.9, 42.0, 0.8), "brand": rows("Ac", 0.79, 42.0, 0.9),
              "null": rows("Acme", 0.95, None, 0.3), "unrated": rows("Acme", 0.95, 1.0, None),
              "failed": "too long"}  # fmt: skip
-    second = {name: rows("Zeta", 0.5, 43.0, 0.5) for name in first}
-    records, asked = cascaded(first, second, under=0.8)
+    records, asked = cascaded(first, {name: rows("Zeta", 0.5, 43.0, 0.5) for name in first}, under=0.8)
     assert (sorted(asked), records["failed"].error) == (["brand", "null", "unrated"], "too long")
     columns = {name: record.columns for name, record in records.items() if record.error is None}
     found = {name: (json.loads(one["record"]), [v["model"] for v in one["values"]]) for name, one in columns.items()}

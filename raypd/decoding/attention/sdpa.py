@@ -30,8 +30,7 @@ def attend(
         mask = step.own_mask(batch, window, repeat, query)
         folded = query.index_select(0, batch.asked).view(rows, queries, kv_heads, repeat, head_dim)
         folded = folded.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [rows, kv_heads, repeat * queries, head_dim]
-        stored = _rows_of(keys, batch), _rows_of(values, batch)
-        own_out, own_lse = _attention(folded, *stored, mask, scale, softcap)
+        own_out, own_lse = _attention(folded, _rows_of(keys, batch), _rows_of(values, batch), mask, scale, softcap)
         own_out = own_out.reshape(rows, kv_heads, repeat, queries, -1).permute(0, 3, 1, 2, 4)
         own_lse = own_lse.reshape(rows, kv_heads, repeat, queries).permute(0, 3, 1, 2)
         out.index_copy_(0, batch.asked, own_out.reshape(len(batch.asked), heads, -1))
