@@ -199,8 +199,7 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
     from raypd.verify import findings, verification
 
     config = load.load_run(run, overrides or [])
-    check = table_check.verify_table if load.is_nightly(run) else verification.verify
-    result = check(run, config, threads)
+    result = (table_check.verify_table if load.is_nightly(run) else verification.verify)(run, config, threads)
     tree = {"passed": result.passed, **asdict(result)}
     print(json.dumps(tree, indent=2) if as_json else clean(findings.describe(result)))
     if not result.passed:

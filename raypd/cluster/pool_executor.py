@@ -226,8 +226,7 @@ class PoolExecutor:
         units = [assignment.unit for assignment in worker.assignments.values()]
         names = [unit.id for unit in units] or [retry_policy.START]
         self._again.extendleft(reversed(units))
-        preempted = worker.leaving or getattr(error, "preempted", False)
-        gone = preempted or (worker.node and not is_alive(worker.node))
+        gone = worker.leaving or getattr(error, "preempted", False) or (worker.node and not is_alive(worker.node))
         self._deaths.loading += not (worker.ready or gone)
         if gone:
             self.say("a node is gone; its units are done elsewhere")

@@ -1,16 +1,19 @@
-"""A small file of labels: JSON lines, a CSV or a workbook, with the documents or by their ids alone."""
+"""A small file of labels: JSON lines, a CSV, a workbook or Parquet, with the documents or by their ids alone."""
 
 import json
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from raypd import storage
 from raypd.config.data import EXCEL
 from raypd.dataset import delimited
-from raypd.dataset.whole_files import sheet_rows
+from raypd.dataset.whole_files import json_values, sheet_rows
 from raypd.errors import InputError, raised_as
 
-ENDINGS = (".jsonl", ".csv", ".tsv", *EXCEL)
+ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *EXCEL)
 
 
 def label_rows(path: str, id_column: str | None) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -32,21 +35,28 @@ def without_documents(path: str, texts: Collection[str], id_column: str | None) 
 def _rows(path: str) -> Iterator[tuple[int, str, Any]]:
     next(storage.find(path))  # says which name is near where there is none
     root, begin = storage.absolute(path), 0
-    name = root.rpartition("/")[2]
-    if path.lower().endswith((".csv", ".tsv")):
-        for record, cells in delimited.table(root):
-            yield record.line, f"{name}:{record.offset}", cells
+    name, kind = root.rpartition("/")[2], path.lower().rpartition(".")[2]
+    if kind in ("csv", "tsv"):
+        yield from ((line.line, f"{name}:{line.offset}", cells) for line, cells in delimited.table(root))
         return
-    with raised_as(InputError, f"{path}: cannot be read"):
-        data = storage.read(root)
-    if path.lower().endswith(EXCEL):
-        for number, fields in enumerate(sheet_rows(data)):
-            yield number + 2, f"{name}:{number}", fields
-        return
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines, 1):
+    with raised_as(InputError, f"{path}: cannot be read", *_UNREADABLE), storage.open_file(root) as file:
+        if rows_of := _ROWS.get(f".{kind}"):
+            head = 2 if f".{kind}" in EXCEL else 1
+            yield from ((number + head, f"{name}:{number}", row) for number, row in enumerate(rows_of(file)))
+            return
+        data = file.read()
+    for number, line in enumerate(data.split(b"\n"), 1):
         with raised_as(InputError, f"{path}:{number}: not JSON", ValueError, RecursionError):
             row = json.loads(line.decode("utf-8-sig")) if line.strip() else None
         if row is not None:
             yield number, f"{name}:{begin}", row
         begin += len(line) + 1
+
+
+def _parquet(file: Any) -> Iterator[dict[str, Any]]:
+    return (row for batch in pq.ParquetFile(file).iter_batches(1024) for row in batch.to_pylist())
+
+
+_UNREADABLE = (OSError, InputError, pa.ArrowException)
+_ROWS = {".parquet": _parquet, ".json": lambda file: json_values(file.read())}
+_ROWS |= dict.fromkeys(EXCEL, lambda file: sheet_rows(file.read()))

@@ -24,10 +24,10 @@ def whole_rows(part: Part) -> Iterator[Any]:
     if len(data) > _MOST_BYTES:
         advice = "save the sheet as CSV" if part.format == "excel" else _LINES
         raise InputError(f"a file of more than {_MOST_BYTES >> 20} MiB: {advice}")
-    yield from sheet_rows(data) if part.format == "excel" else _json_values(data)
+    yield from sheet_rows(data) if part.format == "excel" else json_values(data)
 
 
-def _json_values(data: bytes) -> Iterator[Any]:
+def json_values(data: bytes) -> Iterator[Any]:
     """The items of arrays, also of one that is all that an object has, and what stands outside of one."""
     try:
         text, place = data.decode("utf-8-sig"), 0

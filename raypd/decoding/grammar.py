@@ -153,8 +153,7 @@ class Grammar:
             return []
         tokens = self._forced(state)
         if tokens and remaining is not None:
-            fits = len(tokens) + self.distance(reduce(self.advance, tokens, state)) <= remaining
-            return tokens if fits else []
+            return tokens if len(tokens) + self.distance(reduce(self.advance, tokens, state)) <= remaining else []
         return tokens
 
     def _only_text(self, state: int) -> str:

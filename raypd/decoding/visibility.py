@@ -59,8 +59,7 @@ def window_starts(mask: np.ndarray, query_positions: np.ndarray, key_positions: 
     if len(key_positions) < window:
         return np.full(len(query_positions), lowest)
     counted = mask & (key_positions[None, :] <= query_positions[:, None])
-    positions = np.where(counted, key_positions[None, :], lowest)
-    return np.partition(positions, -window, axis=1)[:, -window]
+    return np.partition(np.where(counted, key_positions[None, :], lowest), -window, axis=1)[:, -window]
 
 
 def segment_sets(

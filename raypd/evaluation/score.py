@@ -318,8 +318,7 @@ def _token_f1(answer: str, gold: str) -> float:
     answer_words, gold_words = _squad(answer).split(), _squad(gold).split()
     if not answer_words or not gold_words:
         return float(answer_words == gold_words)
-    common = sum((Counter(answer_words) & Counter(gold_words)).values())
-    return 2 * common / (len(answer_words) + len(gold_words))
+    return 2 * sum((Counter(answer_words) & Counter(gold_words)).values()) / (len(answer_words) + len(gold_words))
 
 
 def _of_texts(rows: list[Row], labels: Row) -> dict[str, list[float]]:

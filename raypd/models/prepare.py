@@ -42,8 +42,7 @@ def add_heads(name: str, output: str, count: int, layers: int) -> MedusaHeads:
 
 
 def _load(name: str) -> LoadedModel:
-    source = find_source(ModelConfig(name=name))
-    saved = getattr(read_config(source), "dtype", None) or torch.float32
+    saved = getattr(read_config(find_source(ModelConfig(name=name))), "dtype", None) or torch.float32
     return load_model(ModelConfig.model_validate({"name": name, "device": "cpu", "dtype": str(saved).split(".")[-1]}))
 
 

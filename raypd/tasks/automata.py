@@ -48,8 +48,7 @@ def automaton_of(attribute: Attribute) -> Automaton:
         return Number()
     if attribute.type == "integer":
         table, finals = _edges(_INTEGER_SLOT)
-        begun = {0, table[0]["-"]}
-        return OrNull(TransitionTable(table, finals, standing=set(range(len(table))) - begun), null)
+        return OrNull(TransitionTable(table, finals, standing=set(range(len(table))) - {0, table[0]["-"]}), null)
     if attribute.type in ("boolean", "enum"):
         return OneOf([*map(_as_bytes, _words(attribute)), *["null"] * null])
     return OrNull(_item(attribute), null)

@@ -39,8 +39,7 @@ class Layout:
         visible[..., 0] = True  # a padded row sees something: softmax over nothing is NaN
         for row, mask in zip(visible, self.visible, strict=True):
             row[0, : mask.shape[0], : mask.shape[1]] = mask
-        index = (first[:, None] + place).where(is_token, 0).flatten()
-        return index, is_token.flatten().nonzero()[:, 0], visible
+        return (first[:, None] + place).where(is_token, 0).flatten(), is_token.flatten().nonzero()[:, 0], visible
 
 
 def batches(examples: Sequence[Example], most_examples: int, most_tokens: int, seed: int) -> Iterator[list[Example]]:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -92,8 +94,7 @@ def test_questions_are_compared_as_squad_does():
 
 def test_intervals_are_scipys_and_pairs_are_narrower():
     stats = pytest.importorskip("scipy.stats")
-    draw = np.random.default_rng(1)
-    right = draw.random(300) < 0.7
+    right = np.random.default_rng(1).random(300) < 0.7
     scores = [score.Score("", {"exact match": [float(r), 1.0]}) for r in right]
     flipped = right.copy()
     flipped[:6] ^= True
@@ -125,6 +126,11 @@ def test_a_run_against_its_labels(config, tmp_path, in_process, monkeypatch):
     table = tmp_path / "labels.csv"
     table.write_text("id;a;never asked\n0;;x\n1;;x\n99;;x\n")
     assert score.evaluate(run.output.path, str(table)).measures == result.measures
+    labels.with_suffix(".json").write_text(json.dumps(rows))
+    pq.write_table(pa.Table.from_pylist(rows), labels.with_suffix(".parquet"))
+    for form in (".json", ".parquet"):
+        scored = score.evaluate(run.output.path, str(labels.with_suffix(form)), labels_column="gold")
+        assert scored.measures == result.measures
     rows = write_rows(tmp_path / "rows.jsonl", [{"title": "x" * n, "gold": {"a": None}} for n in (1, 3)])
     without_ids = with_keys(config(str(rows)), model={"name": "fake"}, input={"id_column": None}, output={"path": "n"})
     driver.run_extract(without_ids, build=build)

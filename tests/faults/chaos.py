@@ -171,8 +171,7 @@ def _do(
         return set()
     if kind in _OF_S3 and proxy is not None:
         kinds = {"S3 away": ("503", "reset"), "S3 failing": ("500", "lost"), "S3 cutting": ("cut",)}[kind]
-        share = 1.0 if kind == "S3 away" else 0.1
-        proxy.faults = Faults(share=share, kinds=kinds, seed=int(1e6 * chance))
+        proxy.faults = Faults(share=1.0 if kind == "S3 away" else 0.1, kinds=kinds, seed=int(1e6 * chance))
         time.sleep(1 + 3 * chance)
         proxy.faults = Faults()
         return {1}

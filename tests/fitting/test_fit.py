@@ -117,8 +117,7 @@ def test_it_goes_on_and_has_a_learning_curve(tmp_path, yaml_of, ray_here):
     assert "cost.budget_usd" in str(stopped.stopped)
     result = run_fit(path, [], say=quiet)
     assert (weights.stat().st_mtime_ns, result.stopped) == (written, None)  # it was not trained again
-    full = result.scores[1]
-    assert [(s.name, s.labels < full.labels, s.error) for s in result.curve] == [("full", True, None)]
+    assert [(s.name, s.labels < result.scores[1].labels, s.error) for s in result.curve] == [("full", True, None)]
 
 
 @pytest.mark.slow

@@ -380,8 +380,7 @@ class Vendor:
             if any(word in text for word in self.refused):
                 bad += json.dumps({"custom_id": line["custom_id"], "error": {"message": f"not that one, {KEY}"}}) + "\n"
             elif self.batches[name]["status"] == "completed" or "0" in text:
-                body = completion('{"Brand": "Acme", "Size": 7}')[1]
-                reply = {"status_code": 200, "body": body}
+                reply = {"status_code": 200, "body": completion('{"Brand": "Acme", "Size": 7}')[1]}
                 good += json.dumps({"custom_id": line["custom_id"], "response": reply}) + "\n"
         self.answered[name] = (good, bad)
         return good, bad

@@ -99,8 +99,7 @@ def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_else(make)
     html, expected = page.render(make(units=3)), "default-src 'none'; "
     for tag in ("style", "script"):
         content = re.search(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
-        expected += f"{tag}-src 'sha256-{digest}'; "
+        expected += f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()}'; "
     policy = {"http-equiv": "Content-Security-Policy", "content": expected + "base-uri 'none'; form-action 'none'"}
     tags = Tags(html[: html.index("<style>")]).tags  # it holds for what comes after it
     assert [a for t, a in tags if t == "meta" and "http-equiv" in a] == [policy]

@@ -271,8 +271,7 @@ def test_a_round_moves_the_model_from_worst_to_best(corpus, tmp_path):
     model.set_attn_implementation("sdpa")
     with torch.no_grad():
         logs = [[[direct(of.double(), one) for one in pair] for of in (model, before)] for pair in train]
-    rises = [float(best - worst - was[0] + was[1]) for (best, worst), was in logs]
-    assert rises == pytest.approx([10] * 4, abs=4)
+    assert [float(best - worst - was[0] + was[1]) for (best, worst), was in logs] == pytest.approx([10] * 4, abs=4)
 
 
 def test_the_model_before_computes_as_a_step_does(corpus, tmp_path):
