@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from raypd import storage
 from raypd.config import TEXT_FILES, ModelConfig, RunConfig
 from raypd.config.data import EXCEL
-from raypd.config.load import load_config, make_config
+from raypd.config.load import load_config, make_config, with_changes
 from raypd.config.schema import task_of
 from raypd.dataset.look import MOST_ROWS, batch_rows, look_for_columns
 from raypd.errors import ConfigError, InputError
@@ -72,12 +72,20 @@ class Run:
         return pa.concat_tables([part.replace_schema_metadata(None) for part in parts])
 
     def to_arrow(self) -> pa.Table:
-        """All rows, units in the order of their ids; it is held in memory whole."""
+        """All rows, units in the order of their ids: by file, and place in it. It is held in memory whole."""
         return self._table
 
-    def to_pandas(self) -> pd.DataFrame:
-        """All rows; a record is a JSON text, `values` a list of dicts."""
-        return self._table.to_pandas()
+    def to_pandas(self, typed: bool = False) -> pd.DataFrame:
+        """All rows; a record is a JSON text, `values` a list of dicts. typed: of an extraction a column for each
+        attribute in their place, of its own type, and one for its confidence, as of `output.columns: typed`."""
+        from raypd.dataset.writer import output_schema
+        from raypd.tasks.columns import columns_of, typed_row
+
+        if not typed or "record" not in self._table.column_names:
+            return self._table.to_pandas()
+        config = with_changes(load_run(self.path, []), {"output.columns": "typed"})
+        rows = [row | (typed_row(row, config) if row["record"] else {}) for row in self._table.to_pylist()]
+        return pa.Table.from_pylist(rows, output_schema(columns_of(config))).to_pandas()
 
     @property
     def bill(self) -> records.RunCost | None:

@@ -219,8 +219,7 @@ class AnswerStage(EngineActor):
                 spent = self.meter.end(unit)
                 billed = {f"{d.index}{of}": billed_as(d, self.config) + of for d in documents for of in ("", SECOND)}
                 spent.categories = added((billed[name], counts) for name, counts in spent.categories.items())
-                failed = {record.index for record in state.records if record.error is not None}
-                ok = len(state.answered - failed)
+                ok = len(state.answered - {record.index for record in state.records if record.error is not None})
                 self.meter.commit(unit, spent, ok, len(documents) - ok)
         except EngineBroken as error:  # Ray tries the batch in a new process
             end_process(error)

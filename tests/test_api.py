@@ -24,21 +24,21 @@ FRAME = pd.DataFrame({"id": ["a", "b", "c"], "title": ["red shoe", "blue shoe", 
 def test_a_frame_becomes_a_run_that_the_same_call_finds_again(tmp_path: Path, monkeypatch, ray_here) -> None:
     monkeypatch.chdir(tmp_path)
     attributes = ["Brand", {"name": "Price", "type": "number"}]
-    run = raypd.extract(FRAME, attributes, model="fake")
-    rows = run.to_pandas()
-    assert list(rows["id"]) == ["a", "b", "c"]
-    assert (set(json.loads(rows["record"][0])), run.bill.documents) == ({"Brand", "Price"}, 3)
+    run = raypd.extract(FRAME, attributes, model="fake", settings={"cluster.unit_documents": 1})
+    rows, typed = run.to_pandas(), run.to_pandas(typed=True)
+    assert list(rows["id"]) == list(typed["id"]) == ["a", "b", "c"]
+    assert (set(json.loads(rows["record"][0])), typed["Price"].dtype.kind) == ({"Brand", "Price"}, "f")
     assert Path(run.report()).read_text().startswith("<!DOCTYPE html>")
     assert run.path.startswith(str(tmp_path / "runs"))
-    again = raypd.extract(FRAME, attributes, model="fake")
-    assert (again.path, again.bill.sessions) == (run.path, 1)  # nothing was left to do
+    again = raypd.extract(FRAME, attributes, model="fake", settings={"cluster.unit_documents": 1})
+    assert (again.path, again.bill.sessions, run.bill.documents) == (run.path, 1, 3)  # nothing was left to do
     assert raypd.Run(run.path).to_arrow() == run.to_arrow()
 
 
 def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, in_process) -> None:
     monkeypatch.chdir(tmp_path)
     run = raypd.extract([{"id": "a", "title": "red <b> shoe"}, {"id": "b", "title": " "}], ["Brand"], model="fake")
-    assert run.verify().passed
+    assert (run.verify().passed, list(run.to_pandas(typed=True)["Brand"].isna())) == (True, [False, True])
     assert "no text in title" in run.errors().column("reason")[0].as_py()
     assert raypd.extract(["a hat"], ["Brand"], model="fake").errors().num_rows == 0
     other = raypd.extract(FRAME.head(2), ["Brand"], model="fake", output="own")

@@ -236,9 +236,7 @@ class WorkerTime:
     @property
     def state(self) -> str:
         """startup, busy, idle, lost or ended."""
-        if self.ended is not None:
-            return "ended"
-        return self.spans[-1][2] if self.spans else "startup"
+        return "ended" if self.ended is not None else self.spans[-1][2] if self.spans else "startup"
 
     def lived(self, until: float = 0.0) -> float:
         """Seconds to its end, or to `until` where it works."""

@@ -103,8 +103,7 @@ def _missing(folder: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    siblings = os.listdir(path.parent) if path.parent.is_dir() else []
-    hint = did_you_mean(path.name, siblings, path.parent.joinpath)
+    hint = did_you_mean(path.name, os.listdir(path.parent) if path.parent.is_dir() else [], path.parent.joinpath)
     return f"; {hint}" if hint else _missing(path.parent)
 
 

@@ -176,8 +176,7 @@ class ExtractionTask:
             windows_rated = []
             for number, result in sorted(answers.items()):
                 if isinstance(result, str):
-                    reason = f"window {number + 1} of {len(bodies)}: {result}"
-                    return [Record(bodies[0].document.index, error=reason)]
+                    return [Record(bodies[0].document.index, error=f"window {number + 1} of {len(bodies)}: {result}")]
                 windows_rated.append(result)
             best = merged(category.attributes, windows_rated)
             return [self._record(category, [(bodies[window], window, rated) for window, rated in best])]

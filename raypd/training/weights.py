@@ -30,8 +30,7 @@ def load_for_training(config: RunConfig) -> LoadedModel:
         raise ModelError("training.weights full: quantized weights cannot be trained; use lora, or quantization none")
     if quantization in ("w8a8", "fp8"):
         raise ModelError(f"model.quantization {quantization} is for decoding: train with none, or nf4 or int8 and lora")
-    keys = {"dtype": "float32"} if full else {"adapter": None}
-    loaded = load_model(config.model.model_copy(update=keys))
+    loaded = load_model(config.model.model_copy(update={"dtype": "float32"} if full else {"adapter": None}))
     _check_attention(loaded.model, loaded.name)
     make_trainable(loaded, config)
     return loaded

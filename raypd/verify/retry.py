@@ -190,6 +190,5 @@ def merged(old: pa.Table, fresh: pa.Table) -> pa.Table:
         now = again.get(place, [])
         attempts = max(row["attempts"] for row in was) + max((row["attempts"] for row in now), default=0)
         errors, before = (sum(row["status"] != "ok" for row in answers) for answers in (now, was))
-        better = now and errors <= before
-        rows += [{**row, "attempts": attempts} for row in (now if better else was)]
+        rows += [{**row, "attempts": attempts} for row in (now if now and errors <= before else was)]
     return pa.Table.from_pylist(rows, old.schema.remove_metadata())

@@ -85,9 +85,7 @@ def refusal(device: torch.device) -> str | None:
     """Why the kernel cannot run on a device; None: it can, and is compiled."""
     if device.type != "cpu":
         return f"attention 'avx512' needs a CPU, and the model is on {device.type}: use 'sdpa' or 'triton'"
-    if (reason := native.refusal()) is not None:
-        return f"attention 'avx512' {reason}: use 'sdpa'"
-    return None
+    return None if (reason := native.refusal()) is None else f"attention 'avx512' {reason}: use 'sdpa'"
 
 
 def is_best(device: torch.device, dtype: torch.dtype) -> bool:
