@@ -84,7 +84,7 @@ class Run:
         if not typed or "record" not in self._table.column_names:
             return self._table.to_pandas()
         config = with_changes(load_run(self.path, []), {"output.columns": "typed"})
-        rows = [row | (typed_row(row, config) if row["record"] else {}) for row in self._table.to_pylist()]
+        rows = [row | typed_row(row, config) for row in self._table.to_pylist()]
         return pa.Table.from_pylist(rows, output_schema(columns_of(config))).to_pandas()
 
     @property

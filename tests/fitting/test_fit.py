@@ -172,11 +172,12 @@ def test_a_teacher_that_was_down_is_asked_again_and_its_tokens_cost(tmp_path, ya
 def test_labels_are_read_as_what_they_are_and_ids_twice_are_said(tmp_path, yaml_of):
     path, corpus, said = yaml_of(), tmp_path / "corpus.jsonl", []
     corpus.write_text(corpus.read_text() + corpus.read_text().splitlines()[0])
-    config = load_config(path, ["input.path=corpus.xyz", "input.reader=a:b", f"fit.labels={corpus}"])
+    config = load_config(path, ["input.reader=a:b", "input.html_columns=[title]", f"fit.labels={corpus}"])
     context = labels.FitContext(config, str(tmp_path / "f"), False, said.append)
     assert sum(map(len, labels.parts_of(context).values())) == 95
     assert said == ["1 document with the id of another: left out"]
-    assert candidate.training_config(context, {}, "x.jsonl", "y").input.format == "jsonl"
+    source = candidate.training_config(context, {}, "x.jsonl", "y").input
+    assert (source.format, source.html_columns) == ("jsonl", [])
     rows = [{**row.pop("target"), **row} for row in map(json.loads, corpus.read_text().splitlines())]
     pd.DataFrame(rows).to_parquet(tmp_path / "labels.parquet")  # of which no more is read than is named
     of_columns = with_changes(config, {"fit.labels": str(tmp_path / "labels.parquet")})

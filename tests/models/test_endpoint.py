@@ -100,8 +100,7 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
         return completion('{"Brand": "Acme", "Size"' + ": 7}" * (not cut), "length" if cut else "stop")
 
     with server(reply) as (url, received):
-        config = configuration(tmp_path, url, key_variable="PATH")
-        summary = run_extract(config)
+        summary = run_extract(configuration(tmp_path, url, key_variable="PATH"))
     assert (summary.ok, summary.failed) == (5, 1)
     path, key, body = received[1]
     assert (path, key, body["model"], body["temperature"]) == ("/v1/chat/completions", f"Bearer {KEY}", "gpt", 0.0)

@@ -39,8 +39,7 @@ def test_the_quickstart_costs_the_tokens_of_the_real_run_and_autoregressive_as_m
     assert (len(records), {r.error for r in records}) == (130, {None})
     assert set(records[0].columns) == set(columns.EXTRACTION.names)
     assert json.loads(records[0].columns["record"])["Brand"] == "fake"
-    decoded = sum(c.decode_tokens for c in counts)
-    assert 2500 < decoded < 4500
+    assert 2500 < sum(c.decode_tokens for c in counts) < 4500
     assert sum(c.shared_tokens > 0 for c in counts) == 125  # the first of each of 5 categories brings its instruction
     totals = {}
     for method in ("hyper_parallel", "autoregressive"):
@@ -69,8 +68,7 @@ def test_a_step_takes_its_time_whatever_is_in_it(batch: int, monkeypatch) -> Non
         steps += 1
     assert sorted(ended) == list(range(16))
     assert steps == 6 * 16 / batch  # a prefill and 5 tokens each
-    expected = 0.005 * steps + 80 / 1000
-    assert clock.now == pytest.approx(expected, rel=0.1, abs=0.01)
+    assert clock.now == pytest.approx((0.005 * steps + 80 / 1000), rel=0.1, abs=0.01)
 
 
 def test_a_long_prompt_goes_in_chunks_and_the_budget_holds() -> None:

@@ -298,9 +298,10 @@ def test_corrected_labels_are_joined_by_id_and_whole_conversations_are_labels(tm
     file = tmp_path / "labels.jsonl"
     file.write_text('{"id": 7, "target": {"Brand": "b"}}\n')
     (tmp_path / "labels.csv").write_text("id,a,other\n7,b,c\n")
-    for name, fields in (("labels.jsonl", {"target": {"Brand": "b"}}), ("labels.csv", {"a": "b"})):
+    (tmp_path / "labels.json").write_text('[{"id": 7, "a": "b", "other": "c"}]')
+    for end, fields in ((".jsonl", {"target": {"Brand": "b"}}), (".csv", {"a": "b"}), (".json", {"a": "b"})):
         labelled = [Document(0, "7", {}), Document(1, "8", {})]
-        teacher.label(labelled, str(tmp_path / name), run_config())
+        teacher.label(labelled, str(file.with_suffix(end)), run_config())
         assert [labelled[0].fields, labelled[1].error] == [fields, "training.labels: no label in the file"]
     line = '{"id": 7, "target": {"Brand": "b"}}\n'
     for lines, words in (

@@ -143,8 +143,7 @@ def test_of_two_at_once_one_says_so_and_what_fails_again_counts_its_attempts(run
 
 
 def test_units_that_are_not_done_are_left_to_a_plain_run(run) -> None:
-    gone = sorted(commit.committed(run.output.path))[0]
-    Path(run.output.path, "units", f"{gone}.parquet").unlink()
+    Path(run.output.path, "units", f"{sorted(commit.committed(run.output.path))[0]}.parquet").unlink()
     Task.mended = True
     made = again(run)
     assert (made.tried, made.waiting, len(rows(run))) == (2, 1, 20)
