@@ -36,7 +36,7 @@ _TITLE = re.compile(r"((product|item|document)[ _]?)?(title|name|subject|headlin
 _TAG = re.compile(r"</\w+>|<(br|p|li|img|hr)\b[^>]*>", re.IGNORECASE)  # of HTML
 _NO_TEXT = re.compile(r"[-+\d\s.,:/%TZ]*|[\da-f-]{32,36}|true|false", re.IGNORECASE)  # numbers, dates, UUIDs
 # Name -> mean characters of a column's first texts, and the share that has tags; None: it holds no text.
-Columns = dict[str, tuple[float, float] | None]
+_Columns = dict[str, tuple[float, float] | None]
 
 
 class Look(NamedTuple):
@@ -70,11 +70,11 @@ def look(data: str, source: InputConfig | None = None, labels: Container[str] = 
     else:
         first = _first(source)
         form = next((form for form, ends in ENDINGS.items() if first.format in ends.values()), None)
-    columns: Columns = {"id": None, "text": (_TEXT_CHARACTERS, 0.0)} if form == "files" else _columns(first, source)
+    columns: _Columns = {"id": None, "text": (_TEXT_CHARACTERS, 0.0)} if form == "files" else _columns(first, source)
     return _choose(data, form, columns, labels)
 
 
-def _choose(data: str, form: str | None, columns: Columns, labels: Container[str]) -> Look:
+def _choose(data: str, form: str | None, columns: _Columns, labels: Container[str]) -> Look:
     lower = {column.casefold(): column for column in columns}
     id_column = next((lower[word] for word in _IDS if word in lower), None)
     means = {name: column[0] for name, column in columns.items() if column and name != id_column}
@@ -116,14 +116,14 @@ def _first(source: InputConfig) -> InputObject:
         raise
 
 
-def _columns(item: InputObject, source: InputConfig) -> Columns:
+def _columns(item: InputObject, source: InputConfig) -> _Columns:
     try:
         return _means([dict.fromkeys(partition_keys(item.name)), *itertools.islice(_rows(item, source), MOST_ROWS)])
     except (InputError, pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"{item.path}: cannot be read: {error}") from None
 
 
-def _means(rows: Iterable[Row]) -> Columns:
+def _means(rows: Iterable[Row]) -> _Columns:
     texts: dict[str, list[tuple[int, bool]]] = {}  # characters, and whether there are tags
     for row in rows:
         for name, value in row.items():
