@@ -90,7 +90,8 @@ def _choose(data: str, form: str | None, columns: _Columns, labels: Container[st
 def look_for_columns(path: str, tree: Row, overrides: list[str], say: Say, rows: Iterable[Row] | None = None) -> None:
     """Puts the columns of data, and its format, into a configuration of extraction over it, where its own are not there
     and not set, and says so. rows: of a table in memory. Raises ConfigError, StorageError, InputError: no text."""
-    config = make_config({**tree, "input": {**tree["input"], "path": path}}, overrides)
+    no_html = [*overrides, "input.html_columns=[]"]  # the columns of text, of which they are some, are not known yet
+    config = make_config({**tree, "input": {**tree["input"], "path": path}}, no_html)
     storage.configure(config.storage)
     with contextlib.suppress(*([InputError] if rows is None else [])):  # the run says what is wrong with it
         labels = {*label_columns(config.extraction.categories), str(config.input.category_column)}

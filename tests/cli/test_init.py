@@ -43,10 +43,11 @@ def written(folder: Path, form: str) -> str:
 def test_the_configuration_runs(form, tmp_path, in_process, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text(SCHEMA)
-    assert init.run(path := written(tmp_path, form), "s.json", None).endswith("next: `raypd extract letters.yaml`")
+    assert init.run(written(tmp_path, form), "s.json", None).endswith("next: `raypd extract letters.yaml`")
     config = load_config("letters.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
-    assert (config.input.id_column, config.input.text_columns) == ("Id", ["subject"])
-    assert config_over(path, "extraction", [], None, "fake", None, schema="s.json").input.id_column == "Id"
+    html = ["input.html_columns=[subject]"]
+    run = config_over(f"letters.{form}", "extraction", html, None, "fake", None, schema="s.json")
+    assert (config.input.id_column, config.input.text_columns, run.input.id_column) == ("Id", ["subject"], "Id")
     assert "kind" in Path("letters.yaml").read_text()
     assert driver.run_extract(config, build=build).ok == 6
 
@@ -61,9 +62,8 @@ def test_paths_are_those_that_the_configuration_needs(data, tmp_path, in_process
     init.run(data, "s.json", "mine/run.yaml")
     config = load_config("mine/run.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
     assert driver.run_extract(config, build=build).ok == 6
-    said = init.run(data, None, None)  # the latter of what `schema suggest` is told, as in the file
-    assert "letters.yaml: reads subject, id Id; not read (input.text_columns): kind, n\n" in said
-    assert "input.category_column=null" in said
+    words = "letters.yaml: reads subject, id Id; not read (input.text_columns): kind, n\n"
+    says(init.run(data, None, None), words, "input.category_column=null")  # the latter for `schema suggest`
 
 
 def test_columns_of_html_are_seen(tmp_path, monkeypatch, capsys):
