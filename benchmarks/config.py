@@ -66,6 +66,9 @@ class Extraction(WorkConfig):
     answers: Literal["own", "labels"] = Field(
         "own", description="What is decoded: the model's own answers, or for all engines the tokens of the labels"
     )
+    skeleton: Literal["keys", "slots"] = Field(
+        "keys", description="decoding.skeleton; of labels in slots vLLM writes the same short lines, token by token"
+    )
     value_tokens: int = Field(30, ge=1, description="decoding.max_value_tokens")
     max_new_tokens: int = Field(512, ge=1, description="Of an answer that is written whole")
     layout: Literal["schema", "lines"] = Field(

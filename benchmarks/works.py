@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,6 +23,7 @@ from raypd.errors import InputError
 from raypd.tasks import build_task
 from raypd.tasks.automata import record_pattern
 from raypd.tasks.base import Document, Record
+from raypd.tasks.extraction import shortest_keys
 from raypd.tasks.prompting import encode, end_tokens
 
 
@@ -176,9 +178,11 @@ def _extraction(
     task = load_config(config.task).task.model_dump() if config.task else _task_of(rows)
     tree = {"input": {"path": "-"}, "output": {"path": "-"}, "task": task}
     sizes = {"max_value_tokens": config.value_tokens, "max_new_tokens": config.max_new_tokens}
+    in_slots = config.skeleton == "slots" and config.answers == "labels"
+    encoded = partial(encode, tokenizer, special=False)
 
     def run(method: str) -> RunConfig:
-        return make_config({**tree, "decoding": {"method": method, **sizes}})
+        return make_config({**tree, "decoding": {"method": method, "skeleton": config.skeleton, **sizes}})
 
     slotted = feeds(run("hyper_parallel"), tokenizer, context, rows)
     written = feeds(run("autoregressive"), tokenizer, context, rows)
@@ -188,22 +192,28 @@ def _extraction(
     ends, prompts, decoded = sorted(end_tokens(tokenizer)), [], 0
     for row, feed, other in zip(rows, slotted, written, strict=True):
         prompt = list(other.tokens[: -len(opening)])
-        if list(feed.tokens[: len(prompt)]) != prompt:
-            raise InputError(f"document {row['id']}: too long for the model's context; leave it out")
         names = [attribute.name for attribute in categories[row["category"]].attributes]
-        keys = [
-            prompt + encode(tokenizer, "{\n" + json.dumps(n, ensure_ascii=False) + ":", special=False) for n in names
-        ]
+        written_keys = [encoded("{\n" + json.dumps(name, ensure_ascii=False) + ":") for name in names]
+        if in_slots:
+            written_keys = [key + encoded(":") for key in shortest_keys([encoded(f" {name}") for name in names])]
+            prompt = list(feed.tokens[: feed.sample_at[0] + 1 - len(written_keys[0])])
+        elif config.skeleton == "keys" and list(feed.tokens[: len(prompt)]) != prompt:
+            raise InputError(f"document {row['id']}: too long for the model's context; leave it out")
+        keys = [prompt + key for key in written_keys]
         work.names.append(names)
         work.values += len(names)
         if config.answers == "labels":
-            gold = [json.dumps(row["target"].get(name), ensure_ascii=False) for name in names]
-            values = [encode(tokenizer, f" {text}", special=False)[: config.value_tokens] for text in gold]
+            gold = [row["target"].get(name) for name in names]
+            texts = (f" {json.dumps(value, ensure_ascii=False)}" for value in gold)
+            if in_slots:
+                texts = (f" {' '.join(str(value).split())}\n" if value is not None else "\n" for value in gold)
+            values = [encoded(text)[: config.value_tokens] for text in texts]
             prompts.append(
                 {"tokens": list(feed.tokens), "ends": list(feed.sample_at), "shared": feed.shared, "values": values}
             )
             decoded += sum(map(len, values))
-            work.whole.append(_fixed(prompt, len(feed.tokens) - len(prompt) + sum(map(len, values)) + 1))
+            closing = 0 if in_slots else 1
+            work.whole.append(_fixed(prompt, len(feed.tokens) - len(prompt) + sum(map(len, values)) + closing))
             work.each += [_fixed(key, len(value)) for key, value in zip(keys, values, strict=True)]
             continue
         most = 4 * config.value_tokens  # characters of a value that about as many tokens can hold
@@ -220,7 +230,7 @@ def _extraction(
     if config.answers == "labels":
         work.raypd, work.decoded = {"prompts": prompts}, decoded
     else:
-        work.raypd = {"run": {**tree, "decoding": sizes}, "rows": rows}
+        work.raypd = {"run": {**tree, "decoding": {"skeleton": config.skeleton, **sizes}}, "rows": rows}
     return work
 
 

@@ -108,8 +108,7 @@ def test_a_row_has_the_tokens_of_a_cascade_s_second_model_and_their_price() -> N
 
 
 def test_an_empty_dataset_stays_empty() -> None:
-    none = ray.data.from_pandas(pd.DataFrame({"title": pd.Series([], dtype=str)}))
-    assert processor()(none).take_all() == []
+    assert processor()(ray.data.from_pandas(pd.DataFrame({"title": pd.Series([], dtype=str)}))).take_all() == []
 
 
 def test_columns_that_both_have_are_refused_and_a_prefix_keeps_two_stages_apart() -> None:
@@ -226,5 +225,4 @@ def test_the_embedded_model_fills_in_what_listings_say() -> None:
     rows = stage(ray.data.from_items(listings)).take_all()
     assert [row["status"] for row in rows] == ["ok"] * 6
     values = [(row["id"], name, value) for row in rows for name, value in json.loads(row["record"]).items()]
-    same = sum(right[own]["target"].get(name) == value for own, name, value in values)
-    assert same > 0.6 * len(values)
+    assert sum(right[own]["target"].get(name) == value for own, name, value in values) > 0.6 * len(values)

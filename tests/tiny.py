@@ -37,8 +37,7 @@ def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         "num_key_value_heads": 2, "head_dim": HEAD_DIM, "max_position_embeddings": 4096}  # fmt: skip
     tokens = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
     settings = {**sizes, **_EXTRA.get(kind, {}), **tokens, "tie_word_embeddings": False, **overrides}
-    config = AutoConfig.for_model(kind, **settings)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings), dtype=torch.float32)
     _draw_weights(model, seed)
     return model.eval()
 

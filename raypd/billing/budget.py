@@ -24,8 +24,7 @@ def ends(now: float, units: Iterable[tuple[float, int]], paces: Sequence[float])
     second of the begin, documents). paces: seconds a document of the last ones that ended."""
     if not paces:
         return now
-    slowest = CAUTION * max(paces)
-    return max([now, *(began + slowest * documents for began, documents in units)])
+    return max([now, *(began + CAUTION * max(paces) * documents for began, documents in units)])
 
 
 def reached(budget: float, spent: float, done: int, documents: int, exact: bool = True) -> str:

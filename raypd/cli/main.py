@@ -209,7 +209,6 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
 @app.command()
 def errors(
     run: o.Run, overrides: o.Overrides = None,
-    everything: Annotated[bool, Option("--all", help="Every failed document on a line (tab-separated)")] = False,
     as_json: o.AsJson = False,
     output: Annotated[str | None, Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")] = None,
 ) -> None:  # fmt: skip
@@ -219,8 +218,6 @@ def errors(
     load.load_record(run, overrides or [])
     if output is not None:
         print(f"{findings.write_letters(run, output):,} failed documents: {output}")
-    elif everything:
-        findings.print_letters(run)
     else:
         summary = dead_letters.summarize(run)
         print(json.dumps(asdict(summary), indent=2) if as_json else clean(findings.describe_errors(summary)))
@@ -247,8 +244,7 @@ def estimate(
 
     made = load_config(config, overrides or []) if config is not None else None
     counted = (sample, minutes, baseline, run, throughput, baseline_throughput, model, tokens, documents)
-    options = EstimateOptions(*counted, instance, nodes, head)
-    estimates.run(made, options, as_json, verbose)
+    estimates.run(made, EstimateOptions(*counted, instance, nodes, head), as_json, verbose)
 
 
 @app.command()

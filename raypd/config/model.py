@@ -119,8 +119,8 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     isolate: Literal["none", "documents", "values"] = "documents"
     """HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on other values"""
     skeleton: Literal["keys", "slots"] = "keys"
-    """HPD: keys: the paper's, an object's keys; slots: of each key as few tokens as tell it from the others of its
-    category, and a colon, for weights that were trained with it (their card says so, and then it is the default)"""
+    """HPD: keys: the paper's, an object's; slots: of each key as few tokens as tell it from the others, and a colon,
+    texts without quotes, documents without tags; for weights trained with it (their card makes it their default)"""
     max_new_tokens: int = Field(512, ge=1)
     """Most tokens of one answer, all threads together (generation, and autoregressive extraction)"""
     contexts_per_prompt: int = Field(1, ge=1, description="Contexts stacked in one prompt (intra_prompt)")
@@ -140,6 +140,11 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
     def stacked(self) -> bool:
         """Whether documents of one prompt see each other (HPD)."""
         return self.method == "hyper_parallel" and self.isolate == "none"
+
+    @property
+    def bare(self) -> bool:
+        """Whether texts are decoded without quotes (HPD)."""
+        return self.method == "hyper_parallel" and self.skeleton == "slots"
 
     @property
     def documents_per_prompt(self) -> int:

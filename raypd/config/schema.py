@@ -165,8 +165,7 @@ class _Flattened:
         if _kind(schema) == "array":
             items, null, _ = self._resolved(schema.get("items") or {}, f"{at}.items", inside)
             if _kind(items) == "array" or null:
-                what = "null" if null else "lists"
-                raise _Refused(f"{at}.items: a list of {what} cannot be decoded in slots")
+                raise _Refused(f"{at}.items: a list of {'null' if null else 'lists'} cannot be decoded in slots")
             keys |= {"many": True, "max_items": schema.get("maxItems"), "min_items": schema.get("minItems")}
             if _kind(items) == "object":
                 rows = _Flattened(self.root, properties=self.properties)
@@ -302,8 +301,7 @@ def _scalar(schema: Tree, at: str) -> Tree:
     if kind in ("integer", "number"):
         return {"type": kind, **_bounds(schema, kind == "integer")}
     if kind != "string":
-        what = f"type {kind}" if kind else "a value of any kind"
-        raise _Refused(f"{at}: {what} cannot be decoded; give it a type")
+        raise _Refused(f"{at}: {f'type {kind}' if kind else 'a value of any kind'} cannot be decoded; give it a type")
     lengths = {"min_length": schema.get("minLength"), "max_length": schema.get("maxLength")}
     if "pattern" in schema or form == "uuid":
         return {"type": "pattern", "pattern": schema.get("pattern", _UUID), **lengths}

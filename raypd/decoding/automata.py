@@ -29,6 +29,8 @@ STRING = TransitionTable(
     [{'"': 1}, {**dict.fromkeys(_OTHER, 1), '"': 3, "\\": 2}, dict.fromkeys(_OTHER | {'"', "\\"}, 1), {}],
     [3], free=[1, 2],
 )  # fmt: skip
+# A text without quotes, up to a newline; an empty one is null.
+BARE_TEXT = TransitionTable([{**dict.fromkeys(_OTHER | {'"', "\\"}, 0), "\n": 1}, {}], [1], standing=[0, 1], free=[0])
 
 
 class ListOf(Automaton):

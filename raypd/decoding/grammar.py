@@ -197,9 +197,7 @@ class Grammar:
         """Distances of a state and of all that can come behind it, backwards from where a value can stand."""
         sources: dict[int, list[int]] = {}  # state -> those from which one token leads to it
         unknown, new = {state}, [state]
-        front: list[
-            tuple[int, int]
-        ] = []  # a heap of (distance, state): all that lies behind a known state is known, too
+        front: list[tuple[int, int]] = []  # a heap of (distance, state): what lies behind a known state is known
         while new:
             current = new.pop()
             if self.automaton.accepting(current):

@@ -37,8 +37,7 @@ def visible(
     """Who sees whom by the rule above: bool [queries, keys]."""
     rows = reach[query_segments][:, np.maximum(key_segments, 0)]  # [queries, keys]
     visibility = rows == Reach.ALL
-    causal = key_positions[None, :] <= query_positions[:, None]
-    visibility |= (rows == Reach.CAUSAL) & causal
+    visibility |= (rows == Reach.CAUSAL) & (key_positions[None, :] <= query_positions[:, None])
     visibility &= (key_segments != NO_TOKEN)[None, :]
     if query_steps is not None and key_steps is not None:
         visibility &= key_steps[None, :] <= query_steps[:, None]

@@ -413,8 +413,7 @@ def _interval(draws: np.ndarray) -> tuple[float, float, float]:
 def describe(evaluation: Evaluation) -> str:
     lines = [f"{'':<24}{'':<18}{'value':>8}  95% interval    documents"]
     for measure in evaluation.measures:
-        interval = f"{measure.low:.3f} to {measure.high:.3f}"
-        figures = f"{measure.value:8.3f}  {interval:<16}{measure.documents:>9,}"
+        figures = f"{measure.value:8.3f}  {f'{measure.low:.3f} to {measure.high:.3f}':<16}{measure.documents:>9,}"
         lines.append(f"{measure.of:<24.23}{measure.name:<18}{figures}")
     if evaluation.calibration_error is not None:
         values = counted(sum(count for *_, count in evaluation.reliability), "value")

@@ -142,8 +142,7 @@ def teacher_keys(config: RunConfig) -> dict[str, Any]:
     """The teacher's keys over those of the configuration: as any weights, or a server, can be asked, unless it says."""
     keys = config.fit.teacher or {}
     by_server = any(key.startswith("model.endpoint") for key in keys)
-    fake = keys.get("model.name") == "fake"
-    method = "autoregressive" if by_server else "hyper_parallel" if fake else "guided"
+    method = "autoregressive" if by_server else "hyper_parallel" if keys.get("model.name") == "fake" else "guided"
     unsaid = {"decoding.method": method, **dict.fromkeys(("model.adapter", "model.revision"))}
     return (unsaid if "model.name" in keys else {}) | keys
 

@@ -306,8 +306,7 @@ def _most_written(body: Mapping[str, Any]) -> int:
 def _byte_logprobs(logprobs: Any, text: str) -> list[float]:
     """For each byte of a text the log probability of its token; [] where the server gives none, or of another text."""
     try:
-        content = logprobs["content"]
-        tokens = [(bytes(t.get("bytes") or t["token"].encode()), float(t["logprob"])) for t in content]
+        tokens = [(bytes(t.get("bytes") or t["token"].encode()), float(t["logprob"])) for t in logprobs["content"]]
     except (TypeError, KeyError, ValueError, AttributeError):
         return []
     each = [logprob for data, logprob in tokens for _ in data]

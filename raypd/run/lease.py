@@ -134,8 +134,7 @@ class RunLease:
         seconds = round(time.monotonic() - self._clock, 3)
         # Ends and heartbeats are counted from the beginning: a clock that is set in between does not move them.
         now = self.began + seconds
-        end = (now, seconds, how) if how else ()
-        records.write(self._path, Session(self.began, self.id, now, *end))
+        records.write(self._path, Session(self.began, self.id, now, *((now, seconds, how) if how else ())))
 
 
 @contextlib.contextmanager

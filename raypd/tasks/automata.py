@@ -7,7 +7,7 @@ from functools import lru_cache, reduce
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import FORMATS, NUMBERS, Attribute
-from raypd.decoding.automata import STRING, JsonObject, ListOf, joined
+from raypd.decoding.automata import BARE_TEXT, STRING, JsonObject, ListOf, joined
 from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf, OrNull, TransitionTable, Vocabulary, one_of
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks import pattern_table
@@ -33,13 +33,14 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
     return Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)], tokens_of)
 
 
-def automaton_of(attribute: Attribute) -> Automaton:
-    """The automaton of an attribute's slot. Raises ValueError where its pattern cannot be used."""
+def automaton_of(attribute: Attribute, bare: bool = False) -> Automaton:
+    """The automaton of an attribute's slot; of a text, `bare`, without quotes. Raises ValueError where its pattern
+    cannot be used."""
     null = attribute.nullable
     if attribute.many:
         return OrNull(ListOf(_item(attribute), attribute.max_items, attribute.min_items or 0), null)
     if attribute.type == "text":
-        return JsonString()
+        return BARE_TEXT if bare else JsonString()
     if attribute.values and attribute.type != "enum":
         numbers = one_of([value + end for value in attribute.values for end in _ENDS])
         whole = {reduce(numbers.next, value + end, 0) for value in attribute.values for end in ("", ",")}

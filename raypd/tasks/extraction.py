@@ -75,8 +75,9 @@ class ExtractionTask:
         self.ends = end_tokens(tokenizer)
         self._tag = tag_of(self.task)
         self._examples = LabelledExamples(config, self._tag)
-        self._open = self._encode(f"<{self._tag}>\n")
-        self._close = self._encode(f"\n</{self._tag}>\n")
+        bare = self.decoding.bare and not self.decoding.stacked  # then documents stand behind the answer's header
+        tags = ("", "\n") if bare else (f"<{self._tag}>\n", f"\n</{self._tag}>\n")
+        self._open, self._close = map(self._encode, tags)
         self._vocabulary = vocabulary_of(tokenizer)
         self._of_type: dict[str, Grammar] = {}
         self._categories = {name: self._ready(name, message) for name, message in messages(self.task).items()}
@@ -112,7 +113,7 @@ class ExtractionTask:
     def _ready(self, name: str, message: str) -> _CategoryPrompt:
         category = self.task.categories[name]
         names = [attribute.name for attribute in category.attributes]
-        if self.decoding.method == "hyper_parallel" and self.decoding.skeleton == "slots":
+        if self.decoding.bare:
             colon = self._encode(":")  # the token that asks for the value is one behind that which names it
             keys = [key + colon for key in shortest_keys([self._encode(f" {name}") for name in names])]
         else:
@@ -121,6 +122,8 @@ class ExtractionTask:
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
         before, behind = pieces(self.tokenizer, message, [DOCUMENTS])
         before += self._encode(self._examples.first(name))
+        if not self._open:
+            before, behind = before + behind, []
         ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars)
         if self._by_pattern or self._by_schema:
             ready.pattern = (record_schema if self._by_schema else record_pattern)(category.attributes)
@@ -137,15 +140,14 @@ class ExtractionTask:
         """The slot rules of an attribute; those that read alike share them."""
         rules = {"type", "values", "many", "max_items", "min_items", "columns", "pattern", "required"}
         key = attribute.model_dump_json(include=rules)
-        if key in self._of_type:
-            return self._of_type[key]
-        where = f"task.categories.{category}: {attribute.name!r}"
-        with raised_as(ConfigError, where, ValueError):
-            grammar = Grammar(automaton_of(attribute), self._vocabulary)
-        if not self._writes_keys:
-            _check_length(attribute, grammar, self._vocabulary, self.decoding.max_value_tokens, where)
-        self._of_type[key] = grammar
-        return grammar
+        if key not in self._of_type:
+            where = f"task.categories.{category}: {attribute.name!r}"
+            with raised_as(ConfigError, where, ValueError):
+                grammar = Grammar(automaton_of(attribute, self.decoding.bare), self._vocabulary)
+            if not self._writes_keys:
+                _check_length(attribute, grammar, self._vocabulary, self.decoding.max_value_tokens, where)
+            self._of_type[key] = grammar
+        return self._of_type[key]
 
     def _bodies(self, document: Document, category: _CategoryPrompt) -> list[_Body]:
         """The document's text as ids: cut to what fits, or as windows. Raises ValueError where it cannot be used."""
@@ -207,9 +209,8 @@ class ExtractionTask:
             answers = zip(stack, read(answer), strict=True)
             return [self._record(category, [(body, None, value) for value in rated]) for body, rated in answers]
 
-        documents = [body.document.index for body in stack]
         seed = seed_of(self.decoding.sampling.seed, [body.document.id for body in stack])
-        return Request(documents, program, finish, seed)
+        return Request([body.document.index for body in stack], program, finish, seed)
 
     def _program(
         self, category: _CategoryPrompt, stack: list[_Body]
@@ -258,7 +259,7 @@ class ExtractionTask:
             rated = confidence(value.logprobs, choice=choice is not None)
             # A list that took all there was may have been made to end.
             closed = value.closed and not (attribute.many and len(value.tokens) == self.decoding.max_value_tokens)
-            checked.append((check(attribute, text, closed), rated))
+            checked.append((check(attribute, text, closed, self.decoding.bare), rated))
         count = len(category.attributes)
         return [checked[n * count : (n + 1) * count] for n in range(documents)]
 

@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from raypd.config import Attribute, bare
@@ -26,7 +26,7 @@ _BEGINS_AS_NUMBER = re.compile(r"[^a-zA-Z[{]*[\d¼½¾]")
 class CheckedValue:
     status: Status
     value: Any  # typed, as JSON has it; None unless the status is ok or, of a text or a list, truncated
-    raw: str  # what was decoded
+    raw: str  # what was decoded, as JSON
 
 
 Rated = tuple[CheckedValue, float | None]  # a value and its confidence
@@ -61,10 +61,17 @@ def _string_end(text: str) -> int | None:
     return end if text[end : end + 1] in ('"', "\n") else None
 
 
-def check(attribute: Attribute, text: str, closed: bool = True) -> CheckedValue:
-    checked = _check_list(attribute, text, closed) if attribute.many else _check_item(attribute, text, closed)
+def check(attribute: Attribute, text: str, closed: bool = True, bare: bool = False) -> CheckedValue:
+    """What was decoded for an attribute. bare: a text has no quotes, and ends at a newline."""
+    kind = _check_list if attribute.many else _check_bare if bare and attribute.type == "text" else _check_item
+    checked = kind(attribute, text, closed)
     valid = checked.value is None or checked.status == "truncated" or attribute.fits(checked.value)
     return checked if valid else CheckedValue("invalid", None, text)
+
+
+def _check_bare(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
+    checked = _check_item(attribute, json.dumps(text.partition("\n")[0].strip(), ensure_ascii=False), True)
+    return checked if closed or checked.value is None else replace(checked, status="truncated")
 
 
 def _check_list(attribute: Attribute, text: str, closed: bool) -> CheckedValue:

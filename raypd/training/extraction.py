@@ -62,8 +62,9 @@ class ExtractionExamples(Examples):
             return written(list(prompt.tokens), answer, prompt.shared)
         schemas = [(document.fields[self.column], self._category(document)) for document in stack]
         asked = [(labels, a, lacks(labels, a, category)) for labels, category in schemas for a in category.attributes]
-        texts = [" null\n" if lacking else value_text(a, value_in(labels, a)) for labels, a, lacking in asked]
-        example, values = trace(program, slots_teacher([self.encode(text) for text in texts]))
+        bare = self.config.decoding.bare
+        texts = ("\n" if lacking else value_text(a, value_in(labels, a), bare) for labels, a, lacking in asked)
+        example, values = trace(program, slots_teacher(list(map(self.encode, texts))))
         ends = [int(example.positions[index]) for index in sorted(example.targets) if example.steps[index] == 0]
         limit = self.config.decoding.max_value_tokens
         for end, value, (*_, lacking) in zip(ends, values, asked, strict=True):
@@ -107,12 +108,14 @@ class ExtractionExamples(Examples):
                 raise Skip(f"attribute {attribute.name!r}: no label; {_NULL}")
 
 
-def value_text(attribute: Attribute, value: object) -> str:
-    """A gold value as it stands behind its key, up to the closing quote or newline. Raises Skip for another type."""
+def value_text(attribute: Attribute, value: object, bare: bool = False) -> str:
+    """A gold value as it stands behind its key, up to the closing quote or newline. bare: texts have no quotes. Raises
+    Skip for another type."""
+    bare = bare and attribute.type == "text" and not attribute.many
     if value is None:
         if not attribute.nullable:
             raise Skip(f"attribute {attribute.name!r}: it is required, and has no label")
-        return " null\n"
+        return "\n" if bare else " null\n"
     if attribute.type == "rows" and isinstance(value, list) and all(isinstance(row, dict) for row in value):
         value = [{column.name: row.get(column.name) for column in attribute.columns} for row in value]
     if isinstance(value, float) and value.is_integer():
@@ -136,7 +139,7 @@ def value_text(attribute: Attribute, value: object) -> str:
         raise Skip(f"attribute {attribute.name!r}: a label is none of its values")
     if not text.strip():
         raise Skip(f"attribute {attribute.name!r}: a label is empty text; {_NULL}")
-    return f" {json.dumps(text.strip(), ensure_ascii=False)}"
+    return f" {' '.join(text.split())}\n" if bare else f" {json.dumps(text.strip(), ensure_ascii=False)}"
 
 
 def record_text(attributes: Sequence[Attribute], target: dict[str, Any]) -> str:

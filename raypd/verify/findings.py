@@ -1,9 +1,7 @@
 """What `raypd verify` and `raypd errors` print, and the files that `raypd errors --output` writes."""
 
-import csv
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -99,18 +97,10 @@ def describe_errors(summary: dead_letters.Summary) -> str:
     return "\n".join(out)
 
 
-def print_letters(output: str) -> None:
-    """Every dead letter on a line of its own, as tab-separated values that a shell can work on."""
-    writer = csv.writer(sys.stdout, dialect="excel-tab", lineterminator="\n")
-    writer.writerow(dead_letters.SCHEMA.names)
-    for table in dead_letters.letters(output):
-        writer.writerows(map(_readable, table.to_pylist()))
-
-
-def _readable(row: dict[str, object], formula: str = "") -> list[object]:
-    """Its cells, each on a line. formula: what stands before a text that a spreadsheet would take for one."""
+def _readable(row: dict[str, object]) -> list[object]:
+    """Its cells, each on a line; a quote stands before a text that a spreadsheet would take for a formula."""
     lines = [one_line(cell) if isinstance(cell, str) else cell for cell in row.values()]
-    return [formula + cell if isinstance(cell, str) and _FORMULA.match(cell) else cell for cell in lines]
+    return ["'" + cell if isinstance(cell, str) and _FORMULA.match(cell) else cell for cell in lines]
 
 
 def write_letters(output: str, path: str) -> int:
@@ -123,7 +113,7 @@ def write_letters(output: str, path: str) -> int:
         with Scratch(letters=dead_letters.SCHEMA) as scratch:
             for table in dead_letters.letters(output):
                 if written.startswith("csv"):
-                    columns = zip(*(_readable(row, "'") for row in table.to_pylist()), strict=True)
+                    columns = zip(*map(_readable, table.to_pylist()), strict=True)
                     table = pa.table([*columns], schema=dead_letters.SCHEMA)
                 scratch.add("letters", table)
             scratch.run(f"COPY (FROM letters ORDER BY unit, source, row) TO {quoted([part])} (FORMAT {written})")

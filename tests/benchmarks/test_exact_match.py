@@ -25,8 +25,7 @@ def loaded(dtype=torch.float32) -> LoadedModel:
 def test_gaps_and_the_first_difference_are_those_of_the_reference():
     model, stock = pair("llama")
     allow = lambda tokens: AllowedTokens(np.arange(60, 90)) if len(tokens) == 2 else None  # noqa: E731
-    rules = (6, lambda tokens: False, allow)
-    (found,) = Engine(model).run([with_gaps(autoregressive(Prompt([5, 6, 7]), *rules))])
+    (found,) = Engine(model).run([with_gaps(autoregressive(Prompt([5, 6, 7]), 6, lambda tokens: False, allow))])
     expected = reference.autoregressive(stock, [5, 6, 7], 6, lambda tokens: False, allow)
     assert found.tokens == [t for t, _, _ in expected]
     assert found.gaps == pytest.approx([gap for _, _, gap in expected], abs=1e-4)

@@ -28,8 +28,7 @@ def idle_at_the_end(bill: dict[str, Any]) -> float:
     busy = [[(a, b) for a, b, kind, _ in worker["spans"] if kind == "busy"] for worker in bill["workers"]]
     busy = [spans for spans in busy if spans]
     first, last = (of(spans[-1][1] for spans in busy) for of in (min, max))
-    at_work = sum(max(0.0, b - max(a, first)) for spans in busy for a, b in spans)
-    return round(last - first - at_work / len(busy), 1)
+    return round(last - first - sum(max(0.0, b - max(a, first)) for spans in busy for a, b in spans) / len(busy), 1)
 
 
 def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds: float) -> dict[str, Any]:

@@ -193,14 +193,12 @@ def notes(shown: str) -> dict[str, str]:
 @pytest.mark.parametrize("kind", [None, *KINDS])
 def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> None:
     found = notes(render(run_config({"kind": kind, **TASKS[kind]}) if kind else None))
-    tasks = [key for one in ([kind] if kind else KINDS) for key in keys(KINDS[one], "task.")]
-    every = [*keys(RunConfig), *tasks]
+    every = [*keys(RunConfig), *[key for one in ([kind] if kind else KINDS) for key in keys(KINDS[one], "task.")]]
     for key in dict(every):
         written = " ".join(own for name, own in every if name == key and "Literal" in own)  # of each task that has it
         choices = set(re.findall(r"'([^']+)'", written))
         choices = set(KINDS) if key == "task.kind" else choices
-        parts = set(re.split(r" \| | of | to ", found[key]))
-        assert choices <= parts <= choices | WORDS, f"{key}: {found[key]}"
+        assert choices <= set(re.split(r" \| | of | to ", found[key])) <= choices | WORDS, f"{key}: {found[key]}"
 
 
 @pytest.mark.parametrize(("key", "takes"), [

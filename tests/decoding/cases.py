@@ -340,8 +340,7 @@ def check_threads(stock, prompt: Prompt, answer: AparAnswer, rule, atol: float) 
     assert answer.tokens == [t for p in paragraphs for t in p.tokens if t not in (FORK, CHILD, EOS)]
     unstarted = sum(p.first_child is not None and not p.first_child.tokens for p in paragraphs)
     assert (answer.threads, answer.unstarted_threads) == (len(found), unstarted)
-    ended = all(path[-1] == EOS for path, _, _ in found)
-    assert (answer.cut is None) == (ended and not unstarted)
+    assert (answer.cut is None) == (all(path[-1] == EOS for path, _, _ in found) and not unstarted)
     assert answer.cost.attended_tokens == pytest.approx(sum(seen) / len(seen))
 
 

@@ -106,8 +106,7 @@ def test_a_choice_has_its_probability_among_what_the_grammar_allows(automaton, c
     logits = torch.full((1, len(TEXTS)), -1e4)
     for text, chance in chances.items():
         logits[0, TEXTS.index(text)] = math.log(chance)
-    allowed = Grammar(automaton, Vocabulary(TEXTS)).allowed(0, 9)
-    (token,), (logprob,) = picked(logits, greedily([allowed]))
+    (token,), (logprob,) = picked(logits, greedily([Grammar(automaton, Vocabulary(TEXTS)).allowed(0, 9)]))
     assert TEXTS[token] == max((t for t in chances if t != "x"), key=lambda t: chances[t])
     assert math.exp(logprob) == pytest.approx(confidence, abs=1e-3)
 

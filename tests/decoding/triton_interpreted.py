@@ -133,8 +133,7 @@ def test_what_is_wrong_on_a_device_is_not_taken_there(monkeypatch):
 
     def of_all_keys(step, layer, query, key, value):
         groups = [PrefixGroup([sees_all(span) for span in g.spans], g.start, g.length) for g in step.groups]
-        whole = dataclasses.replace(step, groups=groups, plans={})
-        return triton_kernel.attend(whole, layer, query, key, value)
+        return triton_kernel.attend(dataclasses.replace(step, groups=groups, plans={}), layer, query, key, value)
 
     def sees_all(span):
         return dataclasses.replace(span, reach=np.full_like(span.reach, Reach.ALL))
@@ -174,8 +173,7 @@ def test_a_method_decodes_what_the_unmodified_model_says(method, kind):
     other = copy.deepcopy(model)
     answers = Engine(model, **sizes, attention="triton").run(case.programs())
     case.check(answers, 1e-9)
-    same = Engine(other, **sizes).run(case.programs())
-    assert tokens_in(answers) == tokens_in(same)
+    assert tokens_in(answers) == tokens_in(Engine(other, **sizes).run(case.programs()))
 
 
 class Replays:

@@ -76,9 +76,8 @@ def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make, 
         run.sample.add(row)
     (attribute,) = run.sample.attributes.values()
     assert attribute.shares == ["38%", "12%", "25%", "25%"]  # found, null, ambiguous, invalid or cut
-    text = shown(run)
     # a byte: as `tail -c +2000055` takes it
-    says(text, "x.jsonl at 2000054", "7/8 ambiguous", "<5 ambiguous", "12 cut", "five invalid")
+    says(shown(run), "x.jsonl at 2000054", "7/8 ambiguous", "<5 ambiguous", "12 cut", "five invalid")
 
 
 def test_nothing_of_a_document_becomes_markup(tmp_path):

@@ -142,8 +142,7 @@ def test_a_session_that_was_silent_for_too_long_learns_that_it_lost_the_run(tmp_
 
 
 def test_of_many_that_start_at_once_one_wins(tmp_path, clock, elsewhere) -> None:
-    dead = lease.RunLease(str(tmp_path))
-    clock.silence(dead)
+    clock.silence(lease.RunLease(str(tmp_path)))
     with ThreadPoolExecutor(6) as threads:
         started = [threads.submit(lease.RunLease, str(tmp_path)) for _ in range(6)]
     (won,) = (future.result() for future in started if not future.exception())

@@ -90,7 +90,9 @@ def test_a_slot_s_key_is_told_from_the_others_by_its_first_tokens(names, keys):
 
 def test_the_skeleton_of_slots_is_the_beginnings_of_the_keys_and_documents_are_stacked():
     request = next(iter(make(decoding={"skeleton": "slots"}).plan([document(0)])))
-    assert prompt_text(request).endswith("assistant\n B: G: W: C:")
+    assert prompt_text(request).endswith('<|im_end|>\nassistant\ntitle: Boot 15.6" {x}\n B: G: W: C:')
+    stacked = next(iter(make(decoding={"skeleton": "slots", "isolate": "none"}).plan([document(0), document(1)])))
+    says(prompt_text(stacked), '<document id="1">\ntitle: Boot', '{x}\n</document>\n<|im_end|>\nassistant\n{\n"1":')
     task = make(decoding={"isolate": "none", "stacked_documents": 2})
     requests = list(task.plan([document(0, "one"), document(1, "x", "tea"), document(2, "two"), document(3, "three")]))
     assert [request.documents for request in requests] == [[0, 2], [1], [3]]
@@ -156,9 +158,7 @@ def chance_of_choice(model, prompt: list[int], said: list[int], texts: list[byte
     """The probability of what was said among texts, each of which a blank may stand before; tokens are bytes."""
 
     def still(written: bytes) -> set[bytes]:
-        if written[:2] == b"  ":
-            return set()
-        return {text for text in texts if text.startswith(written.lstrip())}
+        return set() if written[:2] == b"  " else {text for text in texts if text.startswith(written.lstrip())}
 
     chance = 1.0
     for n, token in enumerate(said):

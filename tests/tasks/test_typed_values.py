@@ -242,8 +242,7 @@ def test_labels_of_rows_are_written_as_they_are_decoded_and_a_record_leaves_out_
     for bad in (["a"], [{"Item": "a", "No": "two"}], {"Item": "a"}):
         with pytest.raises(Skip):
             value_text(rows, bad)
-    category = Category(attributes=[rows])
-    record = record_of(category, {"Lines": [{"Item": None, "No": 2}, {"Item": "b", "No": None}]})
+    record = record_of(Category(attributes=[rows]), {"Lines": [{"Item": None, "No": 2}, {"Item": "b", "No": None}]})
     assert record == {"Lines": [{"Item": None, "No": 2}, {"Item": "b"}]}
 
 

@@ -68,6 +68,16 @@ def test_a_text_that_was_cut_is_kept_and_a_number_is_no_value():
         assert (checked.status, checked.value, checked.raw) == ("truncated", None, text)
 
 
+@pytest.mark.parametrize(("text", "closed", "read"), [
+    (" Nike\n", True, ("ok", "Nike")), ("\n", True, ("null", None)), (" null\n", True, ("null", None)),
+    (' 15" {x}, \\d\n', True, ("ok", '15" {x}, \\d')), (" one\n two", True, ("ok", "one")),
+    (' "Nike', False, ("truncated", '"Nike')), ("", False, ("null", None))])  # fmt: skip
+def test_a_text_without_quotes(text, closed, read):
+    checked = check(TEXT, text, closed, bare=True)
+    assert (checked.status, checked.value) == read
+    assert check(TEXT, checked.raw, closed).value == checked.value  # as `raypd review` reads what was unsure
+
+
 @pytest.mark.parametrize(("text", "name", "found"), [
     ('"a": "x, y", "b": 2}', "a", ('"x, y"', True)), ('"a": "x", "b": 2}', "b", ("2", True)),
     ('"a" : null\n}', "a", ("null", True)), ('"A": 1,', "a", ("1", True)),

@@ -34,8 +34,7 @@ def answer(config: RunConfig, documents: list[Document]) -> tuple[list[Record], 
 def test_the_quickstart_costs_the_tokens_of_the_real_run_and_autoregressive_as_many_steps() -> None:
     """Of the shape of the real run; what the lengths of texts give is within a third of it."""
     config = load_config(QUICKSTART, FAST)
-    documents = [d for unit in plan(config) for d in read_unit(unit, config)]
-    records, counts = answer(config, documents)
+    records, counts = answer(config, [d for unit in plan(config) for d in read_unit(unit, config)])
     assert (len(records), {r.error for r in records}) == (130, {None})
     assert set(records[0].columns) == set(columns.EXTRACTION.names)
     assert json.loads(records[0].columns["record"])["Brand"] == "fake"
@@ -43,10 +42,8 @@ def test_the_quickstart_costs_the_tokens_of_the_real_run_and_autoregressive_as_m
     assert sum(c.shared_tokens > 0 for c in counts) == 125  # the first of each of 5 categories brings its instruction
     totals = {}
     for method in ("hyper_parallel", "autoregressive"):
-        keys = [f"decoding.method={method}", "engine.max_num_seqs=1"]
-        config = load_config(QUICKSTART, [*FAST, *keys])
-        document = Document(0, "x", {"category": "coffee", "title": "a" * 400})
-        _, (counts,) = answer(config, [document])
+        config = load_config(QUICKSTART, [*FAST, f"decoding.method={method}", "engine.max_num_seqs=1"])
+        _, (counts,) = answer(config, [Document(0, "x", {"category": "coffee", "title": "a" * 400})])
         totals[method] = counts
     assert totals["autoregressive"].steps == totals["autoregressive"].decode_tokens
     assert totals["hyper_parallel"].steps <= 2 * 4 + 1

@@ -65,8 +65,7 @@ def dense_logits(model: Any, example: Example) -> torch.Tensor:
     visible[example.shared :] = example.visibility()
     mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(visible), -torch.inf)
     ids, positions = torch.from_numpy(example.tokens)[None], torch.from_numpy(example.positions)[None]
-    logits = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits[0]
-    return logits[list(example.targets)]
+    return model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits[0][list(example.targets)]
 
 
 def allowed(example: Example) -> dict[Any, Any]:

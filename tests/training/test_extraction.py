@@ -16,8 +16,8 @@ from raypd.errors import ConfigError, InputError
 from raypd.tasks.base import Document
 from raypd.training import attention
 from raypd.training.data import check, prepare
-from raypd.training.example import Skip
-from raypd.training.extraction import ExtractionExamples, value_text
+from raypd.training.example import Skip, trace
+from raypd.training.extraction import ExtractionExamples, slots_teacher, value_text
 from raypd.training.packing import Layout, batches, count_tokens, pack
 from tests.runs import says, with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -55,6 +55,21 @@ def test_targets_are_the_values_up_to_what_ends_them(make):
     assert values(example) == [' "Acme"', ' "r', " 7\n"]  # no other color begins with r
     (example,) = make()([document(Brand="Acme", Color=None, Size=None)])
     assert values(example) == [' "Acme"', " n", " n"]  # null is clear at its first letter
+    slots = make(decoding={"skeleton": "slots"})
+    first, second = slots([document(Brand="A", Color="red", Size=7), document(1, Brand=None)])
+    assert (values(first), values(second)) == ([" A\n", ' "r', " 7\n"], ["\n"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).filter(str.strip))
+def test_a_text_without_quotes_is_read_as_it_was_taught(tmp_path_factory, brand):
+    tmp, decoding = tmp_path_factory.mktemp("taught"), {"skeleton": "slots", "max_value_tokens": 40}
+    config = RunConfig.model_validate(tree(tmp / "none", tmp / "out", "none", decoding=decoding))
+    make = ExtractionExamples(config, tiny_tokenizer(), 4096)
+    (request,) = make.task.plan([document()])
+    gold = [value_text(a, brand if a.name == "Brand" else None, True) for a in make.categories["shoes"].attributes]
+    (record,) = request.finish(trace(request.program, slots_teacher([make.encode(text) for text in gold]))[1])
+    assert json.loads(record.columns["record"])["Brand"] == " ".join(brand.split())
 
 
 def test_without_a_label_nothing_is_learned_of_an_attribute_not_even_null(make):
@@ -164,8 +179,7 @@ def test_windows_have_no_labels_of_their_own(make):
 def test_too_many_labels_that_are_left_out_end_the_training(tmp_path, target):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 1)
     row = {"category": "shoes", "title": "x", "target": target | {"Size": None}}
-    more = [json.dumps({"id": f"more {n}", **row}) for n in range(9)]
-    corpus.write_text(corpus.read_text() + "\n".join(more))
+    corpus.write_text(corpus.read_text() + "\n".join([json.dumps({"id": f"more {n}", **row}) for n in range(9)]))
     sections = {"validation": str(write_corpus(tmp_path / "held_out.jsonl", 1))}
     config = RunConfig.model_validate(tree(corpus, tmp_path / "out", "none", training=sections))
     with pytest.raises(InputError, match=r"9 of 1\d labels cannot be trained on .*max_skipped_share is 10%"):

@@ -49,8 +49,7 @@ def test_new_weights_have_not_the_calibration_of_those_before(tmp_path, monkeypa
     monkeypatch.setattr(job, "export", lambda config, checkpoint, target: target.mkdir())
     checkpoint = SimpleNamespace(as_directory=lambda: nullcontext("checkpoint"))
     outcome = TrainingAttempt(1e-3, 0.1, 1, 1, []), TrainingData(1, 1, 1, 1, {}, "digest"), checkpoint
-    made = job._finish(config, str(tmp_path), [outcome])
-    assert [file.name for file in Path(made.weights).iterdir()] == [CARD]
+    assert [file.name for file in Path(job._finish(config, str(tmp_path), [outcome]).weights).iterdir()] == [CARD]
 
 
 @pytest.mark.slow  # tests/fitting/test_fit.py trains and decodes, too
@@ -60,8 +59,7 @@ def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     training["validation"] = str(corpus)
     config = make_config(tree(corpus, tmp_path / "trained", base, training=training))
     lines = []
-    done = run_training(config, say=lines.append)
-    assert done.best.validation_loss < 0.1, lines
+    assert run_training(config, say=lines.append).best.validation_loss < 0.1, lines
     assert "tokens/s" in lines[-1]
     model = str(tmp_path / "trained" / "model")
     decoded = make_config(tree(corpus, tmp_path / "run", model, decoding={"isolate": "documents"}))
@@ -114,8 +112,7 @@ def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
     cut_off(cut, lambda: map(str, folder.rglob("checkpoints/**/*")))
     assert not (folder / "adapter").exists()
     lines = []
-    done = run_training(cut, say=lines.append)
-    assert (done.best.steps, step_of(lines[-1])) == (24, 24)
+    assert (run_training(cut, say=lines.append).best.steps, step_of(lines[-1])) == (24, 24)
     files = [Path(config.output.path, "adapter", "adapter_model.safetensors") for config in (uncut, cut)]
     torch.testing.assert_close(*map(load_file, files), rtol=0, atol=0)
 
@@ -133,8 +130,7 @@ def test_a_file_that_is_not_there_is_named_before_anything_starts(tmp_path, base
 @pytest.mark.slow
 def test_the_lowest_validation_loss_wins(tmp_path, base):
     training = {"learning_rates": [10.0, 1e-2], "patience": 1, "schedule": "constant"}
-    config = short(tmp_path, base, "out", training=training)
-    done = run_training(config, say=lambda _: None)
+    done = run_training(short(tmp_path, base, "out", training=training), say=lambda _: None)
     worse, better = done.attempts
     assert (done.best is better, worse.validation_loss > better.validation_loss) == (True, True)
     losses = [loss for *_, loss in better.curve if loss is not None]

@@ -150,8 +150,7 @@ def test_an_object_that_the_input_does_not_have_is_foreign_and_doubles_are_found
     copied = objects(other)[0]
     shutil.copy(copied, objects(run)[0].parent)
     result = look(run)
-    found = result.passed, result.foreign.units, result.foreign.documents, result.doubled.documents
-    assert found == (False, 1, 0, 7)
+    assert (result.passed, result.foreign.units, result.foreign.documents, result.doubled.documents) == (False, 1, 0, 7)
     assert copied.stem in result.doubled.examples[0]
     for path in objects(run):
         if path.name != copied.name:
@@ -287,9 +286,9 @@ def test_the_command(faulty, tmp_path, config) -> None:
     done = command.invoke(app, ["errors", faulty.output.path])
     assert (done.exit_code, "--retry-errors tries" in done.output) == (0, True)
     tree = json.loads(command.invoke(app, ["errors", faulty.output.path, "--json"]).output)
-    every = command.invoke(app, ["errors", faulty.output.path, "--all"]).output.splitlines()
-    assert len(every) == 1 + tree["documents"]
-    assert every[0].split("\t") == ["id", "source", "row", "attempts", "reason", "unit"]
+    command.invoke(app, ["errors", faulty.output.path, "-o", str(tmp_path / "errors.csv")])
+    every = (tmp_path / "errors.csv").read_text().splitlines()
+    assert (len(every), every[0]) == (1 + tree["documents"], "id,source,row,attempts,reason,unit")
     good = config(str(write_jsonl(tmp_path / "good.jsonl", ["a"])), "good")
     run_here(good)
     assert command.invoke(app, ["errors", good.output.path]).output.endswith("no dead letters\n")
