@@ -78,14 +78,12 @@ class Run:
     def to_pandas(self, typed: bool = False) -> pd.DataFrame:
         """All rows; a record is a JSON text, `values` a list of dicts. typed: of an extraction a column for each
         attribute in their place, of its own type, and one for its confidence, as of `output.columns: typed`."""
-        from raypd.dataset.writer import output_schema
-        from raypd.tasks.columns import columns_of, typed_row
+        from raypd.dataset.writer import typed_table
 
-        if not typed or "record" not in self._table.column_names:
+        if not typed:
             return self._table.to_pandas()
         config = with_changes(load_run(self.path, []), {"output.columns": "typed"})
-        rows = [row | typed_row(row, config) for row in self._table.to_pylist()]
-        return pa.Table.from_pylist(rows, output_schema(columns_of(config))).to_pandas()
+        return typed_table(self._table, config).to_pandas()
 
     @property
     def bill(self) -> records.RunCost | None:

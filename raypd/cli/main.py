@@ -213,14 +213,22 @@ def errors(
     output: Annotated[str | None, Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")] = None,
 ) -> None:  # fmt: skip
     """List the documents without an answer. They are grouped by reason, with the units that failed."""
-    from raypd.verify import dead_letters, findings
+    from raypd.verify import dead_letters, export, findings
 
     load.load_record(run, overrides or [])
     if output is not None:
-        print(f"{findings.write_letters(run, output):,} failed documents: {output}")
+        print(f"{export.write_file(output, dead_letters.SCHEMA, dead_letters.letters(run)):,} failures in {output}")
     else:
         summary = dead_letters.summarize(run)
         print(json.dumps(asdict(summary), indent=2) if as_json else clean(findings.describe_errors(summary)))
+
+
+@app.command()
+def export(run: o.Run, file: o.ExportTo, overrides: o.Overrides = None) -> None:
+    """Write a run's answers into one file. raypd export runs/products answers.csv: a column for each attribute."""
+    from raypd.verify.export import export as write
+
+    print(f"{write(run, file, overrides or []):,} documents: {file}")
 
 
 @app.command()

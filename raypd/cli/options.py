@@ -35,7 +35,8 @@ LabelsColumn = Annotated[str, Option(help="What holds the labelled values, as tr
 Tolerance = Annotated[float, Option(min=0, help="Share by which a number may differ from a label that is one")]
 CalibrationTo = Annotated[str | None, Option("--output", "-o", help="Where it goes; none: beside adapter or weights")]
 
-# ------------------------------------------------------------------------------------------------------ verify, errors
+# ---------------------------------------------------------------------------------------------- verify, errors, export
+ExportTo = Annotated[str, Argument(metavar="FILE", help="A local file that ends in .csv, .jsonl or .parquet")]
 Threads = Annotated[int, Option(min=1, help="Units that are compared at the same time")]
 
 # ------------------------------------------------------------------------------------------------------ estimate, tune

@@ -119,9 +119,7 @@ class Ledger:
         """Whether a worker may begin a unit; None: it is to ask again."""
         self._ready.add(ask.worker)
         self._starts = 0
-        if self._asks.setdefault(ask, None) is None:
-            return None
-        return self._asks.pop(ask)
+        return None if self._asks.setdefault(ask, None) is None else self._asks.pop(ask)
 
     def ended(self, unit: str, result: UnitResult) -> None:
         """What became of a unit. Where the ledger loses it, the next pass finds it on storage."""

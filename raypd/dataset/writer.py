@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raypd import storage
+from raypd.config import RunConfig
 from raypd.errors import ConfigError, Damaged, RunError
 from raypd.run import layout
 from raypd.run.records import UnitSummary, encoded, from_json
 from raypd.tasks.base import Document, Record
-from raypd.tasks.columns import OWN, parts_of, record_row
+from raypd.tasks.columns import OWN, columns_of, parts_of, record_row, typed_row
 
 COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
 _KEY = b"raypd"
@@ -113,6 +114,14 @@ def _encoded(table: pa.Table, summary: UnitSummary) -> bytes:
     table = table.replace_schema_metadata({_KEY: encoded(summary, indent=None)})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
+
+
+def typed_table(rows: pa.Table, config: RunConfig) -> pa.Table:
+    """Rows of a run with `output.columns: typed` in its configuration, whatever they were written as."""
+    if "record" not in rows.column_names:
+        return rows
+    typed = [row | typed_row(row, config) for row in rows.to_pylist()]
+    return pa.Table.from_pylist(typed, output_schema(columns_of(config)))
 
 
 def objects(output: str) -> Iterator[tuple[str, str]]:

@@ -28,9 +28,7 @@ def exact(value: float) -> Array:
 def figure(quantity: Array) -> Figure:
     """Value and 95% interval; no ends where the sample cannot tell them."""
     low, high = np.quantile(quantity[1:], (0.025, 0.975)) if len(quantity) > 1 else (quantity[0], quantity[0])
-    if np.isnan(low):
-        return Figure(float(quantity[0]))
-    return Figure(float(quantity[0]), float(low), float(high))
+    return Figure(float(quantity[0]), *(() if np.isnan(low) else (float(low), float(high))))
 
 
 def weights(count: int, rng: np.random.Generator, groups: int = 1, population: float = math.inf) -> Array:

@@ -35,9 +35,7 @@ def compact(value: float) -> str:
 
 def number(value: float) -> str:
     """Three figures: 0.0123, 1.23, 12.3, 1,230."""
-    if value == 0:
-        return "0"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "0" if value == 0 else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def usd(value: float) -> str:

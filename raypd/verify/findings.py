@@ -1,22 +1,11 @@
-"""What `raypd verify` and `raypd errors` print, and the files that `raypd errors --output` writes."""
+"""What `raypd verify` and `raypd errors` print."""
 
-import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
-import duckdb
-import pyarrow as pa
-
-from raypd import storage
-from raypd.errors import ConfigError
 from raypd.run.text import counted, one_line
 from raypd.verify import dead_letters
-from raypd.verify.scratch import Scratch, quoted
 from raypd.verify.verification import Finding, Verification
 
-_FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}  # suffix -> DuckDB's COPY
-_FORMULA = re.compile(r"[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+$)")  # a number may have a sign
 _PREDICATES = {
     "missing": "without a row", "doubled": "with rows more than once", "foreign": "that the input does not have",
     "damaged": "of damaged objects", "unreadable": "of input that cannot be read now",
@@ -95,32 +84,3 @@ def describe_errors(summary: dead_letters.Summary) -> str:
     if summary.retried:
         out.append(f"--retry-errors tries {counted(summary.retried, 'document')} again")
     return "\n".join(out)
-
-
-def _readable(row: dict[str, object]) -> list[object]:
-    """Its cells, each on a line; a quote stands before a text that a spreadsheet would take for a formula."""
-    lines = [one_line(cell) if isinstance(cell, str) else cell for cell in row.values()]
-    return ["'" + cell if isinstance(cell, str) and _FORMULA.match(cell) else cell for cell in lines]
-
-
-def write_letters(output: str, path: str) -> int:
-    """Writes all dead letters into a local file, whole or not; of how many documents. Raises ConfigError."""
-    written = _FORMATS.get(Path(path).suffix.lower())
-    if written is None or storage.is_remote(path):
-        raise ConfigError(f"--output {path}: give a local file that ends in {', '.join(_FORMATS)}")
-    part = f"{path}.part-{os.getpid()}"
-    try:
-        with Scratch(letters=dead_letters.SCHEMA) as scratch:
-            for table in dead_letters.letters(output):
-                if written.startswith("csv"):
-                    columns = zip(*map(_readable, table.to_pylist()), strict=True)
-                    table = pa.table([*columns], schema=dead_letters.SCHEMA)
-                scratch.add("letters", table)
-            scratch.run(f"COPY (FROM letters ORDER BY unit, source, row) TO {quoted([part])} (FORMAT {written})")
-            count = scratch.number("SELECT count(*) FROM (SELECT DISTINCT unit, source, row FROM letters)")
-        os.replace(part, path)
-    except (OSError, duckdb.Error) as error:
-        raise ConfigError(f"--output {path}: cannot be written: {error}") from None
-    finally:
-        Path(part).unlink(missing_ok=True)
-    return count

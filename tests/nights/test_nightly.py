@@ -36,6 +36,7 @@ from raypd.run import load, manifest
 from raypd.run.lease import RunLease
 from raypd.run.records import Bill
 from raypd.tasks.base import Record, Request
+from raypd.verify.export import export
 from raypd.verify.scratch import Scratch
 from tests import s3
 from tests.cluster import fakes
@@ -285,6 +286,7 @@ def test_tables_of_typed_columns(write, run) -> None:
         assert found["a"].to_pylist() == [f"a:{title}" for title in documents.values()]
     tree = json.loads(Path(config.output.path, "nights", made.name, "run.json").read_text())
     assert (made.unchanged, tree["config"]["output"]["min_confidence"]) == (1, 0.5)
+    assert export(config.output.path, f"{config.output.path}.csv") == 2
     assert verify_table(config.output.path, config).passed
     with pytest.raises(ConfigError, match=r"with output.columns typed so have the table's columns: --full"):
         night(with_keys(config, task=extraction(c="ab", d="a")))

@@ -26,6 +26,7 @@ from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import EXTRACTION, columns_of, record_of, record_row, typed_row, value_row
 from raypd.training import teacher
+from raypd.verify.export import export
 from tests import s3
 from tests.runs import TITLES, extraction, run_config, run_here, write_jsonl
 
@@ -94,6 +95,19 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
     assert not {"Size__span", "record", "values"} & set(schema.names)
     own = [*OWN_COLUMNS, "category", "truncated"]
     assert [name for name in schema.names if name in own] == own
+
+
+def test_an_export_is_the_same_whatever_the_columns_of_the_run(config: RunConfig, tmp_path) -> None:
+    for typed in (True, False):
+        manifest.claim(config, str(tmp_path / str(typed)))
+        commit(config, tmp_path / str(typed), typed)
+        for suffix in ("csv", "jsonl", "parquet"):
+            assert export(str(tmp_path / str(typed)), str(tmp_path / f"{typed}.{suffix}")) == 3
+    texts = [[(tmp_path / f"{typed}.{suffix}").read_text() for suffix in ("csv", "jsonl")] for typed in (True, False)]
+    assert texts[0] == texts[1]
+    rows = [json.loads(line) for line in texts[0][1].splitlines()]
+    assert (rows[0]["Colors"], rows[0]["Brand__confidence"], rows[2]["error"]) == (["red", "blue"], 0.5, "too long")
+    assert not {name for name in rows[0] if name.endswith("__span")}
 
 
 def test_typed_rows_are_records_again(config: RunConfig, tmp_path) -> None:

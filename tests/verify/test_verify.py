@@ -22,7 +22,7 @@ from raypd.run import retry_policy
 from raypd.run.load import load_run
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import QUESTION_ANSWERING
-from raypd.verify import dead_letters, findings
+from raypd.verify import dead_letters, export, findings
 from raypd.verify.dead_letters import normalize, of_input
 from raypd.verify.verification import Verification, verify
 from tests.runs import committed, run_config, run_here, says, with_values, write_jsonl
@@ -262,14 +262,18 @@ def test_a_document_counts_once_however_many_of_its_questions_failed(tmp_path) -
     run = committed(tmp_path / "out", config, [document], records, QUESTION_ANSWERING)
     summary = dead_letters.summarize(run)
     assert (summary.documents, [group.documents for group in summary.reasons], summary.retried) == (1, [1, 1], 1)
-    assert findings.write_letters(run, str(tmp_path / "errors.csv")) == 1
+    assert write_letters(run, tmp_path / "errors.csv") == 1
+
+
+def write_letters(run: str, path: Path) -> int:
+    return export.write_file(str(path), dead_letters.SCHEMA, dead_letters.letters(run))
 
 
 def test_all_of_them_into_a_file(faulty, tmp_path) -> None:
     readers = {"csv": csv.DictReader, "jsonl": lambda lines: map(json.loads, lines)}
     for suffix in ("csv", "jsonl", "parquet"):
         path = tmp_path / f"errors.{suffix}"
-        count = findings.write_letters(faulty.output.path, str(path))
+        count = write_letters(faulty.output.path, path)
         read = readers.get(suffix)
         rows = list(read(path.open(newline=""))) if read else pq.read_table(path).to_pylist()
         assert count == len(rows) == dead_letters.summarize(faulty.output.path).documents
@@ -278,7 +282,7 @@ def test_all_of_them_into_a_file(faulty, tmp_path) -> None:
     assert [p.name for p in tmp_path.iterdir() if ".part" in p.name] == []
     for path, message in (("errors.txt", "ends in .csv, .jsonl, .parq"), ("no/such/errors.csv", "cannot be written")):
         with pytest.raises(ConfigError, match=message):
-            findings.write_letters(faulty.output.path, str(tmp_path / path))
+            write_letters(faulty.output.path, tmp_path / path)
 
 
 def test_the_command(faulty, tmp_path, config) -> None:
