@@ -1,7 +1,6 @@
 """The configuration: one pydantic tree, read from YAML by `load`. Every key has a default; unknown keys are errors."""
 # ruff: noqa: F401, I001 -- what the other rooms import from here
 
-from raypd.config.card import TEMPLATES
 from raypd.config.cluster import ClusterConfig, CostConfig, deadline_at
 from raypd.config.data import TABLES, TEXT_FILES, InputConfig, OutputConfig, StorageConfig
 from raypd.config.model import SAMPLING_KEYS, CascadeConfig, DecodingConfig, FakeConfig, Method, ModelConfig

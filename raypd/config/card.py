@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 CARD = "raypd.json"
-TEMPLATES = ("product",)  # that come with raypd, beside the one that is taken where task.template is null
-_TRAINED_WITH = {"ee723ef6dab991e4": "product"}  # digest of a template on a card -> its name
 
 
 def card_of(model: Any, kind: str) -> dict[str, Any]:
@@ -21,8 +19,3 @@ def card_of(model: Any, kind: str) -> dict[str, Any]:
         if isinstance(card, dict) and card.get("task") == kind:
             return card
     return {}
-
-
-def template_of(card: Mapping[str, Any]) -> str | None:
-    """The name of the template that weights were trained with; None: the built-in one, or one that has no name."""
-    return _TRAINED_WITH.get(str(card.get("template")))

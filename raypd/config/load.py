@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
-from raypd.config import KINDS, TEMPLATES, Attribute, Category, RunConfig, redact
+from raypd.config import KINDS, Attribute, Category, RunConfig, redact
 from raypd.config.schema import categories_of, is_file
 from raypd.config.yaml_file import YamlFile, parse
 from raypd.errors import ConfigError, did_you_mean, raised_as
@@ -26,14 +26,16 @@ _PATHS = (
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None, trains: bool = False) -> RunConfig:
-    """Reads and checks a YAML file; later overrides win. trains: an open method can be trained. Raises ConfigError."""
+    """Reads a YAML file; later overrides win. trains: what is left open is as one trains. Raises ConfigError."""
     source = YamlFile.read(Path(path))
     anchor_paths(source.tree, Path(path).parent)
     config = _checked(source, overrides, Path(path).parent)
-    is_open = (source.tree.get("decoding") or {}).get("method", "auto") == "auto"
-    if trains and is_open and config.decoding.method == "guided":
-        return load_config(path, [*(overrides or []), "decoding.method=hyper_parallel"])
-    return config
+    is_open = (source.tree.get("decoding") or {}).get("method", "auto") == "auto" and config.decoding.method == "guided"
+    # In slots, unless the file or the weights' card says a skeleton, or documents are stacked as in the paper.
+    in_slots = is_open or config.decoding.method == "hyper_parallel"
+    in_slots &= "skeleton" not in config.decoding.model_fields_set and config.decoding.isolate != "none"
+    given = ["decoding.method=hyper_parallel"] * is_open + ["decoding.skeleton=slots"] * in_slots
+    return load_config(path, [*(overrides or []), *given]) if trains and given else config
 
 
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
@@ -144,8 +146,7 @@ def anchored(keys: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _anchored(key: str, value: Any, folder: Path) -> Any:
     """None where a key holds no path."""
-    no_file = (key == "task.schema" and not is_file(value)) or (key == "task.template" and value in TEMPLATES)
-    if key not in _PATHS or value is None or no_file:
+    if key not in _PATHS or value is None or (key == "task.schema" and not is_file(value)):
         return None
     near = str(value).startswith(("./", "../")) or (folder / str(value)).exists()
     if key.startswith(("model.", "cascade.", "decoding.")) and not near:  # of the Hub

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
-from raypd.config.card import TEMPLATES, card_of, template_of
+from raypd.config.card import card_of
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
 from raypd.config.model import IDLE_KEYS, SAMPLING_KEYS, CascadeConfig, DecodingConfig, EngineConfig, ModelConfig
@@ -43,7 +43,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_trained(cls, tree: Any) -> Any:
-        """Open method and template are those the weights were trained for; without a card: `guided` for extraction."""
+        """An open method is what the weights were trained for; without a card: `guided` for extraction."""
         if not isinstance(tree, dict) or not isinstance(tree.get("task"), dict):
             return tree
         tree = {**tree, "task": {"kind": "extraction", **tree["task"]}}
@@ -51,8 +51,6 @@ class RunConfig(Section):
         if not isinstance(decoding, dict) or kind not in METHODS:
             return tree
         card = card_of(model, kind)
-        if kind == "extraction" and tree["task"].get("template") is None and (name := template_of(card)):
-            tree["task"]["template"] = name
         if decoding.get("method", "auto") == "auto":
             tree["decoding"] = decoding = {**decoding, "method": _method(kind, tree, card)}
         trained = card.get("decoding")
@@ -105,10 +103,8 @@ class RunConfig(Section):
             return None
         tree = self.model_dump()
         tree |= {"model": tree["cascade"]["model"], "engine": {**tree["engine"], **self.cascade.engine}, "cascade": {}}
-        del tree["decoding"]["skeleton"]  # as the template, it is what the weights were trained with
+        del tree["decoding"]["skeleton"]  # it is what the weights were trained with
         tree["decoding"] |= {"method": "auto", **self.cascade.decoding}
-        if tree["task"]["template"] in TEMPLATES:  # the first model's, which its card named
-            tree["task"]["template"] = None
         return RunConfig.model_validate(tree)
 
     def _vllm_can(self, method: str) -> None:
@@ -172,7 +168,7 @@ class RunConfig(Section):
         given = self.model_dump(exclude_defaults=True)
         examples = getattr(self.task, "examples", None)
         files = [getattr(self.task, "template", None), getattr(self.task, "few_shot", None), examples and examples.path]
-        texts = [file if file in TEMPLATES else Path(file).read_text() for file in files if file]  # in the prompt
+        texts = [Path(file).read_text() for file in files if file]  # in the prompt
         answers = {
             "answers": _ANSWERS, "kind": self.task.kind, "method": self.decoding.method, "files": texts,
             **_without(given, {*self.idle_keys(), *_PROMPT_FILES}),

@@ -299,18 +299,11 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
     examples: ExamplesConfig | None = None
     """{path, count, nearest, labels_column}: labelled documents that the prompt shows first"""
     template: str | None = None
-    """Jinja2 file in place of the prompt that comes with raypd, rendered in a sandbox; or product: the words of raypd
-    0.1, which adapters of that time were trained with and get by themselves"""
+    """Jinja2 file in place of the prompt that comes with raypd, rendered in a sandbox"""
     too_long: Literal["truncate", "windows", "refuse"] = "truncate"
     """A document too long for the context: cut; in windows that overlap (a value from the surest); or an error row"""
     max_document_tokens: int | None = Field(None, ge=1)
     """Cut, divide or refuse above this; null: the context"""
-
-    @model_validator(mode="after")
-    def _instruction_is_shown(self) -> ExtractionConfig:
-        if self.instruction is not None and self.template == "product":
-            raise ValueError("instruction: the template `product` has its own; leave one of them out")
-        return self
 
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
         columns = super().wanted_columns(source)

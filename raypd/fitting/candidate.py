@@ -24,9 +24,9 @@ _MEASURED: Any = {**_SETTINGS, "fit": {"sample", "sample_minutes"}}  # what an e
 
 
 def training_config(context: FitContext, changes: dict[str, Any], documents: str, output: str) -> RunConfig:
-    """The configuration of a candidate's training: `hyper_parallel`, unless the candidate says otherwise."""
-    keys = {"decoding.method": "hyper_parallel", **changes, **input_keys(documents), "output.path": output}
-    keys |= {"training.labels": None, "training.validation": context.part("validation")}
+    """The configuration of a candidate's training: `hyper_parallel` in slots, unless the candidate says otherwise."""
+    keys = {"decoding.method": "hyper_parallel", "decoding.skeleton": "slots", **changes, **input_keys(documents)}
+    keys |= {"output.path": output, "training.labels": None, "training.validation": context.part("validation")}
     return with_changes(context.config, keys)
 
 
@@ -44,7 +44,8 @@ def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, 
     record = read.record(TrainingRecord, config.output.path, layout.TRAINING)
     if record is None or not storage.exists(record.weights):
         record = run_training(context.limited(config), verbose=context.verbose, say=context.say, ends=context.ends)
-    made = {"decoding.method": config.decoding.method, **{k: v for k, v in changes.items() if k[:9] != "training."}}
+    made = {f"decoding.{key}": getattr(config.decoding, key) for key in ("method", "skeleton")}
+    made |= {key: value for key, value in changes.items() if not key.startswith("training.")}
     if config.model.calibration not in (None, "none"):  # a file that is of other weights
         made["model.calibration"] = None
     if record.weights.endswith("adapter"):

@@ -119,7 +119,7 @@ def split(rows: list[Row], config: RunConfig, test_share: float | None = None) -
 
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}
     held_out = test_share + config.fit.validation_share
-    examples = LabelledExamples(config, "")
+    examples = LabelledExamples(config)
     shown = {words_of(text) for name in config.extraction.categories for text, _ in examples.in_common(name)}
     ordered = sorted(groups, key=lambda words: (str(groups[words][0].get(column) if column else ""), drawn(words)))
     for number, words in enumerate(ordered):

@@ -8,7 +8,7 @@ from typing import Any
 
 import raypd
 from raypd import storage
-from raypd.config import TEMPLATES, RunConfig
+from raypd.config import RunConfig
 from raypd.errors import ConfigError
 from raypd.run import layout, read, records
 from raypd.run.records import Manifest, RecordError, RunCost, RunRecord, SessionTotals, UnitSummary
@@ -55,7 +55,7 @@ def recorded(config: RunConfig) -> dict[str, Any]:
     tree["input"]["path"] = [storage.absolute(p) for p in paths] if isinstance(paths, list) else storage.absolute(paths)
     examples = tree["task"].get("examples") or {}
     for section, key in ((tree["task"], "template"), (tree["task"], "few_shot"), (examples, "path")):
-        if section.get(key) and section[key] not in TEMPLATES:
+        if section.get(key):
             section[key] = storage.absolute(section[key])
     return tree
 

@@ -36,8 +36,7 @@ def check_card(config: RunConfig) -> None:
         if task == config.task.kind and template != _template(config):
             raise ModelError(f"{key} {name!r} was trained with another task.template: use that one, or train again")
         for answer_key in ("max_value_tokens", "skeleton") if config.decoding.method == method else ():
-            # Cards of raypd 0.1 are of weights that were trained with keys.
-            trained, here = {"skeleton": "keys", **decoding}.get(answer_key), getattr(config.decoding, answer_key)
+            trained, here = decoding.get(answer_key), getattr(config.decoding, answer_key)
             if trained not in (None, here):
                 advice = f"and the run has {here}: set it to {trained}, or train again"
                 raise ModelError(f"{key} {name!r} was trained with decoding.{answer_key} {trained}, {advice}")

@@ -27,7 +27,7 @@ from raypd.tasks.calibration import calibration_of
 from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.few_shot import LabelledExamples
-from raypd.tasks.prompting import DOCUMENTS, encode, end_tokens, messages, pieces, tag_of
+from raypd.tasks.prompting import DOCUMENTS, encode, end_tokens, messages, pieces
 from raypd.tasks.values import CheckedValue, JsonObjectEnd, Rated, check, find_value, span_of, span_source
 from raypd.tasks.windows import merged, windows
 
@@ -73,10 +73,9 @@ class ExtractionTask:
         self._text = partial(tokenizer.decode, skip_special_tokens=True)
         self.texts = token_texts(tokenizer)
         self.ends = end_tokens(tokenizer)
-        self._tag = tag_of(self.task)
-        self._examples = LabelledExamples(config, self._tag)
+        self._examples = LabelledExamples(config)
         bare = self.decoding.bare and not self.decoding.stacked  # then documents stand behind the answer's header
-        tags = ("", "\n") if bare else (f"<{self._tag}>\n", f"\n</{self._tag}>\n")
+        tags = ("", "\n") if bare else ("<document>\n", "\n</document>\n")
         self._open, self._close = map(self._encode, tags)
         self._vocabulary = vocabulary_of(tokenizer)
         self._of_type: dict[str, Grammar] = {}
@@ -235,7 +234,7 @@ class ExtractionTask:
         """(tokens, how many of them are shared): instruction, documents, and the answer's beginning."""
         tokens = list(category.before)
         for number, body in enumerate(stack, 1):
-            opening = self._open if len(stack) == 1 else self._encode(f'<{self._tag} id="{number}">\n')
+            opening = self._open if len(stack) == 1 else self._encode(f'<document id="{number}">\n')
             tokens += [*body.examples, *opening, *body.tokens, *self._close]
         return [*tokens, *category.behind, *answer], len(category.before)
 

@@ -61,8 +61,8 @@ def _solved(question: dict[str, Any]) -> dict[str, str]:
 class LabelledExamples:
     """The rows of `task.examples`, by category."""
 
-    def __init__(self, config: RunConfig, tag: str) -> None:
-        """tag: of documents in the prompt. Raises ConfigError with file and line, or where there is no example."""
+    def __init__(self, config: RunConfig) -> None:
+        """Raises ConfigError with file and line, or where there is no example."""
         self.settings, categories = config.extraction.examples, config.extraction.categories
         self._of: dict[str, list[tuple[str, str]]] = {name: [] for name in categories}  # (text, as a prompt shows it)
         self._similar = cache(self._similarity)
@@ -81,7 +81,7 @@ class LabelledExamples:
                     f"{place}: not a labelled document ({type(error).__name__}: {in_words(error)}); it needs the "
                     f"columns of the input and {self.settings.labels_column!r} (task.examples.labels_column)"
                 ) from None
-            self._of[name].append((text, f"<{tag}>\n{text}\n</{tag}>\n{answer}\n\n"))
+            self._of[name].append((text, f"<document>\n{text}\n</document>\n{answer}\n\n"))
         if not any(self._of.values()):
             raise ConfigError(f"{self.settings.path}: task.examples.path holds no example")
 

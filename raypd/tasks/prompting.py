@@ -1,5 +1,5 @@
-"""From a template and a document to token ids. What stands before `{{ documents }}` (or `{{ products }}`) is tokenized
-once a category; documents with special tokens split, so that none can end the user's turn."""
+"""From a template and a document to token ids. What stands before `{{ documents }}` is tokenized once a category;
+documents with special tokens split, so that none can end the user's turn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raypd.config import TEMPLATES, Category, ExtractionConfig, RunConfig
+from raypd.config import Category, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError, ModelError
 from raypd.tasks.few_shot import LabelledExamples
 from raypd.tasks.sandbox import BoundedSandbox, TemplateFault, render, render_apart, time_limit
@@ -23,8 +23,8 @@ _SHOWN_VALUES = 100  # of an enum: ten thousand would fill the context of every 
 
 
 def template_text(path: str | None, name: str) -> str:
-    """The text of a template: a file of the user's or, by name or where there is none, of raypd. Raises ConfigError."""
-    file = _HERE / (f"{path}.j2" if path else name) if not path or path in TEMPLATES else Path(path)
+    """The text of a template: a file of the user's or, where there is none, that of raypd. Raises ConfigError."""
+    file = Path(path) if path else _HERE / name
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -35,22 +35,16 @@ def template_text(path: str | None, name: str) -> str:
 def messages(task: ExtractionConfig) -> dict[str, str]:
     """Category -> its message, DOCUMENTS in their place; a user's template is rendered apart. Raises ConfigError."""
     text = template_text(task.template, "extraction.j2")
-    common = {"documents": DOCUMENTS, "products": DOCUMENTS, "instruction": (task.instruction or "").strip()}
+    common = {"documents": DOCUMENTS, "instruction": (task.instruction or "").strip()}
     shown = [{**common, "category": {"name": name, **_shown(category)}} for name, category in task.categories.items()]
-    of_raypd = not task.template or task.template in TEMPLATES
     where = task.template or _HERE / "extraction.j2"
     try:
-        rendered_messages = (render if of_raypd else render_apart)(text, shown)
+        rendered_messages = (render_apart if task.template else render)(text, shown)
     except TemplateFault as fault:
         raise ConfigError(f"task.template {where}{f':{fault.line}' if fault.line else ''}: {fault}") from None
     if any(message.count(DOCUMENTS) != 1 for message in rendered_messages):
         raise ConfigError(f"task.template {where}: it must hold {{{{ documents }}}} once")
     return dict(zip(task.categories, rendered_messages, strict=True))
-
-
-def tag_of(task: ExtractionConfig) -> str:
-    text = template_text(task.template, "extraction.j2")
-    return "product" if re.search(r"\{\{-?\s*products\b", text) else "document"
 
 
 def _shown(category: Category) -> dict[str, Any]:
@@ -69,8 +63,7 @@ def check_template(config: RunConfig) -> None:
         return
     if config.task.template:
         messages(config.task)
-    if config.task.examples is not None:
-        LabelledExamples(config, tag_of(config.task))
+    LabelledExamples(config)
 
 
 def pieces(

@@ -115,7 +115,8 @@ class FakeTask:
         self._prompts: dict[str, tuple[int, int]] = {}
         if isinstance(self.task, ExtractionConfig):
             for name, message in messages(self.task).items():
-                keys = "".join(f',\n"{attribute.name}":' for attribute in self.task.categories[name].attributes)
+                form = " {:.4}:" if config.decoding.bare else ',\n"{}":'
+                keys = "".join(form.format(attribute.name) for attribute in self.task.categories[name].attributes)
                 self._prompts[name] = self._tokens(message.replace(DOCUMENTS, "")), self._tokens(keys)
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:

@@ -11,9 +11,8 @@ from raypd.config import RunConfig
 from raypd.config.card import CARD
 from raypd.config.load import load_config, make_config
 from raypd.errors import ConfigError, ModelError
-from raypd.run import manifest
 from raypd.tasks.card import check_card, untrained
-from raypd.tasks.prompting import messages, tag_of, template_text
+from raypd.tasks.prompting import messages, template_text
 from tests.processes import ROOT
 
 RUN = """\
@@ -27,7 +26,7 @@ task:
         - {attribute}
         - {{name: Brand}}
 """
-PRODUCT = hashlib.sha256(template_text("product", "extraction.j2").encode()).hexdigest()[:16]
+TEMPLATE = hashlib.sha256(template_text(None, "extraction.j2").encode()).hexdigest()[:16]
 
 
 def load(folder: Path, attribute: str = "{name: Color}", deadline: str = "null", *overrides: str) -> RunConfig:
@@ -93,7 +92,7 @@ def config(*overrides: str, **task: Any) -> Any:
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    (tmp_path / CARD).write_text(json.dumps({"task": "extraction", "method": "hyper_parallel", "template": PRODUCT}))
+    (tmp_path / CARD).write_text(json.dumps({"task": "extraction", "method": "hyper_parallel", "template": TEMPLATE}))
     return tmp_path
 
 
@@ -109,18 +108,17 @@ def test_without_a_card_the_method_is_one_that_any_weights_can_do(overrides, kin
 
 @pytest.mark.parametrize(("given", "method"), [
     ([], "hyper_parallel"), (["fit.documents=9"], "hyper_parallel"), (["decoding.method=guided"], "guided"),
-    (["decoding.method=autoregressive"], "autoregressive")])  # fmt: skip
+    (["decoding.method=autoregressive"], "autoregressive"), (["decoding.isolate=none"], "hyper_parallel")])  # fmt: skip
 def test_a_training_takes_a_method_that_can_be_trained_where_none_is_said(given, method, tmp_path: Path) -> None:
     dump = {"input": {"path": "-"}, "output": {"path": "-"}, "task": {"attributes": ["Brand"]}}
     (tmp_path / "run.yaml").write_text(json.dumps(dump))
-    assert load_config(tmp_path / "run.yaml", given, trains=True).decoding.method == method
+    decoding = load_config(tmp_path / "run.yaml", given, trains=True).decoding
+    assert (decoding.method, decoding.bare) == (method, method == "hyper_parallel" and not decoding.stacked)
 
 
-def test_a_card_says_method_and_template(adapter: Path, monkeypatch) -> None:
+def test_a_card_says_the_method(adapter: Path, monkeypatch) -> None:
     trained = config(f"model.adapter={adapter}")
-    assert (trained.decoding.method, trained.task.template) == ("hyper_parallel", "product")
-    assert "product details" in messages(trained.task)["shoes"]
-    assert tag_of(trained.task) == "product"
+    assert trained.decoding.method == "hyper_parallel"
     assert untrained(trained) is None
     assert config(f"model={adapter}").decoding.method == "hyper_parallel"
     assert config(f"model.adapter={adapter}", "decoding.method=guided").decoding.method == "guided"
@@ -139,35 +137,19 @@ def test_a_card_says_the_skeleton_and_another_is_refused(adapter: Path) -> None:
     check_card(config(name))
     second = config(name, "cascade.model=smollm2-135m-instruct", "cascade.decoding.method=hyper_parallel")
     assert second.second_model().decoding.skeleton == "keys"
-    with pytest.raises(ModelError, match=r"decoding\.skeleton keys.*the run has slots"):
-        check_card(load_config(ROOT / "configs/quickstart/extract.yaml", ["decoding.skeleton=slots"]))
     with pytest.raises(ModelError, match=r"decoding\.skeleton slots.*the run has keys"):
         check_card(config(name, "decoding.skeleton=keys"))
 
 
-def test_a_run_that_took_its_template_from_a_card_reads_back(adapter: Path) -> None:
-    trained = config(f"model.adapter={adapter}")
-    assert make_config(manifest.recorded(trained)).fingerprint() == trained.fingerprint()
-
-
-def test_the_quickstart_has_the_words_of_its_adapter_and_weights_without_a_card_are_no_match() -> None:
+def test_the_quickstart_is_decoded_as_its_adapter_was_trained_and_weights_without_a_card_are_no_match() -> None:
     quickstart = load_config(ROOT / "configs/quickstart/extract.yaml")
-    assert (quickstart.decoding.method, quickstart.task.template) == ("hyper_parallel", "product")
+    assert (quickstart.decoding.method, quickstart.decoding.skeleton) == ("hyper_parallel", "slots")
+    check_card(quickstart)
     assert load_config(ROOT / "configs/quickstart/extract.yaml", ["model.adapter=null"]).decoding.method == "guided"
     assert "has no card that says it was trained for it" in str(untrained(config("decoding.method=hyper_parallel")))
     assert untrained(config()) is untrained(config("model=fake")) is None
 
 
-def test_the_prompt_speaks_of_documents_and_begins_with_the_instruction(tmp_path: Path) -> None:
-    (message,) = messages(config().task).values()
-    assert "product" not in message
-    assert "listing" not in message
-    assert tag_of(config().task) == "document"
-    (tmp_path / "mine.j2").write_text("You know products. {{ documents }}")
-    assert tag_of(config(template=str(tmp_path / "mine.j2")).task) == "document"
+def test_the_prompt_begins_with_the_instruction() -> None:
     (message,) = messages(config(instruction="Read support tickets.").task).values()
     assert message.startswith("Read support tickets.\n")
-    made = [config(), config(instruction="Read."), config(template="product")]
-    assert len({one.fingerprint() for one in made}) == 3
-    with pytest.raises(ConfigError, match="the template `product` has its own"):
-        config(instruction="Read.", template="product")

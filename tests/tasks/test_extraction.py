@@ -175,7 +175,7 @@ def chance_of_choice(model, prompt: list[int], said: list[int], texts: list[byte
 def test_guided_values_stand_in_one_json_text(k_max):
     """All that is fed, and the last value, is the JSON of the very record, whatever a random model says."""
     # Words with which the random model writes no escape that JSON does not have, which no slot forbids.
-    task = make(task={"template": "product"}, decoding={"method": "guided", "max_value_tokens": k_max})
+    task = make(task={"instruction": "Extract."}, decoding={"method": "guided", "max_value_tokens": k_max})
     runner = Engine(tiny_model("llama", max_position_embeddings=CONTEXT), max_num_seqs=3)
     requests = list(task.plan([document(i, f"title {i} " * (i + 1)) for i in range(12)]))
     fed: list[list[int]] = [[] for _ in requests]
@@ -275,14 +275,13 @@ def test_a_template_may_use_what_is_documented(tmp_path):
     table = "".join(line for line in part.splitlines() if line.startswith("|"))
     names = dict.fromkeys(re.findall("`([^`]+)`", table))  # in their order
     of_category = {"category.name", "category.description", "category.attributes"}
-    assert names.keys() >= {"products", "documents", "instruction", *of_category}
-    common = ("products", "<product>", "documents", "<document>", "instruction")
-    own = [name for name in names if "." not in name and name not in common]
+    assert names.keys() >= {"documents", "instruction", *of_category}
+    own = [name for name in names if "." not in name and name not in ("documents", "<document>", "instruction")]
     assert own == ["name", "description", "type", '["values"]']
     shown = "/".join(f"{{{{ a{name if name[0] == '[' else f'.{name}'} }}}}" for name in own)
     text = "{{ category.name }}/{{ category.description }}:{% for a in category.attributes %} " + shown
-    (tmp_path / "mine.j2").write_text(text + "{% endfor %}{{ products }}")
+    (tmp_path / "mine.j2").write_text(text + "{% endfor %}{{ documents }}")
     (request,) = make(task={"template": str(tmp_path / "mine.j2")}).plan([document(0)])
     text = prompt_text(request)
     assert "shoes/: Brand/the maker/text/[] Größe//number/[] Waterproof//boolean/[] Color//enum/['red', 're" in text
-    assert "<product>\n" in text
+    assert "<document>\n" in text

@@ -50,11 +50,11 @@ def config(template, **keys: object) -> RunConfig:
     ("{{ category.attributes.clear() }}", r"mine\.j2: .*not safely callable|is unsafe"),
     ("{% include 'other' %}", r"mine\.j2: .*no loader"), (ENDLESS, r"mine\.j2: it is not rendered within 2 s"),
     ("{{ 10 ** (10 ** 10) }}", r"mine\.j2: it is not rendered within 2 s"),
-    ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"), ("{{ products }}", "must hold"),
+    ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"), ("{{ documents }}", "must hold"),
     ("{{ nothing }}", "'nothing' is undefined"), ("{% for %}", r"mine.j2:1: not a valid")])  # fmt: skip
 def test_what_a_template_may_not_do(tmp_path, text: str, words: str) -> None:
     file, mark = tmp_path / "mine.j2", tmp_path / "mark"
-    file.write_text("{{ products }}" + text.replace("MARK", str(mark)))
+    file.write_text("{{ documents }}" + text.replace("MARK", str(mark)))
     with pytest.raises(ConfigError, match=words):
         check_template(config(file))
     assert not mark.exists()
@@ -103,14 +103,14 @@ def test_the_example_of_schema_suggest_becomes_no_answer() -> None:
 
 
 def test_a_template_that_is_no_utf_8_is_named(tmp_path) -> None:
-    (tmp_path / "mine.j2").write_bytes(b"\xff{{ products }}")
+    (tmp_path / "mine.j2").write_bytes(b"\xff{{ documents }}")
     with pytest.raises(ConfigError, match=r"mine\.j2: the template cannot be read: .*utf-8"):
         messages(config(tmp_path / "mine.j2").task)
 
 
 def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": 1, "title": "a", "category": "shoes"}\n')
-    (tmp_path / "mine.j2").write_text("{{ nothing }}{{ products }}")
+    (tmp_path / "mine.j2").write_text("{{ nothing }}{{ documents }}")
     run = config(tmp_path / "mine.j2", model="fake", output={"path": str(tmp_path / "out")})
     (tmp_path / "run.yaml").write_text(run.model_dump_json())
     said = ended(start("-X", "importtime", "-m", "raypd", "extract", str(tmp_path / "run.yaml")), 2)

@@ -33,7 +33,7 @@ def tree(corpus: Path, output: Path, model: str, /, **sections: Any) -> dict[str
     """A configuration's tree; `sections` add to it."""
     colors = {"name": "Color", "type": "enum", "values": COLORS}
     template = output.parent / "template.j2"
-    template.write_text("{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ products }}")
+    template.write_text("{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ documents }}")
     defaults: dict[str, Any] = {
         "input": {"text_columns": ["title"]}, "model": {"name": model, "device": "cpu", "dtype": "float32"},
         "decoding": {"method": "hyper_parallel", "max_value_tokens": 12}}  # fmt: skip
