@@ -106,14 +106,15 @@ def test_without_a_card_the_method_is_one_that_any_weights_can_do(overrides, kin
     assert config(*overrides, **({"kind": kind} if kind else {})).decoding.method == method
 
 
-@pytest.mark.parametrize(("given", "method"), [
-    ([], "hyper_parallel"), (["fit.documents=9"], "hyper_parallel"), (["decoding.method=guided"], "guided"),
-    (["decoding.method=autoregressive"], "autoregressive"), (["decoding.isolate=none"], "hyper_parallel")])  # fmt: skip
-def test_a_training_takes_a_method_that_can_be_trained_where_none_is_said(given, method, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("given", "method", "bare"), [
+    ([], "hyper_parallel", True), (["decoding.skeleton=keys"], "hyper_parallel", False),
+    (["fit.documents=9"], "hyper_parallel", True), (["decoding.method=autoregressive"], "autoregressive", False),
+    (["decoding.isolate=none"], "hyper_parallel", False), (["decoding.method=guided"], "guided", False)])  # fmt: skip
+def test_a_training_takes_a_method_that_can_be_trained_and_slots(given, method, bare, tmp_path: Path) -> None:
     dump = {"input": {"path": "-"}, "output": {"path": "-"}, "task": {"attributes": ["Brand"]}}
     (tmp_path / "run.yaml").write_text(json.dumps(dump))
     decoding = load_config(tmp_path / "run.yaml", given, trains=True).decoding
-    assert (decoding.method, decoding.bare) == (method, method == "hyper_parallel" and not decoding.stacked)
+    assert (decoding.method, decoding.bare) == (method, bare)
 
 
 def test_a_card_says_the_method(adapter: Path, monkeypatch) -> None:

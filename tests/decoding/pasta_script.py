@@ -110,9 +110,7 @@ def steer(token: int, position: int, predicted: int) -> int:
         return GT
     draw = (predicted * 31 + position * 17 + token * 7) % 29
     marks = {0: A, 1: B, 2: SYNC, 3: CLOSE, 4: CLOSE, 5: BEHIND, 6: LT, 7: CLOSE, 8: SYNC}
-    if position > 60 and draw == 9:
-        return EOS
-    return marks.get(draw, predicted if 10 < predicted < 240 else 40 + draw)
+    return EOS if position > 60 and draw == 9 else marks.get(draw, predicted if 10 < predicted < 240 else 40 + draw)
 
 
 @dataclass(eq=False)

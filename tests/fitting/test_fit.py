@@ -176,8 +176,8 @@ def test_labels_are_read_as_what_they_are_and_ids_twice_are_said(tmp_path, yaml_
     context = labels.FitContext(config, str(tmp_path / "f"), False, said.append)
     assert sum(map(len, labels.parts_of(context).values())) == 95
     assert said == ["1 document with the id of another: left out"]
-    source = candidate.training_config(context, {}, "x.jsonl", "y").input
-    assert (source.format, source.html_columns) == ("jsonl", [])
+    taught = candidate.training_config(context, {}, "x.jsonl", "y")
+    assert (taught.input.format, taught.input.html_columns, taught.decoding.bare) == ("jsonl", [], True)
     rows = [{**row.pop("target"), **row} for row in map(json.loads, corpus.read_text().splitlines())]
     pd.DataFrame(rows).to_parquet(tmp_path / "labels.parquet")  # of which no more is read than is named
     of_columns = with_changes(config, {"fit.labels": str(tmp_path / "labels.parquet")})

@@ -58,6 +58,7 @@ def test_targets_are_the_values_up_to_what_ends_them(make):
     slots = make(decoding={"skeleton": "slots"})
     first, second = slots([document(Brand="A", Color="red", Size=7), document(1, Brand=None)])
     assert (values(first), values(second)) == ([" A\n", ' "r', " 7\n"], ["\n"])
+    assert value_text(Attribute(name="a", many=True), None, bare=True) == " null\n"
 
 
 @settings(max_examples=30, deadline=None)
