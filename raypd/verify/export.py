@@ -23,14 +23,14 @@ _FORMULA = re.compile(r"[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+$)")  # of a 
 
 
 def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
-    """Writes the rows of a run, or of a table of nights; of an extraction each attribute and its confidence are columns
-    of their own. Returns how many documents. Raises ConfigError."""
+    """Writes a run, or a table of nights, a column for each attribute; of how many documents. Raises ConfigError."""
     config = with_changes(load_run(run, list(overrides)), {"output.columns": "typed"})
     schema = writer.output_schema(columns_of(config))
-    paths = objects(run) if is_nightly(run) else [path for _, path in sorted(writer.objects(run))]
-    names = [name for name in schema.names if not name.endswith(("__status", "__span", "__window", "__model"))]
-    tables = (writer.typed_table(read_object(path), config) for path in paths)
-    return write_file(path, pa.schema([schema.field(name) for name in names]), tables)
+    nightly = is_nightly(run)
+    paths = objects(run) if nightly else [path for _, path in sorted(writer.objects(run))]
+    columns = pa.schema([f for f in schema if not f.name.endswith(("__status", "__span", "__window", "__model"))])
+    tables = (read_object(path) if nightly else writer.read_table("", "", path=path)[1] for path in paths)
+    return write_file(path, columns, (writer.typed_table(table, config) for table in tables))
 
 
 def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
