@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raypd import storage
-from raypd.answering import progress
+from raypd.answering import components, progress
 from raypd.answering.check import check_model
 from raypd.billing import book
 from raypd.billing.budget import BudgetReached
@@ -24,8 +24,7 @@ from raypd.run.unreadable import Unreadable
 from raypd.tasks.columns import columns_of
 from raypd.tasks.prompting import check_template
 
-if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
-    from raypd.answering.components import Build
+if TYPE_CHECKING:  # they bring Ray, whose second of import is for runs that have something to do
     from raypd.cluster.accounts import Accounts
     from raypd.cluster.pool_executor import PoolExecutor
     from raypd.cluster.ray_data_executor import RayDataExecutor
@@ -38,7 +37,7 @@ _JUDGED_AFTER = 100  # documents of a session, after which cluster.max_failed_sh
 
 
 def run_extract(
-    config: RunConfig, *, verbose: bool = False, build: "Build | None" = None, planned: Plan | None = None
+    config: RunConfig, *, verbose: bool = False, build: components.Build | None = None, planned: Plan | None = None
 ) -> records.Manifest:
     """Runs or resumes until every unit is committed, and writes the manifest.
 
@@ -59,25 +58,27 @@ def run_extract(
     _check_known(planned, done, output)
     if len(done) == planned.units:
         return finish(config, output, planned)
-    if build is None:
-        from raypd.cluster import worker
+    here, run = ray_session.runs_here(config.cluster), None
 
-        build = worker.build
-        check_model(config, machine=ray_session.runs_here(config.cluster))
-    manifest.claim(config, output)
-    with signals(), held(output, say) as lease:
-        if manifest.claim(config, output, held=True):
-            say(f"{output} was of another configuration, which has committed nothing: it is this run's now")
-        done = writer.committed(output)  # another session may have gone on while this one looked
-        _check_known(planned, done, output)
-        storage.clean_temporary(writer.units_folder(output))
-        run = DriverSession(config, output, planned, done, lease, verbose, build)
-        try:
+    def claim() -> None:
+        if build is None:
+            check_model(config, machine=here)
+        manifest.claim(config, output)
+
+    try:
+        with signals(), ray_session.connected(config.cluster, verbose, claim) as mine, held(output, say) as lease:
+            if manifest.claim(config, output, held=True):
+                say(f"{output} was of another configuration, which has committed nothing: it is this run's now")
+            done = writer.committed(output)  # another session may have gone on while this one looked
+            _check_known(planned, done, output)
+            storage.clean_temporary(writer.units_folder(output))
+            run = DriverSession(config, output, planned, done, lease, verbose, build or components.build)
             planned.keep(output)
             if len(done) < planned.units:
-                run.stream()
-        except KeyboardInterrupt:
-            raise Interrupted(f"interrupted: {run.state()}; the same command resumes") from None
+                run.stream(mine)
+    except KeyboardInterrupt:
+        state = run.state() if run else f"{len(done)} of {counted(planned.units, 'unit')} committed"
+        raise Interrupted(f"interrupted: {state}; the same command resumes") from None
     return finish(config, output, planned, run.unreadable)
 
 
@@ -126,7 +127,7 @@ class DriverSession:
     done: set[str]  # ids of the units that were committed before
     lease: RunLease
     verbose: bool
-    build: "Build"
+    build: components.Build
     answered_documents: int = 0  # of this session
     failed_documents: int = 0  # of these
     unit_errors: dict[str, str] = field(default_factory=dict)
@@ -143,21 +144,21 @@ class DriverSession:
     def state(self) -> str:
         return f"{self.done_units} of {counted(self.units, 'unit')} committed"
 
-    def stream(self) -> None:
-        """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
-        with ray_session.connected(self.config.cluster, self.verbose) as mine:
-            try:
-                with self._display:
-                    self._stream()
-            except BudgetReached:
-                raise
-            except RunError as error:
-                raise self._error(str(error)) from None
-            finally:
-                if self._accounts is not None:
-                    self._accounts.close()
-                if not mine and self._executor is not None:
-                    self._executor.close()
+    def stream(self, mine: bool) -> None:
+        """Runs units until none is left. mine: whether Ray ends with this run, and its workers with it. Raises RunError
+        when some could not be done, or too much goes wrong."""
+        try:
+            with self._display:
+                self._stream()
+        except BudgetReached:
+            raise
+        except RunError as error:
+            raise self._error(str(error)) from None
+        finally:
+            if self._accounts is not None:
+                self._accounts.close()
+            if not mine and self._executor is not None:
+                self._executor.close()
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")

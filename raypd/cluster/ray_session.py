@@ -37,8 +37,9 @@ def runs_here(config: ClusterConfig) -> bool:
     return address == "local" or (address is None and not (local and _answers(local)))
 
 
-def connect(config: ClusterConfig, verbose: bool = False) -> bool:
-    """Attaches to the configured cluster or starts Ray; False: was connected. Raises RunError: it does not answer."""
+def connect(config: ClusterConfig, verbose: bool = False, meanwhile: Callable[[], None] = lambda: None) -> bool:
+    """Attaches to the configured cluster or starts Ray; False: was connected. meanwhile: what to do while Ray starts;
+    if it fails, Ray does not. Raises RunError: it does not answer, and what `meanwhile` raises."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not verbose:
@@ -46,6 +47,7 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
     import ray
 
     if ray.is_initialized():
+        meanwhile()
         return False
     address, local = config.address or os.environ.get("RAY_ADDRESS") or None, None
     if address is None or address == "auto":
@@ -66,16 +68,11 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
     level = logging.INFO if verbose else logging.CRITICAL
     nothing = contextlib.nullcontext()
     closed = ray_private.closed_to_others(dashboard=verbose) if address == "local" else nothing
-    try:
-        with nothing if verbose else _stderr_muted(), closed:
-            if local is not None:
-                ray_private.use_token_of_this_machine()
-            _init(address=address, log_to_driver=verbose, logging_level=level, **keys)
-    except SystemExit:  # Ray's own handler of SIGTERM while it starts
+    with nothing if verbose else _stderr_muted(), closed:
+        error = _init(meanwhile, local is not None, address=address, log_to_driver=verbose, logging_level=level, **keys)
+    if isinstance(error, SystemExit):  # Ray's own handler of SIGTERM while it starts
         raise KeyboardInterrupt from None
-    except TimeoutError:
-        raise RunError(_why_not(address, f"it is not there after {_START_SECONDS:g} s")) from None
-    except Exception as error:  # of any kind: on a busy machine Ray raises bare ones, too
+    if error is not None:  # of any kind: on a busy machine Ray raises bare ones, too
         raise RunError(_why_not(address, str(error))) from None
     if threading.current_thread() is threading.main_thread():
         # Ray's handler in C++ prints a trace before it calls ours, and where that takes long it aborts the process.
@@ -84,9 +81,11 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
 
 
 @contextlib.contextmanager
-def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[bool]:
+def connected(
+    config: ClusterConfig, verbose: bool = False, meanwhile: Callable[[], None] = lambda: None
+) -> Iterator[bool]:
     """Connects as `connect`, and disconnects at the end unless somebody else had connected."""
-    mine = connect(config, verbose)
+    mine = connect(config, verbose, meanwhile)
     try:
         yield mine
     finally:
@@ -97,10 +96,11 @@ def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[bool]:
                 ray.shutdown()
 
 
-def _init(again: bool = True, **keys: Any) -> None:
+def _init(meanwhile: Callable[[], None], token: bool, again: bool = True, **keys: Any) -> BaseException | None:
     """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that has died; in a thread
-    it leaves our handler of SIGTERM alone, too. Raises what it raises, or TimeoutError after _START_SECONDS; then, as
-    at Ctrl-C, nothing that it started is left. A Ray that a busy machine did not start in 30 s is started once more."""
+    it leaves our handler of SIGTERM alone, too. What it raised, or TimeoutError after _START_SECONDS; then, and at what
+    `meanwhile` raises, nothing that it started is left. A Ray that a busy machine did not start in 30 s is started once
+    more. token: show that of this machine."""
     import psutil
     import ray
 
@@ -108,6 +108,8 @@ def _init(again: bool = True, **keys: Any) -> None:
 
     def start() -> None:
         try:
+            if token:
+                ray_private.use_token_of_this_machine()
             ray.init(**keys)
         except BaseException as error:
             outcome.put(error)
@@ -118,16 +120,16 @@ def _init(again: bool = True, **keys: Any) -> None:
     before = ray_private.children()
     try:  # Ctrl-C may come while the thread starts
         threading.Thread(target=start, name="ray.init", daemon=True).start()
+        meanwhile()
         error = outcome.get(timeout=_START_SECONDS)
-    except (queue.Empty, KeyboardInterrupt) as reason:
+    except BaseException as reason:
         for process in ray_private.children() - before:
             with contextlib.suppress(psutil.Error):  # its parent took it along
                 process.kill()
-        raise (TimeoutError if isinstance(reason, queue.Empty) else KeyboardInterrupt) from None
-    if error is not None and _SLOW in str(error) and again:
-        _init(again=False, **keys)
-    elif error is not None:
-        raise error
+        if isinstance(reason, queue.Empty):
+            return TimeoutError(f"it is not there after {_START_SECONDS:g} s")
+        raise
+    return _init(lambda: None, token, again=False, **keys) if again and _SLOW in str(error) else error
 
 
 def _why_not(address: str, error: str) -> str:
@@ -152,17 +154,15 @@ def _answers(address: str) -> bool:
 
 @contextlib.contextmanager
 def _stderr_muted() -> Iterator[None]:
-    """Ray's C++ side writes past Python while it starts; what goes wrong then is an exception."""
+    """Ray's C++ side writes past Python while it starts; what goes wrong then is an exception. Python's lines go on."""
     sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
+    with open(os.devnull, "wb") as nowhere, os.fdopen(os.dup(2), "w", buffering=1) as kept:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            with contextlib.redirect_stderr(kept if sys.stderr is sys.__stderr__ else sys.stderr):
+                yield
+        finally:
+            os.dup2(kept.fileno(), 2)
 
 
 def silence_ray_logs(say: Callable[[str], None], verbose: bool) -> None:

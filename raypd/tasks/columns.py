@@ -113,8 +113,7 @@ SHAPES = {
 
 def shape_of(names: Collection[str]) -> RowShape | None:
     """The shape of rows with these columns; None of typed ones (see `record_row`)."""
-    present = {None, *names}
-    return next((s for s in SHAPES.values() if {s.answer, s.status, s.name, *s.parts} <= present), None)
+    return next((s for s in SHAPES.values() if {s.answer, s.status, s.name, *s.parts} <= {None, *names}), None)
 
 
 def parts_of(table: pa.Table) -> Any:

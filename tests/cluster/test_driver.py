@@ -203,7 +203,7 @@ def test_units_that_another_session_committed_before_it_ended_are_not_done_again
         return real(output, say)
 
     monkeypatch.setattr(driver, "held", after_the_other)
-    monkeypatch.setattr(driver.DriverSession, "stream", lambda _: pytest.fail("units are done again"))
+    monkeypatch.setattr(driver.DriverSession, "stream", lambda *_: pytest.fail("units are done again"))
     made = driver.run_extract(with_keys(run, output={"partition": {"date": "2"}}), build=fakes.build)
     assert (made.documents, made.units) == (25, 3)
 

@@ -114,8 +114,7 @@ def test_of_every_100_documents_the_least_sure_share_is_asked_and_no_answer_is_a
     sure = {f"d{n:03}": 0.001 * ((37 * n) % 250) for n in range(250)}  # all unsure, in no order
     first = {name: rows("Acme", confidence, 1.0, 0.9) for name, confidence in sure.items()}
     records, asked = cascaded(first, dict.fromkeys(first, rows("Zeta", 0.5, 2.0, 0.5)), under=0.8, share=0.07)
-    names = list(sure)
-    groups = ((names[a:b], 7 if b < 250 else 4) for a, b in pairwise((0, 100, 200, 250)))  # 4: of 3.5
+    groups = ((list(sure)[a:b], 7 if b < 250 else 4) for a, b in pairwise((0, 100, 200, 250)))  # 4: of 3.5
     assert set(asked) == {name for group, most in groups for name in sorted(group, key=sure.get)[:most]}
     assert sum("Zeta" in record.columns["record"] for record in records.values()) == 7 + 7 + 4
 

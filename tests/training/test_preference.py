@@ -51,8 +51,7 @@ class Corpus:
     def config(self, method="pasta", samples=3, decoding=None, preference=None, path=None, task=None,
                dtype="float32", **training):  # fmt: skip
         """preference: its keys; of a run the name of its folder."""
-        runs = {name: name for name in ("samples", "baseline", "judged")}
-        keys = {**runs, **(preference or {})}
+        keys = {"samples": "samples", "baseline": "baseline", "judged": "judged", **(preference or {})}
         chosen = {name: str(self.folder / key) if isinstance(key, str) else key for name, key in keys.items()}
         sections = {
             "input": {"text_columns": ["prompt"], "category_column": None},

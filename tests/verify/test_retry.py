@@ -137,8 +137,7 @@ def test_of_two_at_once_one_says_so_and_what_fails_again_counts_its_attempts(run
     assert again(run).failed == 3
     made = again(run)
     assert (made.number, made.failed) == (2, 3)
-    found = rows(run)
-    assert [found[id]["attempts"] for id in ("4", "12", "3", "5")] == [3, 3, 1, 1]
+    assert [rows(run)[id]["attempts"] for id in ("4", "12", "3", "5")] == [3, 3, 1, 1]
     assert verify(run.output.path, run).passed
 
 
@@ -270,8 +269,7 @@ def table(*documents: tuple[int, str, int]) -> pa.Table:
 
 def test_documents_of_several_rows_are_replaced_whole_unless_more_of_them_failed() -> None:
     old = table((1, "ok", 1), (2, "ok", 1), (2, "error", 1), (3, "error", 1), (3, "ok", 1), (4, "ok", 1))
-    fresh = table((2, "ok", 2), (2, "ok", 2), (2, "ok", 2), (3, "error", 1), (3, "error", 1))
-    found = merged(old, fresh)
+    found = merged(old, table((2, "ok", 2), (2, "ok", 2), (2, "ok", 2), (3, "error", 1), (3, "error", 1)))
     assert found["row"].to_pylist() == [1, 2, 2, 2, 3, 3, 4]
     assert found["answer"].to_pylist()[1:6] == ["2/ok/2"] * 3 + ["3/error/1", "3/ok/1"]
     assert found["attempts"].to_pylist() == [1, 3, 3, 3, 2, 2, 1]
