@@ -226,9 +226,12 @@ def errors(
 @app.command()
 def export(run: o.Run, file: o.ExportTo, overrides: o.Overrides = None) -> None:
     """Write a run's answers into one file. raypd export runs/products answers.csv: a column for each attribute."""
+    from raypd.dataset import plan, writer
     from raypd.verify.export import export as write
 
     print(f"{write(run, file, overrides or []):,} documents: {file}")
+    if (planned := plan.stored(run)) and (done := len(writer.committed(run))) < planned.units:
+        print(f"{run} is not whole: {done} of {planned.units} units are committed", file=sys.stderr)
 
 
 @app.command()

@@ -52,8 +52,7 @@ def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) ->
         head = f"{'  ' * depth}{name}:"
         lines = [f"{'  ' * (depth + 1)}{line}" for line in body]
     else:
-        flow = dump(plain, flow=True, width=10_000)
-        head, lines = f"{'  ' * depth}{name}: {flow.strip()}", []
+        head, lines = f"{'  ' * depth}{name}: {dump(plain, flow=True, width=10_000).strip()}", []
     return [f"{head.ljust(_WIDTH)}  # {note}", *lines]
 
 

@@ -1,5 +1,6 @@
-"""A small file of labels: JSON lines, a CSV, a workbook or Parquet, with the documents or by their ids alone."""
+"""A small file of labels: JSON lines (or .gz), a CSV, a workbook or Parquet, with the documents or by ids alone."""
 
+import gzip
 import json
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -44,7 +45,7 @@ def _rows(path: str) -> Iterator[tuple[int, str, Any]]:
             head = 2 if f".{kind}" in EXCEL else 1
             yield from ((number + head, f"{name}:{number}", row) for number, row in enumerate(rows_of(file)))
             return
-        data = file.read()
+        data = gzip.decompress(file.read()) if kind == "gz" else file.read()
     for number, line in enumerate(data.split(b"\n"), 1):
         with raised_as(InputError, f"{path}:{number}: not JSON", ValueError, RecursionError):
             row = json.loads(line.decode("utf-8-sig")) if line.strip() else None

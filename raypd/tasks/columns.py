@@ -93,8 +93,7 @@ class RowShape:
             ]
         value = row[self.answer]
         status = row[self.status] if self.status else "null" if value is None else "ok"
-        several = len(self.parts) > 1
-        key = ", ".join(f"{part} {row[part]}" if several else str(row[part]) for part in self.parts)
+        key = ", ".join(f"{part} {row[part]}" if len(self.parts) > 1 else str(row[part]) for part in self.parts)
         name = str(row[self.name]) if self.name else ""
         return [RowValue(key, name, value, _STATUSES.get(status, status), row.get("confidence"))]
 

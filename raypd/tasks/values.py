@@ -101,8 +101,7 @@ def _check_row(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
     try:
         cells = {bare(name): json.dumps(cell, ensure_ascii=False) for name, cell in _DECODER.decode(text).items()}
     except (ValueError, AttributeError):
-        nothing = text.casefold() in _NULLS
-        return CheckedValue("null" if nothing else "invalid" if closed else "truncated", None, text)
+        return CheckedValue("null" if text.casefold() in _NULLS else "invalid" if closed else "truncated", None, text)
     row = {column.name: _check_item(column, cells.get(bare(column.name), "null"), True) for column in attribute.columns}
     if any(cell.status not in ("ok", "null") for cell in row.values()):
         return CheckedValue("invalid", None, text)

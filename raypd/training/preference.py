@@ -141,8 +141,7 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
         words = {word.lower() for word in _VERDICT.findall(last)} if row["finish_reason"] == "stop" else set()
         if len(words) != 1:
             skipped["verdicts that say none of first, second and tie: taken as a tie"] += 1
-        clear = len(words) == 1 and "tie" not in words
-        verdicts[row["id"]] = (1 if order in words else -1) if clear else 0
+        verdicts[row["id"]] = (1 if order in words else -1) if len(words) == 1 and "tie" not in words else 0
     return verdicts
 
 

@@ -95,8 +95,7 @@ def test_units_are_begun_while_their_end_can_be_paid(session) -> None:
     own.ended(unit("empty"), 0)  # says nothing of the pace
     assert not own.admit(unit("b"), 1)
     own.ended(unit("a"), 10)  # 1.6 s a document; with caution a unit takes 20 s
-    # 6.60 spent by now, 1.00 in reserve, 2.00 for the unit: 0.40 to spare.
-    assert own.admit(unit("d"), 1)
+    assert own.admit(unit("d"), 1)  # 6.60 spent by now, 1.00 in reserve, 2.00 for the unit: 0.40 to spare.
     clock.now += 4.1
     assert (own.admit(unit("e"), 0), own.held, own.look(2)) == (False, True, None)  # what is in flight goes on ...
     clock.now += 20.0

@@ -177,8 +177,7 @@ def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, con
         plan(config(str(tmp_path / "in/country=a%2Fb"), text_columns=["country"], id_column=None))
     run = config(str(tmp_path / "in/country=DE"), id_column="date")
     assert [d.id for d in read_all(run)] == ["2026-11-21"] * 4
-    # The keys stand in the object's name, which is a part of the unit's id.
-    (unit, *_) = plan(run)
+    (unit, *_) = plan(run)  # the keys stand in the object's name, part of its id
     moved = unit.parts[0].__class__(**{**vars(unit.parts[0]), "name": unit.parts[0].name.replace("21", "22")})
     assert make_unit([moved], run.fingerprint()).id != unit.id
 

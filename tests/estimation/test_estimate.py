@@ -157,8 +157,7 @@ def test_a_sample_has_every_category_in_proportion_and_all_lengths(tmp_path) -> 
         assert abs(len(lengths) - len(there) / 10) <= 1
         for share in (0.25, 0.5, 0.75):
             assert np.mean(np.array(there) <= np.quantile(lengths, share)) == pytest.approx(share, abs=0.1)
-    # the documents are the ones that were chosen
-    chosen = zip(drawn, sample.documents, strict=True)
+    chosen = zip(drawn, sample.documents, strict=True)  # the documents are the ones that were chosen
     assert all(len(d.fields["title"]) == one.length and d.fields["category"] == one.category for one, d in chosen)
 
 

@@ -352,8 +352,7 @@ def test_ctrl_c_loses_only_the_measurement_in_flight(command, capsys) -> None:
     assert len(command(fresh=True)) == len(first) + len(second)
     assert command() == []  # all of it stands in the file
     assert "are from the file" in capsys.readouterr().out
-    # Measurements hold for their sample and configuration only.
-    assert command(sample=40)
+    assert command(sample=40)  # measurements hold for their sample and configuration only
     assert command("decoding.sampling.temperature=0.5")
     assert load_config("run.tuned.yaml").decoding.sampling.temperature == 0.5  # as on the command line
 

@@ -1,5 +1,6 @@
 """Figures by hand, scikit-learn's and SQuAD's rules; calibration against known chances; the page of `evaluate`."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -128,7 +129,8 @@ def test_a_run_against_its_labels(config, tmp_path, in_process, monkeypatch):
     assert score.evaluate(run.output.path, str(table)).measures == result.measures
     labels.with_suffix(".json").write_text(json.dumps(rows))
     pq.write_table(pa.Table.from_pylist(rows), labels.with_suffix(".parquet"))
-    for form in (".json", ".parquet"):
+    labels.with_suffix(".gz").write_bytes(gzip.compress(labels.read_bytes()))
+    for form in (".json", ".parquet", ".gz"):
         scored = score.evaluate(run.output.path, str(labels.with_suffix(form)), labels_column="gold")
         assert scored.measures == result.measures
     rows = write_rows(tmp_path / "rows.jsonl", [{"title": "x" * n, "gold": {"a": None}} for n in (1, 3)])

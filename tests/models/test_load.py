@@ -257,8 +257,7 @@ def test_a_model_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is no model on the Hub" in refused(name="owner/absent")
     assert "accept its terms" in refused(name="owner/gated")
     assert "no adapter_config.json" in refused(name="owner/tiny", adapter="owner/tiny")
-    # Offline, what is in the cache still loads.
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what is in the cache still loads
     load_model(ModelConfig(name="owner/tiny", revision="v1", dtype="float32", device="cpu"))
     says(refused(name="owner/absent"), "HF_HUB_OFFLINE is set", "hf download owner/absent")
     assert "at revision 'v2'" in refused(name="owner/tiny", revision="v2")

@@ -150,8 +150,7 @@ def test_a_long_document_is_answered_window_by_window() -> None:
     found = answers(task, [document(0, text), document(1, "short")])
     long, short = found[0].columns, found[1].columns
     assert ({value["window"] for value in short["values"]}, long["truncated"]) == ({None}, False)
-    # Each window is answered as it is alone.
-    alone = make()
+    alone = make()  # each window is answered as it is alone
     parts = windows(f"title: {text}", alone._encode, 400)
     assert len(parts) > 4
     alone._bodies = lambda one, category: [_Body(one, *parts[one.index][1:])]

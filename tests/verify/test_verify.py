@@ -16,7 +16,7 @@ from raypd import storage
 from raypd.answering import components
 from raypd.cli.main import app
 from raypd.config import RunConfig
-from raypd.dataset import writer
+from raypd.dataset import planner, writer
 from raypd.errors import ConfigError, RunError
 from raypd.run import retry_policy
 from raypd.run.load import load_run
@@ -76,6 +76,9 @@ def test_an_object_that_is_gone_is_missing_until_the_run_is_resumed(run, tmp_pat
     assert (done.exit_code, tree["passed"]) == (1, False)
     assert (tree["missing"]["documents"], tree["missing"]["units"]) == (10, 1)
     assert gone.stem in tree["missing"]["examples"][0]
+    planner.plan(run).keep(run.output.path)
+    done = command.invoke(app, ["export", run.output.path, str(tmp_path / "a.csv")])
+    says(done.output, "18 documents", "not whole: 3 of 4 units are committed")
     (tmp_path / "in").rename(tmp_path / "moved")
     done = command.invoke(app, ["verify", run.output.path, f"input.path={tmp_path / 'moved'}"])
     says(done.output, "missing: 10 documents", "run the same command again")
