@@ -1,7 +1,7 @@
 """A run: plan, skip what is committed, stream the rest through decode workers, add up what is there."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -186,21 +186,20 @@ class DriverSession:
         executor.admit = accounts.admit
         if accounts.deadline is not None:  # how many it takes is known after the first unit
             executor.wanted = max(1, config.cluster.min_workers)
-        units = (unit for unit in planned if unit.id not in self.done)
-        self._run(executor, accounts, units, self.units - self.done_units)
+        self._run(executor, accounts, planned, self.units - self.done_units)
         if self._apart and not accounts.held:
             singles = take_apart(self.output, planned, self._apart, config.fingerprint())
             self.units = planned.units
-            self._run(executor, accounts, iter(singles), len(singles))
+            self._run(executor, accounts, singles, len(singles))
         self._update()
         if accounts.held:
             raise accounts.reached()
 
-    def _run(self, executor: "Executor", accounts: "Accounts", units: Iterator[Unit], count: int) -> None:
+    def _run(self, executor: "Executor", accounts: "Accounts", units: Iterable[Unit], count: int) -> None:
         from raypd.cluster.in_flight import Tick
 
         ended = 0
-        with contextlib.closing(executor.run(units, count)) as events:
+        with contextlib.closing(executor.run(units, self.done, count)) as events:
             for event in events:
                 if self.lease.lost is not None:
                     raise RunError(self.lease.lost)

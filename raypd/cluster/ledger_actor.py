@@ -22,6 +22,7 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError
 from raypd.run import layout, read
 from raypd.run.records import Bill, UnitResult, WorkerTime
+from raypd.run.unit import Unit
 
 _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
 _GONE_SECONDS = 30.0  # without a report: a worker that is gone
@@ -47,7 +48,7 @@ class Standing:
 class Ask:
     """A worker that wants to begin a unit, beside so many others that it has in flight."""
 
-    unit: str
+    unit: Unit
     worker: str
     node: str
     beside: int
@@ -65,7 +66,7 @@ class PoolState:
     starts: int  # of processes, since one was ready
     deaths: int  # of processes that had a unit
     left_out: set[str]  # why cards are
-    ended: list[tuple[str, UnitResult]]  # units, since the last look
+    ended: list[tuple[Unit, UnitResult]]  # units, since the last look
 
 
 class Ledger:
@@ -81,7 +82,7 @@ class Ledger:
         self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
         self._ready: set[str] = set()  # workers
         self._left_out: dict[str, str] = {}  # worker -> why its card is
-        self._ended_units: list[tuple[str, UnitResult]] = []
+        self._ended_units: list[tuple[Unit, UnitResult]] = []
         self._starts = self._deaths = 0
         self._metrics: Metrics | None = None
         self._writing, self._ended, self._kept = threading.Lock(), threading.Event(), False
@@ -121,7 +122,7 @@ class Ledger:
         self._starts = 0
         return None if self._asks.setdefault(ask, None) is None else self._asks.pop(ask)
 
-    def ended(self, unit: str, result: UnitResult) -> None:
+    def ended(self, unit: Unit, result: UnitResult) -> None:
         """What became of a unit. Where the ledger loses it, the next pass finds it on storage."""
         self._ended_units.append((unit, result))
 

@@ -5,7 +5,7 @@ go to others; a node that is given notice gets no more, and finishes what is in 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from functools import cached_property
 from typing import Any
 
@@ -50,9 +50,9 @@ class PoolExecutor:
         self._polled = 0.0
         self._unit_seconds = 0.0  # what units took lately
 
-    def run(self, units: Iterator[Unit], count: int) -> Generator[Ended | Tick]:
-        """Yields the end of each of `count` units (about), and ticks. Raises RunError: no worker starts, or all die."""
-        self._source, self._left, self._exhausted = iter(units), count, False
+    def run(self, units: Iterable[Unit], done: Set[str], count: int) -> Generator[Ended | Tick]:
+        """Yields the end of each of `count` units that are not `done`, and ticks. Raises RunError: all workers die."""
+        self._source, self._left, self._exhausted = (unit for unit in units if unit.id not in done), count, False
         while True:
             self._watch_nodes()
             self._assign()

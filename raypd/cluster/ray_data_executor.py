@@ -3,12 +3,11 @@ assigns them, and starts dead workers and tasks again without end: so workers co
 ledger, which has the driver's answer (budget, deadline, notices, end), before a unit begins."""
 
 import contextlib
-import itertools
 import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from functools import partial
 
 import pyarrow as pa
@@ -29,7 +28,6 @@ from raypd.run.records import UnitResult
 from raypd.run.text import Say
 from raypd.run.unit import Unit
 
-_SLICE, _BLOCKS = 262_144, 16_384  # units and blocks of a pass: Ray Data's driver holds some kB for every block
 _WAIT_SECONDS, _GONE_SECONDS = 0.1, 30.0
 _EMPTY_PASSES = 3  # in a row, in which no unit ended
 
@@ -44,12 +42,12 @@ class UnitStage:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         for unit in pickle.loads(batch["units"][0].as_py()):
-            result = self.worker.run(unit, partial(self._admit, unit.id))
+            result = self.worker.run(unit, partial(self._admit, unit))
             with contextlib.suppress(ray.exceptions.RayError):  # the session has ended
-                ray.get(self._ledger.ended.remote(unit.id, result))
+                ray.get(self._ledger.ended.remote(unit, result))
         return pa.table({"ended": [True]})
 
-    def _admit(self, unit: str, died: bool) -> bool:
+    def _admit(self, unit: Unit, died: bool) -> bool:
         """Whether a unit may begin, as the driver says. died: so did the process that had it before."""
         ask = Ask(unit, self.worker.meter.id, self.worker.node, len(self.worker.progress()))
         try:
@@ -72,30 +70,28 @@ class RayDataExecutor:
         self.nodes, self._deaths, self._deaths_noted = NodeWatch(), Deaths(), 0
         self._left_out: set[str] = set()  # why cards are
         self._leaving: set[str] = set()  # nodes that the user was told of
-        self._open: dict[str, Unit] = {}  # of the pass, that have not ended
+        self._done: set[str] = set()  # units that have ended
+        self._left = 0  # of the run, that have not
         self._begun: dict[str, str] = {}  # unit -> the worker that may work on it
         self._former: set[str] = set()  # workers of passes before
         self._thread: threading.Thread | None = None
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it would say of each worker that it died
 
-    def run(self, units: Iterator[Unit], count: int) -> Generator[Ended | Tick]:
-        """As `PoolExecutor.run`, in passes over slices of the units, and over those that a pass has left."""
-        again, empty_passes = list[Unit](), 0
-        while not self.closing:
+    def run(self, units: Iterable[Unit], done: Set[str], count: int) -> Generator[Ended | Tick]:
+        """As `PoolExecutor.run`, in a pass over the units, and one over those that a pass has left."""
+        self._left, empty_passes = count, 0
+        self._done |= done
+        while self._left > 0 and not self.closing:
+            left = self._left
             # Where a deadline changes how many workers are wanted, passes are short: a pool keeps its size.
-            size = _SLICE if self.wanted >= self.cluster.max_workers else 8 * self.wanted
-            batch = again[:size] + list(itertools.islice(units, max(0, size - len(again))))
-            if not batch:
-                return
-            self._open = {unit.id: unit for unit in batch}
+            size = left if self.wanted >= self.cluster.max_workers else min(left, 8 * self.wanted)
             try:
-                yield from self._pass(batch)
+                yield from self._pass(units, frozenset(self._done), size)
             finally:
                 self.close()
-            empty_passes = empty_passes + 1 if len(self._open) == len(batch) else 0
+            empty_passes = empty_passes + 1 if self._left == left else 0
             if empty_passes == _EMPTY_PASSES:
                 raise RunError(f"{_EMPTY_PASSES} passes of Ray Data in a row have ended without anything done")
-            again = [*self._open.values(), *again[size:]]
 
     def close(self) -> None:
         ends = time.monotonic() + _GONE_SECONDS
@@ -104,19 +100,19 @@ class RayDataExecutor:
             self._thread.join(_WAIT_SECONDS)  # what it asks of a Ray that has ended would start another
         self._thread = None
 
-    def _pass(self, units: Sequence[Unit]) -> Iterator[Ended | Tick]:
+    def _pass(self, units: Iterable[Unit], done: Set[str], count: int) -> Iterator[Ended | Tick]:
         """Streams units until they have ended or no worker is left that could do the rest."""
         self._former |= ray.get(self.spec.ledger.look.remote({})).working
         failures: list[Exception] = []
-        self._thread = threading.Thread(target=self._stream, args=(units, failures), name="Ray Data", daemon=True)
+        self._thread = threading.Thread(target=self._stream, args=(units, done, count, failures), daemon=True)
         self._thread.start()
         self._begun, answers, moved, started = {}, dict[Ask, bool](), time.monotonic(), False
         while True:
             self._thread.join(_WAIT_SECONDS)
             is_over = not self._thread.is_alive()  # before a look, which then has all that has ended
             state = ray.get(self.spec.ledger.look.remote(answers))
-            for unit_id, result in state.ended:
-                yield from self._ended(unit_id, result)
+            for unit, result in state.ended:
+                yield from self._ended(unit, result)
             if failures:
                 raise RunError(f"Ray Data: {type(failures[0]).__name__}: {failures[0]}") from failures[0]
             if is_over:
@@ -133,16 +129,17 @@ class RayDataExecutor:
             if started and time.monotonic() - moved > _GONE_SECONDS:
                 return  # what is left lies with workers whose node is gone
 
-    def _stream(self, units: Sequence[Unit], failures: list[Exception]) -> None:
+    def _stream(self, units: Iterable[Unit], done: Set[str], count: int, failures: list[Exception]) -> None:
         at_once = self.cluster.units_in_flight
-        size = max(1, min(self.wanted, -(-len(units) // at_once)))
+        size = max(1, min(self.wanted, -(-count // at_once)))
         if self._left_out:  # each takes a worker, which holds it
             cards = workers_left(len(self._left_out), self.resources.gpus, self.cluster.max_workers)
             size = min(size, cards) + len(self._left_out)
         try:
             # Of one size: one that may shrink does before the cluster has grown. A task that waits dies with a worker.
             pool = UnitStage, (self.spec,), self.resources, (size, size), at_once, at_once
-            dataset = map_in_pool(unit_blocks(units, _BLOCKS), *pool, batch_size=1)
+            blocks = unit_blocks(units, done, count, self.spec.config.storage)
+            dataset = map_in_pool(blocks, *pool, batch_size=1)
             for _ in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
                 pass
         except Exception as error:
@@ -164,12 +161,11 @@ class RayDataExecutor:
         self.nodes.look()
         answers = {}
         for ask in state.asks:
-            unit = self._open.get(ask.unit)
-            if unit is None or self.closing or self._is_leaving(ask.node):
+            if ask.unit.id in self._done or self.closing or self._is_leaving(ask.node):
                 answers[ask] = False
-            elif self.admit(unit, ask.beside):
+            elif self.admit(ask.unit, ask.beside):
                 answers[ask] = True
-                self._begun[ask.unit] = ask.worker
+                self._begun[ask.unit.id] = ask.worker
         return answers
 
     def _is_leaving(self, node: str) -> bool:
@@ -180,12 +176,14 @@ class RayDataExecutor:
             self.say(going_away(seconds))
         return seconds is not None
 
-    def _ended(self, unit_id: str, result: UnitResult) -> Iterator[Ended]:
-        self._begun.pop(unit_id, None)
+    def _ended(self, unit: Unit, result: UnitResult) -> Iterator[Ended]:
+        self._begun.pop(unit.id, None)
         if result.fatal:
             raise RunError(result.error or "")
-        if result.handed_back or unit_id not in self._open:
+        if result.handed_back or unit.id in self._done:
             return
         if result.error is None:
             self._deaths.with_units = 0
-        yield Ended(self._open.pop(unit_id), result)
+        self._done.add(unit.id)
+        self._left -= 1
+        yield Ended(unit, result)

@@ -99,8 +99,7 @@ def connected(
 def _init(meanwhile: Callable[[], None], token: bool, again: bool = True, **keys: Any) -> BaseException | None:
     """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that has died; in a thread
     it leaves our handler of SIGTERM alone, too. What it raised, or TimeoutError after _START_SECONDS; then, and at what
-    `meanwhile` raises, nothing that it started is left. A Ray that a busy machine did not start in 30 s is started once
-    more. token: show that of this machine."""
+    `meanwhile` raises, nothing that it started is left. One that did not come up within its 30 s is started again."""
     import psutil
     import ray
 

@@ -1,27 +1,29 @@
 """The plan as a source of Ray Data."""
 
-import itertools
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Set
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 import ray
 from ray import data
 
+from raypd import storage
 from raypd.cluster import ray_private
+from raypd.config import StorageConfig
 from raypd.run.unit import Unit
 
+_BLOCKS = 16_384  # about: Ray Data's driver holds some kB for every block
 _LAST = 1024  # units, at most, that have a block each whatever their number
 
 
-def unit_blocks(units: Sequence[Unit], blocks: int) -> Any:
-    """A dataset of units, some in a row, a row a block, read as they are wanted by one task beside the driver. Each has
-    a block of its own where there are as many `blocks`, and at the end, so that workers end together."""
-    last = len(units) - min(len(units) // 8, _LAST)
-    size = -(-last // max(1, blocks - len(units) + last))
-    starts = [*range(0, last, size), *range(last, len(units)), len(units)]
-    plan = ray.put([pickle.dumps(units[start:end]) for start, end in itertools.pairwise(starts)])
+def unit_blocks(units: Iterable[Unit], done: Set[str], count: int, settings: StorageConfig) -> Any:
+    """A dataset of `count` units that are not `done`, some in a row, a row a block, which one task beside the driver
+    reads as they are wanted. Each has a block of its own at the end, so that workers end together, and if all can."""
+    last = count - min(count // 8, _LAST)
+    size = -(-last // max(1, _BLOCKS - count + last))
+    source = ray.put((units, done))
 
     class UnitSource(data.Datasource):
         supports_distributed_reads = False
@@ -31,7 +33,12 @@ def unit_blocks(units: Sequence[Unit], blocks: int) -> Any:
 
         def get_read_tasks(self, *arguments: Any, **keys: Any) -> list[data.ReadTask]:
             def read() -> Any:
-                return (pa.table({"units": [block]}) for block in ray.get(plan))
+                storage.configure(settings)
+                units, done = ray.get(source)
+                rest, taken = (unit for unit in units if unit.id not in done), 0
+                while block := list(islice(rest, min(count - taken, size if taken < last else 1))):
+                    taken += len(block)
+                    yield pa.table({"units": [pickle.dumps(block)]})
 
             return [data.ReadTask(read, data.block.BlockMetadata(None, None, None, None))]
 

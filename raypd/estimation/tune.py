@@ -145,8 +145,7 @@ class _Trials:
 
     def _fill(self, trial: Trial, config: RunConfig, limit: float) -> None:
         """limit: seconds a document."""
-        together = min(_IN_FLIGHT, most_in_flight(config))
-        limit = min(self._left(), limit * (len(self.documents) + 3 * together))
+        limit = min(self._left(), limit * (len(self.documents) + 3 * min(_IN_FLIGHT, most_in_flight(config))))
         try:
             label = f"{self.count}. {describe(trial.changes)}"
             profiled = self.profiler.profile(config, self.documents, limit, label)

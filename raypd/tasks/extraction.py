@@ -75,8 +75,7 @@ class ExtractionTask:
         self.ends = end_tokens(tokenizer)
         self._examples = LabelledExamples(config)
         bare = self.decoding.bare and not self.decoding.stacked  # then documents stand behind the answer's header
-        tags = ("", "\n") if bare else ("<document>\n", "\n</document>\n")
-        self._open, self._close = map(self._encode, tags)
+        self._open, self._close = map(self._encode, ("", "\n") if bare else ("<document>\n", "\n</document>\n"))
         self._vocabulary = vocabulary_of(tokenizer)
         self._of_type: dict[str, Grammar] = {}
         self._categories = {name: self._ready(name, message) for name, message in messages(self.task).items()}

@@ -65,14 +65,13 @@ def test_ray_data_lists_what_cannot_be_read_and_does_the_rest(tmp_path, config, 
     for name in "abc":
         write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
     run = config(str(tmp_path / "in"), executor="ray_data")
-    for key, limit in (("_SLICE", 2), ("_BLOCKS", 1)):  # a block of two
-        monkeypatch.setattr(f"raypd.cluster.ray_data_executor.{key}", limit)
+    monkeypatch.setattr("raypd.cluster.unit_source._BLOCKS", 1)  # so of three units
     passes, stream = [], RayDataExecutor._pass
-    monkeypatch.setattr(RayDataExecutor, "_pass", lambda own, units: passes.append(len(units)) or stream(own, units))
+    monkeypatch.setattr(RayDataExecutor, "_pass", lambda own, *pass_: passes.append(pass_[2]) or stream(own, *pass_))
     between((tmp_path / "in/b.jsonl").unlink)
     with pytest.raises(RunError, match=r"(?s)1 units of the input cannot be read.*b.jsonl: is gone since"):
         driver.run_extract(run, build=fakes.build)
-    assert (pq.read_table(tmp_path / "out/units").num_rows, passes) == (6, [1, 2, 1])  # of all files, then apart
+    assert (pq.read_table(tmp_path / "out/units").num_rows, passes) == (6, [1, 3])  # of all files, then apart
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert (tree["units_unreadable"], tree["unreadable"][0]["source"]) == (1, "b.jsonl")
     monkeypatch.undo()

@@ -27,8 +27,8 @@ from tests.processes import LONG, wait_for
 from tests.runs import write_jsonl
 
 BEGUN = Progress(answered=10, begun=True, seconds_left=60.0)
-ASKS = [Ask("a", "w1", "stays", 0), Ask("b", "w2", "goes", 0), Ask("c", "w1", "stays", 1),
-        Ask("gone", "w1", "stays", 0)]  # fmt: skip
+PLACES = (("a", "w1", "stays", 0), ("b", "w2", "goes", 0), ("c", "w1", "stays", 1), ("ended", "w1", "stays", 0))
+ASKS = [Ask(Unit(unit, ()), *place) for unit, *place in PLACES]
 
 
 class Actor:
@@ -83,7 +83,7 @@ def test_a_long_wait_of_an_engine_is_said_once(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(own, name, lambda: None)
     monkeypatch.setattr(own, "_wait", lambda: iter(()))
     own.say = said.append
-    ticks = own.run(iter(()), 1)
+    ticks = own.run((), set(), 1)
     assert [type(next(ticks)).__name__ for _ in range(3)] == ["Tick"] * 3
     assert said == ["429: waiting 60 s"]
 
@@ -190,9 +190,9 @@ def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_her
 
 
 def executor(said: list[str], **attributes: Any) -> RayDataExecutor:
-    """One whose pass has the units a, b and c, and that admits one unit a worker; the node `goes` was given notice."""
+    """One whose run has the units a, b and c, and that admits one unit a worker; the node `goes` was given notice."""
     own = RayDataExecutor(None, None, ClusterConfig(max_workers=2), said.append)  # type: ignore[arg-type]
-    own._open = {name: Unit(name, ()) for name in "abc"}
+    own._left, own._done = 3, {"ended"}
     own.admit = lambda unit, beside: beside == 0
     own.nodes = SimpleNamespace(look=lambda: None, seconds_left={"goes": 4.0}.get)  # type: ignore[assignment]
     vars(own).update(attributes)
@@ -206,18 +206,18 @@ def state(asks: list[Ask], starts: int = 0, deaths: int = 0) -> PoolState:
 def test_who_waits_who_begins_and_who_hands_back_what_then_stays_open() -> None:
     said: list[str] = []
     own = executor(said)
-    a, b, _, gone = ASKS
-    assert own._answers(state(ASKS)) == {a: True, b: False, gone: False}  # c waits
+    a, b, _, ended = ASKS
+    assert own._answers(state(ASKS)) == {a: True, b: False, ended: False}  # c waits
     assert (own._begun, own._answers(state(ASKS[1:2]))) == ({"a": "w1"}, {b: False})
     assert said == ["a node is going away in 4 s: no more units for it"]
     own.closing = True
     assert not any(own._answers(state(ASKS)).values())
     own = executor([])
-    assert list(own._ended("a", UnitResult(handed_back=True))) == []
-    assert [event.unit.id for event in own._ended("a", UnitResult(ok=1))] == ["a"]
-    assert (list(own._ended("a", UnitResult(ok=1))), own._open.keys()) == ([], {"b", "c"})
+    assert list(own._ended(a.unit, UnitResult(handed_back=True))) == []
+    assert [event.unit.id for event in own._ended(a.unit, UnitResult(ok=1))] == ["a"]
+    assert (list(own._ended(a.unit, UnitResult(ok=1))), own._left, own._done) == ([], 2, {"a", "ended"})
     with pytest.raises(RunError, match="no weights"):
-        list(own._ended("b", UnitResult(error="no weights", fatal=True)))
+        list(own._ended(b.unit, UnitResult(error="no weights", fatal=True)))
 
 
 def test_deaths_without_end_end_the_run() -> None:

@@ -125,8 +125,7 @@ def _attention(
     [rows, 1, n, k], with its log-sum-exp [rows, heads, n] in float32 at least."""
     if _has_kernel(query, key, value, softcap):
         return _kernel(query, key, value, mask, False, scale)
-    wide = torch.promote_types(query.dtype, torch.float32)
-    scores = (query @ key.transpose(-1, -2)).to(wide) * scale
+    scores = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
