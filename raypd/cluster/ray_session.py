@@ -154,8 +154,8 @@ def _answers(address: str) -> bool:
 @contextlib.contextmanager
 def _stderr_muted() -> Iterator[None]:
     """Ray's C++ side writes past Python while it starts; what goes wrong then is an exception. Python's lines go on."""
-    sys.stderr.flush()
-    with open(os.devnull, "wb") as nowhere, os.fdopen(os.dup(2), "w", buffering=1) as kept:
+    kept = os.fdopen(os.dup(2), "w", buffering=1)  # not to be closed: loggers that are made meanwhile hold it
+    with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
         try:
             with contextlib.redirect_stderr(kept if sys.stderr is sys.__stderr__ else sys.stderr):

@@ -33,13 +33,14 @@ from tests.servers import Call, Reply, serving
 
 SHELL = "import subprocess, sys; sys.exit(subprocess.call(['bash', '-ec', sys.argv[1]], cwd=sys.argv[2]))"
 CONNECTED = """
-import sys
+import logging
 import ray
 from ray.util.state import get_actor
 from ray.util.state.exception import ServerUnavailable
 from raypd.cluster import ray_session
 from raypd.config import ClusterConfig
-ray_session.connect(ClusterConfig(address="local"), meanwhile=lambda: print("checked", file=sys.stderr))
+ray_session.connect(ClusterConfig(address="local"), meanwhile=lambda: logging.warning("checked"))
+logging.warning("after")
 try:
     print(ray.get(ray.remote(get_actor).remote("ab" * 16, timeout=2)), flush=True)
 except ServerUnavailable:  # which Ray Train waits for
@@ -93,7 +94,7 @@ def test_a_local_ray_is_closed_to_others_asks_no_other_dashboard_and_leaves_no_t
         environment = servers["gcs_server"].environ()  # other users of the machine reach loopback, too
         assert environment["RAY_AUTH_MODE"] == "token"
         assert re.fullmatch("[0-9a-f]{64}", environment["RAY_AUTH_TOKEN"])
-        assert process.communicate("\n", timeout=LONG)[1] == "starting Ray\nchecked\n"
+        assert process.communicate("\n", timeout=LONG)[1] == "starting Ray\nWARNING:root:checked\nWARNING:root:after\n"
         assert process.returncode == 0
     assert not asked
     assert not Path(fresh["HOME"], ".ray").exists()
