@@ -267,6 +267,7 @@ def test_what_takes_seconds_is_said_before_it_begins(monkeypatch, capsys, config
     assert said == ["starting Ray\n", "connecting to Ray\n"]
     write_jsonl(tmp_path / "in/a.jsonl", ["a"])
     run = with_changes(config(str(tmp_path / "in")), {"model.name": str(tmp_path / "nowhere")})
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     for begin in (driver.run_extract, check_model):
         with pytest.raises(ModelError):
             begin(run)
