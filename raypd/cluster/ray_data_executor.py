@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from functools import partial
+from itertools import islice
 
 import pyarrow as pa
 import ray
@@ -35,8 +36,7 @@ _EMPTY_PASSES = 3  # in a row, in which no unit ended
 class UnitStage:
     def __init__(self, spec: WorkerSpec) -> None:
         self.worker, self._ledger = DecodeWorker(spec), spec.ledger
-        left_out = self.worker.hello()[1]
-        if left_out is not None:
+        if (left_out := self.worker.hello()[1]) is not None:
             ray.get(self._ledger.leave_out.remote(self.worker.meter.id, left_out))
             threading.Event().wait()  # it holds the card, so that no other worker gets it, as long as the pass takes
 
@@ -79,14 +79,17 @@ class RayDataExecutor:
 
     def run(self, units: Iterable[Unit], done: Set[str], count: int) -> Generator[Ended | Tick]:
         """As `PoolExecutor.run`, in a pass over the units, and one over those that a pass has left."""
-        self._left, empty_passes = count, 0
+        self._left, empty_passes, rest = count, 0, iter(list[Unit]())
         self._done |= done
         while self._left > 0 and not self.closing:
-            left = self._left
-            # Where a deadline changes how many workers are wanted, passes are short: a pool keeps its size.
-            size = left if self.wanted >= self.cluster.max_workers else min(left, 8 * self.wanted)
+            left, source = self._left, (units, frozenset(self._done), self._left)
+            if self.wanted < self.cluster.max_workers:
+                # A deadline changes how many workers are wanted, and a pool keeps its size: so passes are short.
+                size, anew = 8 * self.wanted, (unit for unit in units if unit.id not in self._done)
+                some = list(islice(rest, size)) or list(islice(rest := anew, size))
+                source = some, frozenset[str](), len(some)
             try:
-                yield from self._pass(units, frozenset(self._done), size)
+                yield from self._pass(*source)
             finally:
                 self.close()
             empty_passes = empty_passes + 1 if self._left == left else 0

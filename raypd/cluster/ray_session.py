@@ -37,9 +37,9 @@ def runs_here(config: ClusterConfig) -> bool:
     return address == "local" or (address is None and not (local and _answers(local)))
 
 
-def connect(config: ClusterConfig, verbose: bool = False, meanwhile: Callable[[], None] = lambda: None) -> bool:
-    """Attaches to the configured cluster or starts Ray; False: was connected. meanwhile: what to do while Ray starts;
-    if it fails, Ray does not. Raises RunError: it does not answer, and what `meanwhile` raises."""
+def connect(config: ClusterConfig, verbose: bool = False, check: Callable[[], None] = lambda: None) -> bool:
+    """Attaches to the configured cluster or starts Ray; False: was connected. check: what to do while Ray starts;
+    if it fails, Ray does not. Raises RunError: it does not answer, and what `check` raises."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not verbose:
@@ -47,7 +47,7 @@ def connect(config: ClusterConfig, verbose: bool = False, meanwhile: Callable[[]
     import ray
 
     if ray.is_initialized():
-        meanwhile()
+        check()
         return False
     address, local = config.address or os.environ.get("RAY_ADDRESS") or None, None
     if address is None or address == "auto":
@@ -69,7 +69,7 @@ def connect(config: ClusterConfig, verbose: bool = False, meanwhile: Callable[[]
     nothing = contextlib.nullcontext()
     closed = ray_private.closed_to_others(dashboard=verbose) if address == "local" else nothing
     with nothing if verbose else _stderr_muted(), closed:
-        error = _init(meanwhile, local is not None, address=address, log_to_driver=verbose, logging_level=level, **keys)
+        error = _init(check, local is not None, address=address, log_to_driver=verbose, logging_level=level, **keys)
     if isinstance(error, SystemExit):  # Ray's own handler of SIGTERM while it starts
         raise KeyboardInterrupt from None
     if error is not None:  # of any kind: on a busy machine Ray raises bare ones, too
@@ -81,11 +81,9 @@ def connect(config: ClusterConfig, verbose: bool = False, meanwhile: Callable[[]
 
 
 @contextlib.contextmanager
-def connected(
-    config: ClusterConfig, verbose: bool = False, meanwhile: Callable[[], None] = lambda: None
-) -> Iterator[bool]:
+def connected(config: ClusterConfig, verbose: bool = False, check: Callable[[], None] = lambda: None) -> Iterator[bool]:
     """Connects as `connect`, and disconnects at the end unless somebody else had connected."""
-    mine = connect(config, verbose, meanwhile)
+    mine = connect(config, verbose, check)
     try:
         yield mine
     finally:
@@ -96,10 +94,10 @@ def connected(
                 ray.shutdown()
 
 
-def _init(meanwhile: Callable[[], None], token: bool, again: bool = True, **keys: Any) -> BaseException | None:
+def _init(check: Callable[[], None], token: bool, again: bool = True, **keys: Any) -> BaseException | None:
     """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that has died; in a thread
     it leaves our handler of SIGTERM alone, too. What it raised, or TimeoutError after _START_SECONDS; then, and at what
-    `meanwhile` raises, nothing that it started is left. One that did not come up within its 30 s is started again."""
+    `check` raises, nothing that it started is left. One that did not come up within its 30 s is started again."""
     import psutil
     import ray
 
@@ -119,7 +117,7 @@ def _init(meanwhile: Callable[[], None], token: bool, again: bool = True, **keys
     before = ray_private.children()
     try:  # Ctrl-C may come while the thread starts
         threading.Thread(target=start, name="ray.init", daemon=True).start()
-        meanwhile()
+        check()
         error = outcome.get(timeout=_START_SECONDS)
     except BaseException as reason:
         for process in ray_private.children() - before:
@@ -154,7 +152,7 @@ def _answers(address: str) -> bool:
 @contextlib.contextmanager
 def _stderr_muted() -> Iterator[None]:
     """Ray's C++ side writes past Python while it starts; what goes wrong then is an exception. Python's lines go on."""
-    kept = os.fdopen(os.dup(2), "w", buffering=1)  # not to be closed: loggers that are made meanwhile hold it
+    kept = os.fdopen(os.dup(2), "w", buffering=1)  # not to be closed: loggers made meanwhile hold it
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
         try:

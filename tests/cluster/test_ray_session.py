@@ -39,7 +39,7 @@ from ray.util.state import get_actor
 from ray.util.state.exception import ServerUnavailable
 from raypd.cluster import ray_session
 from raypd.config import ClusterConfig
-ray_session.connect(ClusterConfig(address="local"), meanwhile=lambda: logging.warning("checked"))
+ray_session.connect(ClusterConfig(address="local"), check=lambda: logging.warning("checked"))
 logging.warning("after")
 try:
     print(ray.get(ray.remote(get_actor).remote("ab" * 16, timeout=2)), flush=True)
@@ -175,7 +175,7 @@ def test_a_ray_that_never_starts_has_a_deadline_hears_ctrl_c_and_leaves_nothing(
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray_session, "_START_SECONDS", 1.0 if seen is RunError else LONG)
     with pytest.raises(seen, match=r"^$|not there after 1 s|no model"):
-        ray_session.connect(ClusterConfig(address="local"), meanwhile=check)
+        ray_session.connect(ClusterConfig(address="local"), check=check)
     assert started[0].wait(LONG) == -signal.SIGKILL
 
 

@@ -119,8 +119,7 @@ def _clear(spans: list[Span], queries: np.ndarray, words: np.ndarray, keys: np.n
     position, step = (np.repeat(np.minimum.reduceat(queries[row], begins), lengths) for row in (0, 2))
     word = np.repeat(np.arange(0, every.size, every.shape[1]), lengths) + (keys[1] >> 5)
     of_all, of_some = (sets.take(word) >> (keys[1] & 31) & 1 for sets in (every, upto))
-    seen = (of_all | (of_some & (keys[0] <= position))) & (keys[2] <= step)
-    hidden = np.flatnonzero(seen == 0)
+    hidden = np.flatnonzero(((of_all | (of_some & (keys[0] <= position))) & (keys[2] <= step)) == 0)
     firsts = np.cumsum([0, *lengths])  # the first key of each span, and the end
     nearest = np.append(hidden, firsts[-1])[np.searchsorted(hidden, firsts[:-1])]
     return (np.minimum(nearest, firsts[1:]) - firsts[:-1]).tolist()
