@@ -58,27 +58,23 @@ def run_extract(
     _check_known(planned, done, output)
     if len(done) == planned.units:
         return finish(config, output, planned)
-    here, run = ray_session.runs_here(config.cluster), None
-
-    def claim() -> None:
-        if build is None:
-            check_model(config, machine=here)
-        manifest.claim(config, output)
-
-    try:
-        with signals(), ray_session.connected(config.cluster, verbose, claim) as mine, held(output, say) as lease:
-            if manifest.claim(config, output, held=True):
-                say(f"{output} was of another configuration, which has committed nothing: it is this run's now")
-            done = writer.committed(output)  # another session may have gone on while this one looked
-            _check_known(planned, done, output)
-            storage.clean_temporary(writer.units_folder(output))
-            run = DriverSession(config, output, planned, done, lease, verbose, build or components.build)
+    if build is None:
+        build = components.build
+        check_model(config, machine=ray_session.runs_here(config.cluster))
+    manifest.claim(config, output)
+    with signals(), held(output, say) as lease:
+        if manifest.claim(config, output, held=True):
+            say(f"{output} was of another configuration, which has committed nothing: it is this run's now")
+        done = writer.committed(output)  # another session may have gone on while this one looked
+        _check_known(planned, done, output)
+        storage.clean_temporary(writer.units_folder(output))
+        run = DriverSession(config, output, planned, done, lease, verbose, build)
+        try:
             planned.keep(output)
             if len(done) < planned.units:
-                run.stream(mine)
-    except KeyboardInterrupt:
-        state = run.state() if run else f"{len(done)} of {counted(planned.units, 'unit')} committed"
-        raise Interrupted(f"interrupted: {state}; the same command resumes") from None
+                run.stream()
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted: {run.state()}; the same command resumes") from None
     return finish(config, output, planned, run.unreadable)
 
 
@@ -144,21 +140,21 @@ class DriverSession:
     def state(self) -> str:
         return f"{self.done_units} of {counted(self.units, 'unit')} committed"
 
-    def stream(self, mine: bool) -> None:
-        """Runs units until none is left. mine: whether Ray ends with this run, and its workers with it. Raises RunError
-        when some could not be done, or too much goes wrong."""
-        try:
-            with self._display:
-                self._stream()
-        except BudgetReached:
-            raise
-        except RunError as error:
-            raise self._error(str(error)) from None
-        finally:
-            if self._accounts is not None:
-                self._accounts.close()
-            if not mine and self._executor is not None:
-                self._executor.close()
+    def stream(self) -> None:
+        """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
+        with ray_session.connected(self.config.cluster, self.verbose) as mine:
+            try:
+                with self._display:
+                    self._stream()
+            except BudgetReached:
+                raise
+            except RunError as error:
+                raise self._error(str(error)) from None
+            finally:
+                if self._accounts is not None:
+                    self._accounts.close()
+                if not mine and self._executor is not None:
+                    self._executor.close()
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")

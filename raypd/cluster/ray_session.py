@@ -37,9 +37,8 @@ def runs_here(config: ClusterConfig) -> bool:
     return address == "local" or (address is None and not (local and _answers(local)))
 
 
-def connect(config: ClusterConfig, verbose: bool = False, check: Callable[[], None] = lambda: None) -> bool:
-    """Attaches to the configured cluster or starts Ray; False: was connected. check: what to do while Ray starts;
-    if it fails, Ray does not. Raises RunError: it does not answer, and what `check` raises."""
+def connect(config: ClusterConfig, verbose: bool = False) -> bool:
+    """Attaches to the configured cluster or starts Ray; False: was connected. Raises RunError: it does not answer."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not verbose:
@@ -47,7 +46,6 @@ def connect(config: ClusterConfig, verbose: bool = False, check: Callable[[], No
     import ray
 
     if ray.is_initialized():
-        check()
         return False
     address, local = config.address or os.environ.get("RAY_ADDRESS") or None, None
     if address is None or address == "auto":
@@ -68,11 +66,16 @@ def connect(config: ClusterConfig, verbose: bool = False, check: Callable[[], No
     level = logging.INFO if verbose else logging.CRITICAL
     nothing = contextlib.nullcontext()
     closed = ray_private.closed_to_others(dashboard=verbose) if address == "local" else nothing
-    with nothing if verbose else _stderr_muted(), closed:
-        error = _init(check, local is not None, address=address, log_to_driver=verbose, logging_level=level, **keys)
-    if isinstance(error, SystemExit):  # Ray's own handler of SIGTERM while it starts
+    try:
+        with nothing if verbose else _stderr_muted(), closed:
+            if local is not None:
+                ray_private.use_token_of_this_machine()
+            _init(address=address, log_to_driver=verbose, logging_level=level, **keys)
+    except SystemExit:  # Ray's own handler of SIGTERM while it starts
         raise KeyboardInterrupt from None
-    if error is not None:  # of any kind: on a busy machine Ray raises bare ones, too
+    except TimeoutError:
+        raise RunError(_why_not(address, f"it is not there after {_START_SECONDS:g} s")) from None
+    except Exception as error:  # of any kind: on a busy machine Ray raises bare ones, too
         raise RunError(_why_not(address, str(error))) from None
     if threading.current_thread() is threading.main_thread():
         # Ray's handler in C++ prints a trace before it calls ours, and where that takes long it aborts the process.
@@ -81,9 +84,9 @@ def connect(config: ClusterConfig, verbose: bool = False, check: Callable[[], No
 
 
 @contextlib.contextmanager
-def connected(config: ClusterConfig, verbose: bool = False, check: Callable[[], None] = lambda: None) -> Iterator[bool]:
+def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[bool]:
     """Connects as `connect`, and disconnects at the end unless somebody else had connected."""
-    mine = connect(config, verbose, check)
+    mine = connect(config, verbose)
     try:
         yield mine
     finally:
@@ -94,10 +97,10 @@ def connected(config: ClusterConfig, verbose: bool = False, check: Callable[[], 
                 ray.shutdown()
 
 
-def _init(check: Callable[[], None], token: bool, again: bool = True, **keys: Any) -> BaseException | None:
+def _init(again: bool = True, **keys: Any) -> None:
     """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that has died; in a thread
-    it leaves our handler of SIGTERM alone, too. What it raised, or TimeoutError after _START_SECONDS; then, and at what
-    `check` raises, nothing that it started is left. One that did not come up within its 30 s is started again."""
+    it leaves our handler of SIGTERM alone, too. Raises what it raises, or TimeoutError after _START_SECONDS; then, as
+    at Ctrl-C, nothing that it started is left. A Ray that a busy machine did not start in 30 s is started once more."""
     import psutil
     import ray
 
@@ -105,8 +108,6 @@ def _init(check: Callable[[], None], token: bool, again: bool = True, **keys: An
 
     def start() -> None:
         try:
-            if token:
-                ray_private.use_token_of_this_machine()
             ray.init(**keys)
         except BaseException as error:
             outcome.put(error)
@@ -117,16 +118,16 @@ def _init(check: Callable[[], None], token: bool, again: bool = True, **keys: An
     before = ray_private.children()
     try:  # Ctrl-C may come while the thread starts
         threading.Thread(target=start, name="ray.init", daemon=True).start()
-        check()
         error = outcome.get(timeout=_START_SECONDS)
-    except BaseException as reason:
+    except (queue.Empty, KeyboardInterrupt) as reason:
         for process in ray_private.children() - before:
             with contextlib.suppress(psutil.Error):  # its parent took it along
                 process.kill()
-        if isinstance(reason, queue.Empty):
-            return TimeoutError(f"it is not there after {_START_SECONDS:g} s")
-        raise
-    return _init(lambda: None, token, again=False, **keys) if again and _SLOW in str(error) else error
+        raise (TimeoutError if isinstance(reason, queue.Empty) else KeyboardInterrupt) from None
+    if error is not None and _SLOW in str(error) and again:
+        _init(again=False, **keys)
+    elif error is not None:
+        raise error
 
 
 def _why_not(address: str, error: str) -> str:
@@ -151,15 +152,17 @@ def _answers(address: str) -> bool:
 
 @contextlib.contextmanager
 def _stderr_muted() -> Iterator[None]:
-    """Ray's C++ side writes past Python while it starts; what goes wrong then is an exception. Python's lines go on."""
-    kept = os.fdopen(os.dup(2), "w", buffering=1)  # not to be closed: loggers made meanwhile hold it
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-        try:
-            with contextlib.redirect_stderr(kept if sys.stderr is sys.__stderr__ else sys.stderr):
-                yield
-        finally:
-            os.dup2(kept.fileno(), 2)
+    """Ray's C++ side writes past Python while it starts; what goes wrong then is an exception."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def silence_ray_logs(say: Callable[[str], None], verbose: bool) -> None:
