@@ -231,7 +231,7 @@ def export(run: o.Run, file: o.ExportTo, overrides: o.Overrides = None) -> None:
 
     print(f"{write(run, file, overrides or []):,} documents: {file}")
     if (planned := plan.stored(run)) and (done := len(writer.committed(run))) < planned.units:
-        print(f"{run} is not whole: {done} of {planned.units} units are committed", file=sys.stderr)
+        print(f"not whole: {done} of {planned.units} units are committed; the run's command goes on", file=sys.stderr)
 
 
 @app.command()

@@ -51,7 +51,7 @@ class PoolExecutor:
         self._unit_seconds = 0.0  # what units took lately
 
     def run(self, units: Iterable[Unit], done: Set[str], count: int) -> Generator[Ended | Tick]:
-        """Yields the end of each of `count` units that are not `done`, and ticks. Raises RunError: all workers die."""
+        """Yields the end of `count` units not `done`, and ticks. Raises RunError: no worker starts, or all die."""
         self._source, self._left, self._exhausted = (unit for unit in units if unit.id not in done), count, False
         while True:
             self._watch_nodes()

@@ -85,9 +85,9 @@ class RayDataExecutor:
             left, source = self._left, (units, frozenset(self._done), self._left)
             if self.wanted < self.cluster.max_workers:
                 # A deadline changes how many workers are wanted, and a pool keeps its size: so passes are short.
-                size, anew = 8 * self.wanted, (unit for unit in units if unit.id not in self._done)
-                some = list(islice(rest, size)) or list(islice(rest := anew, size))
-                source = some, frozenset[str](), len(some)
+                size, undone = 8 * self.wanted, (unit for unit in units if unit.id not in self._done)
+                batch = list(islice(rest, size)) or list(islice(rest := undone, size))
+                source = batch, frozenset[str](), len(batch)
             try:
                 yield from self._pass(*source)
             finally:
@@ -117,7 +117,8 @@ class RayDataExecutor:
             for unit, result in state.ended:
                 yield from self._ended(unit, result)
             if failures:
-                raise RunError(f"Ray Data: {type(failures[0]).__name__}: {failures[0]}") from failures[0]
+                reason = str(failures[0]).partition("\n")[0]
+                raise RunError(f"Ray Data: {type(failures[0]).__name__}: {reason}") from failures[0]
             if is_over:
                 return
             answers = self._answers(state)
@@ -146,7 +147,7 @@ class RayDataExecutor:
             for _ in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
                 pass
         except Exception as error:
-            failures.append(error)
+            failures.append(getattr(error, "cause", None) or error)  # of what a task raised, Ray's has the traceback
 
     def _answers(self, state: PoolState) -> dict[Ask, bool]:
         """Which of the units that workers ask for they may begin; those that have to wait are left out."""

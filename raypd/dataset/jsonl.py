@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple, cast
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 from raypd import storage
 
 _SKIP = 1 << 20  # bytes at a time of a line that is passed over
+UNREADABLE = (EOFError, zlib.error, OSError)  # of a file that is cut or damaged, or cannot be reached
 BOM = b"\xef\xbb\xbf"
 
 

@@ -1,6 +1,5 @@
-"""A small file of labels: JSON lines (or .gz), a CSV, a workbook or Parquet, with the documents or by ids alone."""
+"""A small file of labels: JSON lines (.gz, .zst), a CSV, a workbook or Parquet, with the documents or by ids alone."""
 
-import gzip
 import json
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -10,7 +9,7 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config.data import EXCEL
-from raypd.dataset import delimited
+from raypd.dataset import delimited, jsonl
 from raypd.dataset.whole_files import json_values, sheet_rows
 from raypd.errors import InputError, raised_as
 
@@ -45,7 +44,8 @@ def _rows(path: str) -> Iterator[tuple[int, str, Any]]:
             head = 2 if f".{kind}" in EXCEL else 1
             yield from ((number + head, f"{name}:{number}", row) for number, row in enumerate(rows_of(file)))
             return
-        data = gzip.decompress(file.read()) if kind == "gz" else file.read()
+        with jsonl.open_lines(root, kind) as lines:
+            data = lines.read()
     for number, line in enumerate(data.split(b"\n"), 1):
         with raised_as(InputError, f"{path}:{number}: not JSON", ValueError, RecursionError):
             row = json.loads(line.decode("utf-8-sig")) if line.strip() else None
@@ -58,6 +58,6 @@ def _parquet(file: Any) -> Iterator[dict[str, Any]]:
     return (row for batch in pq.ParquetFile(file).iter_batches(1024) for row in batch.to_pylist())
 
 
-_UNREADABLE = (OSError, InputError, pa.ArrowException)
+_UNREADABLE = (*jsonl.UNREADABLE, InputError, pa.ArrowException)
 _ROWS = {".parquet": _parquet, ".json": lambda file: json_values(file.read())}
 _ROWS |= dict.fromkeys(EXCEL, lambda file: sheet_rows(file.read()))

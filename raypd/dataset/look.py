@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import re
-import zlib
 from collections.abc import Container, Iterable, Iterator
 from functools import partial
 from statistics import fmean
@@ -17,7 +16,7 @@ from raypd import storage
 from raypd.config.data import ENDINGS, WHOLE, InputConfig
 from raypd.config.load import make_config
 from raypd.dataset import delimited, tables
-from raypd.dataset.jsonl import BOM, line_limit, lines, open_lines
+from raypd.dataset.jsonl import BOM, UNREADABLE, line_limit, lines, open_lines
 from raypd.dataset.listing import InputObject, objects, partition_keys
 from raypd.dataset.reader import arrow_batches
 from raypd.dataset.whole_files import whole_rows
@@ -120,7 +119,7 @@ def _first(source: InputConfig) -> InputObject:
 def _columns(item: InputObject, source: InputConfig) -> _Columns:
     try:
         return _means([dict.fromkeys(partition_keys(item.name)), *itertools.islice(_rows(item, source), MOST_ROWS)])
-    except (InputError, pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
+    except (InputError, pa.ArrowException, ValueError, *UNREADABLE) as error:
         raise InputError(f"{item.path}: cannot be read: {error}") from None
 
 

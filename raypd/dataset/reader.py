@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from raypd.config import InputConfig, RunConfig
 from raypd.config.data import WHOLE
 from raypd.config.schema import imported
 from raypd.dataset import delimited
-from raypd.dataset.jsonl import BOM, Line, line_limit, lines, lines_of_range, open_lines
+from raypd.dataset.jsonl import BOM, UNREADABLE, Line, line_limit, lines, lines_of_range, open_lines
 from raypd.dataset.listing import partition_keys
 from raypd.dataset.text_files import COLUMNS, byte_limit, text_of_file, visible_text
 from raypd.dataset.whole_files import whole_rows
@@ -68,7 +67,7 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
         raise InputError(f"{part.path}: {error}") from None
     except FileNotFoundError:
         raise InputError(f"{part.path}: is gone {SINCE_PLANNED}") from None
-    except (EOFError, zlib.error, OSError, pa.ArrowException) as error:
+    except (*UNREADABLE, pa.ArrowException) as error:
         if outage := storage.outage(error, part.path):
             raise outage from error
         raise InputError(f"{part.path}: cannot be read: {error}") from error

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import math
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
@@ -18,7 +17,7 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.config.data import WHOLE
 from raypd.dataset import delimited
-from raypd.dataset.jsonl import BOM, Line, line_limit, lines, open_lines
+from raypd.dataset.jsonl import BOM, UNREADABLE, Line, line_limit, lines, open_lines
 from raypd.dataset.listing import InputObject, partition_keys
 from raypd.dataset.reader import arrow_batches, custom_rows
 from raypd.dataset.text_files import COLUMNS
@@ -255,7 +254,7 @@ def _compressed(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColu
     try:
         with open_lines(part.path, part.compression, version=part.version) as file:
             bounds = list(cut_rows(lengths(file), config.cluster.unit_documents, config.cluster.unit_bytes))
-    except (EOFError, zlib.error, OSError) as error:
+    except UNREADABLE as error:
         raise _broken(error, part, number) from None
     return _of_rows(part, bounds, bounds[-1][1] if bounds else 0), columns_of(sampled)
 
@@ -274,7 +273,7 @@ def _delimited(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColum
                 size = 0
             counts[-1] += 1
             size, line, end = size + record.length, record.line, record.offset + record.length
-    except (EOFError, zlib.error, OSError) as error:
+    except UNREADABLE as error:
         raise _broken(error, part, line) from None
     ends = [*(offset for offset, _ in starts[1:]), end]
     ranges = zip(starts, ends, counts, strict=False)  # without records there is an end alone

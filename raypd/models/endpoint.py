@@ -72,7 +72,7 @@ def check_endpoint(config: RunConfig) -> None:
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Ids 0 to 255 are bytes; then come a token for the beginning of each role's message, and one for the end."""
-    backend = Tokenizer(models.BPE(vocab={bytes_to_unicode()[byte]: byte for byte in range(256)}, merges=[]))
+    backend = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in bytes_to_unicode().items()}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     marks = [f"<|{role}|>" for role in _ROLES]

@@ -220,6 +220,18 @@ def test_who_waits_who_begins_and_who_hands_back_what_then_stays_open() -> None:
         list(own._ended(b.unit, UnitResult(error="no weights", fatal=True)))
 
 
+def test_passes_are_short_under_a_deadline_and_what_one_leaves_comes_again() -> None:
+    own, passes = executor([], wanted=1), list[str]()
+
+    def one_pass(units: list[Unit], *_: object) -> Any:
+        passes.append("".join(unit.id for unit in units))
+        return (event for unit in units[len(passes) == 1 :] for event in own._ended(unit, UnitResult(ok=1)))
+
+    own._pass = one_pass  # type: ignore[method-assign]
+    assert len(list(own.run([Unit(name, ()) for name in "abcdefghij"], {"j"}, 9))) == 9
+    assert passes == ["abcdefgh", "i", "a"]  # eight units a worker; a is handed back, and j had ended before
+
+
 def test_deaths_without_end_end_the_run() -> None:
     said: list[str] = []
     own = executor(said)

@@ -100,8 +100,7 @@ def test_a_local_ray_is_closed_to_others_asks_no_other_dashboard_and_leaves_no_t
 
 def cluster_lines() -> list[str]:
     """What the README says to type for a cluster."""
-    text = (ROOT / "README.md").read_text().partition("## On a cluster")[2]
-    lines = re.findall("^    (.+)$", text, re.M)
+    lines = re.findall("^    (.+)$", (ROOT / "README.md").read_text().partition("## On a cluster")[2], re.M)
     return lines[: next(number for number, line in enumerate(lines) if line.startswith("ray job submit")) + 1]
 
 
@@ -245,8 +244,7 @@ def test_a_run_that_stands_still_says_so_once_and_no_rate_is_shown_before_there_
 
 def test_a_machine_without_a_price_costs_no_dollars_and_one_unit_is_one() -> None:
     cost = RunCost(0.0, notes=["a machine of your own; cost.prices.local gives it a price"], seconds={"decode": 3.0})
-    wanted = ["cost:   no price (a machine of your own; cost.prices.local gives it a price)", "time:   decode 3.0 s"]
-    assert summary._cost_lines(cost) == wanted
+    assert summary._cost_lines(cost) == [f"cost:   no price ({cost.notes[0]})", "time:   decode 3.0 s"]
     own = SimpleNamespace(done_units=0, units=1)
     assert driver.DriverSession.state(own) == "0 of 1 unit committed"  # type: ignore[arg-type]
 

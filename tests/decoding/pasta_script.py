@@ -71,8 +71,7 @@ class Script:
             number = self.born.index(segment)
             script = self.children[number] if number < len(self.children) else "</async>"
             return self.say(script, parts[segment][len("<async>") :])
-        own = "".join(text for s, text in parts.items() if s not in self.born)
-        return self.say(self.main, own[len(PROMPT) :])
+        return self.say(self.main, "".join(text for s, text in parts.items() if s not in self.born)[len(PROMPT) :])
 
     def say(self, script: str, written: str) -> int:
         rest = script.encode(errors="surrogateescape").decode("latin-1")[len(written) :]

@@ -45,8 +45,7 @@ def by_hand(logits, temperature, draw, allowed):
     if temperature == 0:
         token = int(scores.argmax())
     else:
-        cumulative = (scores / temperature).softmax(-1).cumsum(-1)
-        token = int((cumulative <= draw).sum())
+        token = int(((scores / temperature).softmax(-1).cumsum(-1) <= draw).sum())
     chance = scores.softmax(-1)
     if allowed is None or allowed.outcomes is None:
         return token, math.log(chance[token])
