@@ -1,4 +1,6 @@
-"""raypd beside vLLM, OpenVINO and transformers on the same tokens: python -m benchmarks CONFIG [KEY=VALUE]..."""
+"""raypd beside vLLM, OpenVINO and transformers on the same tokens: python -m benchmarks CONFIG
+[KEY=VALUE]...
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from raypd.run.text import clean
 
 
 def main() -> int:
-    """Runs the works of a configuration and writes a table after each, which stays if the next is interrupted."""
+    """Runs the works of a configuration and writes a table after each, which stays if the next is
+    interrupted.
+    """
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
         return 2
@@ -24,7 +28,9 @@ def main() -> int:
     try:
         run = load_benchmark(sys.argv[1], sys.argv[2:])
         folder = Path(run.benchmark.output)
-        with contextlib.closing(compare(run, lambda line: print(line, file=sys.stderr, flush=True))) as compared:
+        with contextlib.closing(
+            compare(run, lambda line: print(line, file=sys.stderr, flush=True))
+        ) as compared:
             for result in compared:
                 results.append(result)
                 written = save(results, folder, run.model.name)

@@ -1,4 +1,6 @@
-"""People as judges: answers of two runs as CSV, without a word of which is whose, and what people wrote into it."""
+"""People as judges: answers of two runs as CSV, without a word of which is whose, and what people
+wrote into it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ COLUMNS = ("id", "category", "request", "answer 1", "answer 2", "better")
 
 
 def write(pairs: Iterable[tuple[str, str, str, str, str]], file: str) -> None:
-    """A line for each (id, category, request, our answer, theirs). Raises RunError: the file cannot be written."""
+    """A line for each (id, category, request, our answer, theirs).
+
+    Raises RunError: the file cannot be written.
+    """
     out = io.StringIO()
     rows = csv.writer(out)
     rows.writerow(COLUMNS)
@@ -28,18 +33,25 @@ def write(pairs: Iterable[tuple[str, str, str, str, str]], file: str) -> None:
 
 
 def read(file: str) -> tuple[dict[str, tuple[str, int]], int]:
-    """Id -> (category, 1: ours is better, -1: theirs, 0: a tie); how many lines say nothing. Raises InputError."""
+    """Id -> (category, 1: ours is better, -1: theirs, 0: a tie); how many lines say nothing.
+
+    Raises InputError.
+    """
     try:
         reader = csv.DictReader(io.StringIO(Path(file).read_text(encoding="utf-8-sig")))
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: cannot be read: {error}") from None
     if missing := set(COLUMNS) - set(reader.fieldnames or ()):
-        raise InputError(f"{file}:1: no column {', '.join(sorted(missing))}; give a file that --export wrote")
+        raise InputError(
+            f"{file}:1: no column {', '.join(sorted(missing))}; give a file that --export wrote"
+        )
     people, skipped = {}, 0
     for row in reader:
         verdict, id = (row["better"] or "").strip().lower(), row["id"].removeprefix("'")
         if verdict not in ("", "1", "2", "tie"):
-            raise InputError(f"{file}:{reader.line_num}: {verdict!r}: write 1, 2 or tie, or nothing")
+            raise InputError(
+                f"{file}:{reader.line_num}: {verdict!r}: write 1, 2 or tie, or nothing"
+            )
         if verdict:
             better = 0 if verdict == "tie" else 1 if (verdict == "1") == _ours_first(id) else -1
             people[id] = row["category"].removeprefix("'"), better
@@ -50,5 +62,7 @@ def read(file: str) -> tuple[dict[str, tuple[str, int]], int]:
 
 
 def _ours_first(id: str) -> bool:
-    """A coin for each document, which nobody guesses from the file and every later call throws alike."""
+    """A coin for each document, which nobody guesses from the file and every later call throws
+    alike.
+    """
     return hashlib.sha256(f"answer 1 {id}".encode()).digest()[0] % 2 == 0

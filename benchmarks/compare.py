@@ -1,7 +1,8 @@
-"""Runs every engine on every work: each in a process of its own, tuned first, then timed in turn with the others.
+"""Runs every engine on every work: each in a process of its own, tuned first, then timed in turn
+with the others.
 
-All engines of a work live side by side, and only one of them works at a time; the others wait for a line of input. So
-what the machine does in the meantime, warm or busy, hits all of them.
+All engines of a work live side by side, and only one of them works at a time; the others wait for a
+line of input. So what the machine does in the meantime, warm or busy, hits all of them.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ _LOG_END = 2000  # characters of a log that are looked at for the reason why a p
 
 @dataclass
 class Row:
-    """An engine on a work: what it was set to, seconds of every repeat and tokens of one; or why there are none."""
+    """An engine on a work: what it was set to, seconds of every repeat and tokens of one; or why
+    there are none.
+    """
 
     engine: str
     setting: int | str | None = None
     seconds: list[float] = field(default_factory=list)
     tried: dict[str, float] = field(default_factory=dict)  # setting -> seconds
-    form: dict[str, Any] = field(default_factory=dict)  # of benchmark.vllm_forms: what is faster than the first
+    # Of benchmark.vllm_forms: what is faster than the first.
+    form: dict[str, Any] = field(default_factory=dict)
     fed: int | None = 0  # None: the engine does not say what it took from its cache
     decoded: int = 0
     versions: dict[str, str] = field(default_factory=dict)
@@ -54,7 +58,9 @@ class Row:
 
 @dataclass
 class Result:
-    """A work and its rows; floor: seconds of the arithmetic that cannot be avoided, at the ceilings."""
+    """A work and its rows; floor: seconds of the arithmetic that cannot be avoided, at the
+    ceilings.
+    """
 
     name: str
     group: str  # the work of the configuration that it is a part of
@@ -73,15 +79,22 @@ class _Failed(Exception):
 
 
 class _Process:
-    """One engine's process. Its standard output holds answers alone; what libraries print goes to a log."""
+    """One engine's process.
+
+    Its standard output holds answers alone; what libraries print goes to a log.
+    """
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         self.log = log
         with open(log, "wb") as file:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment,
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                env=environment,
                 start_new_session=True,  # it is ended with all that it has started
-            )  # fmt: skip
+            )
 
     def ask(self, seconds: float) -> dict[str, Any]:
         """Lets it do its work once. Raises _Failed."""
@@ -100,7 +113,11 @@ class _Process:
         try:
             found: dict[str, Any] = json.loads(line)
         except ValueError:
-            said = [text for text in self.log.read_bytes()[-_LOG_END:].decode(errors="replace").splitlines() if text]
+            said = [
+                text
+                for text in self.log.read_bytes()[-_LOG_END:].decode(errors="replace").splitlines()
+                if text
+            ]
             raise _Failed(f"its process ended: {said[-1] if said else 'no word'}") from None
         if "error" in found:
             raise _Failed(found["error"])
@@ -151,7 +168,9 @@ class Comparison:
     def _compare(self, result: Result, config: WorkConfig) -> None:
         at, _, context = self._model(None)
         tokenizer = load_tokenizer(ModelConfig(name=at))
-        work = make_work(config, self.settings.data, tokenizer, context, self.settings.most_documents)
+        work = make_work(
+            config, self.settings.data, tokenizer, context, self.settings.most_documents
+        )
         result.unit, result.count = work.unit, work.count
         file = self.folder / "work.json"
         file.write_text(json.dumps({**asdict(work), "units": [0] * work.count}))
@@ -163,7 +182,9 @@ class Comparison:
             row = Row(engine)
             result.rows.append(row)
             try:
-                running[engine] = self._tuned(row, work, file, getattr(config, "models", {}).get(engine))
+                running[engine] = self._tuned(
+                    row, work, file, getattr(config, "models", {}).get(engine)
+                )
             except _Failed as error:
                 row.error = one_line(error, 300)
                 self.say(f"{result.name}: {engine}: {row.error}")
@@ -176,18 +197,30 @@ class Comparison:
                 self._turn(result, running, found)
                 self.say(f"{result.name}: {repeat + 1} of {self.settings.repeats} repeats")
         except _Failed as error:
-            raise RunError(f"{result.name}: the machine's ceiling could not be measured: {error}") from None
+            raise RunError(
+                f"{result.name}: the machine's ceiling could not be measured: {error}"
+            ) from None
         self._judge(result, work, found, tokenizer)
-        result.flops, result.pair_flops = (max(one[key] for one in ceilings) for key in ("flops", "pair_flops"))
-        told = next((found[row.engine] for row in result.rows if "later" in found.get(row.engine, {})), None)
+        result.flops, result.pair_flops = (
+            max(one[key] for one in ceilings) for key in ("flops", "pair_flops")
+        )
+        told = next(
+            (found[row.engine] for row in result.rows if "later" in found.get(row.engine, {})), None
+        )
         if work.decoded is not None:
             told = {"decoded": work.decoded, "later": work.decoded - work.values}
         if told is not None:
             fed = ceilings[0]["layers"] * (work.unavoidable + told["later"])
             result.floor = 2 * (fed + ceilings[0]["head"] * told["decoded"]) / result.flops
-            result.floor += ceilings[0]["pair"] * (work.attended + told["later"] * work.keys) / result.pair_flops
+            result.floor += (
+                ceilings[0]["pair"]
+                * (work.attended + told["later"] * work.keys)
+                / result.pair_flops
+            )
 
-    def _turn(self, result: Result, running: dict[str, _Process], found: dict[str, dict[str, Any]]) -> None:
+    def _turn(
+        self, result: Result, running: dict[str, _Process], found: dict[str, dict[str, Any]]
+    ) -> None:
         """Each engine once, one after the other; `found` gets what they answer."""
         for row in result.rows:
             if row.error is not None:
@@ -203,14 +236,17 @@ class Comparison:
                 row.fed, row.decoded = done["fed"], done["decoded"]
 
     def _tuned(self, row: Row, work: Work, file: Path, model: str | None) -> _Process:
-        """Starts an engine with one setting after the other, and lets it do the work where there are several; the
-        process of the fastest stays. Raises _Failed."""
+        """Starts an engine with one setting after the other, and lets it do the work where there
+        are several; the process of the fastest stays. Raises _Failed.
+        """
         shape = str(shape_of(row.engine, work))
         settings: list[int | str] = (
             [AUTO] if shape == "units" else self._settings(row.engine, len(getattr(work, shape)))
         )
         forms = self.settings.vllm_forms if row.engine.startswith("vllm") else {}
-        trials: list[tuple[int | str | None, dict[str, Any]]] = [(setting, {}) for setting in settings]
+        trials: list[tuple[int | str | None, dict[str, Any]]] = [
+            (setting, {}) for setting in settings
+        ]
         trials += [(None, {key: value}) for key, values in forms.items() for value in values[1:]]
         first = {key: values[0] for key, values in forms.items()}
         best: _Process | None = None
@@ -245,27 +281,49 @@ class Comparison:
 
     def _settings(self, engine: str, requests: int) -> list[int | str]:
         """What a peer is tried with."""
-        settings = sorted(self.settings.batch_sizes if engine == "generate" else self.settings.max_num_seqs)
-        enough = sum(setting < requests for setting in settings)  # the first that takes all at once is tried, too
+        settings = sorted(
+            self.settings.batch_sizes if engine == "generate" else self.settings.max_num_seqs
+        )
+        # The first that takes all at once is tried, too.
+        enough = sum(setting < requests for setting in settings)
         return [*settings[: enough + 1]]
 
     def _start(
-        self, engine: str, shape: str, setting: int | str, file: Path, model: str | None, form: Mapping[str, Any]
+        self,
+        engine: str,
+        shape: str,
+        setting: int | str,
+        file: Path,
+        model: str | None,
+        form: Mapping[str, Any],
     ) -> _Process:
         """A process of an engine, which loads and warms up. Raises _Failed, ModelError."""
         settings = self.settings
         at, dtype, _ = self._model(model)
         name = "raypd" if engine.startswith("raypd") else engine.partition("-")[0]
         job = {
-            "engine": name, "shape": shape, "setting": setting, "work": str(file), "model": at, "dtype": dtype,
-            "device": self.config.model.device, "threads": settings.threads, "guided": engine == "raypd-guided",
-            "arguments": {**settings.vllm_arguments, **{k: v for k, v in form.items() if not k.isupper()}},
-        }  # fmt: skip
+            "engine": name,
+            "shape": shape,
+            "setting": setting,
+            "work": str(file),
+            "model": at,
+            "dtype": dtype,
+            "device": self.config.model.device,
+            "threads": settings.threads,
+            "guided": engine == "raypd-guided",
+            "arguments": {
+                **settings.vllm_arguments,
+                **{k: v for k, v in form.items() if not k.isupper()},
+            },
+        }
         self._started += 1
         path = self.folder / f"{self._started}-{engine}.json"
         path.write_text(json.dumps(job))
         root = str(Path(__file__).parents[1])
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.getenv("PYTHONPATH")])])}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.getenv("PYTHONPATH")])]),
+        }
         command = [sys.executable, "-m", "benchmarks.engines", str(path)]
         if name not in ("raypd", "ceiling"):
             command = [sys.executable, peers.__file__, str(path)]
@@ -280,14 +338,21 @@ class Comparison:
                 "VLLM_NO_USAGE_STATS": "1",
                 "DO_NOT_TRACK": "1",
             }
-            given = {**settings.vllm_environment, **{key: value for key, value in form.items() if key.isupper()}}
-            environment |= known | {key: str(value) for key, value in given.items() if value is not None}
+            given = {
+                **settings.vllm_environment,
+                **{key: value for key, value in form.items() if key.isupper()},
+            }
+            environment |= known | {
+                key: str(value) for key, value in given.items() if value is not None
+            }
         if settings.threads is not None:
             environment["OMP_NUM_THREADS"] = str(settings.threads)
         try:
             process = _Process(command, environment, path.with_suffix(".log"))
         except OSError as error:
-            raise _Failed(f"{command[0]} (benchmark.{name}_python) cannot be started: {error.strerror}") from None
+            raise _Failed(
+                f"{command[0]} (benchmark.{name}_python) cannot be started: {error.strerror}"
+            ) from None
         self._live.append(process)
         return process
 
@@ -296,11 +361,16 @@ class Comparison:
         process.close()
 
     def _model(self, name: str | None) -> tuple[str, str, int]:
-        """A model saved once, adapter merged, for all engines alike: folder, dtype, context. Raises ModelError."""
+        """A model saved once, adapter merged, for all engines alike: folder, dtype, context.
+
+        Raises ModelError.
+        """
         if name not in self._models:
             given = self.config.model
             if given.quantization != "none":
-                raise ConfigError("model.quantization: engines quantize each in its own way; set none")
+                raise ConfigError(
+                    "model.quantization: engines quantize each in its own way; set none"
+                )
             if name is not None:
                 given = given.model_copy(update={"name": name, "adapter": None, "revision": None})
             loaded = load_model(given)
@@ -308,26 +378,47 @@ class Comparison:
             with quiet():
                 loaded.model.save_pretrained(at)
                 loaded.tokenizer.save_pretrained(at)
-            self._models[name] = str(at), str(loaded.dtype).removeprefix("torch."), loaded.context_length
+            self._models[name] = (
+                str(at),
+                str(loaded.dtype).removeprefix("torch."),
+                loaded.context_length,
+            )
         return self._models[name]
 
     def _judge(
-        self, result: Result, work: Work, found: dict[str, dict[str, Any]], tokenizer: PreTrainedTokenizerBase
+        self,
+        result: Result,
+        work: Work,
+        found: dict[str, dict[str, Any]],
+        tokenizer: PreTrainedTokenizerBase,
     ) -> None:
-        """Writes to each row the share of its answers that raypd's are, too, decoded in the most similar way."""
+        """Writes to each row the share of its answers that raypd's are, too, decoded in the most
+        similar way.
+        """
         said = {
-            row.engine: answers.read(found[row.engine]["answers"], shape_of(row.engine, work), work, tokenizer)
+            row.engine: answers.read(
+                found[row.engine]["answers"], shape_of(row.engine, work), work, tokenizer
+            )
             for row in result.rows
             if row.error is None and work.decoded is None
         }
         for row in result.rows:
-            other = next((name for name in ("raypd-guided", "raypd") if name in said and name != row.engine), None)
+            other = next(
+                (name for name in ("raypd-guided", "raypd") if name in said and name != row.engine),
+                None,
+            )
             if row.engine in said and other is not None and not row.engine.startswith("raypd"):
-                row.agreement, row.agrees_with = answers.agreement(said[row.engine], said[other]), other
+                row.agreement, row.agrees_with = (
+                    answers.agreement(said[row.engine], said[other]),
+                    other,
+                )
 
 
 def varied(name: str, work: WorkConfig) -> dict[str, WorkConfig]:
-    """The works that one of the configuration stands for. Raises ConfigError for a value that it cannot have."""
+    """The works that one of the configuration stands for.
+
+    Raises ConfigError for a value that it cannot have.
+    """
     try:
         return work.varied(name)
     except ValidationError as error:

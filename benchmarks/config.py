@@ -15,7 +15,14 @@ from raypd.config.yaml_file import YamlFile
 from raypd.errors import ConfigError
 
 Engine = Literal[
-    "raypd", "raypd-guided", "generate", "generate_batch", "vllm-whole", "vllm-each", "openvino-whole", "openvino-each"
+    "raypd",
+    "raypd-guided",
+    "generate",
+    "generate_batch",
+    "vllm-whole",
+    "vllm-each",
+    "openvino-whole",
+    "openvino-each",
 ]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
@@ -23,9 +30,12 @@ ENGINES: tuple[Engine, ...] = get_args(Engine)
 class WorkConfig(Section):
     """What all works have."""
 
-    engines: list[Engine] | None = Field(None, min_length=1, description="null: those of benchmark.engines")
+    engines: list[Engine] | None = Field(
+        None, min_length=1, description="null: those of benchmark.engines"
+    )
     vary: dict[str, list[int]] = Field(
-        {}, description="One key of the work and its values: a work for each, a chart of the cost over them"
+        {},
+        description="One key of the work and its values: a work for each, a chart of the cost over them",  # noqa: E501
     )
 
     @model_validator(mode="after")
@@ -36,10 +46,16 @@ class WorkConfig(Section):
         return self
 
     def varied(self, name: str) -> dict[str, WorkConfig]:
-        """The works that this one stands for, by name. Raises pydantic.ValidationError for a value out of bounds."""
+        """The works that this one stands for, by name.
+
+        Raises pydantic.ValidationError for a value out of bounds.
+        """
         for key, values in self.vary.items():
             tree = self.model_dump(exclude={"vary"})
-            return {f"{name} {key}={value}": type(self).model_validate({**tree, key: value}) for value in values}
+            return {
+                f"{name} {key}={value}": type(self).model_validate({**tree, key: value})
+                for value in values
+            }
         return {name: self}
 
 
@@ -57,30 +73,45 @@ class RandomSlots(WorkConfig):
 
 
 class Extraction(WorkConfig):
-    """Documents with labels, as `raypd evaluate` takes them: {id, category, title, description, target}."""
+    """Documents with labels, as `raypd evaluate` takes them: {id, category, title, description,
+    target}.
+    """
 
     kind: Literal["extraction"]
     data: str = Field(description="JSON lines in benchmark.data")
     documents: int = Field(64, ge=1, description="The first ones of the file")
-    task: str | None = Field(None, description="YAML of a run whose `task` is asked; null: the keys of every target")
+    task: str | None = Field(
+        None, description="YAML of a run whose `task` is asked; null: the keys of every target"
+    )
     answers: Literal["own", "labels"] = Field(
-        "own", description="What is decoded: the model's own answers, or for all engines the tokens of the labels"
+        "own",
+        description=(
+            "What is decoded: the model's own answers, or for all engines the tokens of the labels"
+        ),
     )
     skeleton: Literal["keys", "slots"] = Field(
-        "keys", description="decoding.skeleton; of labels in slots vLLM writes the same short lines, token by token"
+        "keys",
+        description=(
+            "decoding.skeleton; of labels in slots vLLM writes the same short lines, token by token"
+        ),
     )
     value_tokens: int = Field(30, ge=1, description="decoding.max_value_tokens")
     max_new_tokens: int = Field(512, ge=1, description="Of an answer that is written whole")
     layout: Literal["schema", "lines"] = Field(
         "schema",
-        description="What holds a whole answer: a JSON schema, or the layout of `autoregressive`, a value a "
+        description="What holds a whole answer: a JSON schema, or the layout of `autoregressive`, a "  # noqa: E501
+        "value a "
         "line, which weights that raypd has trained write",
     )
-    models: dict[Engine, str] = Field({}, description="Engine -> folder of weights that were trained for its way")
+    models: dict[Engine, str] = Field(
+        {}, description="Engine -> folder of weights that were trained for its way"
+    )
 
 
 class Questions(WorkConfig):
-    """Contexts with questions: {id, context, questions: [{id, question}]}; choices are not shown."""
+    """Contexts with questions: {id, context, questions: [{id, question}]}; choices are not
+    shown.
+    """
 
     kind: Literal["questions"]
     data: str = Field(description="JSON lines in benchmark.data")
@@ -106,46 +137,66 @@ WORKS: dict[str, type[WorkConfig]] = {
     "questions": Questions,
     "random_questions": RandomQuestions,
 }
-AnyWork = Annotated[RandomSlots | Extraction | Questions | RandomQuestions, Field(discriminator="kind")]
+AnyWork = Annotated[
+    RandomSlots | Extraction | Questions | RandomQuestions, Field(discriminator="kind")
+]
 
 
 class BenchmarkConfig(Section):
     """Engines, works, and how often."""
 
     works: dict[str, AnyWork] = Field(
-        min_length=1, description="Name -> {kind: random_slots | extraction | questions | random_questions, ...}"
+        min_length=1,
+        description="Name -> {kind: random_slots | extraction | questions | random_questions, ...}",
     )
     only: list[str] = Field([], description="Names of the works that are run; none: all")
-    engines: list[Engine] = Field(list(ENGINES), min_length=1, description="Ratios are to the first that ran")
-    data: str | None = Field(None, description="Folder of the works' data; a work whose data is not there is left out")
-    output: str = Field("runs/benchmark", description="Folder for table.md, results.json and the charts")
+    engines: list[Engine] = Field(
+        list(ENGINES), min_length=1, description="Ratios are to the first that ran"
+    )
+    data: str | None = Field(
+        None, description="Folder of the works' data; a work whose data is not there is left out"
+    )
+    output: str = Field(
+        "runs/benchmark", description="Folder for table.md, results.json and the charts"
+    )
     repeats: int = Field(5, ge=1, description="Timed runs of each engine, in turn with the others")
     max_num_seqs: list[int] = Field(
         [24, 64, 128],
         min_length=1,
-        description="Tried with vLLM, OpenVINO and generate_batch; the best is reported. raypd has auto",
+        description="Tried with vLLM, OpenVINO and generate_batch; the best is reported. raypd has auto",  # noqa: E501
     )
     batch_sizes: list[int] = Field([8, 24, 64], min_length=1, description="Tried with generate")
     most_documents: int = Field(10_000, ge=1, description="Works of more documents are left out")
-    most_seconds: float = Field(3600, gt=0, description="For one start or one run of an engine; then its row says so")
-    threads: int | None = Field(None, ge=1, description="CPU threads of every engine; null: all cores")
+    most_seconds: float = Field(
+        3600, gt=0, description="For one start or one run of an engine; then its row says so"
+    )
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads of every engine; null: all cores"
+    )
     vllm_python: str | None = Field(
         None, description="Interpreter of the environment that vLLM is installed in; null: this one"
     )
     openvino_python: str | None = Field(
-        None, description="Interpreter of the environment that OpenVINO GenAI is installed in; null: this one"
+        None,
+        description="Interpreter of the environment that OpenVINO GenAI is installed in; null: this one",  # noqa: E501
     )
     vllm_environment: dict[str, str | int] = Field(
         {},
         description="Variables of its process, over VLLM_CPU_KVCACHE_SPACE: 4 (GB of each process)",
     )
     vllm_arguments: dict[str, str | int | float | bool] = Field(
-        {}, description="More for vllm.LLM, such as gpu_memory_utilization: 0.3, so that engines fit a GPU side by side"
+        {},
+        description=(
+            "More for vllm.LLM, such as gpu_memory_utilization: 0.3, so that engines fit a GPU "
+            "side by side"
+        ),
     )
     vllm_forms: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
         {},
-        description="Argument of vllm.LLM, or NAME of a variable of its process -> values. It starts with the first of "
-        "each; the others are tried at the best max_num_seqs, one key after the other, and the fastest stays",
+        description="Argument of vllm.LLM, or NAME of a variable of its process -> values. It starts "  # noqa: E501
+        "with the first of "
+        "each; the others are tried at the best max_num_seqs, one key after the other, and "
+        "the fastest stays",
     )
 
     @field_validator("max_num_seqs", "batch_sizes")
@@ -158,7 +209,9 @@ class BenchmarkConfig(Section):
     @model_validator(mode="after")
     def _known_works(self) -> BenchmarkConfig:
         if unknown := set(self.only) - set(self.works):
-            raise ValueError(f"only: there is no work {min(unknown)!r}; there are {', '.join(self.works)}")
+            raise ValueError(
+                f"only: there is no work {min(unknown)!r}; there are {', '.join(self.works)}"
+            )
         return self
 
 
@@ -170,7 +223,10 @@ class BenchmarkRun(Section):
 
 
 def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a YAML file says, unchecked, with paths relative to it and `key=value` over it. Raises ConfigError."""
+    """What a YAML file says, unchecked, with paths relative to it and `key=value` over it.
+
+    Raises ConfigError.
+    """
     tree = YamlFile.read(path).tree
     anchor_paths(tree, path.parent)
     override(tree, overrides)
@@ -188,7 +244,9 @@ def load_benchmark(path: str | Path, overrides: Sequence[str] = ()) -> Benchmark
     try:
         run = BenchmarkRun.model_validate(tree)
     except ValidationError as error:
-        mistakes = [f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        mistakes = [
+            f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
+        ]
         raise ConfigError("\n".join(mistakes)) from None
     works = {
         name: work.model_copy(update={"task": str(folder / work.task)})

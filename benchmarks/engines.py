@@ -1,7 +1,8 @@
 """raypd's side of the comparison, and the machine's ceiling: python -m benchmarks.engines JOB.json
 
-A process of its own like every other engine's, which the same lines of standard input drive (`peers.serve`). The
-engine alone is timed, over prompts that are ids already, as with the others; what an answer means is read later.
+A process of its own like every other engine's, which the same lines of standard input drive
+(`peers.serve`). The engine alone is timed, over prompts that are ids already, as with the others;
+what an answer means is read later.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Given:
 
     def __init__(self, length: int, tokens: list[int] | None = None) -> None:
         self.length = length
-        self._allowed = None if tokens is None else [AllowedTokens(np.array([token])) for token in tokens]
+        self._allowed = (
+            None if tokens is None else [AllowedTokens(np.array([token])) for token in tokens]
+        )
 
     def allowed(self, state: int, left: int | None) -> AllowedTokens | None:
         return None if self._allowed is None else self._allowed[state]
@@ -69,9 +72,17 @@ def _programs(
     """What makes the work's programs anew for every run, each with what reads its answer."""
     given = work["raypd"]
     if "run" in given:
-        method = "guided" if guided else "intra_prompt" if work["unit"] == "questions" else "hyper_parallel"
+        method = (
+            "guided"
+            if guided
+            else "intra_prompt"
+            if work["unit"] == "questions"
+            else "hyper_parallel"
+        )
         task = build_task(
-            make_config(given["run"], [f"decoding.method={method}"]), loaded.tokenizer, loaded.context_length
+            make_config(given["run"], [f"decoding.method={method}"]),
+            loaded.tokenizer,
+            loaded.context_length,
         )
         documents = documents_of(given["rows"])
 
@@ -86,9 +97,14 @@ def _programs(
         for one in given.get("prompts", []):
             values = one.get("values")
             lengths = one["lengths"] if values is None else list(map(len, values))
-            rules = [Given(*pair) for pair in zip(lengths, values or [None] * len(lengths), strict=True)]
+            rules = [
+                Given(*pair) for pair in zip(lengths, values or [None] * len(lengths), strict=True)
+            ]
             slots = [Slot(*pair) for pair in zip(one["ends"], rules, strict=True)]  # type: ignore[arg-type]
-            yield hyper_parallel(SlottedPrompt(one["tokens"], slots, one["shared"]), max(lengths)), lambda answer: []
+            yield (
+                hyper_parallel(SlottedPrompt(one["tokens"], slots, one["shared"]), max(lengths)),
+                lambda answer: [],
+            )
         for tree in given.get("trees", []):
             questions = [Question(tokens, lambda answer: False) for tokens in tree["questions"]]
             prompt = PromptTree(tree["shared"], [Context(tree["context"], questions)])
@@ -101,7 +117,9 @@ def _read(request: Request, answer: Any) -> list[Any]:
     """What the records of a request answer: values by attribute, or texts."""
     columns = [record.columns for record in request.finish(answer) if isinstance(record, Record)]
     return [
-        {value["name"]: value["value"] for value in one["values"]} if "values" in one else one.get("answer")
+        {value["name"]: value["value"] for value in one["values"]}
+        if "values" in one
+        else one.get("answer")
         for one in columns
     ]
 
@@ -132,7 +150,9 @@ def load_raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
                 found["later"] += later
                 found["decoded"] += sum(len(value.tokens) for value in done.answer)
         seconds = time.perf_counter() - begin
-        said = [item for (_, read), answer in zip(made, answers, strict=True) for item in read(answer)]
+        said = [
+            item for (_, read), answer in zip(made, answers, strict=True) for item in read(answer)
+        ]
         return {**found, "seconds": seconds, "answers": said}
 
     def forget() -> None:
@@ -150,13 +170,22 @@ def _head_dim(config: Any) -> int:
 def _attentions(
     config: Any, dtype: torch.dtype, device: torch.device, in_c: bool
 ) -> list[tuple[int, Callable[[], object]]]:
-    """Attention of a text behind as long a one, in one layer, by torch (that to the first text alone) and, where it
-    can, by raypd's function in C; with the pairs (token, key that it sees) of each."""
-    heads, kv_heads, dim, n = config.num_attention_heads, config.num_key_value_heads, _head_dim(config), _TEXT
-    query, key, value = (
-        torch.randn(n, count, dim, dtype=dtype, device=device) for count in (heads, kv_heads, kv_heads)
+    """Attention of a text behind as long a one, in one layer, by torch (that to the first text
+    alone) and, where it can, by raypd's function in C; with the pairs (token, key that it sees) of
+    each.
+    """
+    heads, kv_heads, dim, n = (
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        _head_dim(config),
+        _TEXT,
     )
-    q, k, v = (x.transpose(0, 1)[None].contiguous() for x in (query, key, value))  # [1, heads, tokens, head_dim]
+    query, key, value = (
+        torch.randn(n, count, dim, dtype=dtype, device=device)
+        for count in (heads, kv_heads, kv_heads)
+    )
+    # [1, heads, tokens, head_dim].
+    q, k, v = (x.transpose(0, 1)[None].contiguous() for x in (query, key, value))
     calls: list[tuple[int, Callable[[], object]]] = [
         (n * n, lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True))
     ]
@@ -164,15 +193,24 @@ def _attentions(
         keys = np.zeros((3, n), dtype=np.int64)  # position, segment, step
         keys[0] = slots = np.arange(n, 2 * n)
         group = PrefixGroup([Span(0, n, n, n, one_segment(), keys, keys, n)], 0, n)
-        step = Step(KVCache(2 * n, None, device), [group], torch.from_numpy(slots), torch.arange(0), avx512.attend)
+        step = Step(
+            KVCache(2 * n, None, device),
+            [group],
+            torch.from_numpy(slots),
+            torch.arange(0),
+            avx512.attend,
+        )
         layer = AttentionLayer(0, dim**-0.5)
-        calls.append((n * n + n * (n + 1) // 2, lambda: avx512.attend(step, layer, query, key, value)))
+        calls.append(
+            (n * n + n * (n + 1) // 2, lambda: avx512.attend(step, layer, query, key, value))
+        )
     return calls
 
 
 def load_ceiling(job: dict[str, Any]) -> Loaded:
-    """The fastest product of activations with one of the model's own matrices, and the fastest attention of a text, by
-    torch or by raypd."""
+    """The fastest product of activations with one of the model's own matrices, and the fastest
+    attention of a text, by torch or by raypd.
+    """
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
     config = AutoConfig.from_pretrained(job["model"]).get_text_config()
@@ -182,13 +220,18 @@ def load_ceiling(job: dict[str, Any]) -> Loaded:
     head = model.get_output_embeddings().weight
     looked_up = model.get_input_embeddings().weight
     layers = total - head.numel() - (0 if looked_up is head else looked_up.numel())
-    matrices = {weight.shape for weight in model.parameters() if weight.dim() == 2 and weight.shape != head.shape}
+    matrices = {
+        weight.shape
+        for weight in model.parameters()
+        if weight.dim() == 2 and weight.shape != head.shape
+    }
     device = torch.device("cuda" if torch.cuda.is_available() and job["device"] != "cpu" else "cpu")
     kind: dict[str, Any] = {"device": device, "dtype": getattr(torch, job["dtype"])}
     in_c = avx512.is_best(device, torch.bfloat16)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     attentions = _attentions(config, kind["dtype"], device, in_c)
-    # Operations of a token that sees a key, in all layers: a product with the key, one with the value.
+    # Operations of a token that sees a key, in all layers: a product with the key, one with the
+    # value.
     pair = 4 * config.num_attention_heads * _head_dim(config) * config.num_hidden_layers
 
     def fastest(calls: list[Callable[[], object]]) -> float:
@@ -207,14 +250,24 @@ def load_ceiling(job: dict[str, Any]) -> Loaded:
         best = 0.0
         for rows in (256, 1024, 2048):
             for out, into in matrices:
-                x, plain = torch.randn(rows, into, **kind), torch.nn.Linear(into, out, bias=False, **kind)
+                x, plain = (
+                    torch.randn(rows, into, **kind),
+                    torch.nn.Linear(into, out, bias=False, **kind),
+                )
                 packed = torch.nn.Sequential(plain)
                 if device.type == "cpu" and (in_c or is_possible()):
                     pack_linears(packed, in_c)
-                best = max(best, 2 * rows * into * out / fastest([partial(plain, x), partial(packed, x)]))
+                best = max(
+                    best, 2 * rows * into * out / fastest([partial(plain, x), partial(packed, x)])
+                )
         pairs = max(pairs / fastest([call]) for pairs, call in attentions)  # a second, in one layer
         found = {"flops": best, "layers": layers, "head": head.numel(), "pair": pair}
-        return {**found, "pair_flops": pair / config.num_hidden_layers * pairs, "answers": [], "decoded": 0}
+        return {
+            **found,
+            "pair_flops": pair / config.num_hidden_layers * pairs,
+            "answers": [],
+            "decoded": 0,
+        }
 
     return run, lambda: None
 

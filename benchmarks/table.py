@@ -20,12 +20,29 @@ from matplotlib.figure import Figure
 from benchmarks.compare import Result, Row, label
 from raypd.run.text import count, number, one_line
 
-_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "raypd", "axes.spines.top": False, "axes.spines.right": False}
-_HEAD = ("engine", "at a time", "{unit}/s [range]", "x {first}", "of the floor", "fed", "decoded", "same answers")
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "raypd",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+_HEAD = (
+    "engine",
+    "at a time",
+    "{unit}/s [range]",
+    "x {first}",
+    "of the floor",
+    "fed",
+    "decoded",
+    "same answers",
+)
 
 
 def markdown(result: Result) -> str:
-    """A work's table. Ratios are medians of those of each repeat, since a machine swings between two."""
+    """A work's table.
+
+    Ratios are medians of those of each repeat, since a machine swings between two.
+    """
     lines = [f"## {result.name}", ""]
     if result.skipped is not None:
         return "\n".join([*lines, f"Left out: {one_line(result.skipped)}"])
@@ -69,10 +86,14 @@ def save(results: Sequence[Result], folder: Path, model: str) -> list[Path]:
         model: its name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    versions = {f"{k} {v}": None for r in results for row in r.rows for k, v in row.versions.items()}
+    versions = {
+        f"{k} {v}": None for r in results for row in r.rows for k, v in row.versions.items()
+    }
     head = f"# {model}\n\n{machine()}; {', '.join(versions)}\n"
     written = [folder / "table.md", folder / "results.json"]
-    written[0].write_text("\n\n".join([head.rstrip(), *map(markdown, results)]) + "\n", encoding="utf-8")
+    written[0].write_text(
+        "\n\n".join([head.rstrip(), *map(markdown, results)]) + "\n", encoding="utf-8"
+    )
     tree = {"model": model, "machine": machine(), "works": [asdict(result) for result in results]}
     written[1].write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
     for group in dict.fromkeys(result.group for result in results):
@@ -94,11 +115,20 @@ def _cells(row: Row, first: Row, result: Result) -> list[str]:
     agrees = "" if row.agreement is None else f"{row.agreement:.0%} as {row.agrees_with}"
     spread = f"{number(median(rates))} [{number(min(rates))}-{number(max(rates))}]"
     tokens = ["" if row.fed is None else count(row.fed), count(row.decoded)]
-    return [row.engine, label(row.setting, row.form), spread, f"{median(ratios):.2f}", share, *tokens, agrees]
+    return [
+        row.engine,
+        label(row.setting, row.form),
+        spread,
+        f"{median(ratios):.2f}",
+        share,
+        *tokens,
+        agrees,
+    ]
 
 
 def chart(results: Sequence[Result], file: Path) -> bool:
-    """Writes an SVG of a work: bars of speeds, or seconds of a document over what varies; False: nothing was timed.
+    """Writes an SVG of a work: bars of speeds, or seconds of a document over what varies; False:
+    nothing was timed.
 
     Args:
         results: of one work of the configuration.
@@ -115,7 +145,9 @@ def chart(results: Sequence[Result], file: Path) -> bool:
             low, middle, high = np.array(
                 [[f(speeds(row, first)) for f in (min, median, max)] for _, row in timed[::-1]]
             ).T
-            axes.barh([row.engine for _, row in timed[::-1]], middle, xerr=[middle - low, high - middle])
+            axes.barh(
+                [row.engine for _, row in timed[::-1]], middle, xerr=[middle - low, high - middle]
+            )
             if first.floor:
                 axes.axvline(first.count / first.floor, color="grey", linestyle="--")
             axes.set(title=f"{first.name}; dashed: the floor", xlabel=f"{first.unit}/s")
@@ -123,9 +155,17 @@ def chart(results: Sequence[Result], file: Path) -> bool:
             for engine in dict.fromkeys(row.engine for _, row in timed):
                 mine = [(result, row) for result, row in timed if row.engine == engine]
                 cost = [median(row.seconds) / result.count for result, row in mine]
-                axes.plot([result.varied or 0 for result, _ in mine], cost, marker="o", label=engine)
+                axes.plot(
+                    [result.varied or 0 for result, _ in mine], cost, marker="o", label=engine
+                )
             key = first.name.rpartition(" ")[2].partition("=")[0]
-            axes.set(title=first.group, xscale="log", yscale="log", xlabel=key, ylabel=f"seconds / {first.unit}")
+            axes.set(
+                title=first.group,
+                xscale="log",
+                yscale="log",
+                xlabel=key,
+                ylabel=f"seconds / {first.unit}",
+            )
             axes.legend(frameon=False)
         figure.savefig(file, metadata={"Date": None})
     return True

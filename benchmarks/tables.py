@@ -1,12 +1,14 @@
-"""The papers' tables: the trainings and runs that one needs, and its rows beside the paper's, in docs/quality.md.
+"""The papers' tables: the trainings and runs that one needs, and its rows beside the paper's, in
+docs/quality.md.
 
-    python -m benchmarks.tables --list
-    python -m benchmarks.tables ippd-2-squad --data DATA_FOLDER          # make table NAME=ippd-2-squad DATA=DATA_FOLDER
-    python -m benchmarks.tables ippd-2-race --set model.name=MODEL       # SET=model.name=MODEL: every run with a key
-    python -m benchmarks.tables apar-4 --judge model.name=MODEL          # JUDGE=model.name=MODEL: who judges its texts
+    python -m benchmarks.tables --list python -m benchmarks.tables ippd-2-squad --data DATA_FOLDER
+    # make table NAME=ippd-2-squad DATA=DATA_FOLDER python -m benchmarks.tables ippd-2-race --set
+    model.name=MODEL       # SET=model.name=MODEL: every run with a key python -m benchmarks.tables
+    apar-4 --judge model.name=MODEL          # JUDGE=model.name=MODEL: who judges its texts
 
-What exists in --work is kept; the same command goes on where it was cut off. --limit takes the first documents of each
-file alone, to try a table; the page then says so. Without a judge the columns of one stay empty.
+What exists in --work is kept; the same command goes on where it was cut off. --limit takes the
+first documents of each file alone, to try a table; the page then says so. Without a judge the
+columns of one stay empty.
 """
 
 from __future__ import annotations
@@ -37,8 +39,12 @@ from raypd.run import layout, read
 from raypd.run.records import Manifest
 from raypd.tasks.columns import row_values
 
-_REGISTRY, _PAGE = Path(__file__).with_suffix(".yaml"), Path(__file__).parents[1] / "docs" / "quality.md"
-_DONE = (layout.MANIFEST, layout.TRAINING, "config.json")  # one of them is in a folder that is whole
+_REGISTRY, _PAGE = (
+    Path(__file__).with_suffix(".yaml"),
+    Path(__file__).parents[1] / "docs" / "quality.md",
+)
+# One of them is in a folder that is whole.
+_DONE = (layout.MANIFEST, layout.TRAINING, "config.json")
 _SECTION = re.compile(r"<!-- table (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
 _HEAD = """# The papers' tables
 
@@ -59,34 +65,52 @@ time (MT bench) one (1.5), from eight on none pays. In bfloat16 a quarter of the
 the model is two points of ROUGE-L below one trained without (0.190, 0.210; the intervals overlap). PASTA: two
 preference rounds over 50 prompts, six steps each, judged by ROUGE-L, change neither speed nor quality; predicted
 lengths are as good as fixed ones, and as the oracle's.
-"""
+"""  # noqa: E501
 
 
 class Maker:
-    """Makes what a table needs. limit: documents of each file; None: all. keys: of every run; judge: of who judges."""
+    """Makes what a table needs. limit: documents of each file; None: all. keys: of every run;
+    judge: of who judges.
+    """
 
     def __init__(
-        self, data: Path, work: Path, limit: int | None, keys: Sequence[str] = (), judge: Sequence[str] = ()
+        self,
+        data: Path,
+        work: Path,
+        limit: int | None,
+        keys: Sequence[str] = (),
+        judge: Sequence[str] = (),
     ) -> None:
         self.data, self.work, self.limit, self.keys, self.judge = data, work, limit, keys, judge
 
     def make(self, name: str, words: str) -> Path:
-        """The folder of a command's output; it is run where that is not whole yet. Raises SystemExit as it ends."""
+        """The folder of a command's output; it is run where that is not whole yet.
+
+        Raises SystemExit as it ends.
+        """
         out = self.work / name
         if any((out / file).exists() for file in _DONE):
             return out
         words = words if "{out}" in words else f"{words} output.path={{out}}"
-        words = re.sub(r"\{data\}/([\w./]+(\[\d+:\d+\])?)", lambda match: str(self.file(match[1])), words)
+        words = re.sub(
+            r"\{data\}/([\w./]+(\[\d+:\d+\])?)", lambda match: str(self.file(match[1])), words
+        )
         command = words.replace("{out}", str(out)).replace("{work}", str(self.work))
         command = command if command.startswith("benchmarks.") else f"raypd {command}"
         print(f"+ {command}", file=sys.stderr, flush=True)
-        done = subprocess.run([sys.executable, "-m", *_split(command.replace("{{", "{").replace("}}", "}"))])
+        done = subprocess.run(
+            [sys.executable, "-m", *_split(command.replace("{{", "{").replace("}}", "}"))]
+        )
         if done.returncode:
-            raise SystemExit(f"{name}: its command ended with {done.returncode}; the same one goes on")
+            raise SystemExit(
+                f"{name}: its command ended with {done.returncode}; the same one goes on"
+            )
         return out
 
     def file(self, name: str) -> Path:
-        """A file of the data, or some of its lines: the first, or those that `name[begin:end]` says."""
+        """A file of the data, or some of its lines: the first, or those that `name[begin:end]`
+        says.
+        """
         name, _, span = name.removesuffix("]").partition("[")
         begin, end = map(int, span.split(":")) if span else (0, None)
         whole = self.data / name
@@ -113,11 +137,17 @@ def _split(command: str) -> list[str]:
     ]
 
 
-def figure(column: str, run: Path, first: Path, labels: Path | None, among: set[str] | None = None) -> str:
-    """What a run has in a column: a measure of `raypd evaluate`, or of the run itself, or the mean of a counter.
+def figure(
+    column: str, run: Path, first: Path, labels: Path | None, among: set[str] | None = None
+) -> str:
+    """What a run has in a column: a measure of `raypd evaluate`, or of the run itself, or the mean
+    of a counter.
 
-    among: the documents that count, where a column is of answers; None: all."""
-    manifest, before = (read.record(Manifest, str(folder), layout.MANIFEST) or Manifest() for folder in (run, first))
+    among: the documents that count, where a column is of answers; None: all.
+    """
+    manifest, before = (
+        read.record(Manifest, str(folder), layout.MANIFEST) or Manifest() for folder in (run, first)
+    )
     if column == "documents/s":
         return f"{_pace(manifest):.3g}"
     if column == "x the first":
@@ -147,7 +177,8 @@ def figure(column: str, run: Path, first: Path, labels: Path | None, among: set[
         return ""
     by_document = read_answers(str(run))
     rows = [row for id in by_document if among is None or id in among for row in by_document[id]]
-    if column == "tokens/s":  # an answer's length is its model's, so that documents/s do not compare
+    # An answer's length is its model's, so that documents/s do not compare.
+    if column == "tokens/s":
         return f"{_pace(manifest) * sum(row['tokens'] for row in rows) / len(by_document):.3g}"
     if column == "tokens an answer":
         return f"{fmean(row['tokens'] for row in rows):.1f}"
@@ -155,14 +186,19 @@ def figure(column: str, run: Path, first: Path, labels: Path | None, among: set[
         return f"{fmean((_counter(row, 'threads') or 0) > 1 for row in rows):.0%}"
     if column.endswith(" saved"):
         name = {"cached": "max_cached_tokens", "attended": "attended_tokens"}[column.split()[0]]
-        ours, flat = (fmean(_counter(row, f"{way}.{name}") or 0.0 for row in rows) for way in ("apar", "flattened"))
+        ours, flat = (
+            fmean(_counter(row, f"{way}.{name}") or 0.0 for row in rows)
+            for way in ("apar", "flattened")
+        )
         return f"{1 - ours / flat:.1%}"
     counts = [count for row in rows if (count := _counter(row, column)) is not None]
     return f"{fmean(counts):.2f}" if counts else ""
 
 
 def _judged(run: Path, among: set[str] | None) -> list[Measure]:
-    """What a judge said of a run's texts, of some documents (None: all); none where no judge was asked."""
+    """What a judge said of a run's texts, of some documents (None: all); none where no judge was
+    asked.
+    """
     output = f"{run}-judge"
     if not judge.is_run(output):
         return []
@@ -172,19 +208,27 @@ def _judged(run: Path, among: set[str] | None) -> list[Measure]:
 
 
 def _pace(manifest: Manifest) -> float:
-    """Documents a second of decoding: the start of Ray and the model are left out, which a short run is full of."""
+    """Documents a second of decoding: the start of Ray and the model are left out, which a short
+    run is full of.
+    """
     spent = manifest.cost.seconds if manifest.cost else {}
     seconds = spent.get("prefill", 0.0) + spent.get("decode", 0.0)
     return manifest.documents / seconds if seconds else manifest.documents_per_second
 
 
 def _same(run: Path, first: Path) -> str:
-    """Answers that are the same as the first run's, letter for letter, those that were cut included."""
+    """Answers that are the same as the first run's, letter for letter, those that were cut
+    included.
+    """
     sides = []
     for folder in (run, first):
         side: dict[tuple[str, str], tuple[str | None, str | None]] = {}
         for key, rows in read_answers(str(folder)).items():
-            side |= {(key, value.key): (value.value, value.raw) for row in rows for value in row_values(row)}
+            side |= {
+                (key, value.key): (value.value, value.raw)
+                for row in rows
+                for value in row_values(row)
+            }
         sides.append(side)
     keys = sides[0].keys() & sides[1].keys()
     return f"{sum(sides[0][key] == sides[1][key] for key in keys) / len(keys):.1%} of {len(keys):,}"
@@ -201,9 +245,14 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
     """A table as Markdown, after all that it needs was made."""
     for step in table.get("needs", []):
         maker.make(step, steps[step])
-    lines = ["| | paper | " + " | ".join(table["columns"]) + " |", "|---" * (2 + len(table["columns"])) + "|"]
+    lines = [
+        "| | paper | " + " | ".join(table["columns"]) + " |",
+        "|---" * (2 + len(table["columns"])) + "|",
+    ]
     for key, of in table.get("sets", {}).items():
-        lines.append("| " + " | ".join([key, of["paper"], *_described(maker.file(of["file"]))]) + " |")
+        lines.append(
+            "| " + " | ".join([key, of["paper"], *_described(maker.file(of["file"]))]) + " |"
+        )
     for key, of in table.get("formulas", {}).items():
         lengths = map(float, _described(maker.file(of["file"]))[1:])
         cells = [f"{ratio:.2f}" for ratio in intra_prompt_ratios(*lengths)]
@@ -213,8 +262,14 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
     runs = {}
     for count in table.get("at_a_time", [None]):
         for key, of in table.get("runs", {}).items():
-            row, words = (key, []) if count is None else (f"{count}, {key}", [f"engine.max_num_seqs={count}"])
-            runs[row] = maker.make(f"{folder}/{_file(row)}", " ".join([of["run"], *words, *maker.keys]))
+            row, words = (
+                (key, [])
+                if count is None
+                else (f"{count}, {key}", [f"engine.max_num_seqs={count}"])
+            )
+            runs[row] = maker.make(
+                f"{folder}/{_file(row)}", " ".join([of["run"], *words, *maker.keys])
+            )
     labels = maker.file(table["labels"]) if "labels" in table else None
     first = next(iter(runs.values()), None)
     judged = table.get("judged", {}) if maker.judge else {}
@@ -227,21 +282,36 @@ def section(name: str, table: dict[str, Any], maker: Maker, steps: dict[str, str
         paper = papers[number % len(papers)]
         first = run if number % len(papers) == 0 else first  # of those with as many at a time
         for group, among in _groups(table, maker).items():
-            cells = [figure(column, run, first or run, labels, among) for column in table["columns"]]
+            cells = [
+                figure(column, run, first or run, labels, among) for column in table["columns"]
+            ]
             row = f"{key}, {group}" + (f" ({len(among)})" if among else "") if group else key
-            lines.append("| " + " | ".join([row, str(paper[group] if group else paper), *cells]) + " |")
-    part = f"the first {maker.limit} documents of each file, to try it" if maker.limit else "all documents"
+            lines.append(
+                "| " + " | ".join([row, str(paper[group] if group else paper), *cells]) + " |"
+            )
+    part = (
+        f"the first {maker.limit} documents of each file, to try it"
+        if maker.limit
+        else "all documents"
+    )
     limit = f" LIMIT={maker.limit}" if maker.limit else ""
     given = {"SET": maker.keys, "JUDGE": maker.judge if judged else []}
     more = "".join(f" {variable}='{' '.join(keys)}'" for variable, keys in given.items() if keys)
-    about = f"{time.strftime('%Y-%m-%d')}; {machine()}; {part}: `make table NAME={name}{limit}{more}`"
+    about = (
+        f"{time.strftime('%Y-%m-%d')}; {machine()}; {part}: `make table NAME={name}{limit}{more}`"
+    )
     return "\n".join([f"## {table['title']}", "", about, "", *lines, ""])
 
 
-def intra_prompt_ratios(questions: float, context: float, question: float, answer: float) -> tuple[float, float, float]:
-    """IPPD's A.2, with one context a prompt. Args: questions on a context; tokens of it, of a question, of an answer.
-    Returns: keys and values that prefix caching reads for one that IPPD reads, in prefill and in a step of decoding;
-    products of attention in IPPD's prefill for one of prefix caching's."""
+def intra_prompt_ratios(
+    questions: float, context: float, question: float, answer: float
+) -> tuple[float, float, float]:
+    """IPPD's A.2, with one context a prompt.
+
+    Args: questions on a context; tokens of it, of a question, of an answer. Returns: keys and
+    values that prefix caching reads for one that IPPD reads, in prefill and in a step of decoding;
+    products of attention in IPPD's prefill for one of prefix caching's.
+    """
     alone, stacked, written = context + question, context + questions * question, answer / 2
     prefill = questions * alone / stacked
     decode = questions * (alone + written) / (stacked + questions * written)
@@ -249,8 +319,10 @@ def intra_prompt_ratios(questions: float, context: float, question: float, answe
 
 
 def _described(path: Path) -> list[str]:
-    """What a file holds: documents and attributes of a category; or contexts, questions of one, and the mean tokens of
-    contexts, questions (with their choices) and answers by the embedded model's tokenizer."""
+    """What a file holds: documents and attributes of a category; or contexts, questions of one, and
+    the mean tokens of contexts, questions (with their choices) and answers by the embedded model's
+    tokenizer.
+    """
     documents = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     if "questions" not in documents[0]:
         attributes: defaultdict[str, set[str]] = defaultdict(set)
@@ -262,14 +334,26 @@ def _described(path: Path) -> list[str]:
     texts = (
         [document["context"] for document in documents],
         ["\n".join([question["question"], *question.get("choices", [])]) for question in questions],
-        ["A" if question.get("choices") else question["answers"][0] for question in questions if question["answers"]],
+        [
+            "A" if question.get("choices") else question["answers"][0]
+            for question in questions
+            if question["answers"]
+        ],
     )
-    means = [fmean(len(tokenizer.encode(text, add_special_tokens=False)) for text in of_kind) for of_kind in texts]
-    return [f"{len(documents):,}", *(f"{mean:.2f}" for mean in (len(questions) / len(documents), *means))]
+    means = [
+        fmean(len(tokenizer.encode(text, add_special_tokens=False)) for text in of_kind)
+        for of_kind in texts
+    ]
+    return [
+        f"{len(documents):,}",
+        *(f"{mean:.2f}" for mean in (len(questions) / len(documents), *means)),
+    ]
 
 
 def _groups(table: dict[str, Any], maker: Maker) -> dict[str, set[str] | None]:
-    """Documents by category, of a table with `categories`: all of them, those but `left_out`, each category."""
+    """Documents by category, of a table with `categories`: all of them, those but `left_out`, each
+    category.
+    """
     if "categories" not in table:
         return {"": None}
     path, left_out = maker.file(table["categories"]["file"]), table["categories"]["left_out"]
@@ -278,7 +362,11 @@ def _groups(table: dict[str, Any], maker: Maker) -> dict[str, set[str] | None]:
     for document in documents:
         categories[document["category"]].add(document["id"])
     others = {document["id"] for document in documents if document["category"] not in left_out}
-    return {"all": None, f"without {', '.join(left_out)}": others, **dict(sorted(categories.items()))}
+    return {
+        "all": None,
+        f"without {', '.join(left_out)}": others,
+        **dict(sorted(categories.items())),
+    }
 
 
 def _file(name: str) -> str:
@@ -290,12 +378,23 @@ def page(text: str, registry: dict[str, Any], made: dict[str, str]) -> str:
     sections = dict(_SECTION.findall(text)) | made
     lines = [
         _HEAD,
-        *(f"<!-- table {key} -->\n{sections[key]}<!-- end -->\n" for key in registry["tables"] if key in sections),
+        *(
+            f"<!-- table {key} -->\n{sections[key]}<!-- end -->\n"
+            for key in registry["tables"]
+            if key in sections
+        ),
     ]
     unmade = {key: of for key, of in registry["tables"].items() if key not in sections}
-    left = [": ".join([f"* `{key}`", of["title"], *filter(None, [of.get("why")])]) for key, of in unmade.items()]
+    left = [
+        ": ".join([f"* `{key}`", of["title"], *filter(None, [of.get("why")])])
+        for key, of in unmade.items()
+    ]
     lines += ["## Not made yet", "", *left, ""] if left else []
-    lines += ["## Cannot be made here", "", *(f"* {key}: {why}" for key, why in registry["missing"].items())]
+    lines += [
+        "## Cannot be made here",
+        "",
+        *(f"* {key}: {why}" for key, why in registry["missing"].items()),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -305,10 +404,12 @@ def main(
     work: Annotated[Path, typer.Option(help="Folder of what is made")] = Path("runs/tables"),
     limit: Annotated[int | None, typer.Option(min=1, help="First documents of each file")] = None,
     keys: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of every run: model.name=...")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Of every run: model.name=..."),
     ] = None,
     judge_keys: Annotated[
-        list[str] | None, typer.Option("--judge", metavar="KEY=VALUE", help="Of who judges texts: model.name=...")
+        list[str] | None,
+        typer.Option("--judge", metavar="KEY=VALUE", help="Of who judges texts: model.name=..."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--list", help="List the tables, and bring the page up to the list")

@@ -30,4 +30,7 @@ frame = pd.DataFrame(
 
 run = raypd.extract(frame, Listing, model="smollm2-135m-instruct", output="runs/example-dataframe")
 print(run.to_pandas()[["id", "record"]].to_string(index=False))
-print(f"{run.bill.documents} documents, {sum(run.bill.seconds.values()):.0f} worker seconds; {run.report()}")
+print(
+    f"{run.bill.documents} documents, {sum(run.bill.seconds.values()):.0f} worker seconds; "
+    f"{run.report()}"
+)

@@ -1,8 +1,10 @@
-"""A decoding method of one's own: a generator that says what is fed and who sees whom. The engine does the rest.
+"""A decoding method of one's own: a generator that says what is fed and who sees whom.
 
-CoT-decoding (Wang and Zhou, 2024): the k most likely first tokens each begin an answer, all are decoded greedily, and
-the surest one counts. Here the k answers are segments of one row: each sees the prompt and itself, and a pass decodes a
-token of every one.
+The engine does the rest.
+
+CoT-decoding (Wang and Zhou, 2024): the k most likely first tokens each begin an answer, all are
+decoded greedily, and the surest one counts. Here the k answers are segments of one row: each sees
+the prompt and itself, and a pass decodes a token of every one.
 
     python examples/own_method.py
 """
@@ -16,14 +18,18 @@ from raypd.decoding.visibility import Reach
 from raypd.models.load import load_model
 
 
-def cot_decoding(prompt: Sequence[int], k: int, tokens: int, end: int) -> Program[tuple[float, list[int]]]:
+def cot_decoding(
+    prompt: Sequence[int], k: int, tokens: int, end: int
+) -> Program[tuple[float, list[int]]]:
     """(probability of the mean token, tokens) of the surest of k answers."""
     first = yield Feed(prompt, range(len(prompt)), sample_at=[len(prompt) - 1], want_logits=True)
     chances = first.logits[0].float().log_softmax(-1).topk(k)
     answers = [[token] for token in chances.indices.tolist()]
     logprobs = [[chance] for chance in chances.values.tolist()]
     open_ = list(range(k))
-    reach = {(branch + 1, 0): Reach.ALL for branch in open_} | {(b + 1, b + 1): Reach.CAUSAL for b in open_}
+    reach = {(branch + 1, 0): Reach.ALL for branch in open_} | {
+        (b + 1, b + 1): Reach.CAUSAL for b in open_
+    }
     for step in range(tokens - 1):
         predicted = yield Feed(
             [answers[branch][-1] for branch in open_],
@@ -47,8 +53,13 @@ for question in ("Which is the largest planet?", "How many legs has a spider?"):
     prompt = loaded.tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
     )
-    engine.submit(cot_decoding(prompt, k=4, tokens=32, end=loaded.tokenizer.eos_token_id), tag=question)
+    engine.submit(
+        cot_decoding(prompt, k=4, tokens=32, end=loaded.tokenizer.eos_token_id), tag=question
+    )
 while engine.pending:
     for done in engine.step():
         logprob, answer = done.answer
-        print(f"{done.tag} {loaded.tokenizer.decode(answer, skip_special_tokens=True)} ({logprob:.2f} a token)")
+        print(
+            f"{done.tag} {loaded.tokenizer.decode(answer, skip_special_tokens=True)} "
+            f"({logprob:.2f} a token)"
+        )

@@ -1,4 +1,5 @@
-"""Many questions on one context, answered side by side in one prompt (IPPD); in this process, without Ray.
+"""Many questions on one context, answered side by side in one prompt (IPPD); in this process,
+without Ray.
 
 python examples/questions.py
 """
@@ -6,12 +7,15 @@ python examples/questions.py
 import raypd
 
 CONTEXT = """The night train from Vienna to Venice leaves at 21:27 and arrives at 8:34. It has couchettes and
-sleeping cars. Bicycles need a reservation. Breakfast is served from six. The dining car was taken off in 2019."""
+sleeping cars. Bicycles need a reservation. Breakfast is served from six. The dining car was taken off in 2019."""  # noqa: E501
 
 QUESTIONS = [
     "When does the train leave?",
     "Where does the train arrive?",
-    {"question": "What needs a reservation?", "choices": ["breakfast", "bicycles", "the dining car"]},
+    {
+        "question": "What needs a reservation?",
+        "choices": ["breakfast", "bicycles", "the dining car"],
+    },
     "When was the dining car taken off?",
 ]
 

@@ -7,7 +7,11 @@ import ray
 
 from raypd.data import ProcessorConfig, build_processor
 
-TITLES = ["Nordwind rain jacket, navy blue", "Kestrel city bike, green, 28 inch", "Halmar coffee grinder, steel"]
+TITLES = [
+    "Nordwind rain jacket, navy blue",
+    "Kestrel city bike, green, 28 inch",
+    "Halmar coffee grinder, steel",
+]
 
 processor = build_processor(
     ProcessorConfig(

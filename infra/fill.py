@@ -1,7 +1,9 @@
-"""Puts the values of a settings file into a file of this folder: python infra/fill.py SETTINGS FILE > FILLED
+"""Puts the values of a settings file into a file of this folder: python infra/fill.py SETTINGS FILE
+> FILLED
 
-`${RAYPD_NAME}` is replaced; everything else, shell variables and IAM's own `${aws:...}` among it, stays as it is.
-`--keep NAME` leaves a placeholder for later. An unset or empty value is an error, and nothing is printed.
+`${RAYPD_NAME}` is replaced; everything else, shell variables and IAM's own `${aws:...}` among it,
+stays as it is. `--keep NAME` leaves a placeholder for later. An unset or empty value is an error,
+and nothing is printed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ PLACEHOLDER = re.compile(r"\$\{(RAYPD_[A-Z_]+)\}")
 
 
 def read_settings(path: Path) -> dict[str, str]:
-    """NAME=value lines; blank lines and comments are skipped. Raises ValueError with the line that is neither."""
+    """NAME=value lines; blank lines and comments are skipped.
+
+    Raises ValueError with the line that is neither.
+    """
     settings: dict[str, str] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -28,7 +33,10 @@ def read_settings(path: Path) -> dict[str, str]:
 
 
 def fill(text: str, settings: dict[str, str], keep: frozenset[str] = frozenset()) -> str:
-    """The text with its placeholders replaced. Raises ValueError that names all those without a value."""
+    """The text with its placeholders replaced.
+
+    Raises ValueError that names all those without a value.
+    """
     missing = sorted({n for n in PLACEHOLDER.findall(text) if not settings.get(n)} - keep)
     if missing:
         raise ValueError(f"no value for {', '.join(missing)}: set it in the settings file")
@@ -42,7 +50,9 @@ def main() -> int:
     parser.add_argument("--keep", action="append", default=[], metavar="NAME")
     arguments = parser.parse_args()
     try:
-        text = fill(arguments.file.read_text(), read_settings(arguments.settings), frozenset(arguments.keep))
+        text = fill(
+            arguments.file.read_text(), read_settings(arguments.settings), frozenset(arguments.keep)
+        )
     except (OSError, ValueError) as error:
         print(f"fill.py: {error}", file=sys.stderr)
         return 2

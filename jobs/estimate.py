@@ -1,6 +1,8 @@
-"""Say what a run will take and cost: python jobs/estimate.py [CONFIG] [key=value ...] [--sample N] ...
+"""Say what a run will take and cost: python jobs/estimate.py [CONFIG] [key=value ...] [--sample N]
+...
 
-As a job of a cluster it measures on a worker of it: ray job submit --working-dir . -- python jobs/estimate.py CONFIG
+As a job of a cluster it measures on a worker of it: ray job submit --working-dir . -- python
+jobs/estimate.py CONFIG
 """
 
 from __future__ import annotations
@@ -8,7 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without an installation
+# Works from a clone, without an installation.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raypd.__main__ import main
 

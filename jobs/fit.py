@@ -1,6 +1,8 @@
-"""Find the cheapest model that holds an F1 on your documents: python jobs/fit.py CONFIG [key=value ...]
+"""Find the cheapest model that holds an F1 on your documents: python jobs/fit.py CONFIG [key=value
+...]
 
-Also as a job of a cluster: ray job submit --working-dir . -- python jobs/fit.py CONFIG [key=value ...]
+Also as a job of a cluster: ray job submit --working-dir . -- python jobs/fit.py CONFIG [key=value
+...]
 """
 
 from __future__ import annotations
@@ -8,7 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without an installation
+# Works from a clone, without an installation.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raypd.__main__ import main
 

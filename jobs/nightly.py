@@ -1,6 +1,7 @@
 """Bring a table up to tonight's input: python jobs/nightly.py CONFIG [key=value ...]
 
-Also as a job of a cluster: ray job submit --working-dir . -- python jobs/nightly.py CONFIG [key=value ...]
+Also as a job of a cluster: ray job submit --working-dir . -- python jobs/nightly.py CONFIG
+[key=value ...]
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without an installation
+# Works from a clone, without an installation.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raypd.__main__ import main
 

@@ -1,6 +1,7 @@
 """Fine-tune a model for the way that it is decoded: python jobs/train.py CONFIG [key=value ...]
 
-Also as a job of a cluster: ray job submit --working-dir . -- python jobs/train.py CONFIG [key=value ...]
+Also as a job of a cluster: ray job submit --working-dir . -- python jobs/train.py CONFIG [key=value
+...]
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without an installation
+# Works from a clone, without an installation.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raypd.__main__ import main
 

@@ -1,6 +1,7 @@
 """Find the cheapest settings of a run: python jobs/tune.py CONFIG [key=value ...] [--minutes N] ...
 
-As a job of a cluster it measures on a worker of it: ray job submit --working-dir . -- python jobs/tune.py CONFIG \
+As a job of a cluster it measures on a worker of it: ray job submit --working-dir . -- python
+    jobs/tune.py CONFIG \
 --output /shared/tuned.yaml
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without an installation
+# Works from a clone, without an installation.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raypd.__main__ import main
 

@@ -4,11 +4,25 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Answer", "Run", "answer", "estimate", "extract", "fit", "generate", "nightly", "train", "tune"]
+__all__ = [
+    "LLM",
+    "Answer",
+    "Run",
+    "answer",
+    "estimate",
+    "extract",
+    "fit",
+    "generate",
+    "nightly",
+    "train",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Names of raypd.api, imported when they are used: `raypd.decoding` must do where torch is all that there is."""
+    """Names of raypd.api, imported when they are used: `raypd.decoding` must do where torch is all
+    that there is.
+    """
     if name == "data":  # raypd.data.build_processor, which needs Ray Data
         return importlib.import_module("raypd.data")
     if name not in __all__:

@@ -12,9 +12,12 @@ def _interrupted(number: int, frame: object) -> None:
 
 
 def main(command: str | None = None) -> None:
-    """Runs the command line as a process. command: the one that a job stands for; None: as it is typed.
+    """Runs the command line as a process. command: the one that a job stands for; None: as it is
+    typed.
 
-    The process ends behind Python's exit functions: in what C++ does after them Ray may abort it, all its work done."""
+    The process ends behind Python's exit functions: in what C++ does after them Ray may abort it,
+    all its work done.
+    """
     code: object = 1
 
     def leave() -> None:  # the first to be registered is the last to be called
@@ -32,7 +35,8 @@ def run_command(command: str | None = None) -> None:
     """`main` without the end of the process. Raises SystemExit."""
     if command is not None:
         sys.argv.insert(1, command)
-    signal.signal(signal.SIGINT, _interrupted)  # the import takes a second, in which an exception would be a traceback
+    # The import takes a second, in which an exception would be a traceback.
+    signal.signal(signal.SIGINT, _interrupted)
     from raypd.cli.main import app, report_errors
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,11 +1,13 @@
 """raypd as a stage of a Ray Data pipeline, in the shape of ray.data.llm:
 
-    brands = ProcessorConfig(model="Qwen/Qwen3-1.7B", schema=[{"name": "Brand"}], text_columns=["title"])
-    processor = build_processor(brands)
+    brands = ProcessorConfig(model="Qwen/Qwen3-1.7B", schema=[{"name": "Brand"}],
+    text_columns=["title"]) processor = build_processor(brands)
     processor(ray.data.read_parquet("s3://bucket/products")).write_parquet("s3://bucket/answers")
 
-A row keeps its columns and gets the answer's, or becomes an error row. A batch whose worker died is done again: rows
-are written at least once, unless the sink commits. What is never lost, never doubled and resumes is `raypd extract`."""
+A row keeps its columns and gets the answer's, or becomes an error row. A batch whose worker died is
+done again: rows are written at least once, unless the sink commits. What is never lost, never
+doubled and resumes is `raypd extract`.
+"""
 
 import time
 import uuid
@@ -54,33 +56,42 @@ _RETRIES = 2  # of a batch whose worker died
 _OVERLAP = 2  # batches of a worker at the same time, so that its engine does not drain between two
 _POLL_SECONDS = 0.25
 _KINDS = ("prefill_tokens", "shared_tokens", "decode_tokens")
-_COSTS = pa.schema([
-    ("prompt_tokens", pa.int64()),  # on the first row of a document that has several
-    ("decoded_tokens", pa.int64()),
-    ("seconds", pa.float64()),  # that the document kept its worker busy
-    ("cost_usd", pa.float64()),  # of these; null where the machine has no price
-])  # fmt: skip
+_COSTS = pa.schema(
+    [
+        ("prompt_tokens", pa.int64()),  # on the first row of a document that has several
+        ("decoded_tokens", pa.int64()),
+        ("seconds", pa.float64()),  # that the document kept its worker busy
+        ("cost_usd", pa.float64()),  # of these; null where the machine has no price
+    ]
+)
 
 
 @dataclass(kw_only=True)
 class ProcessorConfig:
     """What a processor asks, of which model, and on how many workers."""
 
-    schema: Any = None  # as of `raypd.extract`; answers are typed columns, with __confidence, __status and __span
-    config: RunConfig | str | Path | None = None  # in place of a schema, for any task; its output.columns counts
+    # As of `raypd.extract`; answers are typed columns, with __confidence, __status and __span.
+    schema: Any = None
+    # In place of a schema, for any task; its output.columns counts.
+    config: RunConfig | str | Path | None = None
     model: str | None = None  # model.name; None, here and below: as the configuration has it
     method: str | None = None  # decoding.method
     text_columns: Sequence[str] | None = None  # input.text_columns
-    concurrency: int | tuple[int, int] = 1  # workers: a number, or the least (1 or more) and the most
+    # Workers: a number, or the least (1 or more) and the most.
+    concurrency: int | tuple[int, int] = 1
     batch_size: int = 64  # rows that a worker is given at once; it works on two such batches
     accelerator_type: str | None = None  # of the workers' GPU, as Ray calls it
-    prefix: str = ""  # before the name of every column that is added, where the input has such names
-    settings: Mapping[str, Any] = field(default_factory=dict)  # any other key, dotted: {"engine.max_num_seqs": 64}
+    # Before the name of every column that is added, where the input has such names.
+    prefix: str = ""
+    # Any other key, dotted: {"engine.max_num_seqs": 64}.
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class ProcessorEstimate:
-    """What a dataset would take. seconds: of one worker with its model loaded. usd: None where there is no price."""
+    """What a dataset would take. seconds: of one worker with its model loaded. usd: None where
+    there is no price.
+    """
 
     documents: int
     prompt_tokens: Figure
@@ -94,33 +105,44 @@ def build_processor(
 ) -> "Processor":
     """Makes a processor: a function of a Dataset that returns one, and runs nothing itself.
 
-    preprocess: makes the row that is asked about of a row; it goes on with the columns it returns. postprocess: makes
-    the row of the result of an answered one. Raises ConfigError, ModelError."""
+    preprocess: makes the row that is asked about of a row; it goes on with the columns it returns.
+    postprocess: makes the row of the result of an answered one. Raises ConfigError, ModelError.
+    """
     return Processor(config, preprocess, postprocess)
 
 
 class Processor:
     """Made by `build_processor`."""
 
-    def __init__(self, config: ProcessorConfig, preprocess: RowMap | None, postprocess: RowMap | None) -> None:
+    def __init__(
+        self, config: ProcessorConfig, preprocess: RowMap | None, postprocess: RowMap | None
+    ) -> None:
         self.config, self._preprocess, self._postprocess = config, preprocess, postprocess
         self.run = _configuration(config)
         check_model(self.run)
         self._ledger: Any = None
 
     def __call__(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
-        """The dataset with the answers, lazy. Raises ConfigError: a column missing or twice, no node for a worker."""
+        """The dataset with the answers, lazy.
+
+        Raises ConfigError: a column missing or twice, no node for a worker.
+        """
         share = self._share()
         if self._ledger is None:
             head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
             name = f"data-ledger-{uuid.uuid4().hex[:12]}"
-            self._ledger = ray.remote(_Reports).options(name=name, namespace=machines.NAMESPACE, **head).remote()
+            self._ledger = (
+                ray.remote(_Reports)
+                .options(name=name, namespace=machines.NAMESPACE, **head)
+                .remote()
+            )
         dataset = self._prepared(dataset)
         schema = dataset.schema(fetch_if_missing=False)
         if schema is not None:
             _check_columns(schema.names, self.run, self.config.prefix)
         workers = self.config.concurrency
-        with warnings.catch_warnings():  # Ray 2.60 has no other place for the two retries, and says that it will
+        # Ray 2.60 has no other place for the two retries, and says that it will.
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*ray_remote_args")
             dataset = map_in_pool(
                 dataset,
@@ -132,25 +154,40 @@ class Processor:
                 2 * _OVERLAP,  # below 1.75 times as many the pool does not grow
                 batch_size=self.config.batch_size,
                 accelerator_type=self.config.accelerator_type,
-                max_restarts=-1,  # with an end to them, Ray Data leaves the place of a dead worker empty
-                max_task_retries=_RETRIES,  # else a row that kills its worker would do so without end
+                # With an end to them, Ray Data leaves the place of a dead worker empty.
+                max_restarts=-1,
+                # Else a row that kills its worker would do so without end.
+                max_task_retries=_RETRIES,
             )
         return dataset if self._postprocess is None else dataset.map(self._postprocess)
 
     def estimate(self, dataset: ray_data.Dataset, sample: int = 64) -> ProcessorEstimate:
-        """What a dataset would take; reads it for about `sample` rows. Raises RunError where none can be answered."""
+        """What a dataset would take; reads it for about `sample` rows.
+
+        Raises RunError where none can be answered.
+        """
         share, dataset = self._share(), self._prepared(dataset)
         count = dataset.count()
         if not count:
             raise RunError("the dataset is empty: there is nothing to estimate")
-        drawn = dataset if sample >= count else dataset.random_sample(sample / count, seed=sampling.SEED)
+        drawn = (
+            dataset
+            if sample >= count
+            else dataset.random_sample(sample / count, seed=sampling.SEED)
+        )
         try:
             rows = drawn.take_batch(count, batch_format="pyarrow")
         except ValueError:  # of so few rows, none was drawn
             rows = dataset.take_batch(sample, batch_format="pyarrow")
         _check_columns(rows.column_names, self.run, self.config.prefix)
-        sizes = {"num_cpus": share.cpus, "num_gpus": share.gpus, "accelerator_type": self.config.accelerator_type}
-        profiler = ray.remote(_Measurer).options(**sizes).remote(share.threads, self.run.model.has_weights)
+        sizes = {
+            "num_cpus": share.cpus,
+            "num_gpus": share.gpus,
+            "accelerator_type": self.config.accelerator_type,
+        }
+        profiler = (
+            ray.remote(_Measurer).options(**sizes).remote(share.threads, self.run.model.has_weights)
+        )
         try:
             profile, node = ray.get(profiler.measure.remote(self.run, read_table(rows, self.run)))
         finally:
@@ -166,18 +203,32 @@ class Processor:
         price = _usd_per_second(self._nodes(share), node)
         seconds = [cost.seconds for cost in costs]
         return ProcessorEstimate(
-            count, whole([cost.prefill_tokens + cost.shared_tokens for cost in costs]),
-            whole([cost.decode_tokens for cost in costs]), whole(seconds),
+            count,
+            whole([cost.prefill_tokens + cost.shared_tokens for cost in costs]),
+            whole([cost.decode_tokens for cost in costs]),
+            whole(seconds),
             None if price is None else whole(seconds, price),
-        )  # fmt: skip
+        )
 
     def bill(self) -> WorkersBill:
-        """What all pipelines' workers have metered until now. Raises RunError where the actor that keeps it is gone."""
-        with raised_as(RunError, "the bill is lost with the actor that kept it", ray.exceptions.RayError):
-            reports: list[WorkerTime] = [] if self._ledger is None else ray.get(self._ledger.reports.remote())
+        """What all pipelines' workers have metered until now.
+
+        Raises RunError where the actor that keeps it is gone.
+        """
+        with raised_as(
+            RunError, "the bill is lost with the actor that kept it", ray.exceptions.RayError
+        ):
+            reports: list[WorkerTime] = (
+                [] if self._ledger is None else ray.get(self._ledger.reports.remote())
+            )
         nodes = self._nodes(self._share())
-        usd_per_second = {node: _usd_per_second(nodes, node) for node in {report.node for report in reports}}
-        bill, book = of_workers(reports, time.time(), usd_per_second), Book(Bill("", time.time(), 0.0), self.run)
+        usd_per_second = {
+            node: _usd_per_second(nodes, node) for node in {report.node for report in reports}
+        }
+        bill, book = (
+            of_workers(reports, time.time(), usd_per_second),
+            Book(Bill("", time.time(), 0.0), self.run),
+        )
         server = sum(book.tokens_usd(reports, kind) for kind in TOKEN_FIELDS) / 1e6
         return replace(bill, usd=(bill.usd or 0.0) + server) if server else bill
 
@@ -185,7 +236,9 @@ class Processor:
         return dataset if self._preprocess is None else dataset.map(self._preprocess)
 
     def _share(self) -> WorkerResources:
-        """What a worker takes: one core unless the configuration says more, so that reads and writes have some too."""
+        """What a worker takes: one core unless the configuration says more, so that reads and
+        writes have some too.
+        """
         if not ray.is_initialized():
             ray.init()
         keys: dict[str, Any] = {"cluster.cpus_per_worker": self.run.cluster.cpus_per_worker or 1.0}
@@ -198,9 +251,13 @@ class Processor:
 
 
 class AnswerStage(EngineActor):
-    """A worker of the pool: an engine, to which two batches at a time are given, each in a thread of its own."""
+    """A worker of the pool: an engine, to which two batches at a time are given, each in a thread
+    of its own.
+    """
 
-    def __init__(self, config: RunConfig, share: WorkerResources, prefix: str, ledger: Any, nodes: Nodes) -> None:
+    def __init__(
+        self, config: RunConfig, share: WorkerResources, prefix: str, ledger: Any, nodes: Nodes
+    ) -> None:
         super().__init__(config, share.gpus, ledger)
         self.prefix, self.usd_per_second = prefix, _usd_per_second(nodes, self.node)
         storage.configure(config.storage)
@@ -212,14 +269,25 @@ class AnswerStage(EngineActor):
         documents, unit = read_table(batch, self.config), uuid.uuid4().hex
         try:
             with self.request_queue.unit(unit) as state:
-                self.request_queue.count(state, {document.index: str(document.index) for document in documents})
+                self.request_queue.count(
+                    state, {document.index: str(document.index) for document in documents}
+                )
                 with self.request_queue.answering(state, documents) as answering:
                     for begin, end in self._ready(documents, state, answering):
                         yield self._rows(batch, documents[begin:end], state)
                 spent = self.meter.end(unit)
-                billed = {f"{d.index}{of}": billed_as(d, self.config) + of for d in documents for of in ("", SECOND)}
-                spent.categories = added((billed[name], counts) for name, counts in spent.categories.items())
-                ok = len(state.answered - {record.index for record in state.records if record.error is not None})
+                billed = {
+                    f"{d.index}{of}": billed_as(d, self.config) + of
+                    for d in documents
+                    for of in ("", SECOND)
+                }
+                spent.categories = added(
+                    (billed[name], counts) for name, counts in spent.categories.items()
+                )
+                ok = len(
+                    state.answered
+                    - {record.index for record in state.records if record.error is not None}
+                )
                 self.meter.commit(unit, spent, ok, len(documents) - ok)
         except EngineBroken as error:  # Ray tries the batch in a new process
             end_process(error)
@@ -229,14 +297,17 @@ class AnswerStage(EngineActor):
     def _ready(
         self, documents: Sequence[Document], state: UnitState, answering: Future[None]
     ) -> Iterator[tuple[int, int]]:
-        """Ranges of documents that are answered, in the order of the batch: done again, it gives the same blocks."""
+        """Ranges of documents that are answered, in the order of the batch: done again, it gives
+        the same blocks.
+        """
         begin = 0
         while begin < len(documents):
             end = len(documents)
             if wait([answering], timeout=_POLL_SECONDS).done:
                 answering.result()
             else:
-                # Tasks other than extraction may plan more requests of a document whose first are answered.
+                # Tasks other than extraction may plan more requests of a document whose first are
+                # answered.
                 planned = isinstance(self.config.task, ExtractionConfig) or not state.more
                 answered = state.answered if planned else set()
                 end = next(n for n in range(begin, end + 1) if n == end or n not in answered)
@@ -253,11 +324,15 @@ class AnswerStage(EngineActor):
         counts, costs, rows = self.meter.end(state.unit).categories, [], table["row"].to_pylist()
         for place in rows:
             # The first row of a document has them, those of a cascade's second model too.
-            first, second = (counts.pop(f"{place}{of}", dict.fromkeys(_KINDS, 0)) for of in ("", SECOND))
+            first, second = (
+                counts.pop(f"{place}{of}", dict.fromkeys(_KINDS, 0)) for of in ("", SECOND)
+            )
             fed, shared, answer = (first[kind] + second[kind] for kind in _KINDS)
             seconds = fed * rates[0] + answer * rates[1]
             usd = None if self.usd_per_second is None else seconds * self.usd_per_second
-            if server := token_usd(first, self.config.model) + token_usd(second, self.config.cascade.model):
+            if server := token_usd(first, self.config.model) + token_usd(
+                second, self.config.cascade.model
+            ):
                 usd = (usd or 0.0) + server / 1e6
             costs.append(dict(zip(_COSTS.names, (fed + shared, answer, seconds, usd), strict=True)))
         answers = table.select(_answer_columns(self.config))
@@ -289,34 +364,61 @@ class _Measurer(Profiler):
 def _usd_per_second(nodes: Nodes, node: str) -> float | None:
     """What a worker's place on a node costs; None where the node has no price."""
     node_time = next((candidate for candidate in nodes({node}) if candidate.node == node), None)
-    return node_time.usd_per_hour / 3600 / max(1, node_time.slots) if node_time and node_time.usd_per_hour else None
+    return (
+        node_time.usd_per_hour / 3600 / max(1, node_time.slots)
+        if node_time and node_time.usd_per_hour
+        else None
+    )
 
 
 def _configuration(config: ProcessorConfig) -> RunConfig:
     texts = None if config.text_columns is None else list(config.text_columns)
-    settings: Row = {"model.name": config.model, "decoding.method": config.method, "input.text_columns": texts}
+    settings: Row = {
+        "model.name": config.model,
+        "decoding.method": config.method,
+        "input.text_columns": texts,
+    }
     keys = {key: value for key, value in settings.items() if value is not None}
     if (config.schema is None) == (config.config is None):
         raise ConfigError("ProcessorConfig: give either schema or config")
     if config.config is None:
         task, where = task_of(config.schema), {"path": "(a dataset)"}
         column = {"category_column": None} if len(task.get("categories", [1])) == 1 else {}
-        run = make_config({"input": {**where, **column}, "output": {**where, "columns": "typed"}, "task": task})
+        run = make_config(
+            {"input": {**where, **column}, "output": {**where, "columns": "typed"}, "task": task}
+        )
     else:
         run = config.config if isinstance(config.config, RunConfig) else load_config(config.config)
     return with_changes(run, {**keys, **config.settings})
 
 
 def _answer_columns(config: RunConfig) -> list[str]:
-    """The columns of an answer. A document's category is in the input already, where there is more than one."""
-    return [name for name in columns.columns_of(config).names if name != "category"] + ["status", "error"]
+    """The columns of an answer.
+
+    A document's category is in the input already, where there is more than one.
+    """
+    return [name for name in columns.columns_of(config).names if name != "category"] + [
+        "status",
+        "error",
+    ]
 
 
-def _check_columns(names: Sequence[str], config: RunConfig, prefix: str, missing: bool = True) -> None:
-    """Raises ConfigError where columns that are added are there already, or where columns to be read are missing."""
-    both = [name for name in (prefix + column for column in [*_answer_columns(config), *_COSTS.names]) if name in names]
+def _check_columns(
+    names: Sequence[str], config: RunConfig, prefix: str, missing: bool = True
+) -> None:
+    """Raises ConfigError where columns that are added are there already, or where columns to be
+    read are missing.
+    """
+    both = [
+        name
+        for name in (prefix + column for column in [*_answer_columns(config), *_COSTS.names])
+        if name in names
+    ]
     if both:
-        raise ConfigError(f"the input has columns {', '.join(both)}, as the answers do: give ProcessorConfig a prefix")
+        raise ConfigError(
+            f"the input has columns {', '.join(both)}, as the answers do: give ProcessorConfig "
+            "a prefix"
+        )
     gone = {key: name for key, name in config.wanted_columns().items() if name not in names}
     gone.pop("input.id_column", None)
     if missing and gone:

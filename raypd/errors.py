@@ -1,4 +1,7 @@
-"""Errors that a user can act on. The command line prints their text alone; all else is a bug and keeps its trace."""
+"""Errors that a user can act on.
+
+The command line prints their text alone; all else is a bug and keeps its trace.
+"""
 
 import contextlib
 import difflib
@@ -7,19 +10,27 @@ from collections.abc import Callable, Iterable, Iterator
 
 def did_you_mean(wanted: str, known: Iterable[str], shown: Callable[[str], object] = repr) -> str:
     """`did you mean 'x'?`, as `shown` says x; "" where no name is near."""
-    near = difflib.get_close_matches(wanted, [name for name in known if name != wanted], 1, cutoff=0.5)
+    near = difflib.get_close_matches(
+        wanted, [name for name in known if name != wanted], 1, cutoff=0.5
+    )
     return f"did you mean {shown(near[0])}?" if near else ""
 
 
 def in_words(error: Exception) -> str:
-    """An error of Python's own for a user, who has no function to call where a number is too long to be read."""
+    """An error of Python's own for a user, who has no function to call where a number is too long
+    to be read.
+    """
     text = str(error)
     return "a number has more digits than can be read" if "set_int_max_str_digits" in text else text
 
 
 @contextlib.contextmanager
-def raised_as(kind: type[BaseException], words: str, *caught: type[Exception], advice: str = "") -> Iterator[None]:
-    """Raises what is `caught` within (None named: OSError) as a `kind`: the words, the error's own, the advice."""
+def raised_as(
+    kind: type[BaseException], words: str, *caught: type[Exception], advice: str = ""
+) -> Iterator[None]:
+    """Raises what is `caught` within (None named: OSError) as a `kind`: the words, the error's own,
+    the advice.
+    """
     kinds = caught or (OSError,)
     try:
         yield
@@ -28,7 +39,10 @@ def raised_as(kind: type[BaseException], words: str, *caught: type[Exception], a
 
 
 class UserError(Exception):
-    """Something that the user can put right. The message names the file, line or key, and says what to do."""
+    """Something that the user can put right.
+
+    The message names the file, line or key, and says what to do.
+    """
 
 
 class ConfigError(UserError):
@@ -40,7 +54,9 @@ class ModelError(UserError):
 
 
 class InputError(UserError):
-    """Input that cannot be planned or read at all (single bad documents become error rows instead)."""
+    """Input that cannot be planned or read at all (single bad documents become error rows
+    instead).
+    """
 
 
 class RunError(UserError):

@@ -31,15 +31,33 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 @contextlib.contextmanager
 def azurite(folder: Path) -> Iterator[str]:
-    """The URL of Azurite's account. npm install azurite, with its program in .azurite, or in the PATH."""
+    """The URL of Azurite's account. npm install azurite, with its program in .azurite, or in the
+    PATH.
+    """
     here = Path(__file__).parent.parent / ".azurite/node_modules/.bin"
-    program = shutil.which("azurite-blob", path=f"{here}:{os.environ['PATH']}") or pytest.skip("needs make azurite")
+    program = shutil.which("azurite-blob", path=f"{here}:{os.environ['PATH']}") or pytest.skip(
+        "needs make azurite"
+    )
     (port,) = free_ports(1)
-    command = [program, "--blobPort", str(port), "--blobHost", "127.0.0.1", "--inMemoryPersistence",
-               "--skipApiVersionCheck", "--disableTelemetry"]  # fmt: skip
-    with open(folder / "azurite.log", "wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    command = [
+        program,
+        "--blobPort",
+        str(port),
+        "--blobHost",
+        "127.0.0.1",
+        "--inMemoryPersistence",
+        "--skipApiVersionCheck",
+        "--disableTelemetry",
+    ]
+    with (
+        open(folder / "azurite.log", "wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as process,
+    ):
         try:
-            wait_for(lambda: b"success" in (folder / "azurite.log").read_bytes(), f"see {folder}/azurite.log")
+            wait_for(
+                lambda: b"success" in (folder / "azurite.log").read_bytes(),
+                f"see {folder}/azurite.log",
+            )
             yield f"http://127.0.0.1:{port}/{ACCOUNT}"
         finally:
             process.kill()
@@ -48,16 +66,28 @@ def azurite(folder: Path) -> Iterator[str]:
 def make_container(url: str, name: str) -> None:
     """obstore makes none."""
     date, path = email.utils.formatdate(usegmt=True), f"/{ACCOUNT}/{name}"
-    head = ["PUT", *[""] * 11, f"x-ms-date:{date}", "x-ms-version:2021-08-06", f"/{ACCOUNT}{path}", "restype:container"]
+    head = [
+        "PUT",
+        *[""] * 11,
+        f"x-ms-date:{date}",
+        "x-ms-version:2021-08-06",
+        f"/{ACCOUNT}{path}",
+        "restype:container",
+    ]
     signed = hmac.digest(base64.b64decode(KEY), "\n".join(head).encode(), "sha256")
-    headers = {"x-ms-date": date, "x-ms-version": "2021-08-06",
-               "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(signed).decode()}"}  # fmt: skip
+    headers = {
+        "x-ms-date": date,
+        "x-ms-version": "2021-08-06",
+        "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(signed).decode()}",
+    }
     place = f"{url}/{name}?restype=container"
     urllib.request.urlopen(urllib.request.Request(place, method="PUT", headers=headers)).close()
 
 
 class Google:
-    """Objects as Google's XML API has them by its documentation; fail: what it answers in place of the object."""
+    """Objects as Google's XML API has them by its documentation; fail: what it answers in place of
+    the object.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, int]] = {}  # key -> content, generation
@@ -100,19 +130,26 @@ class Google:
         return Reply(200, content, headers)
 
     def _headers(self, content: bytes, generation: int) -> dict[str, str]:
-        return {"ETag": f'"{hashlib.md5(content).hexdigest()}"', "x-goog-generation": str(generation),
-                "Last-Modified": email.utils.formatdate(usegmt=True)}  # fmt: skip
+        return {
+            "ETag": f'"{hashlib.md5(content).hexdigest()}"',
+            "x-goog-generation": str(generation),
+            "Last-Modified": email.utils.formatdate(usegmt=True),
+        }
 
     def _listing(self, query: dict[str, list[str]]) -> bytes:
         prefix, folded, items = query.get("prefix", [""])[0], dict[str, None](), []
         for key, (content, generation) in sorted(self.objects.items()):
             head, slash, _ = key.removeprefix(prefix).partition("/")
             if key.startswith(prefix) and slash and "delimiter" in query:
-                folded[f"<CommonPrefixes><Prefix>{escape(prefix + head)}/</Prefix></CommonPrefixes>"] = None
+                folded[
+                    f"<CommonPrefixes><Prefix>{escape(prefix + head)}/</Prefix></CommonPrefixes>"
+                ] = None
             elif key.startswith(prefix):
                 tag = self._headers(content, generation)["ETag"]
-                items.append(f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00Z</LastModified>"
-                             f"<ETag>{escape(tag)}</ETag><Size>{len(content)}</Size></Contents>")  # fmt: skip
+                items.append(
+                    f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00Z</LastModified>"
+                    f"<ETag>{escape(tag)}</ETag><Size>{len(content)}</Size></Contents>"
+                )
         return f"<ListBucketResult>{''.join(items)}{''.join(folded)}</ListBucketResult>".encode()
 
 

@@ -1,4 +1,6 @@
-"""One thread a process: tests run beside the processes of Ray, where threads that spin cost more than they help."""
+"""One thread a process: tests run beside the processes of Ray, where threads that spin cost more
+than they help.
+"""
 
 import itertools
 import os
@@ -9,7 +11,8 @@ import threading
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-# Ray writes a token of its own to ~/.ray/auth_token otherwise, which every later `ray start` of this user asks for.
+# Ray writes a token of its own to ~/.ray/auth_token otherwise, which every later `ray start` of
+# this user asks for.
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # On a busy machine Ray's own processes may take longer to come up than it waits for them.
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "240")
@@ -17,8 +20,12 @@ os.environ.setdefault("RAY_raylet_start_wait_time_s", "240")
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "240")
 os.environ.setdefault("RAY_agent_register_timeout_ms", "240000")
 
-# What a shell starts in the background ignores Ctrl-C, and so would every process that a test interrupts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+# What a shell starts in the background ignores Ctrl-C, and so would every process that a test
+# interrupts.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch
@@ -36,9 +43,12 @@ from raypd.config import StorageConfig  # noqa: E402
 from tests import clouds, fault_proxy, processes, s3  # noqa: E402
 from tests.runs import between, in_process, make_config  # noqa: E402, F401
 
-# The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=random looks for others.
+# The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=random looks for
+# others.
 SLOW = [hypothesis.HealthCheck.too_slow]
-hypothesis.settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=SLOW)
+hypothesis.settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=SLOW
+)
 hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 _numbers = itertools.count()  # of buckets
@@ -52,7 +62,9 @@ def no_process_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Server]:
-    """One real S3 server for all tests of a session; each makes buckets of its own (fixture `bucket`)."""
+    """One real S3 server for all tests of a session; each makes buckets of its own (fixture
+    `bucket`).
+    """
     with s3.server(tmp_path_factory.mktemp("weed")) as server:
         yield server
 
@@ -67,7 +79,10 @@ def ray_ends() -> Iterator[None]:
 
 @pytest.fixture
 def ray_here(ray_ends: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One Ray for all tests whose runs need no process of their own. Its workers may use `s3_server`."""
+    """One Ray for all tests whose runs need no process of their own.
+
+    Its workers may use `s3_server`.
+    """
     import ray
 
     if ray.is_initialized():
@@ -131,7 +146,9 @@ def az(azurite: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture
 def proxy(s3_server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[fault_proxy.Proxy]:
     """A proxy that does nothing yet; waits between tries are short in this process."""
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.01)
+    monkeypatch.setattr(
+        "botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.01
+    )
     monkeypatch.setattr("raypd.storage.s3._LONGEST_WAIT", 0.05)
     with fault_proxy.proxy(s3_server.url) as made:
         yield made
@@ -139,15 +156,31 @@ def proxy(s3_server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[fau
 
 # Files whose long tests each start a Ray of their own.
 ALONE = ("tests/faults/test_faults.py", "tests/cluster/test_ledger_actor.py")
-# Files that take long come first, so that at the end no process waits for another that has just begun one of them.
-LONG_FILES = ("storage/test_runs.py", "cluster/test_driver.py", "faults/", "cluster/test_pool_executor.py",
-              "cluster/test_ledger_actor.py", "billing/test_budget.py", "cluster/", "nights/", "verify/", "dataset/",
-              "estimation/", "storage/", "models/", "report/")  # fmt: skip
+# Files that take long come first, so that at the end no process waits for another that has just
+# begun one of them.
+LONG_FILES = (
+    "storage/test_runs.py",
+    "cluster/test_driver.py",
+    "faults/",
+    "cluster/test_pool_executor.py",
+    "cluster/test_ledger_actor.py",
+    "billing/test_budget.py",
+    "cluster/",
+    "nights/",
+    "verify/",
+    "dataset/",
+    "estimation/",
+    "storage/",
+    "models/",
+    "report/",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        starts = (n for n, start in enumerate(LONG_FILES) if item.nodeid.startswith(f"tests/{start}"))
+        starts = (
+            n for n, start in enumerate(LONG_FILES) if item.nodeid.startswith(f"tests/{start}")
+        )
         return next(starts, len(LONG_FILES))
 
     items.sort(key=place)
@@ -155,7 +188,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Beside each other: files, and single tests that share nothing; the files of `ray_here` are one scope."""
+    """Beside each other: files, and single tests that share nothing; the files of `ray_here` are
+    one scope.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

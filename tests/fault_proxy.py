@@ -1,5 +1,7 @@
-"""A proxy before a real S3 server that fails a share of the calls: `with fault_proxy.proxy(server.url) as s3`;
-s3.faults may change while calls go on, s3.failed counts. Which call fails is drawn from (seed, number of the call)."""
+"""A proxy before a real S3 server that fails a share of the calls: `with
+fault_proxy.proxy(server.url) as s3`; s3.faults may change while calls go on, s3.failed counts.
+Which call fails is drawn from (seed, number of the call).
+"""
 
 import contextlib
 import http.client
@@ -14,15 +16,18 @@ from tests.servers import Call, Reply, serving
 
 _CODES = {"503": (503, b"SlowDown"), "500": (500, b"InternalError"), "403": (403, b"AccessDenied")}
 _REFUSAL = (
-    b'<?xml version="1.0"?><Error><Code>%s</Code><Message>raypd test fault</Message><RequestId>0</RequestId></Error>'
+    b'<?xml version="1.0"?><Error><Code>%s</Code><Message>raypd test '
+    b"fault</Message><RequestId>0</RequestId></Error>"
 )
 
 
 @dataclass(frozen=True)
 class Faults:
-    """share: of calls that fail, 0 to 1. kinds, alike likely: 503, 500, 403 (not passed on), reset (not passed on
-    either), lost (passed on and done, then reset), cut (head and half of the body, then a reset), hang (no byte for
-    `hang_seconds`, then a reset). most: failures altogether. only: calls that may fail, by method and path."""
+    """share: of calls that fail, 0 to 1. kinds, alike likely: 503, 500, 403 (not passed on), reset
+    (not passed on either), lost (passed on and done, then reset), cut (head and half of the body,
+    then a reset), hang (no byte for `hang_seconds`, then a reset). most: failures altogether. only:
+    calls that may fail, by method and path.
+    """
 
     share: float = 0.0
     kinds: tuple[str, ...] = ("503", "500", "reset", "lost", "cut")
@@ -33,14 +38,18 @@ class Faults:
 
 
 class Proxy:
-    """A running proxy. `url` is the endpoint to use; `calls` and `failed` count calls by method and faults by kind."""
+    """A running proxy.
+
+    `url` is the endpoint to use; `calls` and `failed` count calls by method and faults by kind.
+    """
 
     def __init__(self, upstream: str) -> None:
         self.upstream, self.url = urllib.parse.urlsplit(upstream).netloc, ""
         self.faults = Faults()
         self.calls: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        self.log: list[tuple[str, str, Mapping[str, str]]] = []  # method, path, headers of every call
+        # Method, path, headers of every call.
+        self.log: list[tuple[str, str, Mapping[str, str]]] = []
         self.stopped = threading.Event()
         self._lock = threading.Lock()
         self._numbers = 0
@@ -75,17 +84,26 @@ class Proxy:
 
     def _passed_on(self, call: Call) -> Reply:
         """What the server answers."""
-        with contextlib.closing(http.client.HTTPConnection(self.upstream, timeout=120)) as connection:
+        with contextlib.closing(
+            http.client.HTTPConnection(self.upstream, timeout=120)
+        ) as connection:
             connection.putrequest(call.method, call.path, skip_host=True, skip_accept_encoding=True)
             for name, value in call.headers.items():
-                if name.lower() not in ("connection", "expect", "transfer-encoding", "content-length"):
+                if name.lower() not in (
+                    "connection",
+                    "expect",
+                    "transfer-encoding",
+                    "content-length",
+                ):
                     connection.putheader(name, value)
             connection.putheader("Content-Length", str(len(call.body)))
             connection.endheaders(call.body)
             answer = connection.getresponse()
             body = answer.read()
         ours = ("connection", "transfer-encoding", "date", "server")
-        return Reply(answer.status, body, {n: v for n, v in answer.getheaders() if n.lower() not in ours})
+        return Reply(
+            answer.status, body, {n: v for n, v in answer.getheaders() if n.lower() not in ours}
+        )
 
 
 @contextlib.contextmanager

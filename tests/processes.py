@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-LONG = 240.0  # seconds after which something never happens, on the busiest machine; below pytest's own limit
+# Seconds after which something never happens, on the busiest machine; below pytest's own limit.
+LONG = 240.0
 _MARK = "RAYPD_TEST_PROCESS"  # in the environment of all that a test's process starts
 _marks: set[str] = set()
 
@@ -45,7 +46,9 @@ def wait_for(condition: Callable[[], Any], what: str = "it did not happen") -> A
 
 
 def children(pid: int, names: str | tuple[str, ...]) -> list[psutil.Process]:
-    """The processes below one whose command begins with one of these names, as Ray's actors have them."""
+    """The processes below one whose command begins with one of these names, as Ray's actors have
+    them.
+    """
     found = []
     with contextlib.suppress(psutil.Error):  # it is just coming or going
         for process in psutil.Process(pid).children(recursive=True):

@@ -23,51 +23,88 @@ from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import GENERATION
 from tests.processes import start
 
-TITLES = {"text_columns": ["title"], "category_column": None}  # section `input` over what `write_jsonl` writes
+# Section `input` over what `write_jsonl` writes.
+TITLES = {"text_columns": ["title"], "category_column": None}
 _CLUSTER_KEYS = (
-    "executor", "unit_documents", "units_in_flight", "unit_bytes", "min_workers", "max_workers", "max_failed_share"
-)  # fmt: skip
+    "executor",
+    "unit_documents",
+    "units_in_flight",
+    "unit_bytes",
+    "min_workers",
+    "max_workers",
+    "max_failed_share",
+)
 
 
 def extraction(**categories: Sequence[str | dict[str, Any]]) -> dict[str, Any]:
     """Section `task`: extraction(shoes=["Brand", {"name": "Size", "type": "number"}])."""
-    return {"categories": {
-        category: {"attributes": [{"name": one} if isinstance(one, str) else one for one in named]}
-        for category, named in categories.items()}}  # fmt: skip
+    return {
+        "categories": {
+            category: {
+                "attributes": [{"name": one} if isinstance(one, str) else one for one in named]
+            }
+            for category, named in categories.items()
+        }
+    }
 
 
 def config_tree(
-    task: str | dict[str, Any] | None = None, path: Any = "in.jsonl", folder: Any = "out", **sections: Any
+    task: str | dict[str, Any] | None = None,
+    path: Any = "in.jsonl",
+    folder: Any = "out",
+    **sections: Any,
 ) -> dict[str, Any]:
-    """A configuration as YAML has it. task: its section, or its kind; None: an extraction of the attribute a in the
-    category c. path, folder: of input and run. sections: others; of `input`, `output` and `task` more keys."""
+    """A configuration as YAML has it. task: its section, or its kind; None: an extraction of the
+    attribute a in the category c. path, folder: of input and run. sections: others; of `input`,
+    `output` and `task` more keys.
+    """
     task = {"kind": task} if isinstance(task, str) else task or extraction(c=["a"])
-    tree: dict[str, Any] = {"input": {"path": path if isinstance(path, list) else str(path)},
-                            "output": {"path": str(folder)}, "task": task}  # fmt: skip
-    return tree | {name: {**tree[name], **keys} if name in tree else keys for name, keys in sections.items()}
+    tree: dict[str, Any] = {
+        "input": {"path": path if isinstance(path, list) else str(path)},
+        "output": {"path": str(folder)},
+        "task": task,
+    }
+    return tree | {
+        name: {**tree[name], **keys} if name in tree else keys for name, keys in sections.items()
+    }
 
 
-def run_config(task: str | dict[str, Any] | None = None, *places: Any, **sections: Any) -> RunConfig:
+def run_config(
+    task: str | dict[str, Any] | None = None, *places: Any, **sections: Any
+) -> RunConfig:
     """`config_tree`, checked."""
     return RunConfig.model_validate(config_tree(task, *places, **sections))
 
 
 def with_keys(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
-    """The configuration with other keys in some sections: with_keys(config, output={"columns": "typed"})."""
+    """The configuration with other keys in some sections: with_keys(config, output={"columns":
+    "typed"}).
+    """
     tree = config.model_dump()
-    return RunConfig.model_validate(tree | {name: tree[name] | keys for name, keys in sections.items()})
+    return RunConfig.model_validate(
+        tree | {name: tree[name] | keys for name, keys in sections.items()}
+    )
 
 
 @pytest.fixture(name="config")
 def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
-    """Makes a configuration: config("in/*.jsonl", unit_documents=10, text_columns=["title"], ...)."""
+    """Makes a configuration: config("in/*.jsonl", unit_documents=10, text_columns=["title"],
+    ...).
+    """
 
-    def make(path: Any, output: str = "out", storage: dict[str, Any] | None = None, **keys: Any) -> RunConfig:
+    def make(
+        path: Any, output: str = "out", storage: dict[str, Any] | None = None, **keys: Any
+    ) -> RunConfig:
         cluster = {"address": "local", "unit_documents": 10, "max_workers": 1}
         engine = {"max_num_seqs": keys.pop("max_num_seqs", 4)}
         cluster |= {key: keys.pop(key) for key in _CLUSTER_KEYS if key in keys}
         output = output if "://" in output else str(tmp_path / output)
-        sections = {"input": TITLES | keys, "engine": engine, "cluster": cluster, "storage": storage or {}}
+        sections = {
+            "input": TITLES | keys,
+            "engine": engine,
+            "cluster": cluster,
+            "storage": storage or {},
+        }
         return run_config(None, path, output, **sections)
 
     return make
@@ -119,10 +156,14 @@ def run_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
 def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
     """Does something behind a run's planning and before it reads."""
     real = planner.plan
-    return lambda then: monkeypatch.setattr(planner, "plan", lambda *given: (real(*given), then())[0])
+    return lambda then: monkeypatch.setattr(
+        planner, "plan", lambda *given: (real(*given), then())[0]
+    )
 
 
-def answer(task: Any, documents: Sequence[Any], engine: Any, **how: Any) -> tuple[list[Record], list[Finished]]:
+def answer(
+    task: Any, documents: Sequence[Any], engine: Any, **how: Any
+) -> tuple[list[Record], list[Finished]]:
     """All records of some documents, as they come, and what ended in the engine."""
     records, ended = [], []
     items = list(task.plan(documents))
@@ -138,8 +179,12 @@ def answer(task: Any, documents: Sequence[Any], engine: Any, **how: Any) -> tupl
     return records, ended
 
 
-def run_here(config: RunConfig, build: Any = None, planned: Plan | None = None, most: int | None = None) -> Plan:
-    """A run without Ray, its worker in this process; what was planned. most: units, after which it is cut off."""
+def run_here(
+    config: RunConfig, build: Any = None, planned: Plan | None = None, most: int | None = None
+) -> Plan:
+    """A run without Ray, its worker in this process; what was planned. most: units, after which it
+    is cut off.
+    """
     from raypd.answering import components
     from raypd.cluster.worker import DecodeWorker, WorkerSpec
     from tests.cluster import fakes
@@ -160,7 +205,11 @@ def run_here(config: RunConfig, build: Any = None, planned: Plan | None = None, 
 
 
 def committed(
-    folder: Path, config: RunConfig, documents: Sequence[Document], records: Sequence[Record], schema: Any = GENERATION
+    folder: Path,
+    config: RunConfig,
+    documents: Sequence[Document],
+    records: Sequence[Record],
+    schema: Any = GENERATION,
 ) -> str:
     """A run as a worker leaves it, one unit a document."""
     manifest.claim(config, str(folder))
@@ -169,13 +218,17 @@ def committed(
         table = writer.make_table([document], answers, schema, 1)
         ok, failed = writer.count_documents(table)
         unit = f"unit-{document.index}"
-        summary = UnitSummary(unit, config.fingerprint(), "s", "x.jsonl", document.index, 1, ok, failed, 1.0)
+        summary = UnitSummary(
+            unit, config.fingerprint(), "s", "x.jsonl", document.index, 1, ok, failed, 1.0
+        )
         assert writer.commit(str(folder), table, summary)
     return str(folder)
 
 
 class Clock:
-    """In place of the module `time`: it passes only while somebody sleeps, each time so many seconds too long."""
+    """In place of the module `time`: it passes only while somebody sleeps, each time so many
+    seconds too long.
+    """
 
     def __init__(self, oversleeps: float = 0.0) -> None:
         self.now, self.oversleeps = 0.0, oversleeps
@@ -191,13 +244,20 @@ class Clock:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
-    """`driver.run_extract` as `run_here`. Returns a function that makes the next runs stop after n units."""
+    """`driver.run_extract` as `run_here`.
+
+    Returns a function that makes the next runs stop after n units.
+    """
     from raypd.cluster import driver
 
     limit: dict[str, int | None] = {"units": None}
 
-    def run_extract(config: RunConfig, *, verbose: bool = False, build: Any = None, planned: Any = None) -> Any:
-        return driver.finish(config, config.output.path, run_here(config, build, planned, limit["units"]))
+    def run_extract(
+        config: RunConfig, *, verbose: bool = False, build: Any = None, planned: Any = None
+    ) -> Any:
+        return driver.finish(
+            config, config.output.path, run_here(config, build, planned, limit["units"])
+        )
 
     monkeypatch.setattr(driver, "run_extract", run_extract)
     return lambda units: limit.update(units=units)

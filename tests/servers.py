@@ -24,8 +24,10 @@ class Call:
 
 @dataclass
 class Reply:
-    """What it is told. body: several parts are written one by one, with a Content-Length of `headers`. broken:
-    "reset" in place of an answer, "cut" behind half of the body. pause: seconds between two bytes of headers."""
+    """What it is told. body: several parts are written one by one, with a Content-Length of
+    `headers`. broken: "reset" in place of an answer, "cut" behind half of the body. pause: seconds
+    between two bytes of headers.
+    """
 
     status: int
     body: bytes | Iterable[bytes] = b""
@@ -90,7 +92,9 @@ def serving(reply: Callable[[Call], Reply], port: int = 0) -> Iterator[str]:
             """Ends the connection as a broken network does, not with an orderly close."""
             self.close_connection = True
             with contextlib.suppress(OSError):
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
                 self.connection.close()
 
         def log_message(self, *_: object) -> None:

@@ -18,27 +18,40 @@ from raypd.answering import request_queue
 from raypd.errors import ConfigError, InputError
 from raypd.run.load import load_run
 
-FRAME = pd.DataFrame({"id": ["a", "b", "c"], "title": ["red shoe", "blue shoe", "hat"], "price": [1.0, 2.0, 3.0]})
+FRAME = pd.DataFrame(
+    {"id": ["a", "b", "c"], "title": ["red shoe", "blue shoe", "hat"], "price": [1.0, 2.0, 3.0]}
+)
 
 
-def test_a_frame_becomes_a_run_that_the_same_call_finds_again(tmp_path: Path, monkeypatch, ray_here) -> None:
+def test_a_frame_becomes_a_run_that_the_same_call_finds_again(
+    tmp_path: Path, monkeypatch, ray_here
+) -> None:
     monkeypatch.chdir(tmp_path)
     attributes = ["Brand", {"name": "Price", "type": "number"}]
     run = raypd.extract(FRAME, attributes, model="fake", settings={"cluster.unit_documents": 1})
     rows, typed = run.to_pandas(), run.to_pandas(typed=True)
     assert list(rows["id"]) == list(typed["id"]) == ["a", "b", "c"]
-    assert (set(json.loads(rows["record"][0])), typed["Price"].dtype.kind) == ({"Brand", "Price"}, "f")
+    assert (set(json.loads(rows["record"][0])), typed["Price"].dtype.kind) == (
+        {"Brand", "Price"},
+        "f",
+    )
     assert Path(run.report()).read_text().startswith("<!DOCTYPE html>")
     assert run.path.startswith(str(tmp_path / "runs"))
     again = raypd.extract(FRAME, attributes, model="fake", settings={"cluster.unit_documents": 1})
-    assert (again.path, again.bill.sessions, run.bill.documents) == (run.path, 1, 3)  # nothing was left to do
+    # Nothing was left to do.
+    assert (again.path, again.bill.sessions, run.bill.documents) == (run.path, 1, 3)
     assert raypd.Run(run.path).to_arrow() == run.to_arrow()
 
 
 def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, in_process) -> None:
     monkeypatch.chdir(tmp_path)
-    run = raypd.extract([{"id": "a", "title": "red <b> shoe"}, {"id": "b", "title": " "}], ["Brand"], model="fake")
-    assert (run.verify().passed, list(run.to_pandas(typed=True)["Brand"].isna())) == (True, [False, True])
+    run = raypd.extract(
+        [{"id": "a", "title": "red <b> shoe"}, {"id": "b", "title": " "}], ["Brand"], model="fake"
+    )
+    assert (run.verify().passed, list(run.to_pandas(typed=True)["Brand"].isna())) == (
+        True,
+        [False, True],
+    )
     assert "no text in title" in run.errors().column("reason")[0].as_py()
     assert raypd.extract(["a hat"], ["Brand"], model="fake").errors().num_rows == 0
     other = raypd.extract(FRAME.head(2), ["Brand"], model="fake", output="own")
@@ -51,25 +64,53 @@ def test_a_run_is_verified_scored_and_tried_again(tmp_path: Path, monkeypatch, i
     assert "2 documents, 1 failed" in page
 
 
-@pytest.mark.parametrize("documents", [
-    ["a red shoe"], ["a hat/cap", "a shirt w/o sleeves"], ["24/7", "Bose/QC45"], [{"id": "x", "title": "hat", "n": 1}],
-    [{"title": "hat"}, {"description": "a red cap"}], [{"name": "hat", "category": "record"}]])  # fmt: skip
-def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkeypatch, in_process) -> None:
+@pytest.mark.parametrize(
+    "documents",
+    [
+        ["a red shoe"],
+        ["a hat/cap", "a shirt w/o sleeves"],
+        ["24/7", "Bose/QC45"],
+        [{"id": "x", "title": "hat", "n": 1}],
+        [{"title": "hat"}, {"description": "a red cap"}],
+        [{"name": "hat", "category": "record"}],
+    ],
+)
+def test_a_list_of_texts_or_dicts_is_documents(
+    documents, tmp_path: Path, monkeypatch, in_process
+) -> None:
     monkeypatch.chdir(tmp_path)
     run = raypd.extract(documents, ["Brand"], model="fake")
     assert (run.manifest.documents, run.manifest.failed) == (len(documents), 0)
     assert "category" not in load_run(run.path, []).text_columns()
 
 
-@pytest.mark.parametrize(("source", "error", "said"), [
-    (["a.jsonl", "runs/b"], InputError, "a.jsonl: no such file"), (["b/*"], InputError, "no file matches"),
-    (["runs/a.pdf", "runs/b"], InputError, "no such"), ([], InputError, "no rows"), (FRAME[:0], InputError, "no rows"),
-    (["a text", {"title": "x"}], ConfigError, r"source\[1\]: a list is of texts or dicts, all alike"),
-    (["a text", None], ConfigError, r"source\[1\]: a list is of paths, texts or dicts, not NoneType"),
-    (pd.DataFrame([["x", "y"]], columns=["title", "title"]), InputError, "two columns 'title'"),
-    (pd.DataFrame({"title": ["x", 3]}), InputError, "column title"), (7, ConfigError, "not int"),
-    (pa.table({"n": [1], "m": [2]}), InputError, "no column of text; it has n, m")])  # fmt: skip
-def test_what_is_no_table_of_documents_is_refused(source, error, said, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("source", "error", "said"),
+    [
+        (["a.jsonl", "runs/b"], InputError, "a.jsonl: no such file"),
+        (["b/*"], InputError, "no file matches"),
+        (["runs/a.pdf", "runs/b"], InputError, "no such"),
+        ([], InputError, "no rows"),
+        (FRAME[:0], InputError, "no rows"),
+        (
+            ["a text", {"title": "x"}],
+            ConfigError,
+            r"source\[1\]: a list is of texts or dicts, all alike",
+        ),
+        (
+            ["a text", None],
+            ConfigError,
+            r"source\[1\]: a list is of paths, texts or dicts, not NoneType",
+        ),
+        (pd.DataFrame([["x", "y"]], columns=["title", "title"]), InputError, "two columns 'title'"),
+        (pd.DataFrame({"title": ["x", 3]}), InputError, "column title"),
+        (7, ConfigError, "not int"),
+        (pa.table({"n": [1], "m": [2]}), InputError, "no column of text; it has n, m"),
+    ],
+)
+def test_what_is_no_table_of_documents_is_refused(
+    source, error, said, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=said):
         raypd.extract(source, ["Brand"], model="fake")
@@ -83,7 +124,9 @@ def dataset(*texts: str) -> SimpleNamespace:
     return SimpleNamespace(schema=lambda: schema, iter_batches=lambda batch_format: blocks)
 
 
-def test_a_dataset_of_other_rows_is_another_run_in_a_private_folder(tmp_path, monkeypatch, in_process) -> None:
+def test_a_dataset_of_other_rows_is_another_run_in_a_private_folder(
+    tmp_path, monkeypatch, in_process
+) -> None:
     monkeypatch.chdir(tmp_path)
     datasets = dataset("hat", "cap"), dataset("cap", "hat"), dataset("shoe")
     first, same, other = (raypd.extract(rows, ["Brand"], model="fake") for rows in datasets)
@@ -95,18 +138,29 @@ def test_the_columns_of_a_file_are_found(tmp_path: Path, monkeypatch, in_process
     monkeypatch.chdir(tmp_path)
     Path("x.csv").write_text("name,note\nMug,A red mug of the shop for coffee\n")
     frame = pd.read_csv("x.csv").assign(n=1, Brand="of the shop that we have")
-    for source, said in (("x.csv", "csv: reads name, note,"), (frame, "not read (input.text_columns): n, Brand")):
+    for source, said in (
+        ("x.csv", "csv: reads name, note,"),
+        (frame, "not read (input.text_columns): n, Brand"),
+    ):
         assert raypd.extract(source, ["Brand"], model="fake").manifest.ok == 1
         assert said in capsys.readouterr().err
 
 
-def test_a_list_of_files_with_blanks_in_their_names_is_of_paths(tmp_path: Path, monkeypatch, in_process) -> None:
+def test_a_list_of_files_with_blanks_in_their_names_is_of_paths(
+    tmp_path: Path, monkeypatch, in_process
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my file.jsonl").write_text('{"id": "a", "title": "hat"}\n{"id": "b", "title": "cap"}\n')
     Path("🎧.jsonl").write_bytes(Path("my file.jsonl").read_bytes())
     told = {"task.instruction": "🎧\x7f\u2028\x85"}
-    for source, output in ((["my file.jsonl"], None), ("🎧.jsonl", "out🎧"), (FRAME[:2], Path("runs/exp[1]?"))):
-        run = raypd.extract(source, ["Brand"], model="fake", text="title", output=output, settings=told)
+    for source, output in (
+        (["my file.jsonl"], None),
+        ("🎧.jsonl", "out🎧"),
+        (FRAME[:2], Path("runs/exp[1]?")),
+    ):
+        run = raypd.extract(
+            source, ["Brand"], model="fake", text="title", output=output, settings=told
+        )
         assert list(run.to_pandas()["id"]) == ["a", "b"]
         told_so = (load_run(run.path, []).extraction.instruction, Path(run.path).name)
         assert told_so == (told["task.instruction"], Path(output or run.path).name)
@@ -123,15 +177,24 @@ class Long(Shoe):
     brand: str = Field(min_length=1000)
 
 
-def test_a_pydantic_model_gives_instances_bytes_are_no_text_and_an_interrupted_call_leaves_nothing(monkeypatch) -> None:
+def test_a_pydantic_model_gives_instances_bytes_are_no_text_and_an_interrupted_call_leaves_nothing(
+    monkeypatch,
+) -> None:
     llm = raypd.LLM("fake", settings={"model.fake": {"load_seconds": 0}})
     (answer,) = llm.extract("a shoe", Shoe)
     assert answer.parsed == Shoe(**answer.value)
     assert [llm.extract("a shoe", schema)[0].parsed for schema in (Long, ["brand"])] == [None, None]
     mixed = llm.extract((one for one in ("a shoe", {"title": "a hat"}, {"text": "a shoe"})), Shoe)
     assert mixed == [answer, *llm.extract({"title": "a hat"}, Shoe), answer]
-    assert [*llm.extract([], Shoe), llm.extract(pd.DataFrame({"title": ["a hat", None]}), Shoe)[0]] == [mixed[1]]
-    for call in (lambda: llm.extract(b"a", Shoe), lambda: llm.answer("a", [b"a"]), lambda: llm.generate(b"a")):
+    assert [
+        *llm.extract([], Shoe),
+        llm.extract(pd.DataFrame({"title": ["a hat", None]}), Shoe)[0],
+    ] == [mixed[1]]
+    for call in (
+        lambda: llm.extract(b"a", Shoe),
+        lambda: llm.answer("a", [b"a"]),
+        lambda: llm.generate(b"a"),
+    ):
         with pytest.raises(TypeError, match="bytes are no text"):
             call()
     interrupted = Mock(wraps=request_queue.answer, side_effect=[KeyboardInterrupt, DEFAULT])

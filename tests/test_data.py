@@ -1,4 +1,6 @@
-"""raypd as a stage of Ray Data: every row comes out with what it had and its answer, whatever it holds."""
+"""raypd as a stage of Ray Data: every row comes out with what it had and its answer, whatever it
+holds.
+"""
 
 from __future__ import annotations
 
@@ -34,25 +36,51 @@ from tests.runs import extraction, run_config
 pytestmark = pytest.mark.usefixtures("ray_here")
 FAKE = {"model.fake.load_seconds": 0, "model.fake.step_seconds": 0.001}
 ADDED = {
-    *(name + kind for name in ("Brand", "Colour") for kind in ("", "__confidence", "__status", "__span")),
-    "truncated", "status", "error", "prompt_tokens", "decoded_tokens", "seconds", "cost_usd",
-}  # fmt: skip
+    *(
+        name + kind
+        for name in ("Brand", "Colour")
+        for kind in ("", "__confidence", "__status", "__span")
+    ),
+    "truncated",
+    "status",
+    "error",
+    "prompt_tokens",
+    "decoded_tokens",
+    "seconds",
+    "cost_usd",
+}
 
 
 def processor(pre: Any = None, post: Any = None, settings: Any = None, **keys: Any) -> Processor:
-    keys = {"model": "fake", "text_columns": ["title"], "schema": [{"name": "Brand"}, {"name": "Colour"}], **keys}
-    return build_processor(ProcessorConfig(settings={**FAKE, **(settings or {})}, **keys), pre, post)
+    keys = {
+        "model": "fake",
+        "text_columns": ["title"],
+        "schema": [{"name": "Brand"}, {"name": "Colour"}],
+        **keys,
+    }
+    return build_processor(
+        ProcessorConfig(settings={**FAKE, **(settings or {})}, **keys), pre, post
+    )
 
 
 def titles(count: int) -> pa.Table:
-    return pa.table({"number": range(count), "title": [f"a red lamp of Acme, number {n}" for n in range(count)]})
+    return pa.table(
+        {"number": range(count), "title": [f"a red lamp of Acme, number {n}" for n in range(count)]}
+    )
 
 
-@pytest.mark.parametrize("kind", ["parquet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "json"))])
-def test_files_on_s3_come_out_whole_and_take_what_was_estimated(kind: str, bucket: str, s3_server: s3.Server) -> None:
+@pytest.mark.parametrize(
+    "kind", ["parquet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "json"))]
+)
+def test_files_on_s3_come_out_whole_and_take_what_was_estimated(
+    kind: str, bucket: str, s3_server: s3.Server
+) -> None:
     keys = {"access_key": s3.KEY_ID, "secret_key": s3.SECRET}
     files = pyarrow.fs.S3FileSystem(**keys, endpoint_override=s3_server.url, region="us-east-1")
-    at, write = bucket.removeprefix("s3://"), {"csv": pyarrow.csv.write_csv, "parquet": pyarrow.parquet.write_table}
+    at, write = (
+        bucket.removeprefix("s3://"),
+        {"csv": pyarrow.csv.write_csv, "parquet": pyarrow.parquet.write_table},
+    )
     for part in range(3):
         with files.open_output_stream(f"{at}/in/{part}.{kind}") as out:
             table = titles(150).slice(50 * part, 50)
@@ -73,21 +101,32 @@ def test_files_on_s3_come_out_whole_and_take_what_was_estimated(kind: str, bucke
         assert row["seconds"] > 0
     found = stage.estimate(dataset, sample=50)
     assert found.documents == 150
-    for figure, name in ((found.prompt_tokens, "prompt_tokens"), (found.decoded_tokens, "decoded_tokens")):
+    for figure, name in (
+        (found.prompt_tokens, "prompt_tokens"),
+        (found.decoded_tokens, "decoded_tokens"),
+    ):
         assert figure.value == pytest.approx(sum(row[name] for row in rows), rel=0.15)
     assert found.usd is not None
     assert found.usd.value == pytest.approx(found.seconds.value * 0.01 / 4)
 
 
 def test_a_bad_row_is_an_error_row_of_the_same_columns() -> None:
-    frame = pd.DataFrame({"title": ["good", None, "", "x" * 2000, 7, b"\xff", {"a": 1}, "good"], "n": range(8)})
-    rows = processor(settings={"input.max_document_bytes": 1000})(ray.data.from_pandas(frame)).take_all()
+    frame = pd.DataFrame(
+        {"title": ["good", None, "", "x" * 2000, 7, b"\xff", {"a": 1}, "good"], "n": range(8)}
+    )
+    rows = processor(settings={"input.max_document_bytes": 1000})(
+        ray.data.from_pandas(frame)
+    ).take_all()
     by_number = {row["n"]: row for row in rows}
     assert len(by_number) == len(rows) == 8
     errors = {n: row["error"] for n, row in by_number.items() if row["status"] == "error"}
     assert {n: (error or "").partition(";")[0] for n, error in errors.items()} == {
-        1: "no text in title", 2: "no text in title", 3: "the document has 2000 bytes",
-        5: "column 'title' holds a bytes, not text", 6: "column 'title' holds an object, not text"}  # fmt: skip
+        1: "no text in title",
+        2: "no text in title",
+        3: "the document has 2000 bytes",
+        5: "column 'title' holds a bytes, not text",
+        6: "column 'title' holds an object, not text",
+    }
     assert {frozenset(row) for row in rows} == {frozenset({"title", "n"} | ADDED)}
     assert by_number[1]["Brand"] is None
 
@@ -95,20 +134,36 @@ def test_a_bad_row_is_an_error_row_of_the_same_columns() -> None:
 def test_a_row_has_the_tokens_of_a_cascade_s_second_model_and_their_price() -> None:
     prices = {"usd_per_million_prompt_tokens": 2, "usd_per_million_answer_tokens": 10}
     server = {"name": "large", "endpoint": {"url": "http://h/v1", **prices}}
-    stage, counts = object.__new__(AnswerStage), {"prefill_tokens": 90, "shared_tokens": 10, "decode_tokens": 10}
-    stage.config = run_config(extraction(c=["Brand"]), model={"name": "fake"}, cascade={"model": server})
+    stage, counts = (
+        object.__new__(AnswerStage),
+        {"prefill_tokens": 90, "shared_tokens": 10, "decode_tokens": 10},
+    )
+    stage.config = run_config(
+        extraction(c=["Brand"]), model={"name": "fake"}, cascade={"model": server}
+    )
     stage.prefix, stage.usd_per_second, stage.schema = "", None, columns_of(stage.config)
     spent = mock.Mock(categories={"0": counts, "0 (second model)": counts})
     stage.meter = mock.Mock(totals=lambda: (1.0, 1.0, 100, 10), end=lambda unit: spent)
     table = stage._rows(
-        pa.table({"title": ["x"]}), [Document(0, "0")], UnitState(0, "u", records=[Record(0, error="no")])
+        pa.table({"title": ["x"]}),
+        [Document(0, "0")],
+        UnitState(0, "u", records=[Record(0, error="no")]),
     )
     (row,) = table.to_pylist()
-    assert (row["prompt_tokens"], row["decoded_tokens"], row["cost_usd"]) == (200, 20, pytest.approx(0.0003))
+    assert (row["prompt_tokens"], row["decoded_tokens"], row["cost_usd"]) == (
+        200,
+        20,
+        pytest.approx(0.0003),
+    )
 
 
 def test_an_empty_dataset_stays_empty() -> None:
-    assert processor()(ray.data.from_pandas(pd.DataFrame({"title": pd.Series([], dtype=str)}))).take_all() == []
+    assert (
+        processor()(
+            ray.data.from_pandas(pd.DataFrame({"title": pd.Series([], dtype=str)}))
+        ).take_all()
+        == []
+    )
 
 
 def test_columns_that_both_have_are_refused_and_a_prefix_keeps_two_stages_apart() -> None:
@@ -116,10 +171,14 @@ def test_columns_that_both_have_are_refused_and_a_prefix_keeps_two_stages_apart(
         processor(text_columns=["text"])(ray.data.from_arrow(titles(1)))
     with pytest.raises(ConfigError, match="the input has columns status, as the answers do"):
         processor()(ray.data.from_arrow(titles(1).append_column("status", pa.array(["mine"]))))
-    unknown = ray.data.from_arrow(titles(1)).map(lambda row: {**row, "Brand": "mine"})  # which nobody knows yet
-    with pytest.raises(ray.exceptions.RayTaskError, match="the input has columns Brand, as the answers do"):
+    # Which nobody knows yet.
+    unknown = ray.data.from_arrow(titles(1)).map(lambda row: {**row, "Brand": "mine"})
+    with pytest.raises(
+        ray.exceptions.RayTaskError, match="the input has columns Brand, as the answers do"
+    ):
         processor()(unknown).take_all()
-    few = ray.data.from_arrow(titles(40)).repartition(4).filter(lambda row: row["number"] >= 35)  # with empty blocks
+    # With empty blocks.
+    few = ray.data.from_arrow(titles(40)).repartition(4).filter(lambda row: row["number"] >= 35)
     rows = processor(prefix="second_", text_columns=["Brand"])(processor()(few)).take_all()
     assert set(rows[0]) == {"number", "title"} | ADDED | {f"second_{name}" for name in ADDED}
     assert sorted(row["number"] for row in rows) == list(range(35, 40))
@@ -128,7 +187,11 @@ def test_columns_that_both_have_are_refused_and_a_prefix_keeps_two_stages_apart(
 
 def test_functions_before_and_after_and_several_rows_of_a_document() -> None:
     asked = processor(
-        pre=lambda row: {"n": row["id"], "context": "Paris is in France", "questions": ["Where?", "What?", "Why?"]},
+        pre=lambda row: {
+            "n": row["id"],
+            "context": "Paris is in France",
+            "questions": ["Where?", "What?", "Why?"],
+        },
         post=lambda row: {"n": row["n"], "q": row["question"], "tokens": row["decoded_tokens"]},
         schema=None,
         config=run_config("question_answering"),
@@ -148,7 +211,11 @@ def test_a_killed_worker_costs_its_batches_alone_and_the_bill_says_so() -> None:
 
     def kill() -> None:
         def busy() -> list[int]:
-            return [] if slow._ledger is None else [own.pid for own in ray.get(slow._ledger.reports.remote()) if own.ok]
+            return (
+                []
+                if slow._ledger is None
+                else [own.pid for own in ray.get(slow._ledger.reports.remote()) if own.ok]
+            )
 
         killed.append(wait_for(busy)[0])
         os.kill(killed[0], signal.SIGKILL)
@@ -172,22 +239,34 @@ def test_a_killed_worker_costs_its_batches_alone_and_the_bill_says_so() -> None:
 
 
 @pytest.mark.slow
-def test_a_pipeline_that_ended_goes_on_under_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipeline_that_ended_goes_on_under_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "done").mkdir()
     pyarrow.parquet.write_table(titles(40), tmp_path / "in.parquet")
-    checkpoint = CheckpointConfig("number", str(tmp_path / "done"), delete_checkpoint_on_success=False)
+    checkpoint = CheckpointConfig(
+        "number", str(tmp_path / "done"), delete_checkpoint_on_success=False
+    )
     monkeypatch.setattr(ray.data.DataContext.get_current(), "_checkpoint_config", checkpoint)
 
     def breaks(row: dict[str, Any]) -> dict[str, Any]:
         if row["number"] == 39:
-            wait_for(lambda: [path for path in (tmp_path / "done").iterdir() if ".pending" not in path.name])
+            wait_for(
+                lambda: [
+                    path for path in (tmp_path / "done").iterdir() if ".pending" not in path.name
+                ]
+            )
             raise ValueError("the power fails")
         return row
 
     def written(stage: Processor) -> list[int]:
-        rows = ray.data.read_parquet(str(tmp_path / "in.parquet")).repartition(target_num_rows_per_block=5)
+        rows = ray.data.read_parquet(str(tmp_path / "in.parquet")).repartition(
+            target_num_rows_per_block=5
+        )
         stage(rows).write_parquet(str(tmp_path / "out"))
-        return sorted(pyarrow.dataset.dataset(tmp_path / "out").to_table(["number"])["number"].to_pylist())
+        return sorted(
+            pyarrow.dataset.dataset(tmp_path / "out").to_table(["number"])["number"].to_pylist()
+        )
 
     with pytest.raises(ray.exceptions.RayTaskError, match="the power fails"):
         written(processor(post=breaks, batch_size=5))
@@ -207,7 +286,9 @@ class Deadly(AnswerStage):
 
 
 @pytest.mark.slow
-def test_a_row_that_kills_its_worker_each_time_ends_the_pipeline(tmp_path: Path, monkeypatch) -> None:
+def test_a_row_that_kills_its_worker_each_time_ends_the_pipeline(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr("raypd.data.AnswerStage", Deadly)
     table = titles(20).append_column("marks", pa.array([str(tmp_path)] * 20))
     with pytest.raises(ray.exceptions.RayError):
@@ -224,5 +305,11 @@ def test_the_embedded_model_fills_in_what_listings_say() -> None:
     stage = build_processor(ProcessorConfig(config=quickstart / "extract.yaml", batch_size=4))
     rows = stage(ray.data.from_items(listings)).take_all()
     assert [row["status"] for row in rows] == ["ok"] * 6
-    values = [(row["id"], name, value) for row in rows for name, value in json.loads(row["record"]).items()]
-    assert sum(right[own]["target"].get(name) == value for own, name, value in values) > 0.6 * len(values)
+    values = [
+        (row["id"], name, value)
+        for row in rows
+        for name, value in json.loads(row["record"]).items()
+    ]
+    assert sum(right[own]["target"].get(name) == value for own, name, value in values) > 0.6 * len(
+        values
+    )

@@ -1,4 +1,6 @@
-"""What people copy: raypd.LLM in a script without Ray, and the scripts of examples/, each as a process."""
+"""What people copy: raypd.LLM in a script without Ray, and the scripts of examples/, each as a
+process.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ first, second = llm.generate(["Say yes.", ["Hello", "Who are you?"]])
 assert first.value and second.value and second.status in ("stop", "length"), second
 assert len(llm._models) == 1, "one model for all"
 assert raypd.LLM().settings["model.name"] == "smollm2-135m-instruct"
-"""
+"""  # noqa: E501
 
 
 def test_llm_answers_in_this_process_without_ray(tmp_path: Path) -> None:
@@ -45,9 +47,14 @@ def test_llm_answers_in_this_process_without_ray(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem
+)
 def test_examples_run(script: Path, tmp_path: Path) -> None:
-    code = "import os, runpy, sys; os.chdir(sys.argv[2]); runpy.run_path(sys.argv[1], run_name='__main__')"
+    code = (
+        "import os, runpy, sys; os.chdir(sys.argv[2]); runpy.run_path(sys.argv[1], "
+        "run_name='__main__')"
+    )
     assert ended(start("-c", code, str(script), str(tmp_path)), seconds=3000)
 
 
@@ -57,6 +64,8 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch) -> None:
     notebook = nbformat.read(ROOT / "examples/notebook.ipynb", 4)
     place = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place).execute()
-    shown = [str(output.get("data", "")) for cell in notebook.cells for output in cell.get("outputs", [])]
+    shown = [
+        str(output.get("data", "")) for cell in notebook.cells for output in cell.get("outputs", [])
+    ]
     for words in ("<td>Green</td>|<td>green</td>", "3 documents, 0 failed", "strict F1"):
         assert any(word in text for word in words.split("|") for text in shown), shown

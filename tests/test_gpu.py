@@ -1,5 +1,7 @@
-"""The engine on a GPU: every method, both kinds of attention, against the unmodified model; skipped without one.
-`make gpu` runs it without conftest.py: it and its imports need torch, transformers, triton, numpy and pytest alone."""
+"""The engine on a GPU: every method, both kinds of attention, against the unmodified model; skipped
+without one. `make gpu` runs it without conftest.py: it and its imports need torch, transformers,
+triton, numpy and pytest alone.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,16 @@ def case_of(method: str, kind: str, wide: bool) -> Case:
 
 
 @needs_triton
-@pytest.mark.parametrize(("dtype", "atol", "dims"), [
-    (torch.float64, 1e-10, (16, 24, 64)),  # larger ones do not fit into shared memory: it is for tests of small models
-    (torch.float32, 1e-4, (64, 128)), (torch.bfloat16, 3e-2, (16, 24, 64, 128, 256)),
-    (torch.float16, 4e-3, (16, 24, 64, 128, 256))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "atol", "dims"),
+    [
+        # Larger ones do not fit into shared memory: it is for tests of small models.
+        (torch.float64, 1e-10, (16, 24, 64)),
+        (torch.float32, 1e-4, (64, 128)),
+        (torch.bfloat16, 3e-2, (16, 24, 64, 128, 256)),
+        (torch.float16, 4e-3, (16, 24, 64, 128, 256)),
+    ],
+)
 @pytest.mark.parametrize("dim", [16, 24, 64, 128, 256])
 def test_a_random_pass_is_that_of_float64(dim, dtype, atol, dims):
     from raypd.decoding.attention import triton_kernel
@@ -63,7 +71,9 @@ def test_float64_is_exact(method, attention, kind):
 @pytest.mark.parametrize("method", CASES)
 def test_graphs_are_exact(method):
     model, case = in_float64(pair("qwen3")[0]).cuda(), case_of(method, "qwen3", True)
-    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=30, attention="triton", cuda_graphs=True)
+    engine = Engine(
+        model, max_num_seqs=3, max_num_batched_tokens=30, attention="triton", cuda_graphs=True
+    )
     case.check(engine.run(case.programs()), 1e-9)
     assert not engine.graphs.failed
 
@@ -74,16 +84,32 @@ def test_graphs_are_exact(method):
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 @pytest.mark.parametrize("method", ["hyper_parallel", "autoregressive"])
 def test_packed_layers(method, kind, dtype, cuda_graphs):
-    """In float64 to rounding; in bfloat16 as `pack` chooses them, near the same weights in float64."""
+    """In float64 to rounding; in bfloat16 as `pack` chooses them, near the same weights in
+    float64.
+    """
     from raypd.decoding.cuda_layer import CudaLayer
 
     model, stock = pair(kind)
     if dtype == torch.float64:
-        packed, case, atol = Llama(in_float64(model).cuda(), CudaLayer), case_of(method, kind, True), 1e-9
+        packed, case, atol = (
+            Llama(in_float64(model).cuda(), CudaLayer),
+            case_of(method, kind, True),
+            1e-9,
+        )
     else:
-        packed, case, atol = pack(model.bfloat16().cuda()), CASES[method](in_float64(stock.bfloat16())), 0.5
+        packed, case, atol = (
+            pack(model.bfloat16().cuda()),
+            CASES[method](in_float64(stock.bfloat16())),
+            0.5,
+        )
     assert {type(layer) for layer in packed.layers} == {CudaLayer}
-    engine = Engine(packed, max_num_seqs=3, max_num_batched_tokens=30, attention="triton", cuda_graphs=cuda_graphs)
+    engine = Engine(
+        packed,
+        max_num_seqs=3,
+        max_num_batched_tokens=30,
+        attention="triton",
+        cuda_graphs=cuda_graphs,
+    )
     case.check(engine.run(case.programs()), atol)
     assert not cuda_graphs or (engine.graphs.graphs and not engine.graphs.failed)
 
@@ -101,11 +127,20 @@ def test_it_writes_what_transformers_writes_on_the_same_gpu(attention):
     model, stock = (one.cuda() for one in pair("qwen3"))
     stock.set_attn_implementation("sdpa")
     prompts = prompts_of(3, 6, 40)
-    answers = Engine(model, max_num_seqs=4, attention=attention).run(autoregressive(p, 30, never) for p in prompts)
+    answers = Engine(model, max_num_seqs=4, attention=attention).run(
+        autoregressive(p, 30, never) for p in prompts
+    )
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([prompt.tokens]).cuda()
-        options = {"max_new_tokens": 30, "min_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
-        written = stock.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **options)
+        options = {
+            "max_new_tokens": 30,
+            "min_new_tokens": 30,
+            "do_sample": False,
+            "pad_token_id": 0,
+        }
+        written = stock.generate(
+            ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **options
+        )
         assert answer.tokens == written[0, len(prompt.tokens) :].tolist()
 
 
@@ -113,12 +148,17 @@ def test_a_cache_is_sized_once():
     prompts = prompts_of(3, 6, 40)
     small, sized = (Engine(pair("qwen3")[0].cuda(), cache_tokens=slots) for slots in (4096, 5000))
     assert sized.cache.allocator.slots == sized.cache.limit == 5000
-    answers = [[one.tokens for one in e.run(autoregressive(p, 9, never) for p in prompts)] for e in (small, sized)]
+    answers = [
+        [one.tokens for one in e.run(autoregressive(p, 9, never) for p in prompts)]
+        for e in (small, sized)
+    ]
     assert answers[0] == answers[1]
 
 
-@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
-                    reason="this GPU has no FP8")  # fmt: skip
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
+    reason="this GPU has no FP8",
+)
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
 def test_a_layer_of_fp8_is_its_product_in_float32(bias):
@@ -127,7 +167,9 @@ def test_a_layer_of_fp8_is_its_product_in_float32(bias):
     for rows in (0, 1, 5, 64, 700):
         x = torch.randn(rows, 96).bfloat16() * 10
         output = Fp8Linear.of(copy.deepcopy(linear).cuda())(x.cuda()).cpu()
-        inputs, weight = (number.float() * scale for number, scale in (in_fp8(x), in_fp8(linear.weight)))
+        inputs, weight = (
+            number.float() * scale for number, scale in (in_fp8(x), in_fp8(linear.weight))
+        )
         expected = torch.nn.functional.linear(inputs, weight, linear.bias.float() if bias else None)
         torch.testing.assert_close(output, expected.bfloat16(), atol=0.05, rtol=2**-6)
 
@@ -139,14 +181,23 @@ def test_a_real_model_writes_what_transformers_writes():
     from raypd.models.load import load_model
 
     loaded = load_model(ModelConfig(dtype="float32", device="cuda"))
-    texts = ["The capital of France is", "def fibonacci(n):", "Ray is a framework for", "1, 2, 3, 5, 8,"]
+    texts = [
+        "The capital of France is",
+        "def fibonacci(n):",
+        "Ray is a framework for",
+        "1, 2, 3, 5, 8,",
+    ]
     prompts = [loaded.tokenizer(text).input_ids for text in texts]
     stop = lambda tokens: tokens[-1] == loaded.tokenizer.eos_token_id  # noqa: E731
-    answers = Engine(loaded.model).run([autoregressive(Prompt(prompt), 40, stop) for prompt in prompts])
+    answers = Engine(loaded.model).run(
+        [autoregressive(Prompt(prompt), 40, stop) for prompt in prompts]
+    )
     stock = load_model(ModelConfig(dtype="float32", device="cuda")).model
     stock.set_attn_implementation("sdpa")
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = torch.tensor([prompt]).cuda()
-        written = stock.generate(tokens, max_new_tokens=40, do_sample=False, pad_token_id=0)[0, len(prompt) :].tolist()
+        written = stock.generate(tokens, max_new_tokens=40, do_sample=False, pad_token_id=0)[
+            0, len(prompt) :
+        ].tolist()
         assert answer.tokens == written[: len(answer.tokens)]
         assert len(answer.tokens) == len(written) or stop(answer.tokens)

@@ -1,4 +1,6 @@
-"""Who may import whom; and what is installed: the wheel has all files, its dependencies all packages."""
+"""Who may import whom; and what is installed: the wheel has all files, its dependencies all
+packages.
+"""
 
 import ast
 import re
@@ -15,11 +17,36 @@ from tests.processes import ROOT, ended, start
 
 PACKAGE = ROOT / "raypd"
 # From the bottom: each may import those before it.
-ROOMS = ("__init__", "errors", "decoding", "config", "storage", "run", "models", "tasks", "dataset", "billing",
-         "testing", "answering", "cluster", "estimation", "data", "verify", "nights", "report", "training",
-         "evaluation", "fitting", "api", "cli", "__main__")  # fmt: skip
+ROOMS = (
+    "__init__",
+    "errors",
+    "decoding",
+    "config",
+    "storage",
+    "run",
+    "models",
+    "tasks",
+    "dataset",
+    "billing",
+    "testing",
+    "answering",
+    "cluster",
+    "estimation",
+    "data",
+    "verify",
+    "nights",
+    "report",
+    "training",
+    "evaluation",
+    "fitting",
+    "api",
+    "cli",
+    "__main__",
+)
 RAY_ROOMS = {"cluster", "data", "training"}
-NEEDS_TRITON = {PACKAGE / "decoding" / name for name in ("attention/triton_kernel.py", "cuda_layer.py")}
+NEEDS_TRITON = {
+    PACKAGE / "decoding" / name for name in ("attention/triton_kernel.py", "cuda_layer.py")
+}
 # By boto3, transformers, jinja2, transformers, requests.
 BROUGHT = {"botocore", "huggingface-hub", "markupsafe", "tokenizers", "urllib3"}
 OPTIONAL = {"triton"}  # comes with torch where there is a GPU
@@ -37,11 +64,17 @@ def imports(file: Path) -> set[str]:
 
 
 def test_the_list_has_every_room_and_no_other():
-    paths = (path for path in PACKAGE.iterdir() if path.suffix == ".py" or (path.is_dir() and not path.is_symlink()))
+    paths = (
+        path
+        for path in PACKAGE.iterdir()
+        if path.suffix == ".py" or (path.is_dir() and not path.is_symlink())
+    )
     assert {path.stem for path in paths} - {"__pycache__"} == set(ROOMS)
 
 
-@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE))
+)
 def test_imports_run_downward(file):
     room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
     for name in imports(file):
@@ -51,13 +84,22 @@ def test_imports_run_downward(file):
         if parts[0] == "ray":
             assert room in RAY_ROOMS, f"{room} imports {name}"
         if room == "decoding" and parts[0] not in sys.stdlib_module_names | {"raypd"}:
-            allowed = {"torch", "transformers", "numpy"} | ({"triton"} if file in NEEDS_TRITON else set())
+            allowed = {"torch", "transformers", "numpy"} | (
+                {"triton"} if file in NEEDS_TRITON else set()
+            )
             assert parts[0] in allowed, f"decoding imports {name}"
 
 
 def test_decoding_imports_where_nothing_else_is_installed():
-    files = {*(PACKAGE / "decoding").rglob("*.py")} - {*(PACKAGE / "decoding").rglob("__init__.py")} - NEEDS_TRITON
-    modules = ["raypd." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts) for file in sorted(files)]
+    files = (
+        {*(PACKAGE / "decoding").rglob("*.py")}
+        - {*(PACKAGE / "decoding").rglob("__init__.py")}
+        - NEEDS_TRITON
+    )
+    modules = [
+        "raypd." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
+        for file in sorted(files)
+    ]
     code = f"""
 import sys
 for missing in ["ray", "pydantic", "pyarrow", "boto3", "typer", "rich", "jinja2", "peft", "accelerate", "bitsandbytes",
@@ -66,18 +108,32 @@ for missing in ["ray", "pydantic", "pyarrow", "boto3", "typer", "rich", "jinja2"
 import importlib
 for module in {modules!r}:
     importlib.import_module(module)
-"""
+"""  # noqa: E501
     assert len(modules) > 15
     ended(start("-c", code))
 
 
 def test_the_wheel_has_every_file_of_the_package_and_the_configurations(tmp_path) -> None:
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+    ]
     subprocess.run([*build, str(ROOT)], check=True, capture_output=True, timeout=240, cwd=tmp_path)
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
-    tracked = subprocess.run(["git", "ls-files", "raypd", "configs"], cwd=ROOT, check=True, capture_output=True)
+    tracked = subprocess.run(
+        ["git", "ls-files", "raypd", "configs"], cwd=ROOT, check=True, capture_output=True
+    )
     files = tracked.stdout.decode().splitlines()
-    wanted = {f"raypd/{file}" if file.startswith("configs/") else file for file in files} - {"raypd/configs"}
+    wanted = {f"raypd/{file}" if file.startswith("configs/") else file for file in files} - {
+        "raypd/configs"
+    }
     assert len(wanted) > 250
     assert wanted <= {*names}, wanted - {*names}
 
@@ -90,7 +146,13 @@ def test_what_is_imported_at_once_is_of_a_dependency() -> None:
         for node in ast.parse(file.read_text()).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not {"fcntl", "resource"} & {*names}, f"{file}: not on every system: import it where it is used"
-            for name in {name.partition(".")[0] for name in names} - {"raypd", *sys.stdlib_module_names, *OPTIONAL}:
+            assert not {"fcntl", "resource"} & {*names}, (
+                f"{file}: not on every system: import it where it is used"
+            )
+            for name in {name.partition(".")[0] for name in names} - {
+                "raypd",
+                *sys.stdlib_module_names,
+                *OPTIONAL,
+            }:
                 owners = {owner.lower().replace("_", "-") for owner in distributions[name]}
                 assert owners & (required | BROUGHT), f"{file}: {name} is in no dependency"

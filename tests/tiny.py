@@ -17,33 +17,64 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048},
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
     "mpt": {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 2048},
-    "falcon": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_kv_heads": 2,
-               "new_decoder_architecture": True},
+    "falcon": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_kv_heads": 2,
+        "new_decoder_architecture": True,
+    },
     "mamba": {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
-    "opt": {"hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "word_embed_proj_dim": 64},
-}  # fmt: skip
+    "opt": {
+        "hidden_size": 64,
+        "ffn_dim": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 64,
+    },
+}
 _EXTRA: dict[str, dict[str, Any]] = {
-    "gemma2": {"query_pre_attn_scalar": HEAD_DIM}, "gemma3_text": {"query_pre_attn_scalar": HEAD_DIM},
-    "cohere": {"logit_scale": 1.0}, "cohere2": {"logit_scale": 1.0},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}}  # fmt: skip
+    "gemma2": {"query_pre_attn_scalar": HEAD_DIM},
+    "gemma3_text": {"query_pre_attn_scalar": HEAD_DIM},
+    "cohere": {"logit_scale": 1.0},
+    "cohere2": {"logit_scale": 1.0},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+}
 
 
 def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A random causal language model of transformers' type `kind`, float32 on the CPU in eval(); keys of its
-    configuration over it. Attention is peaked and logits deviate by about 3: a wrong mask or position shows."""
+    """A random causal language model of transformers' type `kind`, float32 on the CPU in eval();
+    keys of its configuration over it. Attention is peaked and logits deviate by about 3: a wrong
+    mask or position shows.
+    """
     sizes: dict[str, Any] = _OWN_SIZES.get(kind) or {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": HEAD_DIM, "max_position_embeddings": 4096}  # fmt: skip
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 4096,
+    }
     tokens = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
-    settings = {**sizes, **_EXTRA.get(kind, {}), **tokens, "tie_word_embeddings": False, **overrides}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings), dtype=torch.float32)
+    settings = {
+        **sizes,
+        **_EXTRA.get(kind, {}),
+        **tokens,
+        "tie_word_embeddings": False,
+        **overrides,
+    }
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, **settings), dtype=torch.float32
+    )
     _draw_weights(model, seed)
     return model.eval()
 
 
 def in_float64(model: PreTrainedModel) -> PreTrainedModel:
-    """The model in float64 from end to end, in place: float32 norms of transformers differ between layouts by 1e-6."""
+    """The model in float64 from end to end, in place: float32 norms of transformers differ between
+    layouts by 1e-6.
+    """
 
     def wide(forward: Callable[..., Any]) -> Callable[..., Any]:
         def inside(*args: Any, **named: Any) -> Any:
@@ -61,11 +92,16 @@ def in_float64(model: PreTrainedModel) -> PreTrainedModel:
 class _Wide(TorchFunctionMode):
     """Takes every float32 that is asked for as float64."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is torch.Tensor.float:
             return args[0].double()
         args = tuple(torch.float64 if value is torch.float32 else value for value in args)
-        kwargs = {k: torch.float64 if value is torch.float32 else value for k, value in (kwargs or {}).items()}
+        kwargs = {
+            k: torch.float64 if value is torch.float32 else value
+            for k, value in (kwargs or {}).items()
+        }
         return function(*args, **kwargs)
 
 
@@ -87,8 +123,11 @@ def _draw_weights(model: PreTrainedModel, seed: int) -> None:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer of 256 ids for `tiny_model`, with a chat template. Ids 0, 1 and 2 are <pad>, <s> and
-    <|im_end|>; ids 3 to 255 are those bytes (0, 1 and 2 cannot be written)."""
+    """A byte-level tokenizer of 256 ids for `tiny_model`, with a chat template.
+
+    Ids 0, 1 and 2 are <pad>, <s> and <|im_end|>; ids 3 to 255 are those bytes (0, 1 and 2 cannot be
+    written).
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -101,7 +140,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "<|im_end|>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = (
-        "{% for message in messages %}{{ message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+        "{% for message in messages %}{{ message['role'] + '\\n' + message['content'] + "
+        "'<|im_end|>' + '\\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ 'assistant\\n' }}{% endif %}"
     )
     return tokenizer

@@ -1,1 +1,4 @@
-"""Documents to records through an engine: used by the workers, data.py, api.LLM and estimates. No Ray."""
+"""Documents to records through an engine: used by the workers, data.py, api.LLM and estimates.
+
+No Ray.
+"""

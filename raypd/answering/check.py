@@ -6,7 +6,9 @@ from raypd.config import RunConfig
 
 
 def check_model(config: RunConfig, machine: bool = False) -> None:
-    """Raises ModelError or ConfigError before weights are loaded. machine: workers run on machines like this one."""
+    """Raises ModelError or ConfigError before weights are loaded. machine: workers run on machines
+    like this one.
+    """
     if (second := config.second_model()) is not None:
         check_model(second, machine)
     if config.model.endpoint is not None:
@@ -14,7 +16,8 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
 
         check_endpoint(config)
     if config.model.has_weights:
-        print("checking the model", file=sys.stderr, flush=True)  # it imports torch and transformers, for seconds
+        # It imports torch and transformers, for seconds.
+        print("checking the model", file=sys.stderr, flush=True)
         from raypd.models.load import check_model_config
         from raypd.models.vllm_engine import check_vllm
         from raypd.tasks import check_task
@@ -33,7 +36,9 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
 
 
 def check_method(config: RunConfig) -> None:
-    """Raises ModelError where the model lacks control tokens, or heads are missing or do not fit."""
+    """Raises ModelError where the model lacks control tokens, or heads are missing or do not
+    fit.
+    """
     from raypd.decoding.methods.registry import REGISTRY
     from raypd.models import control_tokens, load, medusa_heads, source
 
@@ -46,11 +51,15 @@ def check_method(config: RunConfig) -> None:
     if spec.heads:
         heads = str(decoding.heads)
         text = source.read_config(source.find_source(model)).get_text_config()
-        medusa_heads.check_fit(heads, medusa_heads.read_sizes(heads), model.name, text.hidden_size, text.vocab_size)
+        medusa_heads.check_fit(
+            heads, medusa_heads.read_sizes(heads), model.name, text.hidden_size, text.vocab_size
+        )
 
 
 def path_of(config: RunConfig) -> str:
-    """What decodes on a machine like this one, in words, and of a CPU why it is not the fastest way."""
+    """What decodes on a machine like this one, in words, and of a CPU why it is not the fastest
+    way.
+    """
     import torch
 
     from raypd.decoding import native
@@ -65,5 +74,9 @@ def path_of(config: RunConfig) -> str:
     if is_best(device, dtype):
         return f"decoding on the CPU in {kind}, with AVX-512 BF16"
     amx = native.has("amx_bf16") and dtype == torch.bfloat16
-    reason = "oneDNN with AMX" if amx else f"torch alone: the fast path {native.refusal() or 'is for bfloat16'}"
+    reason = (
+        "oneDNN with AMX"
+        if amx
+        else f"torch alone: the fast path {native.refusal() or 'is for bfloat16'}"
+    )
     return f"decoding on the CPU in {kind}, by {reason}"

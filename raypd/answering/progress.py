@@ -14,7 +14,9 @@ _LOADING = "loading the model"
 
 
 class ProgressLines:
-    """Progress on stderr where there is no terminal: a line every ten seconds, and none twice in a row."""
+    """Progress on stderr where there is no terminal: a line every ten seconds, and none twice in a
+    row.
+    """
 
     def __init__(self) -> None:
         self._printed, self._last = time.monotonic(), ""
@@ -26,19 +28,27 @@ class ProgressLines:
 
 
 class RunDisplay:
-    """A bar on a terminal, lines elsewhere. total: documents, counted if `exact`; done: committed before it began."""
+    """A bar on a terminal, lines elsewhere. total: documents, counted if `exact`; done: committed
+    before it began.
+    """
 
     def __init__(self, total: int, done: int, exact: bool = True) -> None:
         self.total, self.exact, self._before, self._done = total, exact, done, done
         self._started, self._lines, self._begun = time.monotonic(), ProgressLines(), False
         console = Console(file=sys.stderr)
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.fields[planned]} documents"), TextColumn("{task.fields[rate]}/s"),
-            TimeRemainingColumn(compact=True), TextColumn("{task.fields[failed]} failed"), console=console,
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.fields[planned]} documents"),
+            TextColumn("{task.fields[rate]}/s"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[failed]} failed"),
+            console=console,
             disable=not console.is_terminal,
-        )  # fmt: skip
-        self._row = self._bar.add_task(_LOADING, total=total, completed=done, failed=0, rate="0", planned=self._planned)
+        )
+        self._row = self._bar.add_task(
+            _LOADING, total=total, completed=done, failed=0, rate="0", planned=self._planned
+        )
 
     def __enter__(self) -> None:
         self._bar.start()
@@ -64,14 +74,27 @@ class RunDisplay:
         self.total = max(self.total, self._done)
         seconds = time.monotonic() - self._started
         # None as long as that is too short to tell.
-        measured = (self._done - self._before) / seconds if self._begun and seconds >= _RATE_SECONDS else None
+        measured = (
+            (self._done - self._before) / seconds
+            if self._begun and seconds >= _RATE_SECONDS
+            else None
+        )
         rate = "-" if measured is None else number(measured)
         shown = self._planned
-        self._bar.update(self._row, total=self.total, completed=self._done, planned=shown, failed=failed, rate=rate)
+        self._bar.update(
+            self._row,
+            total=self.total,
+            completed=self._done,
+            planned=shown,
+            failed=failed,
+            rate=rate,
+        )
         if self._bar.disable and self._begun:
             speed = f", {rate}/s" if measured is not None else ""
             left = f", {duration((self.total - self._done) / measured)} left" if measured else ""
-            self._lines.show(f"{self._done}/{self._planned} documents{speed}{left}, {failed} failed")
+            self._lines.show(
+                f"{self._done}/{self._planned} documents{speed}{left}, {failed} failed"
+            )
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""

@@ -1,6 +1,8 @@
-"""Feeds one engine with the requests of several units, so that it never drains, and collects their records. Each unit
-has a thread that plans requests, one more drives the engine alone. A younger unit plans only when the older ones have
-nothing more to plan: units end one after the other, and the engine's batch is full across their border."""
+"""Feeds one engine with the requests of several units, so that it never drains, and collects their
+records. Each unit has a thread that plans requests, one more drives the engine alone. A younger
+unit plans only when the older ones have nothing more to plan: units end one after the other, and
+the engine's batch is full across their border.
+"""
 
 import contextlib
 import os
@@ -36,13 +38,16 @@ class Progress(NamedTuple):
     answered: int = 0  # documents
     failed: int = 0  # of these
     begun: bool = False  # whether its first document was planned
-    seconds_left: float | None = None  # until all of it is answered, at its pace so far, where there is one
+    # Until all of it is answered, at its pace so far, where there is one.
+    seconds_left: float | None = None
     waiting: str = ""  # what the engine waits for, if it does so for long
 
 
 @dataclass(eq=False)
 class UnitState:
-    """A unit in flight. more: its plan has more requests. begun: when the first was planned (monotonic)."""
+    """A unit in flight. more: its plan has more requests. begun: when the first was planned
+    (monotonic).
+    """
 
     number: int
     unit: str
@@ -50,7 +55,8 @@ class UnitState:
     more: bool = False
     begun: float | None = None
     cancelled: bool = False
-    open: Counter[int] = field(default_factory=Counter)  # row -> its requests: queued, in the engine, not read yet
+    # Row -> its requests: queued, in the engine, not read yet.
+    open: Counter[int] = field(default_factory=Counter)
     finished: deque[tuple[Request, Any]] = field(default_factory=deque)  # not read yet
     records: list[Record] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(writer.COUNTS, 0))
@@ -71,7 +77,10 @@ class UnitState:
 
 
 class RequestQueue:
-    """Requests on their way to an engine, the capacity of which it keeps filled. Safe in threads."""
+    """Requests on their way to an engine, the capacity of which it keeps filled.
+
+    Safe in threads.
+    """
 
     def __init__(self, parts: WorkerComponents, meter: Meter) -> None:
         self.parts, self.meter, self.batch = parts, meter, parts.capacity()
@@ -82,7 +91,8 @@ class RequestQueue:
         self._numbers = 0
         self._broken: str | None = None
         self._closed = False
-        self._task_lock = threading.Lock()  # tokenizers and tasks are not promised to be safe in threads
+        # Tokenizers and tasks are not promised to be safe in threads.
+        self._task_lock = threading.Lock()
         self._load: Counter[str] = Counter()  # programs in the engine, by unit
         self._thread = threading.Thread(target=self._drive, name="engine", daemon=True)
         self._thread.start()
@@ -92,12 +102,16 @@ class RequestQueue:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(_CLOSE_SECONDS)  # the end of Python in the midst of its pass would be a crash
+        # The end of Python in the midst of its pass would be a crash.
+        self._thread.join(_CLOSE_SECONDS)
 
     def progress(self) -> dict[str, Progress]:
         with self._changed:
             waiting = getattr(self.parts.engine, "waiting", "")
-            return {unit: state.progress()._replace(waiting=waiting) for unit, state in self._units.items()}
+            return {
+                unit: state.progress()._replace(waiting=waiting)
+                for unit, state in self._units.items()
+            }
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
         """Stops a unit, if it is in flight. only_waiting: unless some of it was begun."""
@@ -109,7 +123,9 @@ class RequestQueue:
 
     @contextlib.contextmanager
     def unit(self, unit: str) -> Iterator[UnitState]:
-        """A unit for the length of a block; what is not answered by then is dropped, what is not committed lost."""
+        """A unit for the length of a block; what is not answered by then is dropped, what is not
+        committed lost.
+        """
         self.meter.begin(unit)
         with self._changed:
             self._numbers += 1
@@ -140,7 +156,10 @@ class RequestQueue:
                 self.cancel(state.unit, only_waiting=False)
 
     def answer(self, state: UnitState, documents: Sequence[Document]) -> None:
-        """Plans documents as the engine has room, and collects records. Raises EngineBroken; Cancelled by `cancel`."""
+        """Plans documents as the engine has room, and collects records.
+
+        Raises EngineBroken; Cancelled by `cancel`.
+        """
         plan = self._plan(documents)
         state.more = True
 
@@ -149,7 +168,9 @@ class RequestQueue:
 
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._broken or state.cancelled or state.finished or due())
+                self._changed.wait_for(
+                    lambda: self._broken or state.cancelled or state.finished or due()
+                )
                 if self._broken:
                     raise EngineBroken(self._broken)
                 if state.cancelled:
@@ -165,7 +186,8 @@ class RequestQueue:
                 items = self._read(state, request, result)
                 with self._changed:
                     self._add(state, items)
-                    state.open -= Counter(set(request.documents))  # drops rows of which no request is left
+                    # Drops rows of which no request is left.
+                    state.open -= Counter(set(request.documents))
             if may_plan:
                 with self._task_lock:
                     item = next(plan, None)
@@ -188,7 +210,9 @@ class RequestQueue:
         self._changed.notify_all()
 
     def _plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
-        """The task's plan; from where it raises on, document by document, so that only the bad one is lost."""
+        """The task's plan; from where it raises on, document by document, so that only the bad one
+        is lost.
+        """
         unplanned = {document.index: document for document in documents}
         try:
             for item in self.parts.task.plan(documents):
@@ -234,7 +258,12 @@ class RequestQueue:
                 for state, request in admitted:
                     try:
                         sampling = request.sampling or self.parts.sampling
-                        engine.submit(request.program, tag=(state, request), sampling=sampling, seed=request.seed)
+                        engine.submit(
+                            request.program,
+                            tag=(state, request),
+                            sampling=sampling,
+                            seed=request.seed,
+                        )
                         self._load[state.unit] += 1
                     except Exception as error:
                         self._ended(state, request, error)
@@ -258,7 +287,9 @@ class RequestQueue:
                 self._bill_unread(state)
 
     def _bill_unread(self, state: UnitState) -> None:
-        """Counts as lost what came for a unit that has ended, of which another attempt may be in flight."""
+        """Counts as lost what came for a unit that has ended, of which another attempt may be in
+        flight.
+        """
         for request, result in state.finished:
             self._bill(f"{state.unit} (ended)", state, request, result)
         state.finished.clear()
@@ -269,8 +300,13 @@ class RequestQueue:
         self.meter.tokens(unit, billed, getattr(result, "counts", None))
 
 
-def answer(parts: WorkerComponents, documents: Sequence[Document], meter: Meter) -> list[list[Record]]:
-    """The records of each document, whose indices count from 0. Raises EngineBroken; RunError for a fault of raypd."""
+def answer(
+    parts: WorkerComponents, documents: Sequence[Document], meter: Meter
+) -> list[list[Record]]:
+    """The records of each document, whose indices count from 0.
+
+    Raises EngineBroken; RunError for a fault of raypd.
+    """
     queue = RequestQueue(parts, meter)
     with contextlib.closing(queue), queue.unit("call") as unit:
         meter.ready()
@@ -278,9 +314,14 @@ def answer(parts: WorkerComponents, documents: Sequence[Document], meter: Meter)
     records: list[list[Record]] = [[] for _ in documents]
     for record in unit.records:
         records[record.index].append(record)
-    missing = [document.id for document, answers in zip(documents, records, strict=True) if not answers]
+    missing = [
+        document.id for document, answers in zip(documents, records, strict=True) if not answers
+    ]
     if missing:
-        raise RunError(f"{len(missing)} documents got no answer, {missing[0]!r} among them; this is a fault of raypd")
+        raise RunError(
+            f"{len(missing)} documents got no answer, {missing[0]!r} among them; this is a "
+            "fault of raypd"
+        )
     return records
 
 
@@ -291,7 +332,9 @@ def reason(error: BaseException) -> str:
 
 
 def end_process(error: EngineBroken, keep: Callable[[str], None] = lambda text: None) -> NoReturn:
-    """Ends this process, which a broken engine taints. keep: stores the reason, which Ray's report of a death lacks."""
+    """Ends this process, which a broken engine taints. keep: stores the reason, which Ray's report
+    of a death lacks.
+    """
     text = redact(str(error))
     print(f"raypd: the engine failed, this worker ends: {text}", file=sys.stderr, flush=True)
     try:

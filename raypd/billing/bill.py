@@ -1,6 +1,9 @@
-"""The arithmetic of a bill, without Ray, clock or files. Money is whole micro-dollars, shared out by largest remainder,
-so that nodes and parts each add up to the total. A node's money is divided over its slots, one for each worker that
-fits: a worker's seconds go to what it did, a slot without one is startup before the node's first worker, then idle."""
+"""The arithmetic of a bill, without Ray, clock or files.
+
+Money is whole micro-dollars, shared out by largest remainder, so that nodes and parts each add up
+to the total. A node's money is divided over its slots, one for each worker that fits: a worker's
+seconds go to what it did, a slot without one is startup before the node's first worker, then idle.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +18,9 @@ _GONE_SECONDS = 20.0  # a worker that was not heard of for so long has died
 
 @dataclass(frozen=True)
 class Charges:
-    """In micro-dollars: of each node by its id, of each part, and together; seconds of each part over all slots."""
+    """In micro-dollars: of each node by its id, of each part, and together; seconds of each part
+    over all slots.
+    """
 
     nodes: dict[str, int]
     parts: dict[str, int]
@@ -29,12 +34,17 @@ class WorkersBill:
     failed: int  # of these: error rows
     prompt_tokens: int
     decoded_tokens: int
-    seconds: dict[str, float]  # startup, prefill, decode, idle, lost (in batches that were not finished)
+    # Startup, prefill, decode, idle, lost (in batches that were not finished)
+    seconds: dict[str, float]
     usd: float | None  # of these seconds, and a server's tokens; None where a place has no price
 
 
-def of_workers(reports: Sequence[WorkerTime], until: float, usd_per_second: Mapping[str, float | None]) -> WorkersBill:
-    """The bill of workers that pay for their own seconds alone. usd_per_second: of a worker's place on each node."""
+def of_workers(
+    reports: Sequence[WorkerTime], until: float, usd_per_second: Mapping[str, float | None]
+) -> WorkersBill:
+    """The bill of workers that pay for their own seconds alone. usd_per_second: of a worker's place
+    on each node.
+    """
     spent = [settled(report, until, final=False) for report in reports]
     prices = [usd_per_second[report.node] for report in reports]
     counts = [counts for report in reports for counts in report.categories.values()]
@@ -42,7 +52,11 @@ def of_workers(reports: Sequence[WorkerTime], until: float, usd_per_second: Mapp
     prefill, shared, decode = (int(sum(count[kind] for count in counts)) for kind in kinds)
     ok, failed = (sum(getattr(report, name) for report in reports) for name in ("ok", "failed"))
     seconds = {name: sum(getattr(each, name) for each in spent) for name in vars(Seconds())}
-    usd = None if None in prices else sum(s.total() * (price or 0.0) for s, price in zip(spent, prices, strict=True))
+    usd = (
+        None
+        if None in prices
+        else sum(s.total() * (price or 0.0) for s, price in zip(spent, prices, strict=True))
+    )
     return WorkersBill(ok + failed, failed, prefill + shared, decode, seconds, usd)
 
 
@@ -65,7 +79,9 @@ def settled(worker: WorkerTime, until: float, final: bool) -> Seconds:
 
 
 def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
-    """Whole shares of `total` in proportion to weights >= 0, which add up to it; all 0 without any weight."""
+    """Whole shares of `total` in proportion to weights >= 0, which add up to it; all 0 without any
+    weight.
+    """
     weight_sum = sum(weights.values())
     if weight_sum <= 0:
         return dict.fromkeys(weights, 0)
@@ -73,13 +89,16 @@ def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
     shares = {name: int(value) for name, value in exact.items()}
     remaining = total - sum(shares.values())
     order = sorted((n for n in weights if weights[n] > 0), key=lambda n: (shares[n] - exact[n], n))
-    for i in range(abs(remaining)):  # at most one each, but for what floats cannot hold of huge totals
+    # At most one each, but for what floats cannot hold of huge totals.
+    for i in range(abs(remaining)):
         shares[order[i % len(order)]] += 1 if remaining > 0 else -1
     return shares
 
 
 def shared_seconds(began: float, ended: float, shares: Sequence[tuple[float, int]]) -> float:
-    """Seconds of [began, ended) that this run pays: of a time with n runs 1/n. shares: (from when, n); one at first."""
+    """Seconds of [began, ended) that this run pays: of a time with n runs 1/n. shares: (from when,
+    n); one at first.
+    """
     seconds = 0.0
     for (start, runs), (end, _) in pairwise([(float("-inf"), 1), *shares, (float("inf"), 1)]):
         seconds += max(0.0, min(end, ended) - max(start, began)) / max(1, runs)
@@ -92,14 +111,20 @@ def interval(node: NodeTime, began: float, until: float) -> tuple[float, float]:
     return start, max(start, min(until, node.ended if node.ended is not None else until))
 
 
-def make(nodes: Sequence[NodeTime], workers: Sequence[WorkerTime], last: Bill, until: float) -> Charges:
-    """The bill of a session as it stands at `until`. last: its last form, of which began, shares and final count."""
+def make(
+    nodes: Sequence[NodeTime], workers: Sequence[WorkerTime], last: Bill, until: float
+) -> Charges:
+    """The bill of a session as it stands at `until`. last: its last form, of which began, shares
+    and final count.
+    """
     usd: dict[str, int] = {}
     parts = dict.fromkeys(PARTS, 0)
     seconds = dict.fromkeys(PARTS, 0.0)
     for node in nodes:
         start, end = interval(node, last.began, until)
-        usd[node.node] = round(shared_seconds(start, end, last.shares) * node.usd_per_hour / 3600 * MICRO)
+        usd[node.node] = round(
+            shared_seconds(start, end, last.shares) * node.usd_per_hour / 3600 * MICRO
+        )
         node_workers = [worker for worker in workers if worker.node == node.node]
         spent = _node_seconds(node, node_workers, start, end, until, last.final)
         for name, value in spent.items():
@@ -112,7 +137,12 @@ def make(nodes: Sequence[NodeTime], workers: Sequence[WorkerTime], last: Bill, u
 
 
 def _node_seconds(
-    node: NodeTime, workers: Sequence[WorkerTime], start: float, end: float, until: float, final: bool
+    node: NodeTime,
+    workers: Sequence[WorkerTime],
+    start: float,
+    end: float,
+    until: float,
+    final: bool,
 ) -> dict[str, float]:
     length = end - start
     if not workers:
@@ -123,14 +153,17 @@ def _node_seconds(
     alive = 0.0
     for worker in workers:
         seconds, gone = settled(worker, until, final), ended(worker, until, final)
-        # What it reported cannot be more than what it lived, but for clocks; the node's time is what is paid.
+        # What it reported cannot be more than what it lived, but for clocks; the node's time is
+        # what is paid.
         lived = max(0.0, min(end, end if gone is None else gone) - max(start, worker.began))
         alive += lived
         scale = min(1.0, lived / seconds.total()) if seconds.total() else 0.0
         for name, value in vars(seconds).items():
             spent[name] += value * scale
         spent["idle"] += lived - seconds.total() * scale
-    before = max(0.0, min(min(worker.began for worker in workers), end) - start) * max(1, node.slots)
+    before = max(0.0, min(min(worker.began for worker in workers), end) - start) * max(
+        1, node.slots
+    )
     spent["startup"] += before
     spent["idle"] += max(0.0, length * max(1, node.slots) - before - alive)
     return spent
@@ -142,6 +175,8 @@ def usd(micro: int) -> float:
 
 
 def shared_out(total: int, counts: Mapping[str, Counts]) -> dict[str, Counts]:
-    """`counts` by name with the money of each: the whole bill in proportion to the busy seconds behind it."""
+    """`counts` by name with the money of each: the whole bill in proportion to the busy seconds
+    behind it.
+    """
     shares = apportion(total, {name: count["seconds"] for name, count in counts.items()})
     return {name: {**count, "usd": usd(shares[name])} for name, count in counts.items()}

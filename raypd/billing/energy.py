@@ -12,7 +12,9 @@ _GIVEN_UP = (15, 16)  # NVML's numbers for a GPU that is lost, and for one that 
 
 
 class CardWatch:
-    """What this process's GPUs take and do, since it began. gpus: of this worker, or a fraction of one."""
+    """What this process's GPUs take and do, since it began. gpus: of this worker, or a fraction of
+    one.
+    """
 
     def __init__(self, gpus: float) -> None:
         self._gpus, (self._nvml, self._handles, self._refusal) = gpus, _open(gpus)
@@ -22,7 +24,9 @@ class CardWatch:
     def _total(self) -> float | None:
         """The counters' joules; None: no GPU, no counter (GPUs before Volta)."""
         try:
-            counts = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles]
+            counts = [
+                self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles
+            ]
         except Exception:
             return None
         return min(1.0, self._gpus / len(counts)) * sum(counts) / 1000 if counts else None
@@ -39,15 +43,19 @@ class CardWatch:
             try:
                 busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
                 memory = nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**30
-                clocks = [call(handle, nvml.NVML_CLOCK_SM) for call in (nvml.nvmlDeviceGetClockInfo,
-                                                                        nvml.nvmlDeviceGetMaxClockInfo)]  # fmt: skip
+                clocks = [
+                    call(handle, nvml.NVML_CLOCK_SM)
+                    for call in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)
+                ]
             except nvml.NVMLError:
                 continue
             self._use = CardUse(1, busy, memory, *clocks).plus(self._use or CardUse())
         return self._use
 
     def is_lost(self) -> bool:
-        """Whether the driver has given one of them up (Xid 79, a reset is due), also before this process began."""
+        """Whether the driver has given one of them up (Xid 79, a reset is due), also before this
+        process began.
+        """
         said = self._refusal
         try:
             for handle in self._handles:
@@ -64,7 +72,9 @@ def together(uses: Iterable[CardUse | None]) -> CardUse | None:
 
 
 def _open(gpus: float) -> tuple[Any, list[Any], Exception | None]:
-    """NVML, the GPUs that CUDA_VISIBLE_DEVICES shows to this process, and why NVML has none of them where it fails."""
+    """NVML, the GPUs that CUDA_VISIBLE_DEVICES shows to this process, and why NVML has none of them
+    where it fails.
+    """
     try:
         import pynvml
 
@@ -72,10 +82,19 @@ def _open(gpus: float) -> tuple[Any, list[Any], Exception | None]:
             return pynvml, [], None
         pynvml.nvmlInit()
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = map(str, range(pynvml.nvmlDeviceGetCount())) if shown is None else map(str.strip, shown.split(","))
+        names = (
+            map(str, range(pynvml.nvmlDeviceGetCount()))
+            if shown is None
+            else map(str.strip, shown.split(","))
+        )
         by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-        return pynvml, [by_index(int(n)) if n.isdigit() else by_name(n) for n in names if n not in ("", "-1")], None
-    except Exception as error:  # no package, no driver, no right, a lost GPU: NVML has an exception for each
+        return (
+            pynvml,
+            [by_index(int(n)) if n.isdigit() else by_name(n) for n in names if n not in ("", "-1")],
+            None,
+        )
+    # No package, no driver, no right, a lost GPU: NVML has an exception for each.
+    except Exception as error:
         return None, [], error
 
 
@@ -83,4 +102,8 @@ def kwh(reports: Iterable[WorkerTime]) -> float | None:
     """Of all workers' GPUs; None where there is none, or one was not measured."""
     joules = [report.joules for report in reports if report.gpus or report.joules is not None]
     measured = [counted for counted in joules if counted is not None]
-    return round(sum(measured) / _JOULES_PER_KWH, 6) if measured and len(measured) == len(joules) else None
+    return (
+        round(sum(measured) / _JOULES_PER_KWH, 6)
+        if measured and len(measured) == len(joules)
+        else None
+    )

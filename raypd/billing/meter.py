@@ -1,5 +1,8 @@
-"""What a worker does with its time: measured in the worker, reported to the ledger. A report holds all since the worker
-began, under a growing number, so that a lost, double or late one does no harm."""
+"""What a worker does with its time: measured in the worker, reported to the ledger.
+
+A report holds all since the worker began, under a growing number, so that a lost, double or late
+one does no harm.
+"""
 
 import os
 import threading
@@ -31,7 +34,9 @@ class UnitUsage:
     categories: dict[str, Counts] = field(default_factory=dict)
 
     def share(self) -> None:
-        """Gives every category its share of the seconds: of prefill and decode each by the tokens."""
+        """Gives every category its share of the seconds: of prefill and decode each by the
+        tokens.
+        """
         for spent, count in ((self.prefill, "prefill_tokens"), (self.decode, "decode_tokens")):
             weights = {name: counts[count] for name, counts in self.categories.items()}
             if not sum(weights.values()):
@@ -42,16 +47,26 @@ class UnitUsage:
 
 
 class Meter:
-    """A worker's spans without gaps: startup, busy, idle, lost. Safe in threads. clock: unix seconds. power: joules."""
+    """A worker's spans without gaps: startup, busy, idle, lost.
+
+    Safe in threads. clock: unix seconds. power: joules.
+    """
 
     def __init__(
-        self, node: str = "", method: str = "", gpus: float = 0.0, clock: Callable[[], float] = time.time,
-        power: Callable[[], float | None] = lambda: None, cards: Callable[[], CardUse | None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        node: str = "",
+        method: str = "",
+        gpus: float = 0.0,
+        clock: Callable[[], float] = time.time,
+        power: Callable[[], float | None] = lambda: None,
+        cards: Callable[[], CardUse | None] = lambda: None,
+    ) -> None:
         self.id = uuid.uuid4().hex[:12]
         self._clock, self._power, self._cards, self._lock = clock, power, cards, threading.Lock()
         self._at = clock()  # up to which the spans reach
-        self._totals = WorkerTime(self.id, node, self._at, pid=os.getpid(), method=method, gpus=gpus)
+        self._totals = WorkerTime(
+            self.id, node, self._at, pid=os.getpid(), method=method, gpus=gpus
+        )
         self._state = "startup"
         self._units: defaultdict[str, UnitUsage] = defaultdict(UnitUsage)
         self._fed = (0, 0)  # tokens of ended programs
@@ -76,23 +91,31 @@ class Meter:
                 self._units[unit].categories.setdefault(name, zero())["documents"] += 1
 
     def tokens(self, unit: str, categories: Sequence[str], counts: Any) -> None:
-        """Shares a program's cost over its documents, by their categories, in whole tokens. counts: `TokenCounts`."""
+        """Shares a program's cost over its documents, by their categories, in whole tokens. counts:
+        `TokenCounts`.
+        """
         with self._lock:
             for i, category in enumerate(categories):
                 totals = self._units[unit].categories.setdefault(category, zero())
                 for name in COUNTS[1:]:
                     total = getattr(counts, name, 0)
-                    totals[name] += (i + 1) * total // len(categories) - i * total // len(categories)
+                    totals[name] += (i + 1) * total // len(categories) - i * total // len(
+                        categories
+                    )
 
     def end(self, unit: str) -> UnitUsage:
-        """An attempt's seconds and counts, shared by category; it stays open until `commit` or `lose`."""
+        """An attempt's seconds and counts, shared by category; it stays open until `commit` or
+        `lose`.
+        """
         with self._lock:
             done = deepcopy(self._units[unit])
         done.share()
         return done
 
     def commit(self, unit: str, done: UnitUsage, ok: int, failed: int) -> None:
-        """The unit is in the output by this attempt. done: what `end` returned; ok, failed: its documents."""
+        """The unit is in the output by this attempt. done: what `end` returned; ok, failed: its
+        documents.
+        """
         with self._lock:
             self._units.pop(unit, None)
             self._totals.ok += ok
@@ -110,7 +133,9 @@ class Meter:
                 self._totals.lost_categories = added(lost)
 
     def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
-        """Runs one step of the engine and books its time. programs: how many are in it, by the id of their unit."""
+        """Runs one step of the engine and books its time. programs: how many are in it, by the id
+        of their unit.
+        """
         with self._lock:
             now = self._clock()
             if now - self._at > _JOIN_SECONDS:
@@ -134,11 +159,17 @@ class Meter:
     def _shares(self, spent: float) -> dict[str, tuple[float, float]]:
         """Seconds of a step, (prefill, decode), by unit: as many as each had programs in it."""
         programs = sum(self._programs.values()) or 1
-        shares = {unit: spent * n / programs for unit, n in self._programs.items() if unit in self._units}
-        return {unit: (share * self._ratio, share * (1 - self._ratio)) for unit, share in shares.items()}
+        shares = {
+            unit: spent * n / programs for unit, n in self._programs.items() if unit in self._units
+        }
+        return {
+            unit: (share * self._ratio, share * (1 - self._ratio)) for unit, share in shares.items()
+        }
 
     def _count(self, finished: Sequence[Any], sequences: Sequence[Any]) -> None:
-        """Splits the step's time by the tokens that it put in: those of prompts and those of answers."""
+        """Splits the step's time by the tokens that it put in: those of prompts and those of
+        answers.
+        """
         self._fed = _plus(self._fed, finished)
         now = _plus(self._fed, sequences)
         prefill, decode = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
@@ -147,7 +178,9 @@ class Meter:
             self._ratio = prefill / (prefill + decode)
 
     def _go_on(self, now: float, unit: str | None, report: WorkerTime | None = None) -> float:
-        """Books the time since the last booking to the state, or only in a report; how much it was."""
+        """Books the time since the last booking to the state, or only in a report; how much it
+        was.
+        """
         spent, record = max(0.0, now - self._at), report or self._totals
         if self._state == "busy":
             record.seconds.prefill += spent * self._ratio
@@ -163,17 +196,24 @@ class Meter:
         """All so far, under the next number."""
         with self._lock:
             now = self._clock()
-            if self._state != "busy" and now - self._at > 1.0:  # a long load or wait goes on the bill as it goes
+            # A long load or wait goes on the bill as it goes.
+            if self._state != "busy" and now - self._at > 1.0:
                 self._go_on(now, None)
             self._totals.sequence += 1
             report = replace(self._totals, heard=now, seconds=replace(self._totals.seconds))
             report.joules, report.cards = self._power(), self._cards()
             report.open = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
-            report.open_categories = added(each for unit in self._units.values() for each in unit.categories.items())
-            if self._state == "busy":  # a step that runs is reported as far as it is, and counted when it has ended
+            report.open_categories = added(
+                each for unit in self._units.values() for each in unit.categories.items()
+            )
+            # A step that runs is reported as far as it is, and counted when it has ended.
+            if self._state == "busy":
                 running = self._go_on(now, next(iter(self._programs), None), report)
                 for name, (prefill, decode) in self._shares(running).items():
-                    report.open[name] = report.open[name][0] + prefill, report.open[name][1] + decode
+                    report.open[name] = (
+                        report.open[name][0] + prefill,
+                        report.open[name][1] + decode,
+                    )
             return report
 
 
@@ -193,7 +233,9 @@ def _plus(fed: tuple[int, int], programs: Sequence[Any]) -> tuple[int, int]:
 
 
 def joined(spans: Spans, span: tuple[float, float, str, str | None]) -> Spans:
-    """Spans with one more at the end: joined to the last where that goes on, coarser when there are many."""
+    """Spans with one more at the end: joined to the last where that goes on, coarser when there are
+    many.
+    """
     if spans and spans[-1][2:] == span[2:] and span[0] - spans[-1][1] < _JOIN_SECONDS:
         return [*spans[:-1], (spans[-1][0], span[1], span[2], span[3])]
     spans = [*spans, span]

@@ -1,5 +1,7 @@
-"""What a machine costs an hour, and what is in it: AWS instance types with GPUs, in USD. `cost.prices` comes first,
-then the newer of `raypd prices refresh`'s file and `price_lists/*.csv` (on-demand, Linux, shared tenancy)."""
+"""What a machine costs an hour, and what is in it: AWS instance types with GPUs, in USD.
+`cost.prices` comes first, then the newer of `raypd prices refresh`'s file and `price_lists/*.csv`
+(on-demand, Linux, shared tenancy).
+"""
 
 import contextlib
 import csv
@@ -33,7 +35,9 @@ class PriceUnknown(ConfigError):
 class Instance:
     type: str
     gpus: int
-    gpu: str  # tells it from its kin: of the A100, the one with more memory is also faster; "" where there is none
+    # Tells it from its kin: of the A100, the one with more memory is also faster; "" where there is
+    # none.
+    gpu: str
     gpu_memory_gib: float  # of one
     vcpus: int
     memory_gib: float
@@ -50,13 +54,16 @@ class Price:
 Table = dict[tuple[str, str, str], Price]
 
 _SOURCES = {
-    "price-list": "AWS price list", "catalogue": "a public catalogue of AWS's price list, not before this date",
-    "as-us-east-1": "AWS price list of us-east-1, which this region shared wherever it was compared",
-}  # fmt: skip
+    "price-list": "AWS price list",
+    "catalogue": "a public catalogue of AWS's price list, not before this date",
+    "as-us-east-1": "AWS price list of us-east-1, which this region shared wherever it was compared",  # noqa: E501
+}
 
 
 def _csv(name: str) -> list[dict[str, str]]:
-    text = resources.files("raypd.billing").joinpath("price_lists", name).read_text(encoding="utf-8")
+    text = (
+        resources.files("raypd.billing").joinpath("price_lists", name).read_text(encoding="utf-8")
+    )
     return list(csv.DictReader(text.splitlines()))
 
 
@@ -84,7 +91,11 @@ def shipped() -> Table:
     table: Table = {}
     for row in _csv("on_demand.csv"):
         mark = "" if row["verified"] == "yes" else ", one source only"
-        price = Price(float(row["usd_per_hour"]), f"raypd's table: {_SOURCES[row['source']]}{mark}", row["date"])
+        price = Price(
+            float(row["usd_per_hour"]),
+            f"raypd's table: {_SOURCES[row['source']]}{mark}",
+            row["date"],
+        )
         table[row["instance_type"], row["region"], "on-demand"] = price
     return table
 
@@ -96,7 +107,10 @@ def refreshed_path() -> Path:
 
 
 def refreshed() -> Table:
-    """What `raypd prices refresh` has written; nothing where it never ran. Raises ConfigError at a damaged file."""
+    """What `raypd prices refresh` has written; nothing where it never ran.
+
+    Raises ConfigError at a damaged file.
+    """
     path = refreshed_path()
     try:
         rows = json.loads(path.read_bytes())["prices"]
@@ -104,11 +118,16 @@ def refreshed() -> Table:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not a price file ({error}); `raypd prices refresh` writes it anew") from None
+        raise ConfigError(
+            f"{path}: not a price file ({error}); `raypd prices refresh` writes it anew"
+        ) from None
 
 
 def write_refreshed(table: Table) -> Path:
-    """Adds prices to the refreshed file, in place of those it has for the same keys; the file. Raises ConfigError."""
+    """Adds prices to the refreshed file, in place of those it has for the same keys; the file.
+
+    Raises ConfigError.
+    """
     with contextlib.suppress(ConfigError):  # a damaged file is written anew
         table = refreshed() | table
     rows = [
@@ -119,26 +138,45 @@ def write_refreshed(table: Table) -> Path:
     try:
         storage.put(str(path), (json.dumps({"prices": rows}, indent=1) + "\n").encode())
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}); RAYPD_PRICES names another file") from None
+        raise ConfigError(
+            f"{path}: cannot be written ({error.strerror}); RAYPD_PRICES names another file"
+        ) from None
     return path
 
 
 def table() -> Table:
-    """Shipped and refreshed prices; of two for one key the newer. Raises ConfigError at a damaged refreshed file."""
+    """Shipped and refreshed prices; of two for one key the newer.
+
+    Raises ConfigError at a damaged refreshed file.
+    """
     prices = shipped()
-    newer = {key: row for key, row in refreshed().items() if key not in prices or row.date >= prices[key].date}
+    newer = {
+        key: row
+        for key, row in refreshed().items()
+        if key not in prices or row.date >= prices[key].date
+    }
     return prices | newer
 
 
 def price(
-    instance_type: str | None, region: str | None, market: Market | None, cost: CostConfig, *, zone: str | None = None,
+    instance_type: str | None,
+    region: str | None,
+    market: Market | None,
+    cost: CostConfig,
+    *,
+    zone: str | None = None,
     rows: Table | None = None,
-) -> Price:  # fmt: skip
-    """The price of one machine for one hour. Raises PriceUnknown, which says what to do. instance_type None: a machine
-    of your own (cost.prices.local or 0). region, market None: of `cost`, else us-east-1 and on-demand. zone: its spot
-    price counts before the region's. rows: in place of `table()`."""
+) -> Price:
+    """The price of one machine for one hour.
+
+    Raises PriceUnknown, which says what to do. instance_type None: a machine of your own
+    (cost.prices.local or 0). region, market None: of `cost`, else us-east-1 and on-demand. zone:
+    its spot price counts before the region's. rows: in place of `table()`.
+    """
     market = market or cost.market or "on-demand"
-    for key in (f"{instance_type}/{market}", instance_type) if instance_type is not None else (LOCAL,):
+    for key in (
+        (f"{instance_type}/{market}", instance_type) if instance_type is not None else (LOCAL,)
+    ):
         if key in cost.prices:
             return Price(cost.prices[key], f"cost.prices.{key}")
     if instance_type is None:
@@ -148,21 +186,33 @@ def price(
     for place in (zone, region):
         if place is not None and (instance_type, place, market) in rows:
             listed = rows[instance_type, place, market]
-            advice = "; more than six months ago: `raypd prices refresh`" if is_old(listed.date) else ""
+            advice = (
+                "; more than six months ago: `raypd prices refresh`" if is_old(listed.date) else ""
+            )
             return replace(listed, source=f"{listed.source}{advice}")
     raise PriceUnknown(
-        f"no {market} price is known for {instance_type} in {region}: `raypd prices refresh --region {region}` asks "
-        f"AWS for it, or set cost.prices.{instance_type} (or cost.prices.{instance_type}/{market}) in USD per hour"
+        f"no {market} price is known for {instance_type} in {region}: `raypd prices "
+        f"refresh --region {region}` asks "
+        f"AWS for it, or set cost.prices.{instance_type} (or "
+        f"cost.prices.{instance_type}/{market}) in USD per hour"
     )
 
 
 def price_or_bound(
-    instance_type: str | None, region: str | None, market: Market | None, cost: CostConfig, **where: Any
+    instance_type: str | None,
+    region: str | None,
+    market: Market | None,
+    cost: CostConfig,
+    **where: Any,
 ) -> Price | None:
-    """As `price`; for an unknown spot price its bound, the on-demand price; None: neither. where: `zone`, `rows`."""
+    """As `price`; for an unknown spot price its bound, the on-demand price; None: neither. where:
+    `zone`, `rows`.
+    """
     with contextlib.suppress(PriceUnknown):
         return price(instance_type, region, market, cost, **where)
     if (market or cost.market) == "spot":
         bound = price_or_bound(instance_type, region, "on-demand", cost, **where)
-        return bound and replace(bound, source=f"on-demand price, as no spot price is known ({bound.source})")
+        return bound and replace(
+            bound, source=f"on-demand price, as no spot price is known ({bound.source})"
+        )
     return None

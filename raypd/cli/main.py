@@ -1,4 +1,6 @@
-"""The command line: thin commands, options in `options`; what takes long to import is imported when it is needed."""
+"""The command line: thin commands, options in `options`; what takes long to import is imported when
+it is needed.
+"""
 
 import contextlib
 import json
@@ -49,7 +51,9 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
+    version: Annotated[
+        bool, Option("--version", callback=_version, is_eager=True, help="Print it")
+    ] = False,
 ) -> None:
     """Structured answers out of very large document collections."""
 
@@ -75,50 +79,81 @@ def init(data: o.Sampled, schema: o.Schema = None, output: o.ConfigTo = None) ->
 
 @app.command()
 def extract(
-    source: o.Source, overrides: o.Overrides = None, schema: o.Schema = None, method: o.Method = None,
-    model: o.Model = None, output: o.Output = None, retry_errors: o.RetryErrors = False,
-    all_errors: o.AllErrors = False, verbose: o.Verbose = False,
-) -> None:  # fmt: skip
+    source: o.Source,
+    overrides: o.Overrides = None,
+    schema: o.Schema = None,
+    method: o.Method = None,
+    model: o.Model = None,
+    output: o.Output = None,
+    retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False,
+    verbose: o.Verbose = False,
+) -> None:
     """Extract attributes from every document.
 
-    raypd extract run.yaml, or data.jsonl --schema product.json. A second run with the same output.path resumes."""
-    config = config_over(source, "extraction", overrides or [], method, model, output, schema=schema)
+    raypd extract run.yaml, or data.jsonl --schema product.json. A second run with the same
+    output.path resumes.
+    """
+    config = config_over(
+        source, "extraction", overrides or [], method, model, output, schema=schema
+    )
     run_task(config, "extraction", retry_errors, all_errors, verbose)
 
 
 @app.command()
 def answer(
-    source: o.Source, overrides: o.Overrides = None, method: o.Method = None, model: o.Model = None,
-    output: o.Output = None, retry_errors: o.RetryErrors = False, all_errors: o.AllErrors = False,
+    source: o.Source,
+    overrides: o.Overrides = None,
+    method: o.Method = None,
+    model: o.Model = None,
+    output: o.Output = None,
+    retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False,
     verbose: o.Verbose = False,
-) -> None:  # fmt: skip
-    """Answer the questions of every context. raypd answer questions.jsonl, or a YAML with more to say."""
+) -> None:
+    """Answer the questions of every context. raypd answer questions.jsonl, or a YAML with more to
+    say.
+    """
     config = config_over(source, "question_answering", overrides or [], method, model, output)
     run_task(config, "question_answering", retry_errors, all_errors, verbose)
 
 
 @app.command()
 def generate(
-    source: o.Source, overrides: o.Overrides = None, method: o.Method = None, model: o.Model = None,
-    output: o.Output = None, openai: o.OpenAI = False, retry_errors: o.RetryErrors = False,
-    all_errors: o.AllErrors = False, verbose: o.Verbose = False,
-) -> None:  # fmt: skip
-    """Write an answer to every prompt. raypd generate prompts.jsonl --method space, or a YAML with more to say."""
+    source: o.Source,
+    overrides: o.Overrides = None,
+    method: o.Method = None,
+    model: o.Model = None,
+    output: o.Output = None,
+    openai: o.OpenAI = False,
+    retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Write an answer to every prompt. raypd generate prompts.jsonl --method space, or a YAML with
+    more to say.
+    """
     config = config_over(source, "generation", overrides or [], method, model, output, openai)
     run_task(config, "generation", retry_errors, all_errors, verbose)
 
 
 @app.command()
 def nightly(
-    config: Annotated[str, Argument(help="YAML of the nightly run; its output.path is the folder of all nights")],
-    overrides: o.Overrides = None, full: Annotated[bool, Option("--full", help="Extract every document anew")] = False,
-    retry_errors: Annotated[bool, Option("--retry-errors", help="Also try what failed before again")] = False,
+    config: Annotated[
+        str, Argument(help="YAML of the nightly run; its output.path is the folder of all nights")
+    ],
+    overrides: o.Overrides = None,
+    full: Annotated[bool, Option("--full", help="Extract every document anew")] = False,
+    retry_errors: Annotated[
+        bool, Option("--retry-errors", help="Also try what failed before again")
+    ] = False,
     verbose: o.Verbose = False,
-) -> None:  # fmt: skip
+) -> None:
     """Bring a table up to tonight's input.
 
-    Extracts only what is new or changed since the last good night. The same command goes on where a night was cut
-    off; of two at once, one says that the other is at work."""
+    Extracts only what is new or changed since the last good night. The same command goes on where a
+    night was cut off; of two at once, one says that the other is at work.
+    """
     from raypd.nights.nightly import run_night
 
     made = load_config(config, overrides or [])
@@ -129,18 +164,27 @@ def nightly(
 def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = False) -> None:
     """Fine-tune a model for its decoding method.
 
-    Section `training` says how. The same command goes on from the latest checkpoint of a training that was cut off."""
+    Section `training` says how. The same command goes on from the latest checkpoint of a training
+    that was cut off.
+    """
     from raypd.training import prerequisites
 
-    print(clean(prerequisites.train(load_config(config, overrides or [], trains=True), verbose=verbose).describe()))
+    print(
+        clean(
+            prerequisites.train(
+                load_config(config, overrides or [], trains=True), verbose=verbose
+            ).describe()
+        )
+    )
 
 
 @app.command()
 def fit(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = False) -> None:
     """Find the cheapest model that holds an F1 on your documents.
 
-    Labels a sample, trains candidates, scores and prices each, and writes the configuration to run. Section `fit` says
-    how. The same command goes on where it was cut off."""
+    Labels a sample, trains candidates, scores and prices each, and writes the configuration to run.
+    Section `fit` says how. The same command goes on where it was cut off.
+    """
     from raypd.fitting.fit import missing, run_fit
     from raypd.fitting.page import describe
 
@@ -152,12 +196,18 @@ def fit(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = Fa
 
 @app.command()
 def evaluate(
-    run: o.Run, labels: o.Labels, against: o.Against = None, tolerance: o.Tolerance = 0.0,
-    labels_column: o.LabelsColumn = "target", as_json: o.AsJson = False,
-) -> None:  # fmt: skip
+    run: o.Run,
+    labels: o.Labels,
+    against: o.Against = None,
+    tolerance: o.Tolerance = 0.0,
+    labels_column: o.LabelsColumn = "target",
+    as_json: o.AsJson = False,
+) -> None:
     """Score a run's answers against labels: values, answers to questions, texts (ROUGE-L).
 
-    Of an extraction a page (evaluation.html in the run's folder) shows what was wrong, label beside value."""
+    Of an extraction a page (evaluation.html in the run's folder) shows what was wrong, label beside
+    value.
+    """
     from raypd.evaluation import page
     from raypd.evaluation.score import describe
     from raypd.evaluation.score import evaluate as score
@@ -177,29 +227,40 @@ def evaluate(
 
 @app.command()
 def calibrate(
-    run: o.Run, labels: o.Labels, output: o.CalibrationTo = None, tolerance: o.Tolerance = 0.0,
+    run: o.Run,
+    labels: o.Labels,
+    output: o.CalibrationTo = None,
+    tolerance: o.Tolerance = 0.0,
     labels_column: o.LabelsColumn = "target",
-) -> None:  # fmt: skip
+) -> None:
     """Turn confidences into how often such values are right.
 
-    From a run that was made with model.calibration=none and labels that its model has not seen. What is written
-    beside the weights counts in every run with them; any other is named by model.calibration."""
+    From a run that was made with model.calibration=none and labels that its model has not seen.
+    What is written beside the weights counts in every run with them; any other is named by
+    model.calibration.
+    """
     from raypd.evaluation.calibrate import calibrate_run
 
     print(clean(calibrate_run(run, labels, output, labels_column, tolerance)))
 
 
 @app.command()
-def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as_json: o.AsJson = False) -> None:
+def verify(
+    run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as_json: o.AsJson = False
+) -> None:
     """Prove that a run lost and doubled nothing.
 
-    Reads its input again and compares. Exit code 1 when it has. RUN knows its configuration; input.path=... says
-    where the input lies now, if it was moved. Of a nightly folder the table of the last good night is compared."""
+    Reads its input again and compares. Exit code 1 when it has. RUN knows its configuration;
+    input.path=... says where the input lies now, if it was moved. Of a nightly folder the table of
+    the last good night is compared.
+    """
     from raypd.nights import table_check
     from raypd.verify import findings, verification
 
     config = load.load_run(run, overrides or [])
-    result = (table_check.verify_table if load.is_nightly(run) else verification.verify)(run, config, threads)
+    result = (table_check.verify_table if load.is_nightly(run) else verification.verify)(
+        run, config, threads
+    )
     tree = {"passed": result.passed, **asdict(result)}
     print(json.dumps(tree, indent=2) if as_json else clean(findings.describe(result)))
     if not result.passed:
@@ -208,79 +269,146 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
 
 @app.command()
 def errors(
-    run: o.Run, overrides: o.Overrides = None,
+    run: o.Run,
+    overrides: o.Overrides = None,
     as_json: o.AsJson = False,
-    output: Annotated[str | None, Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")] = None,
-) -> None:  # fmt: skip
-    """List the documents without an answer. They are grouped by reason, with the units that failed."""
+    output: Annotated[
+        str | None, Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")
+    ] = None,
+) -> None:
+    """List the documents without an answer.
+
+    They are grouped by reason, with the units that failed.
+    """
     from raypd.verify import dead_letters, export, findings
 
     load.load_record(run, overrides or [])
     if output is not None:
-        print(f"{export.write_file(output, dead_letters.SCHEMA, dead_letters.letters(run)):,} failures in {output}")
+        print(
+            f"{export.write_file(output, dead_letters.SCHEMA, dead_letters.letters(run)):,} "
+            f"failures in {output}"
+        )
     else:
         summary = dead_letters.summarize(run)
-        print(json.dumps(asdict(summary), indent=2) if as_json else clean(findings.describe_errors(summary)))
+        print(
+            json.dumps(asdict(summary), indent=2)
+            if as_json
+            else clean(findings.describe_errors(summary))
+        )
 
 
 @app.command()
 def export(run: o.Run, file: o.ExportTo, overrides: o.Overrides = None) -> None:
-    """Write a run's answers into one file. raypd export runs/products answers.csv: a column for each attribute."""
+    """Write a run's answers into one file. raypd export runs/products answers.csv: a column for
+    each attribute.
+    """
     from raypd.dataset import plan, writer
     from raypd.verify.export import export as write
 
     print(f"{write(run, file, overrides or []):,} documents: {file}")
     if (planned := plan.stored(run)) and (done := len(writer.committed(run))) < planned.units:
-        print(f"not whole: {done} of {planned.units} units are committed; the run's command goes on", file=sys.stderr)
+        print(
+            f"not whole: {done} of {planned.units} units are committed; the run's command goes on",
+            file=sys.stderr,
+        )
 
 
 @app.command()
 def estimate(
-    config: Annotated[str | None, Argument(help="YAML of the run; not needed with --throughput, --model")] = None,
-    overrides: o.Overrides = None, sample: o.Sample = 64, minutes: o.Minutes = None, baseline: o.Baseline = False,
-    run: Annotated[str | None, Option("--from", metavar="RUN", help="Take an earlier run's figures")] = None,
-    throughput: o.Throughput = None, baseline_throughput: o.BaselineThroughput = None, model: o.PredictedModel = None,
+    config: Annotated[
+        str | None, Argument(help="YAML of the run; not needed with --throughput, --model")
+    ] = None,
+    overrides: o.Overrides = None,
+    sample: o.Sample = 64,
+    minutes: o.Minutes = None,
+    baseline: o.Baseline = False,
+    run: Annotated[
+        str | None, Option("--from", metavar="RUN", help="Take an earlier run's figures")
+    ] = None,
+    throughput: o.Throughput = None,
+    baseline_throughput: o.BaselineThroughput = None,
+    model: o.PredictedModel = None,
     tokens: o.PredictedTokens = (400, 300, 80, 80, 5),
-    documents: Annotated[float | None, Option(min=1, help="Size of the corpus, in place of counting")] = None,
-    instance: Annotated[list[str] | None, Option("--instance", help="Only these instance types")] = None,
+    documents: Annotated[
+        float | None, Option(min=1, help="Size of the corpus, in place of counting")
+    ] = None,
+    instance: Annotated[
+        list[str] | None, Option("--instance", help="Only these instance types")
+    ] = None,
     nodes: Annotated[int, Option(min=1, help="Most nodes of the table")] = 8,
     head: Annotated[str, Option(help="Instance type of the head node, or none")] = "m7i.2xlarge",
-    as_json: o.AsJson = False, verbose: o.Verbose = False,
-) -> None:  # fmt: skip
+    as_json: o.AsJson = False,
+    verbose: o.Verbose = False,
+) -> None:
     """Say what a run will take and cost.
 
-    From a sample that is decoded, an earlier run, given throughputs, or, for a GPU that is not there, data sheets."""
+    From a sample that is decoded, an earlier run, given throughputs, or, for a GPU that is not
+    there, data sheets.
+    """
     from raypd.estimation import estimate as estimates
     from raypd.estimation.machines import EstimateOptions
 
     made = load_config(config, overrides or []) if config is not None else None
-    counted = (sample, minutes, baseline, run, throughput, baseline_throughput, model, tokens, documents)
+    counted = (
+        sample,
+        minutes,
+        baseline,
+        run,
+        throughput,
+        baseline_throughput,
+        model,
+        tokens,
+        documents,
+    )
     estimates.run(made, EstimateOptions(*counted, instance, nodes, head), as_json, verbose)
 
 
 @app.command()
 def tune(
-    config: o.Config, overrides: o.Overrides = None, output: o.TunedTo = None, sample: o.Sample = 32,
+    config: o.Config,
+    overrides: o.Overrides = None,
+    output: o.TunedTo = None,
+    sample: o.Sample = 32,
     minutes: o.Minutes = None,
-    budget_usd: Annotated[float | None, Option(help="Most money for it, at the price of one node")] = None,
-    agreement: Annotated[float, Option(help="Least share of values that must agree with the reference")] = 0.9,
-    judge: o.Judge = "low", reference: o.Reference = "auto",
-    instance: Annotated[str | None, Option("--instance", help="Instance type whose price counts")] = None,
+    budget_usd: Annotated[
+        float | None, Option(help="Most money for it, at the price of one node")
+    ] = None,
+    agreement: Annotated[
+        float, Option(help="Least share of values that must agree with the reference")
+    ] = 0.9,
+    judge: o.Judge = "low",
+    reference: o.Reference = "auto",
+    instance: Annotated[
+        str | None, Option("--instance", help="Instance type whose price counts")
+    ] = None,
     fresh: Annotated[bool, Option("--fresh", help="Forget what was measured before")] = False,
-    cascade: o.CascadeLabels = None, f1_floor: o.F1Floor = None, verbose: o.Verbose = False,
-) -> None:  # fmt: skip
-    """Find the cheapest settings. A sample is measured; the configuration written still answers alike.
+    cascade: o.CascadeLabels = None,
+    f1_floor: o.F1Floor = None,
+    verbose: o.Verbose = False,
+) -> None:
+    """Find the cheapest settings.
 
-    With --cascade LABELS: when the second model (cascade.model) is asked, so that F1 still holds a floor."""
+    A sample is measured; the configuration written still answers alike.
+
+    With --cascade LABELS: when the second model (cascade.model) is asked, so that F1 still holds a
+    floor.
+    """
     from raypd.cli import tune as tune_command
 
-    limits = tune_command.TuneOptions(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
+    limits = tune_command.TuneOptions(
+        sample, minutes, budget_usd, agreement, judge, reference, instance, fresh
+    )
     tune_command.run(config, overrides or [], output, limits, verbose, cascade, f1_floor)
 
 
 @app.command()
-def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, texts: o.Texts = False) -> None:
-    """Write what a run did and cost as a page. One HTML file that loads nothing, for any browser, phone or printer."""
+def report(
+    run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, texts: o.Texts = False
+) -> None:
+    """Write what a run did and cost as a page.
+
+    One HTML file that loads nothing, for any browser, phone or printer.
+    """
     from raypd.report import data, page
 
     found = data.load(storage.absolute(run), overrides or [])
@@ -293,21 +421,35 @@ def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, t
 
 @app.command()
 def review(
-    run: o.Run, overrides: o.Overrides = None,
-    documents: Annotated[int, Option("--documents", min=1, help="How many, half of them the least sure")] = 40,
-    apply: Annotated[str | None, Option("--apply", metavar="FILE", help="The corrected CSV")] = None,
-    output: Annotated[str | None, Option("--output", "-o", help="Where labels go; none: into the run")] = None,
-) -> None:  # fmt: skip
+    run: o.Run,
+    overrides: o.Overrides = None,
+    documents: Annotated[
+        int, Option("--documents", min=1, help="How many, half of them the least sure")
+    ] = 40,
+    apply: Annotated[
+        str | None, Option("--apply", metavar="FILE", help="The corrected CSV")
+    ] = None,
+    output: Annotated[
+        str | None, Option("--output", "-o", help="Where labels go; none: into the run")
+    ] = None,
+) -> None:
     """Look at the least sure values, correct them, and make labels of that.
 
-    Writes a page with a box for each value, and the same as CSV; --apply FILE makes labels of what was corrected,
-    for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd train` (input.path)."""
+    Writes a page with a box for each value, and the same as CSV; --apply FILE makes labels of what
+    was corrected, for `raypd evaluate`, `raypd calibrate`, `raypd fit` (fit.labels) and `raypd
+    train` (input.path).
+    """
     from raypd.report import review as reviews
 
     root = storage.absolute(run)
     if apply is None:
         html, table = reviews.write(root, documents, overrides or [])
-        print(clean(f"page:  {html}\ntable: {table}\nnext: correct either, then `raypd review {run} --apply FILE`"))
+        print(
+            clean(
+                f"page:  {html}\ntable: {table}\nnext: correct either, then `raypd review {run} "
+                "--apply FILE`"
+            )
+        )
         return
     where, count = reviews.apply(root, apply, output, overrides or [])
     print(clean(f"labels: {where} ({count:,} documents)\nnext: `raypd evaluate {run} {where}`"))
@@ -315,20 +457,35 @@ def review(
 
 @app.command()
 def status(
-    run: o.Run, overrides: o.Overrides = None, watch: o.Watch = False, every: o.Every = 5.0, as_json: o.AsJson = False
+    run: o.Run,
+    overrides: o.Overrides = None,
+    watch: o.Watch = False,
+    every: o.Every = 5.0,
+    as_json: o.AsJson = False,
 ) -> None:
-    """Show how a run stands. Progress, speed, cost, workers, errors; reads its folder, so it runs on any machine."""
+    """Show how a run stands.
+
+    Progress, speed, cost, workers, errors; reads its folder, so it runs on any machine.
+    """
     from raypd.report import terminal
     from raypd.report.status import Watch
 
-    terminal.show(Watch(storage.absolute(run), overrides or []), again=every if watch else None, as_json=as_json)
+    terminal.show(
+        Watch(storage.absolute(run), overrides or []),
+        again=every if watch else None,
+        as_json=as_json,
+    )
 
 
 @_config_app.command()
 def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
-    """Print the whole configuration, or one section, with its defaults; every key with what it means."""
+    """Print the whole configuration, or one section, with its defaults; every key with what it
+    means.
+    """
     if config in RunConfig.model_fields and not os.path.isfile(config):
-        sections = (section for section in render().split("\n\n") if re.match(rf"(# )?{config}:", section))
+        sections = (
+            section for section in render().split("\n\n") if re.match(rf"(# )?{config}:", section)
+        )
         print("\n\n".join(sections).rstrip())
     elif config is None:
         print(render(), end="")
@@ -341,12 +498,20 @@ def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
 @_schema_app.command("suggest")
 def schema_suggest(
     data: Annotated[str, Argument(help="The data: a file that a run reads, a folder or a glob")],
-    overrides: o.Overrides = None, category: o.OfCategory = None,
-    sample: Annotated[int, Option("--sample", min=1, help="Documents that the model is asked about")] = 32,
-    output: Annotated[str | None, Option("--output", "-o", help="File for it; none: stdout")] = None,
+    overrides: o.Overrides = None,
+    category: o.OfCategory = None,
+    sample: Annotated[
+        int, Option("--sample", min=1, help="Documents that the model is asked about")
+    ] = 32,
+    output: Annotated[
+        str | None, Option("--output", "-o", help="File for it; none: stdout")
+    ] = None,
     force: Annotated[bool, Option("--force", help="Write over a file that is there")] = False,
-) -> None:  # fmt: skip
-    """Propose attributes that documents have, as YAML to edit for task.categories_file. Runs in this process."""
+) -> None:
+    """Propose attributes that documents have, as YAML to edit for task.categories_file.
+
+    Runs in this process.
+    """
     from raypd.estimation import suggest
 
     refusal = f"{output}: is there already; give another name, or --force"
@@ -365,7 +530,9 @@ def schema_suggest(
 
 
 @_model_app.command("add-tokens")
-def add_tokens(model: o.BaseModel, output: o.NewModel, method: o.ForMethods, seed: o.Seed = 0) -> None:
+def add_tokens(
+    model: o.BaseModel, output: o.NewModel, method: o.ForMethods, seed: o.Seed = 0
+) -> None:
     """Write a copy of a model that has the control tokens of a decoding method."""
     from raypd.models import prepare
 
@@ -375,19 +542,31 @@ def add_tokens(model: o.BaseModel, output: o.NewModel, method: o.ForMethods, see
 
 
 @_model_app.command("add-heads")
-def add_heads(model: o.BaseModel, output: o.NewHeads, heads: o.Heads = 2, layers: o.Layers = 2) -> None:
-    """Write untrained Medusa heads for a model: 2 heads of 2 layers, as APAR's (table 6), unless told otherwise."""
+def add_heads(
+    model: o.BaseModel, output: o.NewHeads, heads: o.Heads = 2, layers: o.Layers = 2
+) -> None:
+    """Write untrained Medusa heads for a model: 2 heads of 2 layers, as APAR's (table 6), unless
+    told otherwise.
+    """
     from raypd.models import prepare
 
     heads_config = prepare.add_heads(model, output, heads, layers)
     shape = f"{heads_config.count} Medusa heads x {heads_config.layers} layers"
-    print(f"{output}: {shape} for {model}, which draft a tree of {len(heads_config.tree.paths)} tokens")
-    print("Train them before you decode with them: the text is right with any heads, and faster with trained ones.")
+    print(
+        f"{output}: {shape} for {model}, which draft a tree of {len(heads_config.tree.paths)} "
+        "tokens"
+    )
+    print(
+        "Train them before you decode with them: the text is right with any heads, and faster "
+        "with trained ones."
+    )
 
 
 @_prices_app.command("refresh")
 def prices_refresh(region: o.Regions = None) -> None:
-    """Ask AWS for today's on-demand and spot prices (needs credentials) and keep them for the next runs."""
+    """Ask AWS for today's on-demand and spot prices (needs credentials) and keep them for the next
+    runs.
+    """
     from raypd.billing import prices_aws
 
     print(f"written: {prices_aws.refresh(region or prices_aws.SHIPPED_REGIONS)}")
@@ -405,7 +584,9 @@ def prices_show(instance_type: o.InstanceType = None, region: o.Region = "us-eas
 def report_errors() -> Iterator[None]:
     """Ends the process at a user's error with its text, no traceback.
 
-    Exit codes: 2 for the configuration, the input and the model; 1 for a run that could not go on; 130 interrupted."""
+    Exit codes: 2 for the configuration, the input and the model; 1 for a run that could not go on;
+    130 interrupted.
+    """
     try:
         yield
         return
@@ -421,5 +602,6 @@ def report_errors() -> Iterator[None]:
     print(said(message), file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    # Not sys.exit: threads of Ray that are in the middle of something would hold the process or print a traceback.
+    # Not sys.exit: threads of Ray that are in the middle of something would hold the process or
+    # print a traceback.
     os._exit(code)

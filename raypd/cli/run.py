@@ -1,4 +1,6 @@
-"""What `raypd extract`, `answer` and `generate` have in common: the configuration around a data file, and the run."""
+"""What `raypd extract`, `answer` and `generate` have in common: the configuration around a data
+file, and the run.
+"""
 
 import os
 from typing import Any
@@ -16,22 +18,38 @@ from raypd.run.text import clean, count, counted, share
 
 
 def config_over(
-    source: str, kind: str, overrides: list[str], method: str | None, model: str | None, output: str | None,
-    openai: bool = False, schema: str | None = None,
-) -> RunConfig:  # fmt: skip
-    """A configuration from a YAML file, or around a data file; options go before overrides. openai: the data is a batch
-    file of OpenAI's; what a request does not say is as there, so it samples."""
+    source: str,
+    kind: str,
+    overrides: list[str],
+    method: str | None,
+    model: str | None,
+    output: str | None,
+    openai: bool = False,
+    schema: str | None = None,
+) -> RunConfig:
+    """A configuration from a YAML file, or around a data file; options go before overrides. openai:
+    the data is a batch file of OpenAI's; what a request does not say is as there, so it samples.
+    """
     options = {"decoding.method": method, "model.name": model, "output.path": output}
     changes = [f"{key}={value}" for key, value in options.items() if value is not None] + overrides
     if source.endswith((".yaml", ".yml")):
         if openai:
-            raise ConfigError(f"{source}: --openai takes the batch file itself, and settings as key=value behind it")
+            raise ConfigError(
+                f"{source}: --openai takes the batch file itself, and settings as key=value "
+                "behind it"
+            )
         if schema is not None:
             raise ConfigError(f"{source}: has its own task; --schema is for a data file")
         return load_config(source, changes)
-    if kind == "extraction" and schema is None and not any(change.startswith("task.") for change in overrides):
+    if (
+        kind == "extraction"
+        and schema is None
+        and not any(change.startswith("task.") for change in overrides)
+    ):
         advice = "--schema 'Brand, Color', or a JSON Schema, a YAML of categories, or module:Class"
-        raise ConfigError(f"{source}: give a run's YAML, or say what to extract from this data: {advice}")
+        raise ConfigError(
+            f"{source}: give a run's YAML, or say what to extract from this data: {advice}"
+        )
     path = f"runs/{os.path.basename(source).split('.')[0]}-{method or kind}"
     task = {"kind": kind, **(task_of(schema) if schema is not None else {})}
     tree: dict[str, Any] = {"input": {"path": source}, "output": {"path": path}, "task": task}
@@ -44,8 +62,12 @@ def config_over(
     return make_config(tree, changes)
 
 
-def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool, verbose: bool) -> None:
-    """Runs a task of a kind, and prints a few documents, the totals and where the files lie; or retries its errors."""
+def run_task(
+    config: RunConfig, kind: str, retry_errors: bool, all_errors: bool, verbose: bool
+) -> None:
+    """Runs a task of a kind, and prints a few documents, the totals and where the files lie; or
+    retries its errors.
+    """
     if config.task.command != KINDS[kind].command:
         raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {config.task.command}`")
     batch = isinstance(config.task, GenerationConfig) and config.task.openai
@@ -68,14 +90,23 @@ def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool,
     if batch:
         output = layout.output_folder(config)
         answered, failed = batch_files.write(config, output)
-        print(f"answers:  {clean(storage.join(output, layout.BATCH_OUTPUT))} ({counted(answered, 'request')})")
-        print(f"errors:   {clean(storage.join(output, layout.BATCH_ERRORS))} ({counted(failed, 'request')})")
+        print(
+            f"answers:  {clean(storage.join(output, layout.BATCH_OUTPUT))} "
+            f"({counted(answered, 'request')})"
+        )
+        print(
+            f"errors:   {clean(storage.join(output, layout.BATCH_ERRORS))} "
+            f"({counted(failed, 'request')})"
+        )
     if manifest is not None and manifest.failed:
         _tell_failures(manifest, config.cluster.max_failed_share)
 
 
 def _tell_failures(manifest: Manifest, most: float) -> None:
-    """Says what share of a run has failed, and why most of it. Raises RunError where that is too much, or all."""
+    """Says what share of a run has failed, and why most of it.
+
+    Raises RunError where that is too much, or all.
+    """
     from raypd.verify import dead_letters
 
     reason = dead_letters.most_frequent(manifest.output)

@@ -1,4 +1,6 @@
-"""What a finished run shows: a few documents with their values, the totals, and where the files lie."""
+"""What a finished run shows: a few documents with their values, the totals, and where the files
+lie.
+"""
 
 from typing import Any
 
@@ -25,19 +27,30 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
     if rows:
         console.print(_table(rows))
     if manifest.fake:
-        console.print("model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red")
-    ok = f"{count(manifest.ok)} ok" + (f", {count(manifest.failed)} failed" if manifest.failed else "")
+        console.print(
+            "model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red"
+        )
+    ok = f"{count(manifest.ok)} ok" + (
+        f", {count(manifest.failed)} failed" if manifest.failed else ""
+    )
     console.print(
         f"{counted(manifest.documents, 'document')}: {ok}; {counted(manifest.units, 'unit')}; "
         f"{duration(manifest.seconds)}, {number(manifest.documents_per_second)} documents/s"
     )
     if manifest.truncated:
-        console.print(f"cut to fit the model's context: {counted(manifest.truncated, 'document')} (column `truncated`)")
+        console.print(
+            f"cut to fit the model's context: {counted(manifest.truncated, 'document')} "
+            "(column `truncated`)"
+        )
     if manifest.units_unreadable:
-        left_out = f"left out: {counted(manifest.units_unreadable, 'unit')} of the input that cannot be read"
+        left_out = (
+            f"left out: {counted(manifest.units_unreadable, 'unit')} of the input that cannot "
+            "be read"
+        )
         console.print(f"{left_out}; the manifest lists them", style="red")
     console.print(
-        f"tokens: {count(manifest.prefill_tokens)} prefilled, {count(manifest.shared_tokens)} shared, "
+        f"tokens: {count(manifest.prefill_tokens)} prefilled, "
+        f"{count(manifest.shared_tokens)} shared, "
         f"{count(manifest.decode_tokens)} decoded"
     )
     for line in _cost_lines(manifest.cost):
@@ -49,7 +62,9 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
 
 
 def _cost_lines(cost: RunCost | None) -> list[str]:
-    """The bill in one line, its parts in another: in money, or in time where the machines have no price."""
+    """The bill in one line, its parts in another: in money, or in time where the machines have no
+    price.
+    """
     if cost is None:
         return []
     largest = sorted((cost.parts if cost.usd else cost.seconds).items(), key=lambda item: -item[1])
@@ -88,8 +103,12 @@ def _values(row: dict[str, Any]) -> Text:
     shape = shape_of(row)
     values = [] if shape is None else shape.values(row)
     if shape is not None and shape.many:
-        return Text("  ".join(f"{v.name}: {_short(v.value)}" for v in values if v.value not in (None, "[]")))
-    return Text(" ".join(f"{_short(v.name, 60)} {_short(v.value or v.status, 200)}".strip() for v in values))
+        return Text(
+            "  ".join(f"{v.name}: {_short(v.value)}" for v in values if v.value not in (None, "[]"))
+        )
+    return Text(
+        " ".join(f"{_short(v.name, 60)} {_short(v.value or v.status, 200)}".strip() for v in values)
+    )
 
 
 def _short(value: Any, most: int = 28) -> str:

@@ -1,4 +1,6 @@
-"""The command `raypd tune`: reads its options, prints what was tried, and writes the new configuration."""
+"""The command `raypd tune`: reads its options, prints what was tried, and writes the new
+configuration.
+"""
 
 from pathlib import Path
 
@@ -13,11 +15,18 @@ from raypd.run import console
 
 
 def run(
-    path: str, overrides: list[str], output: str | None, options: TuneOptions, verbose: bool, labels: str | None = None,
+    path: str,
+    overrides: list[str],
+    output: str | None,
+    options: TuneOptions,
+    verbose: bool,
+    labels: str | None = None,
     floor: float | None = None,
-) -> None:  # fmt: skip
-    """Tunes and writes; output None: CONFIG.tuned.yaml. labels: finds cascade.under, for an F1 of `floor`. Raises
-    ConfigError before decoding: it cannot be written; Exit where no threshold holds the floor."""
+) -> None:
+    """Tunes and writes; output None: CONFIG.tuned.yaml. labels: finds cascade.under, for an F1 of
+    `floor`. Raises ConfigError before decoding: it cannot be written; Exit where no threshold holds
+    the floor.
+    """
     config, source = load_config(path, overrides), Path(path)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
     rewrite.check_target(target, source)
@@ -25,7 +34,9 @@ def run(
         from raypd.evaluation import cascade
 
         floor = config.fit.f1_floor if floor is None else floor
-        tuning = cascade.tune_cascade(config, labels, floor, options.sample, options.minutes, verbose)
+        tuning = cascade.tune_cascade(
+            config, labels, floor, options.sample, options.minutes, verbose
+        )
         words = cascade.describe(tuning)
         print(words)
         if tuning.best is None:
@@ -41,9 +52,15 @@ def run(
         result = tune(config, options, measurements, verbose=verbose, say=console.say)
     except KeyboardInterrupt:
         advice = "the same command goes on from there"
-        raise console.Interrupted(f"interrupted: what was measured stands in {measurements}; {advice}") from None
+        raise console.Interrupted(
+            f"interrupted: what was measured stands in {measurements}; {advice}"
+        ) from None
     show_tune(result)
-    changed = f"changed: {describe(result.best.changes)}" if result.best.changes else "nothing had to be changed"
+    changed = (
+        f"changed: {describe(result.best.changes)}"
+        if result.best.changes
+        else "nothing had to be changed"
+    )
     rewrite.write(source, overrides, result.best.changes, target, f"{changed}\n{why(result)}")
     print(f"configuration: {target}")
     print(f"measurements:  {measurements}")

@@ -1,4 +1,6 @@
-"""The driver's side of a session's money and time: starts the ledger, holds the budget, works towards the deadline."""
+"""The driver's side of a session's money and time: starts the ledger, holds the budget, works
+towards the deadline.
+"""
 
 import contextlib
 import time
@@ -24,11 +26,22 @@ _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
 
 
 class Accounts:
-    """One session's. Raises ConfigError at a bad deadline or a budget without prices, BudgetReached. share: what one
-    worker takes. done: documents of the plan that were committed before. say: shows the user a line."""
+    """One session's.
+
+    Raises ConfigError at a bad deadline or a budget without prices, BudgetReached. share: what one
+    worker takes. done: documents of the plan that were committed before. say: shows the user a
+    line.
+    """
 
     def __init__(
-        self, config: RunConfig, output: str, lease: RunLease, share: WorkerResources, plan: Plan, done: int, say: Say
+        self,
+        config: RunConfig,
+        output: str,
+        lease: RunLease,
+        share: WorkerResources,
+        plan: Plan,
+        done: int,
+        say: Say,
     ) -> None:
         self.config, self.plan, self.done, self._say = config, plan, done, say
         cost, began = config.cost, lease.began
@@ -38,43 +51,69 @@ class Accounts:
         if cost.budget_usd is not None and self.earlier >= cost.budget_usd:
             raise self.reached()
         if self.deadline is not None and self.deadline <= began:
-            say(f"the deadline, {budget.clock(self.deadline)}, has passed: the run goes on without one")
+            say(
+                f"the deadline, {budget.clock(self.deadline)}, has passed: the run goes on "
+                "without one"
+            )
             self.deadline = None
         self.ledger = ledger_actor.start(config, output, lease.id, began, share.cpus, share.gpus)
         self.held = False
-        models = (config.model, config.cascade.model)  # a unit of a batch API may take a day: none waits for it
-        self._asks_server = any(model and model.endpoint and not model.endpoint.batch for model in models)
-        self._in_flight: dict[str, tuple[float, int]] = {}  # unix second of a unit's begin, and its documents
-        self._unbilled: list[tuple[float, int]] = []  # the same of ended units (monotonic), newer than the standing
-        self._paces: deque[float] = deque(maxlen=_PACES)  # seconds a document, from a unit's begin to its commit
+        # A unit of a batch API may take a day: none waits for it.
+        models = (config.model, config.cascade.model)
+        self._asks_server = any(
+            model and model.endpoint and not model.endpoint.batch for model in models
+        )
+        # Unix second of a unit's begin, and its documents.
+        self._in_flight: dict[str, tuple[float, int]] = {}
+        # The same of ended units (monotonic), newer than the standing.
+        self._unbilled: list[tuple[float, int]] = []
+        # Seconds a document, from a unit's begin to its commit.
+        self._paces: deque[float] = deque(maxlen=_PACES)
         self._asked, self._began = 0.0, time.monotonic()
         self._answer: Any = None
         self._thought = 0.0
         self._shown: set[str] = set()  # what the user has been shown once
 
     def admit(self, unit: Unit, beside: int) -> bool:
-        """Whether a unit may be begun, on a worker that has `beside` others in flight; once not, never again."""
+        """Whether a unit may be begun, on a worker that has `beside` others in flight; once not,
+        never again.
+        """
         now = time.time()
         if not self._standing.kept:
             if time.monotonic() - self._began < _BILL_SECONDS:
                 return False
-            line = "the bill cannot be written yet: what this session costs from here on may be missing"
+            line = (
+                "the bill cannot be written yet: what this session costs from here on may be "
+                "missing"
+            )
             self._say_once("bill", line)
         candidate = (now, unit.expected)
         if self.config.cost.budget_usd is not None:
             in_flight = [started for name, started in self._in_flight.items() if name != unit.id]
-            unknown = (not self._paces and beside) or (self._asks_server and not self._standing.documents)
+            unknown = (not self._paces and beside) or (
+                self._asks_server and not self._standing.documents
+            )
             if unknown and in_flight:
-                return False  # nobody knows yet how long one takes, or what its tokens cost: a second one can wait
-            seconds = budget.ends(now, [*in_flight, candidate], self._paces) - now + self.config.cost.reserve_seconds
-            if not self._holds(seconds, sum(count for _, count in [*in_flight, candidate, *self._unbilled])):
+                # Nobody knows yet how long one takes, or what its tokens cost: a second one can
+                # wait.
+                return False
+            seconds = (
+                budget.ends(now, [*in_flight, candidate], self._paces)
+                - now
+                + self.config.cost.reserve_seconds
+            )
+            if not self._holds(
+                seconds, sum(count for _, count in [*in_flight, candidate, *self._unbilled])
+            ):
                 self.held = True
                 return False
         self._in_flight[unit.id] = candidate
         return True
 
     def ended(self, unit: Unit, documents: int | None) -> None:
-        """A unit is not in flight any more. documents: of one that was committed; None: it failed."""
+        """A unit is not in flight any more. documents: of one that was committed; None: it
+        failed.
+        """
         started = self._in_flight.pop(unit.id, None)
         self._unbilled.append((time.monotonic(), unit.expected))
         if documents is not None:
@@ -89,16 +128,25 @@ class Accounts:
     def _holds(self, seconds: float, documents: int = 0) -> bool:
         """Whether so many seconds more can be paid, and the tokens of so many documents."""
         standing, remaining = self._standing, (self.config.cost.budget_usd or 0.0) - self.earlier
-        tokens = max(0.0, budget.CAUTION * standing.usd_per_document * documents - standing.open_usd)
+        tokens = max(
+            0.0, budget.CAUTION * standing.usd_per_document * documents - standing.open_usd
+        )
         return self._spent() + standing.usd_per_second * seconds + tokens < remaining
 
     def look(self, running: int) -> int | None:
-        """To be called often: how many workers are wanted; None: as before. running: loaded. Raises BudgetReached."""
+        """To be called often: how many workers are wanted; None: as before. running: loaded.
+
+        Raises BudgetReached.
+        """
         self._ask()
         unpriced = self._standing.unpriced
         if unpriced is not None:
-            self._say_once(unpriced, f"price {unpriced}: it stands on the bill with $0; set cost.prices")
-        if self.config.cost.budget_usd is not None and not self._holds(self.config.cost.reserve_seconds):
+            self._say_once(
+                unpriced, f"price {unpriced}: it stands on the bill with $0; set cost.prices"
+            )
+        if self.config.cost.budget_usd is not None and not self._holds(
+            self.config.cost.reserve_seconds
+        ):
             self.held = True
             raise self.reached()
         return self._towards_deadline(running)
@@ -111,7 +159,8 @@ class Accounts:
     def _ask(self) -> None:
         """Takes the ledger's answer when there is one, and asks again every second."""
         if self._answer is not None and ray.wait([self._answer], timeout=0)[0]:
-            with contextlib.suppress(ray.exceptions.RayError):  # restarting: the last standing goes on by the clock
+            # Restarting: the last standing goes on by the clock.
+            with contextlib.suppress(ray.exceptions.RayError):
                 self._standing = ray.get(self._answer)
                 self._unbilled = [unit for unit in self._unbilled if unit[0] > self._asked]
             self._answer = None
@@ -122,29 +171,46 @@ class Accounts:
     def _towards_deadline(self, running: int) -> int | None:
         standing, now = self._standing, time.time()
         max_workers = self.config.cluster.max_workers
-        if self.deadline is None or not self._paces or not standing.documents or not standing.busy_seconds:
+        if (
+            self.deadline is None
+            or not self._paces
+            or not standing.documents
+            or not standing.busy_seconds
+        ):
             return None
         if self._thought and now - self._thought < _RETHINK_SECONDS:
             return None
         self._thought = now
         remaining = max(0, self.plan.documents - self.done)
-        seconds, per_worker = _SLACK * (self.deadline - now), standing.documents / standing.busy_seconds
-        workers, needed = budget.need(remaining, seconds, per_worker, standing.startup_seconds, running, max_workers)
+        seconds, per_worker = (
+            _SLACK * (self.deadline - now),
+            standing.documents / standing.busy_seconds,
+        )
+        workers, needed = budget.need(
+            remaining, seconds, per_worker, standing.startup_seconds, running, max_workers
+        )
         late = now + needed - self.deadline
         if workers > max_workers and late > 0:
-            enough = counted(workers, "worker") if workers < budget.NEVER else "no number of workers"
+            enough = (
+                counted(workers, "worker") if workers < budget.NEVER else "no number of workers"
+            )
             self._say_once(
                 "late",
-                f"the deadline, {budget.clock(self.deadline)}, cannot be met: {counted(remaining, 'document')} left, "
-                f"{counted(max_workers, 'worker')} (cluster.max_workers), {number(per_worker * max_workers)} documents"
-                f"/s: done at about {budget.clock(now + needed)}, {duration(late)} late; {enough} would do",
+                f"the deadline, {budget.clock(self.deadline)}, cannot be met: "
+                f"{counted(remaining, 'document')} left, "
+                f"{counted(max_workers, 'worker')} (cluster.max_workers), "
+                f"{number(per_worker * max_workers)} documents"
+                f"/s: done at about {budget.clock(now + needed)}, {duration(late)} late; "
+                f"{enough} would do",
             )
         return min(max(workers, self.config.cluster.min_workers, 1), max_workers)
 
     def reached(self) -> budget.BudgetReached:
         cap = self.config.cost.budget_usd or 0.0
         spent = self.earlier + self._spent()
-        return budget.BudgetReached(budget.reached(cap, spent, self.done, self.plan.documents, self.plan.exact))
+        return budget.BudgetReached(
+            budget.reached(cap, spent, self.done, self.plan.documents, self.plan.exact)
+        )
 
     def close(self) -> None:
         ledger_actor.close(self.ledger)

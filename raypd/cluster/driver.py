@@ -1,4 +1,6 @@
-"""A run: plan, skip what is committed, stream the rest through decode workers, add up what is there."""
+"""A run: plan, skip what is committed, stream the rest through decode workers, add up what is
+there.
+"""
 
 import contextlib
 from collections.abc import Iterable
@@ -31,24 +33,35 @@ if TYPE_CHECKING:  # they bring Ray, whose second of import is for runs that hav
 
     Executor = PoolExecutor | RayDataExecutor
 
-_CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
+_CHANGED = (
+    "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
+)
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
 _JUDGED_AFTER = 100  # documents of a session, after which cluster.max_failed_share is looked at
 
 
 def run_extract(
-    config: RunConfig, *, verbose: bool = False, build: components.Build | None = None, planned: Plan | None = None
+    config: RunConfig,
+    *,
+    verbose: bool = False,
+    build: components.Build | None = None,
+    planned: Plan | None = None,
 ) -> records.Manifest:
     """Runs or resumes until every unit is committed, and writes the manifest.
 
-    verbose: let Ray print. build: makes a worker's engine and task; None: by the configuration. planned: None: all.
-    Raises ConfigError, InputError, ModelError before anything runs, RunError when it cannot go on, Interrupted at
-    SIGINT or SIGTERM: then what is committed is whole, and the same call resumes."""
+    verbose: let Ray print. build: makes a worker's engine and task; None: by the configuration.
+    planned: None: all. Raises ConfigError, InputError, ModelError before anything runs, RunError
+    when it cannot go on, Interrupted at SIGINT or SIGTERM: then what is committed is whole, and the
+    same call resumes.
+    """
     storage.configure(config.storage)
     check_template(config)
     output = layout.output_folder(config)
     if output != storage.absolute(config.output.path):
-        say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
+        say(
+            "output.path is relative and this job runs in a copy of its folder: writing to "
+            f"{output}"
+        )
     manifest.check(config, output)
     writer.output_schema(columns_of(config), config.output.partition)
     planned = planned or planner.plan(config, output)
@@ -64,7 +77,10 @@ def run_extract(
     manifest.claim(config, output)
     with signals(), held(output, say) as lease:
         if manifest.claim(config, output, held=True):
-            say(f"{output} was of another configuration, which has committed nothing: it is this run's now")
+            say(
+                f"{output} was of another configuration, which has committed nothing: it is "
+                "this run's now"
+            )
         done = writer.committed(output)  # another session may have gone on while this one looked
         _check_known(planned, done, output)
         storage.clean_temporary(writer.units_folder(output))
@@ -78,39 +94,58 @@ def run_extract(
     return finish(config, output, planned, run.unreadable)
 
 
-def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> records.Manifest:
-    """Writes the manifest. unreadable: units that the session could not read, beside those that the plan knows of.
-    Raises RunError: an object is damaged or of another configuration; units could not be read and input.on_damaged is
-    fail; or nothing at all could be read, which is more than damage (a right taken away, an empty mount)."""
+def finish(
+    config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None
+) -> records.Manifest:
+    """Writes the manifest. unreadable: units that the session could not read, beside those that the
+    plan knows of. Raises RunError: an object is damaged or of another configuration; units could
+    not be read and input.on_damaged is fail; or nothing at all could be read, which is more than
+    damage (a right taken away, an empty mount).
+    """
     unreadable = unreadable or Unreadable()
     for unit in planned.damaged():
         unreadable.add(unit, unit.damaged or "")
     units = writer.summaries(output)
     for done in units:
         if done.fingerprint != config.fingerprint():
-            raise RunError(f"{output}: unit {done.unit} is of another configuration, {done.fingerprint}")
-    result = manifest.make(config, output, planned.units, units, unreadable, book.of_run(output, units))
+            raise RunError(
+                f"{output}: unit {done.unit} is of another configuration, {done.fingerprint}"
+            )
+    result = manifest.make(
+        config, output, planned.units, units, unreadable, book.of_run(output, units)
+    )
     path = storage.join(output, layout.MANIFEST)
     records.write(path, result)
     if unreadable.units and not result.documents:
         raise RunError(
-            f"nothing could be read of the input, {unreadable.units} units of it:\n{unreadable.shown()}"
-            f"{path} lists them. Such a run does not end well, whatever input.on_damaged says; the same command tries "
+            f"nothing could be read of the input, {unreadable.units} units of "
+            f"it:\n{unreadable.shown()}"
+            f"{path} lists them. Such a run does not end well, whatever input.on_damaged "
+            "says; the same command tries "
             "them again"
         )
     if unreadable.units and config.input.on_damaged == "fail":
-        shown = f"{unreadable.shown()}{path} lists them. {unreadable.advice({unit.source for unit in units})}"
-        raise RunError(f"{unreadable.units} units of the input cannot be read; all that can is done:\n{shown}")
+        shown = (
+            f"{unreadable.shown()}{path} lists them. "
+            f"{unreadable.advice({unit.source for unit in units})}"
+        )
+        raise RunError(
+            f"{unreadable.units} units of the input cannot be read; all that can is done:\n{shown}"
+        )
     return result
 
 
 def _check_known(planned: Plan, done: set[str], output: str) -> None:
-    """A committed unit that this plan does not have would leave its documents in the output twice."""
+    """A committed unit that this plan does not have would leave its documents in the output
+    twice.
+    """
     foreign = sorted(done.difference(unit.id for unit in planned))
     if foreign:
         raise ConfigError(
-            f"output.path {output}: holds {len(foreign)} units that this run would not make (for instance "
-            f"{foreign[0]}): {planned.changes or _CHANGED}. Documents would stand in the output twice; give a new "
+            f"output.path {output}: holds {len(foreign)} units that this run would not "
+            "make (for instance "
+            f"{foreign[0]}): {planned.changes or _CHANGED}. Documents would stand in the "
+            "output twice; give a new "
             "output.path, or go back to the input as it was"
         )
 
@@ -133,7 +168,9 @@ class DriverSession:
         self.units, self.done_units = self.planned.units, len(self.done)
         self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
-        self._display = progress.RunDisplay(self.planned.documents, self.done_documents, self.planned.exact)
+        self._display = progress.RunDisplay(
+            self.planned.documents, self.done_documents, self.planned.exact
+        )
         self._executor: Executor | None = None
         self._accounts: Accounts | None = None
 
@@ -141,7 +178,10 @@ class DriverSession:
         return f"{self.done_units} of {counted(self.units, 'unit')} committed"
 
     def stream(self) -> None:
-        """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
+        """Runs units until none is left.
+
+        Raises RunError when some could not be done, or too much goes wrong.
+        """
         with ray_session.connected(self.config.cluster, self.verbose) as mine:
             try:
                 with self._display:
@@ -157,7 +197,10 @@ class DriverSession:
                     self._executor.close()
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
-            raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
+            raise self._error(
+                f"{len(self.unit_errors)} units could not be finished, {unit} because: "
+                f"{reason.strip()}"
+            )
 
     def _stream(self) -> None:
         from raypd.cluster.accounts import Accounts
@@ -168,7 +211,9 @@ class DriverSession:
         worker = ray_session.worker_resources(config)
         accounts = Accounts(config, self.output, lease, worker, planned, self.done_documents, say)
         self._accounts = accounts
-        spec = WorkerSpec(config, self.output, lease.id, worker.threads, self.build, accounts.ledger, worker.gpus)
+        spec = WorkerSpec(
+            config, self.output, lease.id, worker.threads, self.build, accounts.ledger, worker.gpus
+        )
         executor: Executor
         if config.cluster.executor == "ray_data":
             from raypd.cluster.ray_data_executor import RayDataExecutor
@@ -191,7 +236,9 @@ class DriverSession:
         if accounts.held:
             raise accounts.reached()
 
-    def _run(self, executor: "Executor", accounts: "Accounts", units: Iterable[Unit], count: int) -> None:
+    def _run(
+        self, executor: "Executor", accounts: "Accounts", units: Iterable[Unit], count: int
+    ) -> None:
         from raypd.cluster.in_flight import Tick
 
         ended = 0
@@ -208,13 +255,19 @@ class DriverSession:
                     self._update(event.answered, event.failed)
                 else:
                     ended += 1
-                    accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
+                    accounts.ended(
+                        event.unit,
+                        event.result.ok + event.result.failed if event.result.done else None,
+                    )
                     self._take(event.unit, event.result)
         if ended < count and not accounts.held:
-            raise self._error("not all units have ended, and none is at work; this is a fault of raypd")
+            raise self._error(
+                "not all units have ended, and none is at work; this is a fault of raypd"
+            )
 
     def _update(self, answered: int = 0, failed: int = 0) -> None:
-        if not self.planned.exact and self.done_units:  # lines cut by bytes: units are of about as many
+        # Lines cut by bytes: units are of about as many.
+        if not self.planned.exact and self.done_units:
             self._display.total = round(self.done_documents * self.units / self.done_units)
             self._display.exact = self.done_units == self.units
         self._display.update(self.done_documents + answered, self.failed_documents + failed)
@@ -230,8 +283,10 @@ class DriverSession:
             return
         errors = writer.read_table(self.output, unit.id, ["error"])[1]["error"].drop_null()
         raise RunError(
-            f"{failed:,} of {documents:,} documents have failed ({share(failed, documents)}; cluster.max_failed_share "
-            f"is {limit:g}), one because: {errors[0]}\nThey are committed as failed: `raypd errors {self.output}` lists"
+            f"{failed:,} of {documents:,} documents have failed "
+            f"({share(failed, documents)}; cluster.max_failed_share "
+            f"is {limit:g}), one because: {errors[0]}\nThey are committed as failed: "
+            f"`raypd errors {self.output}` lists"
             " them, and once the cause is gone --retry-errors tries them again"
         )
 
@@ -254,4 +309,6 @@ class DriverSession:
             self.unit_errors[unit.id] = result.error
             self._display.say(f"unit {unit.id} failed: {reason}")
             if len(self.unit_errors) > _MOST_LOST_UNITS:
-                raise RunError(f"more than {_MOST_LOST_UNITS} units failed; the last: {result.error}")
+                raise RunError(
+                    f"more than {_MOST_LOST_UNITS} units failed; the last: {result.error}"
+                )

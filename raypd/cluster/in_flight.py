@@ -1,4 +1,7 @@
-"""What an executor knows and says of workers and of units in flight. Times: seconds, monotonic clock."""
+"""What an executor knows and says of workers and of units in flight.
+
+Times: seconds, monotonic clock.
+"""
 
 import contextlib
 import math
@@ -13,7 +16,8 @@ from raypd.run.unit import Unit
 
 _CANCEL_AGAIN_SECONDS = 2.0
 _STARTS_WITHOUT_SUCCESS = 4  # a worker that dies so often while it loads its model will not come up
-_DEATHS_WITHOUT_COMMIT = 30  # workers that die so often while nothing is committed: not a matter of a document
+# Workers that die so often while nothing is committed: not a matter of a document.
+_DEATHS_WITHOUT_COMMIT = 30
 
 
 @dataclass
@@ -24,7 +28,10 @@ class Ended:
 
 @dataclass
 class Tick:
-    """Nothing ended for a moment. `answered`, `failed`: documents of units in flight. `workers`: that are ready."""
+    """Nothing ended for a moment.
+
+    `answered`, `failed`: documents of units in flight. `workers`: that are ready.
+    """
 
     answered: int
     failed: int
@@ -41,14 +48,18 @@ class Deaths:
     def check(self, pool_size: int, workers: int, cause: str = "") -> None:
         """Raises RunError where there are too many of them."""
         if self.loading >= _STARTS_WITHOUT_SUCCESS * max(1, pool_size):
-            raise RunError(f"worker processes die while they load the model (out of memory?){cause}")
+            raise RunError(
+                f"worker processes die while they load the model (out of memory?){cause}"
+            )
         if self.with_units >= _DEATHS_WITHOUT_COMMIT + workers:
             raise RunError(f"worker processes die, and nothing gets done{cause}")
 
 
 @dataclass(eq=False)
 class Assignment:
-    """A unit that a worker was given. progress: as last reported, at `reported`. cancelled: when it last was."""
+    """A unit that a worker was given. progress: as last reported, at `reported`. cancelled: when it
+    last was.
+    """
 
     unit: Unit
     since: float = field(default_factory=time.monotonic)
@@ -58,7 +69,10 @@ class Assignment:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it may still be handed back. A worker that has not got the unit yet misses the call."""
+        """Whether it may still be handed back.
+
+        A worker that has not got the unit yet misses the call.
+        """
         return time.monotonic() - self.cancelled < _CANCEL_AGAIN_SECONDS
 
     def seconds_left(self, typical: float) -> float:
@@ -70,12 +84,17 @@ class Assignment:
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """An actor. `starting`: the answer of hello(), while it loads its model. `leaving`: its node was given notice."""
+    """An actor.
+
+    `starting`: the answer of hello(), while it loads its model. `leaving`: its node was given
+    notice.
+    """
 
     actor: Any
     starting: Any = None
     node: str = ""
-    assignments: dict[Any, Assignment] = field(default_factory=dict)  # by the result that is awaited, oldest first
+    # By the result that is awaited, oldest first.
+    assignments: dict[Any, Assignment] = field(default_factory=dict)
     idle_since: float = 0.0
     leaving: bool = False
     _report: Any = None  # that was asked for

@@ -1,5 +1,8 @@
-"""The ledger: one actor that keeps a session's bill, and what the driver asks of it. It is on the head node, whose
-death ends the run anyway; restarted from its file. A killed driver's bill ends as last written."""
+"""The ledger: one actor that keeps a session's bill, and what the driver asks of it.
+
+It is on the head node, whose death ends the run anyway; restarted from its file. A killed driver's
+bill ends as last written.
+"""
 
 import contextlib
 import sys
@@ -26,7 +29,10 @@ from raypd.run.unit import Unit
 
 _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
 _GONE_SECONDS = 30.0  # without a report: a worker that is gone
-_UNWATCHED = "the GPUs' use is not known: NVML (package nvidia-ml-py, NVIDIA's driver) does not answer on a node"
+_UNWATCHED = (
+    "the GPUs' use is not known: NVML (package nvidia-ml-py, NVIDIA's driver) does not "
+    "answer on a node"
+)
 _ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) does not answer
 
 
@@ -56,7 +62,9 @@ class Ask:
 
 @dataclass
 class PoolState:
-    """What the ledger knows of the workers of a run that Ray Data streams, since its own process began."""
+    """What the ledger knows of the workers of a run that Ray Data streams, since its own process
+    began.
+    """
 
     asks: list[Ask]  # that are not answered
     working: set[str]  # heard of lately
@@ -70,16 +78,23 @@ class PoolState:
 
 
 class Ledger:
-    """The actor. Its methods are quick; a thread looks at nodes and writes the file. nodes: by ids of worker nodes."""
+    """The actor.
 
-    def __init__(self, config: RunConfig, output: str, session: str, began: float, nodes: machines.Nodes) -> None:
+    Its methods are quick; a thread looks at nodes and writes the file. nodes: by ids of worker
+    nodes.
+    """
+
+    def __init__(
+        self, config: RunConfig, output: str, session: str, began: float, nodes: machines.Nodes
+    ) -> None:
         storage.configure(config.storage)
         self._output, self._nodes = output, nodes
         cost = config.cost
         new = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
         self.book = book.Book(_kept(output, session) or new, config)
         self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
-        self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
+        # Worker -> when (monotonic), its documents in flight.
+        self._heard: dict[str, tuple[float, int, int]] = {}
         self._ready: set[str] = set()  # workers
         self._left_out: dict[str, str] = {}  # worker -> why its card is
         self._ended_units: list[tuple[Unit, UnitResult]] = []
@@ -87,11 +102,14 @@ class Ledger:
         self._metrics: Metrics | None = None
         self._writing, self._ended, self._kept = threading.Lock(), threading.Event(), False
         self._look()
-        self._try(self._flush)  # before the first unit is assigned: a session that commits has a bill
+        # Before the first unit is assigned: a session that commits has a bill.
+        self._try(self._flush)
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
     def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> None:
-        """Takes a worker's report. in_flight: documents of its units in flight that are answered, and failed."""
+        """Takes a worker's report. in_flight: documents of its units in flight that are answered,
+        and failed.
+        """
         self._starts += report.worker not in self._heard
         self._heard[report.worker] = time.monotonic(), *in_flight
         self.book.take(report)
@@ -101,20 +119,29 @@ class Ledger:
     def standing(self) -> Standing:
         now = time.time()
         workers, nodes = list(self.book.workers.values()), list(self.book.nodes.values())
-        loaded = [worker.seconds for worker in workers if worker.seconds.total() > worker.seconds.startup]
+        loaded = [
+            worker.seconds for worker in workers if worker.seconds.total() > worker.seconds.startup
+        ]
         live = [node for node in nodes if node.ended is None or node.ended > now]
         working = [worker for worker in workers if billing.ended(worker, now, final=False) is None]
         documents = self.book.totals()["documents"]
         tokens_usd = self.book.tokens_usd(workers, "categories")
         return Standing(
-            at=now, usd=billing.usd(self.book.charges(now).total),
-            usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / self.book.runs, documents=documents,
+            at=now,
+            usd=billing.usd(self.book.charges(now).total),
+            usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / self.book.runs,
+            documents=documents,
             busy_seconds=sum(billing.settled(worker, now, final=False).busy for worker in workers),
-            startup_seconds=sum(seconds.startup for seconds in loaded) / len(loaded) if loaded else 0.0,
-            unpriced=next((n.price_source for n in nodes if n.price_source.startswith(machines.UNKNOWN)), None),
-            kept=self._kept, usd_per_document=tokens_usd / documents / billing.MICRO if documents else 0.0,
+            startup_seconds=sum(seconds.startup for seconds in loaded) / len(loaded)
+            if loaded
+            else 0.0,
+            unpriced=next(
+                (n.price_source for n in nodes if n.price_source.startswith(machines.UNKNOWN)), None
+            ),
+            kept=self._kept,
+            usd_per_document=tokens_usd / documents / billing.MICRO if documents else 0.0,
             open_usd=self.book.tokens_usd(working, "open_categories") / billing.MICRO,
-        )  # fmt: skip
+        )
 
     def begin(self, ask: Ask) -> bool | None:
         """Whether a worker may begin a unit; None: it is to ask again."""
@@ -137,13 +164,29 @@ class Ledger:
         """Takes the driver's answers to asks, and says how the workers are."""
         self._asks.update((ask, answer) for ask, answer in answers.items() if ask in self._asks)
         since = time.monotonic() - _GONE_SECONDS
-        working = {name for name, (heard, *_) in self._heard.items() if heard > since and name not in self._left_out}
-        asks = [ask for ask, answer in self._asks.items() if answer is None and ask.worker in working]
+        working = {
+            name
+            for name, (heard, *_) in self._heard.items()
+            if heard > since and name not in self._left_out
+        }
+        asks = [
+            ask for ask, answer in self._asks.items() if answer is None and ask.worker in working
+        ]
         answered, failed = (sum(self._heard[name][place] for name in working) for place in (1, 2))
         ready = working & self._ready
         left_out = set(self._left_out.values())
         ended, self._ended_units = self._ended_units, []
-        return PoolState(asks, working, ready, int(answered), int(failed), self._starts, self._deaths, left_out, ended)
+        return PoolState(
+            asks,
+            working,
+            ready,
+            int(answered),
+            int(failed),
+            self._starts,
+            self._deaths,
+            left_out,
+            ended,
+        )
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the nodes as they were last seen do
@@ -168,7 +211,9 @@ class Ledger:
         nodes = self._nodes({worker.node for worker in list(self.book.workers.values())})
         runs = machines.runs()
         if runs > 1:
-            self.book.note("other runs used the cluster at the same time; each pays its share of that time")
+            self.book.note(
+                "other runs used the cluster at the same time; each pays its share of that time"
+            )
         for node in nodes:
             if node.price_source.startswith(machines.UNKNOWN):
                 self.book.note(f"price {node.price_source}: it stands on the bill with $0")
@@ -187,14 +232,20 @@ class Ledger:
             traceback.print_exc()
 
 
-def start(config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float) -> Any:
-    """Starts it on the cluster's head. cpus, gpus: of a worker. Raises ConfigError: a budget, but unknown prices."""
+def start(
+    config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float
+) -> Any:
+    """Starts it on the cluster's head. cpus, gpus: of a worker.
+
+    Raises ConfigError: a budget, but unknown prices.
+    """
     nodes = partial(machines.look, config.cost, prices.table(), cpus, gpus)
     for node in nodes(set()) if config.cost.budget_usd is not None else ():
         kind = node.instance_type or prices.LOCAL
         if node.ended is None and node.usd_per_hour == 0 and kind not in config.cost.prices:
             raise ConfigError(  # machines at $0 would run without end
-                f"cost.budget_usd is set, and the price of this cluster's machines is not known ({node.price_source}): "
+                "cost.budget_usd is set, and the price of this cluster's machines is not "
+                f"known ({node.price_source}): "
                 f"set cost.prices.{kind} in USD per hour"
             )
     actor = ray.remote(Ledger).options(
@@ -209,7 +260,9 @@ def start(config: RunConfig, output: str, session: str, began: float, cpus: floa
 
 
 def _kept(output: str, session: str) -> Bill | None:
-    """A session's bill as a ledger that died has left it, once storage says whether there is one."""
+    """A session's bill as a ledger that died has left it, once storage says whether there is
+    one.
+    """
     while True:
         try:
             return read.record(Bill, output, layout.LEDGER, f"{session}.json")

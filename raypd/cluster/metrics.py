@@ -1,5 +1,8 @@
-"""Live metrics of a run for Prometheus, through Ray: a view of the ledger, never the truth. Ray exports each as `ray_`
-+ its name (counters + `_total`) from the ledger's node; infra/grafana/raypd.json draws them."""
+"""Live metrics of a run for Prometheus, through Ray: a view of the ledger, never the truth.
+
+Ray exports each as `ray_` + its name (counters + `_total`) from the ledger's node;
+infra/grafana/raypd.json draws them.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -27,16 +30,29 @@ class Metrics:
 
         self._run = run
         self._shown: dict[tuple[str, str], float] = {}
-        tags = {name: ("run", tag) if tag else ("run",) for name, (_, tag) in (COUNTERS | GAUGES).items()}
-        self._counters = {name: metrics.Counter(name, text, tags[name]) for name, (text, _) in COUNTERS.items()}
-        self._gauges = {name: metrics.Gauge(name, text, tags[name]) for name, (text, _) in GAUGES.items()}
+        tags = {
+            name: ("run", tag) if tag else ("run",)
+            for name, (_, tag) in (COUNTERS | GAUGES).items()
+        }
+        self._counters = {
+            name: metrics.Counter(name, text, tags[name]) for name, (text, _) in COUNTERS.items()
+        }
+        self._gauges = {
+            name: metrics.Gauge(name, text, tags[name]) for name, (text, _) in GAUGES.items()
+        }
 
     def show(self, bill: Bill) -> None:
         """Brings the metrics up to a session's bill."""
         totals = bill.totals
         self._count("raypd_documents", {status: totals[status] for status in ("ok", "failed")})
-        self._count("raypd_tokens", {kind: totals[f"{kind}_tokens"] for kind in ("prefill", "shared", "decode")})
-        self._count("raypd_category_documents", {name: counts["documents"] for name, counts in bill.categories.items()})
+        self._count(
+            "raypd_tokens",
+            {kind: totals[f"{kind}_tokens"] for kind in ("prefill", "shared", "decode")},
+        )
+        self._count(
+            "raypd_category_documents",
+            {name: counts["documents"] for name, counts in bill.categories.items()},
+        )
         self._set("raypd_cost_usd", bill.parts)
         if bill.budget_usd is not None:
             self._set("raypd_budget_usd", {"": bill.budget_usd})

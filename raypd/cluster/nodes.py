@@ -1,4 +1,6 @@
-"""What the cluster says of its nodes: which are going away (a spot notice, a scale-down), and which are gone."""
+"""What the cluster says of its nodes: which are going away (a spot notice, a scale-down), and which
+are gone.
+"""
 
 import contextlib
 import math
@@ -18,19 +20,25 @@ class NodeWatch:
 
     def __init__(self) -> None:
         self._looked = -math.inf
-        self._ends: dict[str, float] = {}  # draining node -> when it goes away, by this process's monotonic clock
+        # Draining node -> when it goes away, by this process's monotonic clock.
+        self._ends: dict[str, float] = {}
 
     def look(self) -> None:
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        self._ends = {  # reckoned once, at the notice: from then on a clock that is set does not move the end
-            node: self._ends.get(node, time.monotonic() + (deadline / 1000 - time.time() if deadline else math.inf))
+        # Reckoned once, at the notice: from then on a clock that is set does not move the end.
+        self._ends = {
+            node: self._ends.get(
+                node, time.monotonic() + (deadline / 1000 - time.time() if deadline else math.inf)
+            )
             for node, deadline in ray_private.draining_nodes().items()
         }
 
     def seconds_left(self, node: str) -> float | None:
-        """Until a node that was given notice goes away (infinite without a deadline); None for all others."""
+        """Until a node that was given notice goes away (infinite without a deadline); None for all
+        others.
+        """
         end = self._ends.get(node)
         return None if end is None else end - time.monotonic()
 
@@ -42,7 +50,9 @@ def going_away(seconds_left: float) -> str:
 
 
 def is_alive(node: str) -> bool:
-    """Whether a node is there and stays: Ray itself takes up to half a minute to believe that one is gone."""
+    """Whether a node is there and stays: Ray itself takes up to half a minute to believe that one
+    is gone.
+    """
     for info in ray.nodes():
         if info["NodeID"] == node and info["Alive"] and node not in ray_private.draining_nodes():
             with contextlib.suppress(OSError):

@@ -1,4 +1,6 @@
-"""A process in the place of a decode worker, with its cores and GPU: a head node never has the speed of a worker."""
+"""A process in the place of a decode worker, with its cores and GPU: a head node never has the
+speed of a worker.
+"""
 
 import contextlib
 import time
@@ -17,11 +19,16 @@ _WAIT_SECONDS = 1800.0  # for a worker on a cluster that may have to start a nod
 
 
 class OneWorker:
-    """An object in a process of its own, for a `with`. make: its class, which has `ready()`, and its arguments."""
+    """An object in a process of its own, for a `with`. make: its class, which has `ready()`, and
+    its arguments.
+    """
 
-    def __init__(self, config: RunConfig, verbose: bool, make: Callable[[WorkerResources], tuple[type, Any]]) -> None:
+    def __init__(
+        self, config: RunConfig, verbose: bool, make: Callable[[WorkerResources], tuple[type, Any]]
+    ) -> None:
         self.config, self.verbose, self._make = config, verbose, make
-        # As a bill counts: from when the nodes are paid until the object is ready; before and after that.
+        # As a bill counts: from when the nodes are paid until the object is ready; before and after
+        # that.
         self.startup_seconds = self.unpaid_seconds = self.closing_seconds = 0.0
         self._actor: Any = None
 
@@ -36,7 +43,8 @@ class OneWorker:
         except BaseException:
             self.__exit__()
             raise
-        # Ray on a machine of its own makes its node first; one that came up for the worker is paid from then on.
+        # Ray on a machine of its own makes its node first; one that came up for the worker is paid
+        # from then on.
         self.unpaid_seconds = max(0.0, min(nodes, default=began) - began)
         self.startup_seconds = max(0.0, time.time() - max(began, *nodes))
         return self
@@ -53,17 +61,25 @@ class OneWorker:
     def _start(self) -> None:
         kind, arguments = self._make(self.share)
         sizes = {"num_cpus": self.share.cpus, "num_gpus": self.share.gpus}
-        self._actor = ray.remote(max_concurrency=2, max_restarts=0, **sizes)(kind).remote(*arguments)
+        self._actor = ray.remote(max_concurrency=2, max_restarts=0, **sizes)(kind).remote(
+            *arguments
+        )
         try:
             ray.get(self._actor.ready.remote(), timeout=_WAIT_SECONDS)
         except ray.exceptions.GetTimeoutError:
-            raise RunError(f"no worker of the cluster has started within {_WAIT_SECONDS / 60:.0f} minutes") from None
+            raise RunError(
+                f"no worker of the cluster has started within {_WAIT_SECONDS / 60:.0f} minutes"
+            ) from None
         except ray.exceptions.RayError as error:
             raise RunError(f"the worker to measure on does not start: {error}") from None
 
-    def call(self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]) -> Any:
-        """What a method returns. label: for messages. progress: gets the object's `progress()` every half second.
-        Raises the method's UserError; RunError: it fails otherwise, or the process dies (the next call starts one)."""
+    def call(
+        self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]
+    ) -> Any:
+        """What a method returns. label: for messages. progress: gets the object's `progress()`
+        every half second. Raises the method's UserError; RunError: it fails otherwise, or the
+        process dies (the next call starts one).
+        """
         if self._actor is None:
             self._start()
         answer = getattr(self._actor, method).remote(*arguments)

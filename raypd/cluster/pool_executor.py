@@ -1,6 +1,9 @@
-"""`cluster.executor: pool`: decode workers, actors that come and go. Each gets units one by one, a second one only when
-every worker has its first; when none is left, an idle worker gets one that another has not begun. A dead worker's units
-go to others; a node that is given notice gets no more, and finishes what is in flight or hands it back."""
+"""`cluster.executor: pool`: decode workers, actors that come and go.
+
+Each gets units one by one, a second one only when every worker has its first; when none is left, an
+idle worker gets one that another has not begun. A dead worker's units go to others; a node that is
+given notice gets no more, and finishes what is in flight or hands it back.
+"""
 
 import math
 import time
@@ -30,10 +33,14 @@ _COMMIT_MARGIN = 5.0  # seconds before a node's end by which a unit must be comm
 
 
 class PoolExecutor:
-    """Runs units through workers. wanted: how many; closing: nothing is begun any more; both may change while it runs.
-    admit: whether a unit may be begun on a worker that has so many others in flight. say: shows the user a line."""
+    """Runs units through workers. wanted: how many; closing: nothing is begun any more; both may
+    change while it runs. admit: whether a unit may be begun on a worker that has so many others in
+    flight. say: shows the user a line.
+    """
 
-    def __init__(self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Say) -> None:
+    def __init__(
+        self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Say
+    ) -> None:
         self.spec, self.resources, self.cluster, self.say = spec, resources, cluster, say
         self.wanted, self.closing = cluster.max_workers, False
         self._most = cluster.max_workers  # that there are cards for
@@ -41,7 +48,8 @@ class PoolExecutor:
         self.workers: list[WorkerHandle] = []
         self.nodes = NodeWatch()
         self._again: deque[Unit] = deque()  # that were in flight before
-        self._left_out: list[WorkerHandle] = []  # on cards that fail, which they hold so that no other worker gets them
+        # On cards that fail, which they hold so that no other worker gets them.
+        self._left_out: list[WorkerHandle] = []
         self._source: Iterator[Unit] = iter(())
         self._exhausted = False  # the source is
         self._left = 0  # units that have not ended
@@ -51,8 +59,15 @@ class PoolExecutor:
         self._unit_seconds = 0.0  # what units took lately
 
     def run(self, units: Iterable[Unit], done: Set[str], count: int) -> Generator[Ended | Tick]:
-        """Yields the end of `count` units not `done`, and ticks. Raises RunError: no worker starts, or all die."""
-        self._source, self._left, self._exhausted = (unit for unit in units if unit.id not in done), count, False
+        """Yields the end of `count` units not `done`, and ticks.
+
+        Raises RunError: no worker starts, or all die.
+        """
+        self._source, self._left, self._exhausted = (
+            (unit for unit in units if unit.id not in done),
+            count,
+            False,
+        )
         while True:
             self._watch_nodes()
             self._assign()
@@ -60,11 +75,16 @@ class PoolExecutor:
             if self._all_assigned() and not any(worker.assignments for worker in self.workers):
                 return
             yield from self._wait()
-            progress = [unit.progress for worker in self.workers for unit in worker.assignments.values()]
+            progress = [
+                unit.progress for worker in self.workers for unit in worker.assignments.values()
+            ]
             for waiting in {unit.waiting for unit in progress} - self._waits:
                 self._waits.add(waiting)
                 self.say(waiting)
-            answered, failed = sum(unit.answered for unit in progress), sum(unit.failed for unit in progress)
+            answered, failed = (
+                sum(unit.answered for unit in progress),
+                sum(unit.failed for unit in progress),
+            )
             yield Tick(answered, failed, sum(worker.ready for worker in self.workers))
 
     def close(self) -> None:
@@ -82,7 +102,9 @@ class PoolExecutor:
         self.say(why)
         self.workers.remove(worker)
         self._left_out.append(worker)
-        self._most = workers_left(len(self._left_out), self.resources.gpus, self.cluster.max_workers)
+        self._most = workers_left(
+            len(self._left_out), self.resources.gpus, self.cluster.max_workers
+        )
         if self._most < 1:
             raise RunError(f"no GPU is left: {why}")
 
@@ -116,8 +138,15 @@ class PoolExecutor:
 
     def _spread(self) -> None:
         """Takes units that have not begun back for workers that are idle."""
-        idle = sum(worker.ready and not worker.leaving and not worker.assignments for worker in self.workers)
-        idle -= sum(assignment.is_cancelled for worker in self.workers for assignment in worker.assignments.values())
+        idle = sum(
+            worker.ready and not worker.leaving and not worker.assignments
+            for worker in self.workers
+        )
+        idle -= sum(
+            assignment.is_cancelled
+            for worker in self.workers
+            for assignment in worker.assignments.values()
+        )
         for worker in sorted(self.workers, key=lambda worker: -len(worker.assignments)):
             if idle <= 0 or len(worker.assignments) < 2:
                 return
@@ -177,7 +206,9 @@ class PoolExecutor:
 
     def _wait(self) -> Iterator[Ended]:
         owners = {ref: worker for worker in self.workers for ref in worker.assignments}
-        owners |= {worker.starting: worker for worker in self.workers if worker.starting is not None}
+        owners |= {
+            worker.starting: worker for worker in self.workers if worker.starting is not None
+        }
         if not owners:
             time.sleep(_WAIT_SECONDS)
             return
@@ -190,9 +221,11 @@ class PoolExecutor:
                 continue  # it was found dead a moment ago, and this with it
             try:
                 result = ray.get(ref)
-            except ray.exceptions.RayTaskError:  # a fault of raypd: it would come again in every worker
+            # A fault of raypd: it would come again in every worker.
+            except ray.exceptions.RayTaskError:
                 raise
-            except ray.exceptions.RayError as error:  # it died, was killed for memory, or its result is gone
+            # It died, was killed for memory, or its result is gone.
+            except ray.exceptions.RayError as error:
                 self._lost(worker, error)
                 continue
             worker.idle_since = time.monotonic()
@@ -221,20 +254,36 @@ class PoolExecutor:
         yield Ended(assignment.unit, result)
 
     def _lost(self, worker: WorkerHandle, error: Exception) -> None:
-        """A worker is gone. Its units go to others, which find on storage whether they are to blame (UnitLog)."""
+        """A worker is gone.
+
+        Its units go to others, which find on storage whether they are to blame (UnitLog).
+        """
         self._end(worker)  # where it is only out of reach
         units = [assignment.unit for assignment in worker.assignments.values()]
         names = [unit.id for unit in units] or [retry_policy.START]
         self._again.extendleft(reversed(units))
-        gone = worker.leaving or getattr(error, "preempted", False) or (worker.node and not is_alive(worker.node))
+        gone = (
+            worker.leaving
+            or getattr(error, "preempted", False)
+            or (worker.node and not is_alive(worker.node))
+        )
         self._deaths.loading += not (worker.ready or gone)
         if gone:
             self.say("a node is gone; its units are done elsewhere")
         elif units:
             self._deaths.with_units += 1
-            memory = " because the machine ran out of memory" if "low on memory" in str(error) else ""
+            memory = (
+                " because the machine ran out of memory" if "low on memory" in str(error) else ""
+            )
             self.say(f"a worker process died{memory}; its units are tried again")
         reasons = ((name, retry_policy.failure_reason(self.spec.output, name)) for name in names)
-        cause = next((f"\nthe last error of a worker ({unit}): {why.strip()}" for unit, why in reasons if why), "")
+        cause = next(
+            (
+                f"\nthe last error of a worker ({unit}): {why.strip()}"
+                for unit, why in reasons
+                if why
+            ),
+            "",
+        )
         last = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         self._deaths.check(self.wanted, len(self.workers), f": {last}{cause}")

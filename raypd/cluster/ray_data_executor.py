@@ -1,6 +1,8 @@
-"""`cluster.executor: ray_data`: Ray Data streams blocks of units through a pool of actors that commit them. Ray Data
-assigns them, and starts dead workers and tasks again without end: so workers count on storage (`UnitLog`), and ask the
-ledger, which has the driver's answer (budget, deadline, notices, end), before a unit begins."""
+"""`cluster.executor: ray_data`: Ray Data streams blocks of units through a pool of actors that
+commit them. Ray Data assigns them, and starts dead workers and tasks again without end: so workers
+count on storage (`UnitLog`), and ask the ledger, which has the driver's answer (budget, deadline,
+notices, end), before a unit begins.
+"""
 
 import contextlib
 import logging
@@ -38,7 +40,8 @@ class UnitStage:
         self.worker, self._ledger = DecodeWorker(spec), spec.ledger
         if (left_out := self.worker.hello()[1]) is not None:
             ray.get(self._ledger.leave_out.remote(self.worker.meter.id, left_out))
-            threading.Event().wait()  # it holds the card, so that no other worker gets it, as long as the pass takes
+            # It holds the card, so that no other worker gets it, as long as the pass takes.
+            threading.Event().wait()
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         for unit in pickle.loads(batch["units"][0].as_py()):
@@ -48,7 +51,9 @@ class UnitStage:
         return pa.table({"ended": [True]})
 
     def _admit(self, unit: Unit, died: bool) -> bool:
-        """Whether a unit may begin, as the driver says. died: so did the process that had it before."""
+        """Whether a unit may begin, as the driver says. died: so did the process that had it
+        before.
+        """
         ask = Ask(unit, self.worker.meter.id, self.worker.node, len(self.worker.progress()))
         try:
             if died:
@@ -63,7 +68,9 @@ class UnitStage:
 class RayDataExecutor:
     """As `PoolExecutor`; who works on what is left to Ray Data."""
 
-    def __init__(self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Say) -> None:
+    def __init__(
+        self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Say
+    ) -> None:
         self.spec, self.resources, self.cluster, self.say = spec, resources, cluster, say
         self.wanted, self.closing = cluster.max_workers, False
         self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True
@@ -75,17 +82,24 @@ class RayDataExecutor:
         self._begun: dict[str, str] = {}  # unit -> the worker that may work on it
         self._former: set[str] = set()  # workers of passes before
         self._thread: threading.Thread | None = None
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it would say of each worker that it died
+        # It would say of each worker that it died.
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
     def run(self, units: Iterable[Unit], done: Set[str], count: int) -> Generator[Ended | Tick]:
-        """As `PoolExecutor.run`, in a pass over the units, and one over those that a pass has left."""
+        """As `PoolExecutor.run`, in a pass over the units, and one over those that a pass has
+        left.
+        """
         self._left, empty_passes, rest = count, 0, iter(list[Unit]())
         self._done |= done
         while self._left > 0 and not self.closing:
             left, source = self._left, (units, frozenset(self._done), self._left)
             if self.wanted < self.cluster.max_workers:
-                # A deadline changes how many workers are wanted, and a pool keeps its size: so passes are short.
-                size, undone = 8 * self.wanted, (unit for unit in units if unit.id not in self._done)
+                # A deadline changes how many workers are wanted, and a pool keeps its size: so
+                # passes are short.
+                size, undone = (
+                    8 * self.wanted,
+                    (unit for unit in units if unit.id not in self._done),
+                )
                 batch = list(islice(rest, size)) or list(islice(rest := undone, size))
                 source = batch, frozenset[str](), len(batch)
             try:
@@ -94,25 +108,31 @@ class RayDataExecutor:
                 self.close()
             empty_passes = empty_passes + 1 if self._left == left else 0
             if empty_passes == _EMPTY_PASSES:
-                raise RunError(f"{_EMPTY_PASSES} passes of Ray Data in a row have ended without anything done")
+                raise RunError(
+                    f"{_EMPTY_PASSES} passes of Ray Data in a row have ended without anything done"
+                )
 
     def close(self) -> None:
         ends = time.monotonic() + _GONE_SECONDS
         while self._thread is not None and self._thread.is_alive() and time.monotonic() < ends:
             ray_private.DataExecution.end()
-            self._thread.join(_WAIT_SECONDS)  # what it asks of a Ray that has ended would start another
+            # What it asks of a Ray that has ended would start another.
+            self._thread.join(_WAIT_SECONDS)
         self._thread = None
 
     def _pass(self, units: Iterable[Unit], done: Set[str], count: int) -> Iterator[Ended | Tick]:
         """Streams units until they have ended or no worker is left that could do the rest."""
         self._former |= ray.get(self.spec.ledger.look.remote({})).working
         failures: list[Exception] = []
-        self._thread = threading.Thread(target=self._stream, args=(units, done, count, failures), daemon=True)
+        self._thread = threading.Thread(
+            target=self._stream, args=(units, done, count, failures), daemon=True
+        )
         self._thread.start()
         self._begun, answers, moved, started = {}, dict[Ask, bool](), time.monotonic(), False
         while True:
             self._thread.join(_WAIT_SECONDS)
-            is_over = not self._thread.is_alive()  # before a look, which then has all that has ended
+            # Before a look, which then has all that has ended.
+            is_over = not self._thread.is_alive()
             state = ray.get(self.spec.ledger.look.remote(answers))
             for unit, result in state.ended:
                 yield from self._ended(unit, result)
@@ -133,25 +153,34 @@ class RayDataExecutor:
             if started and time.monotonic() - moved > _GONE_SECONDS:
                 return  # what is left lies with workers whose node is gone
 
-    def _stream(self, units: Iterable[Unit], done: Set[str], count: int, failures: list[Exception]) -> None:
+    def _stream(
+        self, units: Iterable[Unit], done: Set[str], count: int, failures: list[Exception]
+    ) -> None:
         at_once = self.cluster.units_in_flight
         size = max(1, min(self.wanted, -(-count // at_once)))
         if self._left_out:  # each takes a worker, which holds it
             cards = workers_left(len(self._left_out), self.resources.gpus, self.cluster.max_workers)
             size = min(size, cards) + len(self._left_out)
         try:
-            # Of one size: one that may shrink does before the cluster has grown. A task that waits dies with a worker.
+            # Of one size: one that may shrink does before the cluster has grown. A task that waits
+            # dies with a worker.
             pool = UnitStage, (self.spec,), self.resources, (size, size), at_once, at_once
             blocks = unit_blocks(units, done, count, self.spec.config.storage)
             dataset = map_in_pool(blocks, *pool, batch_size=1)
-            for _ in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+            for _ in dataset.iter_batches(
+                batch_size=None, batch_format="pyarrow", prefetch_batches=0
+            ):
                 pass
         except Exception as error:
-            failures.append(getattr(error, "cause", None) or error)  # of what a task raised, Ray's has the traceback
+            # Of what a task raised, Ray's has the traceback.
+            failures.append(getattr(error, "cause", None) or error)
 
     def _answers(self, state: PoolState) -> dict[Ask, bool]:
-        """Which of the units that workers ask for they may begin; those that have to wait are left out."""
-        for _ in range(state.deaths - self._deaths_noted):  # none of a ledger that died itself: it begins anew
+        """Which of the units that workers ask for they may begin; those that have to wait are left
+        out.
+        """
+        # None of a ledger that died itself: it begins anew.
+        for _ in range(state.deaths - self._deaths_noted):
             self._deaths.with_units += 1
             self.say("a worker process died; its units are tried again")
         self._deaths_noted = state.deaths
@@ -173,7 +202,9 @@ class RayDataExecutor:
         return answers
 
     def _is_leaving(self, node: str) -> bool:
-        """Whether a node was given notice; what it has in flight is done again if it goes before."""
+        """Whether a node was given notice; what it has in flight is done again if it goes
+        before.
+        """
         seconds = self.nodes.seconds_left(node)
         if seconds is not None and node not in self._leaving:
             self._leaving.add(node)

@@ -31,14 +31,19 @@ class WorkerResources:
 
 
 def runs_here(config: ClusterConfig) -> bool:
-    """Whether a run starts Ray on this machine; else its workers may have a GPU that this process lacks."""
+    """Whether a run starts Ray on this machine; else its workers may have a GPU that this process
+    lacks.
+    """
     address = config.address or os.environ.get("RAY_ADDRESS") or None
     local = ray_private.local_address()
     return address == "local" or (address is None and not (local and _answers(local)))
 
 
 def connect(config: ClusterConfig, verbose: bool = False) -> bool:
-    """Attaches to the configured cluster or starts Ray; False: was connected. Raises RunError: it does not answer."""
+    """Attaches to the configured cluster or starts Ray; False: was connected.
+
+    Raises RunError: it does not answer.
+    """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not verbose:
@@ -59,10 +64,19 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
         raise RunError(f"{key} {address}: no Ray cluster answers there")
     keys: dict[str, Any] = {"include_dashboard": verbose}
     if address != "local":
-        # This package for workers on other machines; the working folder of `ray job submit` brings it already.
-        submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or "RAY_JOB_SUBMISSION_ID" in os.environ
-        keys = {"runtime_env": None if submitted else {"py_modules": [str(Path(__file__).resolve().parents[1])]}}
-    print("starting Ray" if address == "local" else "connecting to Ray", file=sys.stderr, flush=True)
+        # This package for workers on other machines; the working folder of `ray job submit` brings
+        # it already.
+        submitted = (
+            "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or "RAY_JOB_SUBMISSION_ID" in os.environ
+        )
+        keys = {
+            "runtime_env": None
+            if submitted
+            else {"py_modules": [str(Path(__file__).resolve().parents[1])]}
+        }
+    print(
+        "starting Ray" if address == "local" else "connecting to Ray", file=sys.stderr, flush=True
+    )
     level = logging.INFO if verbose else logging.CRITICAL
     nothing = contextlib.nullcontext()
     closed = ray_private.closed_to_others(dashboard=verbose) if address == "local" else nothing
@@ -78,7 +92,8 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
     except Exception as error:  # of any kind: on a busy machine Ray raises bare ones, too
         raise RunError(_why_not(address, str(error))) from None
     if threading.current_thread() is threading.main_thread():
-        # Ray's handler in C++ prints a trace before it calls ours, and where that takes long it aborts the process.
+        # Ray's handler in C++ prints a trace before it calls ours, and where that takes long it
+        # aborts the process.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
     return True
 
@@ -98,9 +113,11 @@ def connected(config: ClusterConfig, verbose: bool = False) -> Iterator[bool]:
 
 
 def _init(again: bool = True, **keys: Any) -> None:
-    """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that has died; in a thread
-    it leaves our handler of SIGTERM alone, too. Raises what it raises, or TimeoutError after _START_SECONDS; then, as
-    at Ctrl-C, nothing that it started is left. A Ray that a busy machine did not start in 30 s is started once more."""
+    """ray.init, which has no limit and does not hear of Ctrl-C where it waits for a process that
+    has died; in a thread it leaves our handler of SIGTERM alone, too. Raises what it raises, or
+    TimeoutError after _START_SECONDS; then, as at Ctrl-C, nothing that it started is left. A Ray
+    that a busy machine did not start in 30 s is started once more.
+    """
     import psutil
     import ray
 
@@ -134,8 +151,10 @@ def _why_not(address: str, error: str) -> str:
     if address == "local":
         return f"Ray does not start on this machine: {error}"
     return (
-        f"no connection to Ray at {address}: {error.partition('. ')[0]}. If that cluster asks for a token (`ray start` "
-        "does where there is a file ~/.ray/auth_token), set RAY_AUTH_MODE=token here, with the same file or with "
+        f"no connection to Ray at {address}: {error.partition('. ')[0]}. If that cluster "
+        "asks for a token (`ray start` "
+        "does where there is a file ~/.ray/auth_token), set RAY_AUTH_MODE=token here, with "
+        "the same file or with "
         "RAY_AUTH_TOKEN (`ray get-auth-token` prints it there)"
     )
 
@@ -145,7 +164,10 @@ def _answers(address: str) -> bool:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return True  # a name that Ray resolves itself
-    with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=10):
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10),
+    ):
         return True
     return False
 
@@ -166,19 +188,30 @@ def _stderr_muted() -> Iterator[None]:
 
 
 def silence_ray_logs(say: Callable[[str], None], verbose: bool) -> None:
-    """Turns off what Ray prints past every log level; what a user can make something of goes to `say`."""
+    """Turns off what Ray prints past every log level; what a user can make something of goes to
+    `say`.
+    """
 
     def pass_on(data: dict[str, Any]) -> None:
         text = " ".join(map(str, data.get("lines", [])))
-        if "running low on memory" in text or "Workers (tasks / actors) killed due to memory pressure" in text:
-            say("Ray killed a worker because the machine ran out of memory; its units are tried again")
+        if (
+            "running low on memory" in text
+            or "Workers (tasks / actors) killed due to memory pressure" in text
+        ):
+            say(
+                "Ray killed a worker because the machine ran out of memory; its units are "
+                "tried again"
+            )
 
     if not verbose:
         ray_private.redirect_messages(pass_on)  # the scheduler sees that a worker died
 
 
 def worker_resources(config: RunConfig) -> WorkerResources:
-    """What a worker takes of the cluster. Raises ConfigError when no node has as much and no autoscaler adds any."""
+    """What a worker takes of the cluster.
+
+    Raises ConfigError when no node has as much and no autoscaler adds any.
+    """
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -191,15 +224,25 @@ def worker_resources(config: RunConfig) -> WorkerResources:
     cpus = cluster.cpus_per_worker
     if cpus is None and gpus:
         # A GPU worker also takes CPU: never so much that a GPU stays without a worker.
-        cpus = min(1.0, min((n.get("CPU", 0.0) / n["GPU"] * gpus for n in nodes if n.get("GPU")), default=1.0))
+        cpus = min(
+            1.0,
+            min((n.get("CPU", 0.0) / n["GPU"] * gpus for n in nodes if n.get("GPU")), default=1.0),
+        )
     elif cpus is None:
         cpus = min(sum(n.get("CPU", 0.0) for n in nodes) / cluster.max_workers, most_cores)
-        cpus = float(int(cpus)) if cpus >= 1 else cpus or 1.0  # no CPU yet: those to come have one at least
+        # No CPU yet: those to come have one at least.
+        cpus = float(int(cpus)) if cpus >= 1 else cpus or 1.0
     cpus = round(cpus, 3)
-    if not any(n.get("CPU", 0.0) >= cpus and n.get("GPU", 0.0) >= gpus for n in nodes) and not ray_private.autoscales():
+    if (
+        not any(n.get("CPU", 0.0) >= cpus and n.get("GPU", 0.0) >= gpus for n in nodes)
+        and not ray_private.autoscales()
+    ):
         raise ConfigError(
             f"a worker needs {cpus:g} CPUs and {gpus:g} GPUs, and no node of the cluster has both "
-            f"(most: {most_cores:g} CPUs, {most_gpus:g} GPUs): lower cluster.cpus_per_worker or cluster.gpus_per_worker"
+            f"(most: {most_cores:g} CPUs, {most_gpus:g} GPUs): lower "
+            "cluster.cpus_per_worker or cluster.gpus_per_worker"
         )
-    threads = config.engine.threads or max(1, int(cpus if not gpus else max(cpus, most_cores / max(most_gpus, 1))))
+    threads = config.engine.threads or max(
+        1, int(cpus if not gpus else max(cpus, most_cores / max(most_gpus, 1)))
+    )
     return WorkerResources(cpus, gpus, threads)

@@ -19,8 +19,10 @@ _LAST = 1024  # units, at most, that have a block each whatever their number
 
 
 def unit_blocks(units: Iterable[Unit], done: Set[str], count: int, settings: StorageConfig) -> Any:
-    """A dataset of `count` units that are not `done`, some in a row, a row a block, which one task beside the driver
-    reads as they are wanted. Each has a block of its own at the end, so that workers end together, and if all can."""
+    """A dataset of `count` units that are not `done`, some in a row, a row a block, which one task
+    beside the driver reads as they are wanted. Each has a block of its own at the end, so that
+    workers end together, and if all can.
+    """
     last = count - min(count // 8, _LAST)
     size = -(-last // max(1, _BLOCKS - count + last))
     source = ray.put((units, done))

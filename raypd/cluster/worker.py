@@ -1,4 +1,6 @@
-"""The decode worker: one model and engine in an actor, several units in flight, a thread each, so it never drains."""
+"""The decode worker: one model and engine in an actor, several units in flight, a thread each, so
+it never drains.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from typing import Any, NoReturn
 from raypd import storage
 from raypd.answering import request_queue
 from raypd.answering.components import Build, build
-from raypd.answering.request_queue import Cancelled, EngineBroken, Progress, RequestQueue, UnitState, end_process
+from raypd.answering.request_queue import (
+    Cancelled,
+    EngineBroken,
+    Progress,
+    RequestQueue,
+    UnitState,
+    end_process,
+)
 from raypd.billing import energy
 from raypd.billing.meter import Meter
 from raypd.cluster import nodes
@@ -37,7 +46,8 @@ from raypd.tasks.documents import billed_as
 _MOST_ERRORS = 3  # attempts at a unit that fails with an error of storage
 _RETRY_SECONDS = 2.0
 _REPORT_SECONDS = 2.0  # between two reports to the ledger
-_LEDGER_SECONDS = 5.0  # for it to have one: a ledger that is away is no harm, as the next report says all
+# For it to have one: a ledger that is away is no harm, as the next report says all.
+_LEDGER_SECONDS = 5.0
 
 
 @dataclass
@@ -52,16 +62,22 @@ class WorkerSpec:
 
 
 class EngineActor:
-    """An engine in an actor, the queue before it, and the reports of what both do: of a run or of a pipeline."""
+    """An engine in an actor, the queue before it, and the reports of what both do: of a run or of a
+    pipeline.
+    """
 
     request_queue: RequestQueue  # once the model is loaded
     loaded = False
 
     def __init__(self, config: RunConfig, gpus: float, ledger: Any) -> None:
-        """gpus: of this actor; ledger: handle of the actor that keeps the bill, None: there is none."""
+        """gpus: of this actor; ledger: handle of the actor that keeps the bill, None: there is
+        none.
+        """
         self.config, self.node, self.gpus = config, nodes.node_id(), gpus
         self.watch = energy.CardWatch(gpus)
-        self.meter = Meter(self.node, config.decoding.method, gpus, power=self.watch.joules, cards=self.watch)
+        self.meter = Meter(
+            self.node, config.decoding.method, gpus, power=self.watch.joules, cards=self.watch
+        )
         self._ledger = ledger
         if ledger is not None:
             threading.Thread(target=self._report_on, name="ledger", daemon=True).start()
@@ -73,12 +89,15 @@ class EngineActor:
 
             check_gpu()
         if self.gpus and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
-            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # or gaps between passes fill the memory
+            # Or gaps between passes fill the memory.
+            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         self.parts = build(self.config, threads)
         self.schema = columns_of(self.config)
         self.meter.ready()
         gc.collect()
-        gc.freeze()  # else every collection goes through the model's modules again: 3 ms of a pass of 1,024 tokens
+        # Else every collection goes through the model's modules again: 3 ms of a pass of 1,024
+        # tokens.
+        gc.freeze()
         self.request_queue, self.loaded = RequestQueue(self.parts, self.meter), True
 
     def progress(self) -> dict[str, Progress]:
@@ -90,7 +109,9 @@ class EngineActor:
             time.sleep(_REPORT_SECONDS)
 
     def report(self) -> None:
-        """Tells the ledger all so far, and waits until it has it, so that no bill is closed before; 5 s at most."""
+        """Tells the ledger all so far, and waits until it has it, so that no bill is closed before;
+        5 s at most.
+        """
         if self._ledger is None:
             return
         import ray
@@ -98,9 +119,16 @@ class EngineActor:
         try:
             units = self.progress().values()
             in_flight = sum(unit.answered for unit in units), sum(unit.failed for unit in units)
-            ray.wait([self._ledger.report.remote(self.meter.report(), in_flight)], timeout=_LEDGER_SECONDS)
+            ray.wait(
+                [self._ledger.report.remote(self.meter.report(), in_flight)],
+                timeout=_LEDGER_SECONDS,
+            )
         except Exception as error:  # answers are worth more than their bill
-            print(f"raypd: no report to the ledger: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            print(
+                f"raypd: no report to the ledger: {type(error).__name__}: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 class DecodeWorker(EngineActor):
@@ -115,7 +143,10 @@ class DecodeWorker(EngineActor):
         self._attempts: dict[str, Attempt] = {}  # at the units in flight
         self._card = CardLog(spec.output, self.node, self.meter.id, self.watch.is_lost)
         self.log = UnitLog(spec.output, spec.session, self.node, self.meter.id, nodes.is_alive)
-        self._entry, self._places = threading.Lock(), threading.Semaphore(self.config.cluster.units_in_flight)
+        self._entry, self._places = (
+            threading.Lock(),
+            threading.Semaphore(self.config.cluster.units_in_flight),
+        )
         try:
             storage.configure(spec.config.storage)
             if not storage.exists(storage.join(spec.output, layout.RUN)):
@@ -128,12 +159,15 @@ class DecodeWorker(EngineActor):
             why = traceback.format_exc()
             if self.gpus and self._card.blames(why, loading=True):
                 self._die(EngineBroken(why), [retry_policy.START])
-            # Raised here, every replacement would raise it again; reported with the first unit, it ends the run once.
+            # Raised here, every replacement would raise it again; reported with the first unit, it
+            # ends the run once.
             known = isinstance(error, UserError | storage.StorageError)
             self._unfit = str(error) if known else f"the worker could not start:\n{why}"
 
     def hello(self) -> tuple[str, str | None]:
-        """(this worker's node, why its card is left out); the first answer means that the model is loaded."""
+        """(this worker's node, why its card is left out); the first answer means that the model is
+        loaded.
+        """
         return self.node, self._left_out
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
@@ -142,7 +176,9 @@ class DecodeWorker(EngineActor):
             self.request_queue.cancel(unit, only_waiting)
 
     def run(self, unit: Unit, admit: Callable[[bool], bool] = lambda died: True) -> UnitResult:
-        """Works on a unit until it is committed, handed back or given up. admit(died): whether an attempt may begin."""
+        """Works on a unit until it is committed, handed back or given up. admit(died): whether an
+        attempt may begin.
+        """
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
         for errors in range(_MOST_ERRORS):
@@ -163,7 +199,10 @@ class DecodeWorker(EngineActor):
                 return UnitResult(handed_back=True)
             if attempt is None:
                 self.log.end(unit.id)
-                why = retry_policy.failure_reason(self.spec.output, unit.id) or "none of them left a reason"
+                why = (
+                    retry_policy.failure_reason(self.spec.output, unit.id)
+                    or "none of them left a reason"
+                )
                 return UnitResult(error=f"its worker processes died each time: {why}")
             attempt = replace(attempt, number=attempt.number + again)
             with self._place(alone=attempt.bisecting):
@@ -171,8 +210,13 @@ class DecodeWorker(EngineActor):
         except Cancelled:
             return UnitResult(handed_back=True)
         except UserError as error:
-            passes = _may_pass(error) or _may_pass(error.__cause__)  # errors of S3 are errors of both kinds
-            return UnitResult(error=str(error), retry=passes, unreadable=isinstance(error, InputError) and not passes)
+            # Errors of S3 are errors of both kinds.
+            passes = _may_pass(error) or _may_pass(error.__cause__)
+            return UnitResult(
+                error=str(error),
+                retry=passes,
+                unreadable=isinstance(error, InputError) and not passes,
+            )
         except OSError as error:
             return UnitResult(error=request_queue.reason(error), retry=_may_pass(error))
         except Exception:
@@ -180,7 +224,9 @@ class DecodeWorker(EngineActor):
 
     @contextlib.contextmanager
     def _place(self, alone: bool) -> Iterator[None]:
-        """One of the places for units in flight; all of them for a unit that is to be alone, and later ones wait."""
+        """One of the places for units in flight; all of them for a unit that is to be alone, and
+        later ones wait.
+        """
         places = self.config.cluster.units_in_flight if alone else 1
         with self._entry:
             for _ in range(places):
@@ -206,7 +252,10 @@ class DecodeWorker(EngineActor):
         return UnitResult(ok=summary.ok, failed=summary.failed)
 
     def _die(self, error: EngineBroken, names: list[str]) -> NoReturn:
-        """Ends this process. A death that is the card's is written down as such, and counts for no unit in flight."""
+        """Ends this process.
+
+        A death that is the card's is written down as such, and counts for no unit in flight.
+        """
 
         def keep(why: str) -> None:
             for name in names:
@@ -219,8 +268,11 @@ class DecodeWorker(EngineActor):
         end_process(error, keep)
 
     def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
-        """Reads, decodes and commits one unit, if it is not committed already; what it holds. Raises InputError when it
-        cannot be read, OSError when it cannot be written, EngineBroken, Cancelled."""
+        """Reads, decodes and commits one unit, if it is not committed already; what it holds.
+
+        Raises InputError when it cannot be read, OSError when it cannot be written, EngineBroken,
+        Cancelled.
+        """
         attempt = attempt or Attempt()
         output, partition = self.spec.output, self.config.output.partition
         began, started = time.time(), time.monotonic()
@@ -228,27 +280,48 @@ class DecodeWorker(EngineActor):
             return writer.read_summary(output, unit.id)
         with self.request_queue.unit(unit.id) as state:
             documents = read_unit(unit, self.config)
-            self.request_queue.count(state, {row.index: billed_as(row, self.config) for row in documents})
+            self.request_queue.count(
+                state, {row.index: billed_as(row, self.config) for row in documents}
+            )
             self._answer(state, documents, unit.id, attempt)
             spent = self.meter.end(unit.id)
-            table = writer.make_table(documents, rows_of(state.records, self.config), self.schema, attempt.number)
+            table = writer.make_table(
+                documents, rows_of(state.records, self.config), self.schema, attempt.number
+            )
             ok, failed = writer.count_documents(table)
             summary = UnitSummary(
-                unit=unit.id, fingerprint=self._fingerprint, session=self.spec.session, source=unit.name,
-                start=unit.start, documents=len(documents), ok=ok, failed=failed, began=began, counts=state.counts,
-                seconds=round(time.monotonic() - started, 3), worker=self.meter.id, categories=spent.categories,
-                busy_seconds=round(spent.prefill + spent.decode, 6), truncated=writer.count_truncated(table),
-            )  # fmt: skip
+                unit=unit.id,
+                fingerprint=self._fingerprint,
+                session=self.spec.session,
+                source=unit.name,
+                start=unit.start,
+                documents=len(documents),
+                ok=ok,
+                failed=failed,
+                began=began,
+                counts=state.counts,
+                seconds=round(time.monotonic() - started, 3),
+                worker=self.meter.id,
+                categories=spent.categories,
+                busy_seconds=round(spent.prefill + spent.decode, 6),
+                truncated=writer.count_truncated(table),
+            )
             if not writer.commit(output, table, summary, partition):
                 return writer.read_summary(output, unit.id)  # another attempt was first
             self.meter.commit(unit.id, spent, ok, failed)
             return summary
 
-    def _answer(self, state: UnitState, documents: list[Document], unit: str, attempt: Attempt) -> None:
-        """Answers documents at once, or where a worker died of them in groups that are written down before each."""
+    def _answer(
+        self, state: UnitState, documents: list[Document], unit: str, attempt: Attempt
+    ) -> None:
+        """Answers documents at once, or where a worker died of them in groups that are written down
+        before each.
+        """
         by_row = {document.index: document for document in documents}
         why = retry_policy.failure_reason(self.spec.output, unit) if attempt.quarantined else None
-        state.records += [Record(row, error=attempt.reason(row, why)) for row in attempt.quarantined]
+        state.records += [
+            Record(row, error=attempt.reason(row, why)) for row in attempt.quarantined
+        ]
         for group in attempt.groups(list(by_row)):
             if attempt.bisecting:
                 self.log.begin(unit, attempt, group)
@@ -260,7 +333,9 @@ class DecodeWorker(EngineActor):
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Whether it may work at another time: storage that was out of reach, slow or full, not a file that is gone."""
+    """Whether it may work at another time: storage that was out of reach, slow or full, not a file
+    that is gone.
+    """
     lasting = (FileNotFoundError, PermissionError, storage.Changed, gzip.BadGzipFile)
     # What Arrow says of damaged data is an OSError too, of no errno.
     damage = type(error) is OSError and error.errno is None

@@ -1,11 +1,36 @@
-"""The configuration: one pydantic tree, read from YAML by `load`. Every key has a default; unknown keys are errors."""
+"""The configuration: one pydantic tree, read from YAML by `load`.
+
+Every key has a default; unknown keys are errors.
+"""
 # ruff: noqa: F401, I001 -- what the other rooms import from here
 
 from raypd.config.cluster import ClusterConfig, CostConfig, deadline_at
 from raypd.config.data import TABLES, TEXT_FILES, InputConfig, OutputConfig, StorageConfig
-from raypd.config.model import SAMPLING_KEYS, CascadeConfig, DecodingConfig, FakeConfig, Method, ModelConfig
+from raypd.config.model import (
+    SAMPLING_KEYS,
+    CascadeConfig,
+    DecodingConfig,
+    FakeConfig,
+    Method,
+    ModelConfig,
+)
 from raypd.config.run import RunConfig
 from raypd.config.secrets import HIDDEN, redact, without_credentials
-from raypd.config.tasks import ANSWER_KEYS, FORMATS, KINDS, METHODS, NUMBERS, OWN_COLUMNS, ascii_digits, bare
-from raypd.config.tasks import Attribute, Category, ExtractionConfig, GenerationConfig, QuestionAnsweringConfig
+from raypd.config.tasks import (
+    ANSWER_KEYS,
+    FORMATS,
+    KINDS,
+    METHODS,
+    NUMBERS,
+    OWN_COLUMNS,
+    ascii_digits,
+    bare,
+)
+from raypd.config.tasks import (
+    Attribute,
+    Category,
+    ExtractionConfig,
+    GenerationConfig,
+    QuestionAnsweringConfig,
+)
 from raypd.config.training import FitConfig, PreferenceConfig, TrainingConfig

@@ -1,4 +1,6 @@
-"""The card beside trained weights (raypd.json), as far as it decides what a configuration leaves open."""
+"""The card beside trained weights (raypd.json), as far as it decides what a configuration leaves
+open.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +11,9 @@ CARD = "raypd.json"
 
 
 def card_of(model: Any, kind: str) -> dict[str, Any]:
-    """The raypd.json of an adapter or a model in a folder, if it is for this kind of task; {} without one."""
+    """The raypd.json of an adapter or a model in a folder, if it is for this kind of task; {}
+    without one.
+    """
     names = (model.get("adapter"), model.get("name")) if isinstance(model, Mapping) else (model,)
     for name in filter(None, names):
         try:

@@ -9,25 +9,41 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from raypd.config.secrets import Address
 from raypd.config.section import Section
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+_DURATION = re.compile(
+    r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?"
+)
 
 
 class ClusterConfig(Section, use_attribute_docstrings=True):
     """Workers and units."""
 
-    address: Address | None = Field(None, description="Ray cluster; null: RAY_ADDRESS, a running one, else a local one")
+    address: Address | None = Field(
+        None, description="Ray cluster; null: RAY_ADDRESS, a running one, else a local one"
+    )
     min_workers: int = Field(1, ge=0)
     max_workers: int = Field(1, ge=1)
-    cpus_per_worker: float | None = Field(None, gt=0, description="null: 1 on a GPU, else all cores / max_workers")
-    gpus_per_worker: float | None = Field(None, ge=0, description="null: 1 where the cluster has GPUs, else 0")
+    cpus_per_worker: float | None = Field(
+        None, gt=0, description="null: 1 on a GPU, else all cores / max_workers"
+    )
+    gpus_per_worker: float | None = Field(
+        None, ge=0, description="null: 1 where the cluster has GPUs, else 0"
+    )
     unit_documents: int = Field(256, ge=1)
     """Documents of a unit of work, which is committed as one (JSONL: about as many)"""
-    unit_bytes: int = Field(64 << 20, ge=1, description="Most bytes of a unit, where documents are large")
+    unit_bytes: int = Field(
+        64 << 20, ge=1, description="Most bytes of a unit, where documents are large"
+    )
     max_failed_share: float = Field(1.0, ge=0, le=1)
-    """A run ends early when more than this share of its documents, from a hundred on, has failed; 1.0: only when all"""
+    """A run ends early when more than this share of its documents, from a hundred on, has failed;
+    1.0: only when all
+    """
     executor: Literal["pool", "ray_data"] = "pool"
-    """Who gives units to workers: raypd's own pool of actors, or Ray Data; docs/reliability.md compares them"""
-    units_in_flight: int = Field(2, ge=1, description="Units a worker overlaps, so that it does not drain between two")
+    """Who gives units to workers: raypd's own pool of actors, or Ray Data; docs/reliability.md
+    compares them
+    """
+    units_in_flight: int = Field(
+        2, ge=1, description="Units a worker overlaps, so that it does not drain between two"
+    )
 
     @model_validator(mode="after")
     def _min_below_max(self) -> Self:
@@ -46,7 +62,9 @@ def _prices_fit(prices: dict[str, float]) -> dict[str, float]:
 def _hosted_prices_fit(prices: dict[str, list[float]]) -> dict[str, list[float]]:
     for model, pair in prices.items():
         if len(pair) != 2 or not all(0 <= price < float("inf") for price in pair):
-            raise ValueError(f"{model}: {pair} are not two prices in USD per million tokens, input and output")
+            raise ValueError(
+                f"{model}: {pair} are not two prices in USD per million tokens, input and output"
+            )
     return prices
 
 
@@ -59,43 +77,70 @@ def _is_a_time(given: Any) -> Any:
 
 
 class CostConfig(Section, use_attribute_docstrings=True):
-    """What machines cost, how much a run may cost, and when it has to be done; nothing here changes an answer."""
+    """What machines cost, how much a run may cost, and when it has to be done; nothing here changes
+    an answer.
+    """
 
     budget_usd: float | None = Field(None, gt=0)
     """The run ends before its bill, over all its sessions, is above this"""
     reserve_seconds: float = Field(10.0, ge=0)
     """Of the budget: time at the present price that is kept for the end of the run"""
     deadline: Annotated[str | None, BeforeValidator(_is_a_time)] = None
-    """When it has to be done: a time (2026-11-30T18:00; a date alone is its beginning) or a duration (8h, 90m)"""
-    prices: Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_prices_fit)] = Field({})
-    """Your own prices, USD per hour: by instance type, type and market (g6e.48xlarge/spot), or `local`, without one"""
+    """When it has to be done: a time (2026-11-30T18:00; a date alone is its beginning) or a
+    duration (8h, 90m)
+    """
+    prices: Annotated[dict[str, Annotated[float, Field(ge=0)]], AfterValidator(_prices_fit)] = (
+        Field({})
+    )
+    """Your own prices, USD per hour: by instance type, type and market (g6e.48xlarge/spot), or
+    `local`, without one
+    """
     hosted_prices: Annotated[dict[str, list[float]], AfterValidator(_hosted_prices_fit)] = Field({})
-    """List prices of hosted batch services that `raypd estimate` compares with, before those that come with raypd:
-    model -> [USD per million input tokens, per million output tokens]"""
-    instance_type: str | None = Field(None, description="Of nodes that do not tell their type; null: local machines")
-    region: str | None = Field(None, description="AWS region of nodes that do not tell theirs; null: us-east-1")
+    """List prices of hosted batch services that `raypd estimate` compares with, before those that
+    come with raypd: model -> [USD per million input tokens, per million output tokens]
+    """
+    instance_type: str | None = Field(
+        None, description="Of nodes that do not tell their type; null: local machines"
+    )
+    region: str | None = Field(
+        None, description="AWS region of nodes that do not tell theirs; null: us-east-1"
+    )
     market: Literal["on-demand", "spot"] | None = None
     """Of nodes that do not tell theirs; null: on-demand"""
-    bill_head: bool = Field(True, description="Whether the head node, where no worker runs, is on the bill")
+    bill_head: bool = Field(
+        True, description="Whether the head node, where no worker runs, is on the bill"
+    )
 
 
 def deadline_at(given: str, now: float) -> float:
-    """The unix second of a time (local without a zone) or a duration from `now`. Raises ValueError: it is neither."""
+    """The unix second of a time (local without a zone) or a duration from `now`.
+
+    Raises ValueError: it is neither.
+    """
     given = given.strip()
     if given and (match := _DURATION.fullmatch(given)):
-        return now + sum(float(part or 0) * s for part, s in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
+        return now + sum(
+            float(part or 0) * s
+            for part, s in zip(match.groups(), (86400, 3600, 60, 1), strict=True)
+        )
     try:
         return datetime.fromisoformat(given).timestamp()
     except ValueError:
-        raise ValueError(f"{given!r} is neither a time (2026-11-30T18:00) nor a duration (8h, 1h30m)") from None
+        raise ValueError(
+            f"{given!r} is neither a time (2026-11-30T18:00) nor a duration (8h, 1h30m)"
+        ) from None
 
 
 class NightlyConfig(Section, use_attribute_docstrings=True):
     """How `raypd nightly` tells what is new; other commands do not look at it."""
 
     hash_column: str | None = None
-    """Column that changes with a document (a hash, an etag, a time of change); null: a hash of the columns read"""
+    """Column that changes with a document (a hash, an etag, a time of change); null: a hash of the
+    columns read
+    """
     removed: Literal["drop", "keep"] = "drop"
-    """Documents that are gone from the input leave the table, or stay (where input.path holds only what is new)"""
+    """Documents that are gone from the input leave the table, or stay (where input.path holds only
+    what is new)
+    """
     delta: bool = False
     """output.path is a Delta table too: a version a night (pip install 'raypd[delta]')"""

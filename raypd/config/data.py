@@ -11,8 +11,11 @@ from raypd.config.section import Section
 
 # Files that are a document each, by the ends of their names.
 TEXT_FILES = dict.fromkeys((".txt", ".text", ".md", ".markdown"), "text") | {
-    ".html": "html", ".htm": "html", ".pdf": "pdf", ".docx": "docx",
-}  # fmt: skip
+    ".html": "html",
+    ".htm": "html",
+    ".pdf": "pdf",
+    ".docx": "docx",
+}
 # What a format reads, where it is by the ends of names: input.format -> end -> what reads it.
 EXCEL = (".xlsx", ".xlsm", ".xls", ".ods")
 ENDINGS = {"files": TEXT_FILES, "json": {".json": "json"}, "excel": dict.fromkeys(EXCEL, "excel")}
@@ -25,7 +28,9 @@ def _encodes_text(name: str) -> str:
     try:
         "".encode(name)
     except LookupError as error:
-        raise ValueError(f"{error}; Python's names are utf-8, latin-1, cp1252, utf-16, shift_jis, ...") from None
+        raise ValueError(
+            f"{error}; Python's names are utf-8, latin-1, cp1252, utf-16, shift_jis, ..."
+        ) from None
     return name
 
 
@@ -33,37 +38,70 @@ class InputConfig(Section, use_attribute_docstrings=True):
     """Where the documents are and which columns hold what."""
 
     path: Annotated[str | list[str], AfterValidator(check_secrets)]
-    """File, folder or glob, local, s3://, gs:// or az:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet,
-    .arrow; or .json; or .xlsx, .xls, .ods; or .txt, .md, .html, .pdf, .docx"""
-    format: Literal["auto", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "excel", "files", "delta", "iceberg"] = (
-        "auto"
-    )
-    """auto: by its name; json: each .json is an object or an array; excel: the first sheet of a workbook; files: each
-    .txt, .md, .html, .pdf, .docx is a document, columns id (its name) and text; delta, iceberg: path is its folder"""
+    """File, folder or glob, local, s3://, gs:// or az:// (or a list): .jsonl, .csv, .tsv (also .gz,
+    .zst), .parquet, .arrow; or .json; or .xlsx, .xls, .ods; or .txt, .md, .html, .pdf, .docx
+    """
+    format: Literal[
+        "auto",
+        "jsonl",
+        "json",
+        "csv",
+        "tsv",
+        "parquet",
+        "arrow",
+        "excel",
+        "files",
+        "delta",
+        "iceberg",
+    ] = "auto"
+    """auto: by its name; json: each .json is an object or an array; excel: the first sheet of a
+    workbook; files: each .txt, .md, .html, .pdf, .docx is a document, columns id (its name) and
+    text; delta, iceberg: path is its folder
+    """
     reader: str | None = Field(None, pattern=r"^[\w.]+:[\w.]+$")
-    """module:function of your own that reads each file: from its name and bytes (a binary file) it yields dicts"""
-    version: int | None = Field(None, description="Of a Delta table, or an Iceberg snapshot; null: newest at first")
+    """module:function of your own that reads each file: from its name and bytes (a binary file) it
+    yields dicts
+    """
+    version: int | None = Field(
+        None, description="Of a Delta table, or an Iceberg snapshot; null: newest at first"
+    )
     encoding: Annotated[str, AfterValidator(_encodes_text)] = "utf-8"
     """Of CSV, TSV and text files, as Python names it: latin-1, cp1252, utf-16, shift_jis"""
-    id_column: str | None = Field("id", description="Column with the document's id; null: file name and place in it")
+    id_column: str | None = Field(
+        "id", description="Column with the document's id; null: file name and place in it"
+    )
     text_columns: list[str] = Field(["title", "description"], min_length=1)
     """Columns that make up the document, in this order"""
-    html_columns: list[str] = Field([], description="Of these the ones that hold HTML, whose visible text is read")
-    category_column: str | None = Field("category", description="Column that picks the category; null: `category`")
-    category: str | None = Field(None, description="Category of every document when there is no category column")
-    max_document_bytes: int = Field(1_000_000, ge=1, description="A longer document becomes an error row")
+    html_columns: list[str] = Field(
+        [], description="Of these the ones that hold HTML, whose visible text is read"
+    )
+    category_column: str | None = Field(
+        "category", description="Column that picks the category; null: `category`"
+    )
+    category: str | None = Field(
+        None, description="Category of every document when there is no category column"
+    )
+    max_document_bytes: int = Field(
+        1_000_000, ge=1, description="A longer document becomes an error row"
+    )
     on_damaged: Literal["fail", "skip"] = "fail"
-    """Where objects cannot be read: the rest is done either way, and the run ends with exit code 1 or 0"""
+    """Where objects cannot be read: the rest is done either way, and the run ends with exit code 1
+    or 0
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _files(cls, tree: Any) -> Any:
-        """Paths that end as files of text or JSON do say so; a file of text has one column of it."""
+        """Paths that end as files of text or JSON do say so; a file of text has one column of
+        it.
+        """
         if not isinstance(tree, dict):
             return tree
         path, form = tree.get("path"), tree.get("format", "auto")
         paths = path if isinstance(path, list) else [path]
-        for name, ends in ENDINGS.items() if form == "auto" and paths and tree.get("reader") is None else ():
+        for name, ends in (
+            ENDINGS.items() if form == "auto" and paths and tree.get("reader") is None else ()
+        ):
             if all(isinstance(path, str) and path.lower().endswith((*ends,)) for path in paths):
                 form = name
         columns = {"text_columns": ["text"], "category_column": None} if form == "files" else {}
@@ -83,7 +121,10 @@ class InputConfig(Section, use_attribute_docstrings=True):
 def _plain_names(given: dict[str, str]) -> dict[str, str]:
     for key, value in given.items():
         if not re.fullmatch(r"[a-z][a-z0-9_]*", key):
-            advice = "and begins with a letter: readers of tables pass by folders whose names begin with _"
+            advice = (
+                "and begins with a letter: readers of tables pass by folders whose names begin "
+                "with _"
+            )
             raise ValueError(f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it, {advice}")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
             raise ValueError(f"{value!r}: a value is of letters, digits and . _ -")
@@ -94,21 +135,31 @@ def _as_written(given: Any) -> Any:
     """YAML reads 2026-11-21 as a date and 7 as a number."""
     if not isinstance(given, dict):
         return given
-    return {key: str(value) if isinstance(value, (int, date)) else value for key, value in given.items()}
+    return {
+        key: str(value) if isinstance(value, (int, date)) else value for key, value in given.items()
+    }
 
 
 class OutputConfig(Section, use_attribute_docstrings=True):
     """Where the table goes."""
 
     path: Uri
-    """Folder of the run, local, s3://, gs:// or az://; a second run into it resumes. Relative: to the current folder"""
+    """Folder of the run, local, s3://, gs:// or az://; a second run into it resumes.
+
+    Relative: to the current folder
+    """
     columns: Literal["record", "typed"] = "record"
-    """Of an extraction: the values as a JSON object and a list, or a column of its own type for each attribute"""
+    """Of an extraction: the values as a JSON object and a list, or a column of its own type for
+    each attribute
+    """
     min_confidence: float = Field(0.0, ge=0, le=1)
     """Of an extraction: a value below it becomes null, with status unsure, kept in raw"""
-    partition: Annotated[dict[str, str], BeforeValidator(_as_written), AfterValidator(_plain_names)] = Field({})
-    """Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} -> units/date=2026-11-21/; the
-    same for all that one start of a run writes"""
+    partition: Annotated[
+        dict[str, str], BeforeValidator(_as_written), AfterValidator(_plain_names)
+    ] = Field({})
+    """Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} ->
+    units/date=2026-11-21/; the same for all that one start of a run writes
+    """
 
 
 def _endpoint_is_a_url(url: str | None) -> str | None:
@@ -118,30 +169,44 @@ def _endpoint_is_a_url(url: str | None) -> str | None:
 
 
 class StorageConfig(Section, use_attribute_docstrings=True):
-    """How S3 is reached (of these, gs:// and az:// take anonymous, time-outs and tries); credentials come from the
-    environment, AWS's files or the instance's role, never from here."""
+    """How S3 is reached (of these, gs:// and az:// take anonymous, time-outs and tries);
+    credentials come from the environment, AWS's files or the instance's role, never from here.
+    """
 
     endpoint_url: Annotated[Uri | None, AfterValidator(_endpoint_is_a_url)] = Field(
         None, description="S3 of another maker, http(s)://host[:port]; null: AWS"
     )
     region: str | None = Field(None, description="null: AWS_REGION, the profile's, the instance's")
-    profile: str | None = Field(None, description="Profile in AWS's credential files; null: AWS_PROFILE or none")
+    profile: str | None = Field(
+        None, description="Profile in AWS's credential files; null: AWS_PROFILE or none"
+    )
     anonymous: bool = Field(False, description="Sign nothing: for public buckets")
-    requester_pays: bool = Field(False, description="Agree to pay for requests to a bucket of another's")
+    requester_pays: bool = Field(
+        False, description="Agree to pay for requests to a bucket of another's"
+    )
     sse: Literal["none", "AES256", "aws:kms"] = "none"
     """Server-side encryption asked for in every write; none: as the bucket has it"""
-    kms_key_id: str | None = Field(None, description="KMS key (ARN or id) for sse aws:kms; null: the bucket's")
+    kms_key_id: str | None = Field(
+        None, description="KMS key (ARN or id) for sse aws:kms; null: the bucket's"
+    )
     connect_timeout: float = Field(10.0, gt=0, description="Seconds until a connection stands")
     read_timeout: float = Field(30.0, gt=0, description="Seconds without a byte of an answer")
-    max_attempts: int = Field(10, ge=1, description="Tries of one request that is throttled, times out or breaks off")
+    max_attempts: int = Field(
+        10, ge=1, description="Tries of one request that is throttled, times out or breaks off"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _no_secrets(cls, tree: Any) -> Any:
         found = [str(k) for k in tree if SECRETS.search(str(k))] if isinstance(tree, dict) else []
         if found:
-            advice = "AWS_SECRET_ACCESS_KEY in the environment, storage.profile, or give the instances a role"
-            raise ValueError(f"{found[0]}: no credentials in a configuration: set AWS_ACCESS_KEY_ID and {advice}")
+            advice = (
+                "AWS_SECRET_ACCESS_KEY in the environment, storage.profile, or give the "
+                "instances a role"
+            )
+            raise ValueError(
+                f"{found[0]}: no credentials in a configuration: set AWS_ACCESS_KEY_ID and {advice}"
+            )
         return tree
 
     @model_validator(mode="after")

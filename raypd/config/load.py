@@ -1,4 +1,7 @@
-"""YAML and overrides to a checked RunConfig. Relative paths: to the file; of overrides and output: to the cwd."""
+"""YAML and overrides to a checked RunConfig.
+
+Relative paths: to the file; of overrides and output: to the cwd.
+"""
 
 import copy
 import re
@@ -16,30 +19,57 @@ from raypd.config.yaml_file import YamlFile, parse
 from raypd.errors import ConfigError, did_you_mean, raised_as
 
 _PATHS = (
-    "input.path", "task.categories_file", "task.schema", "task.template", "task.few_shot",
+    "input.path",
+    "task.categories_file",
+    "task.schema",
+    "task.template",
+    "task.few_shot",
     "task.examples.path",
-    "model.name", "model.adapter", "model.calibration", "decoding.heads",
-    "cascade.model.name", "cascade.model.adapter", "cascade.model.calibration",
-    "fit.labels", "training.labels", "training.validation", "training.annotations",
-    "training.preference.samples", "training.preference.baseline", "training.preference.judged",
-)  # fmt: skip
+    "model.name",
+    "model.adapter",
+    "model.calibration",
+    "decoding.heads",
+    "cascade.model.name",
+    "cascade.model.adapter",
+    "cascade.model.calibration",
+    "fit.labels",
+    "training.labels",
+    "training.validation",
+    "training.annotations",
+    "training.preference.samples",
+    "training.preference.baseline",
+    "training.preference.judged",
+)
 
 
-def load_config(path: str | Path, overrides: list[str] | None = None, trains: bool = False) -> RunConfig:
-    """Reads a YAML file; later overrides win. trains: what is left open is as one trains. Raises ConfigError."""
+def load_config(
+    path: str | Path, overrides: list[str] | None = None, trains: bool = False
+) -> RunConfig:
+    """Reads a YAML file; later overrides win. trains: what is left open is as one trains.
+
+    Raises ConfigError.
+    """
     source = YamlFile.read(Path(path))
     anchor_paths(source.tree, Path(path).parent)
     config = _checked(source, overrides, Path(path).parent)
-    is_open = (source.tree.get("decoding") or {}).get("method", "auto") == "auto" and config.decoding.method == "guided"
-    # In slots, unless the file or the weights' card says a skeleton, or documents are stacked as in the paper.
+    is_open = (source.tree.get("decoding") or {}).get(
+        "method", "auto"
+    ) == "auto" and config.decoding.method == "guided"
+    # In slots, unless the file or the weights' card says a skeleton, or documents are stacked as in
+    # the paper.
     in_slots = is_open or config.decoding.method == "hyper_parallel"
-    in_slots &= "skeleton" not in config.decoding.model_fields_set and config.decoding.isolate != "none"
+    in_slots &= (
+        "skeleton" not in config.decoding.model_fields_set and config.decoding.isolate != "none"
+    )
     given = ["decoding.method=hyper_parallel"] * is_open + ["decoding.skeleton=slots"] * in_slots
     return load_config(path, [*(overrides or []), *given]) if trains and given else config
 
 
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
-    """Checks a tree of no file; its paths are relative to the current folder. Raises ConfigError with all mistakes."""
+    """Checks a tree of no file; its paths are relative to the current folder.
+
+    Raises ConfigError with all mistakes.
+    """
     try:
         return _checked(YamlFile(None, copy.deepcopy(tree)), overrides)
     except RecursionError:
@@ -51,12 +81,17 @@ def override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
     for given in overrides or []:
         key, equals, value = given.partition("=")
         if not equals or not key:
-            raise ConfigError(f"{redact(given)!r}: an override is written key=value, such as decoding.method=guided")
+            raise ConfigError(
+                f"{redact(given)!r}: an override is written key=value, such as "
+                "decoding.method=guided"
+            )
         with raised_as(ConfigError, repr(redact(given)), TypeError):
             set_key(tree, key, value_of(value))
 
 
-def _checked(source: YamlFile, overrides: list[str] | None, folder: Path | None = None) -> RunConfig:
+def _checked(
+    source: YamlFile, overrides: list[str] | None, folder: Path | None = None
+) -> RunConfig:
     tree: dict[str, Any] = source.tree
     override(tree, overrides)
     task: Any = tree.get("task")
@@ -69,7 +104,9 @@ def _checked(source: YamlFile, overrides: list[str] | None, folder: Path | None 
     if sources == ["schema"]:
         task["categories"] = categories_of(task["schema"], folder or Path())
     if sources == ["attributes"] and isinstance(task["attributes"], list):
-        attributes = [{"name": name} if isinstance(name, str) else name for name in task["attributes"]]
+        attributes = [
+            {"name": name} if isinstance(name, str) else name for name in task["attributes"]
+        ]
         task |= {"categories": {"record": {"attributes": attributes}}, "attributes": []}
     if sources in (["schema"], ["attributes"]) and isinstance(tree.get("input"), dict):
         tree["input"].setdefault("category_column", None)  # one schema: documents need not name it
@@ -77,7 +114,10 @@ def _checked(source: YamlFile, overrides: list[str] | None, folder: Path | None 
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """The configuration with some keys (dotted) changed. Raises ConfigError where they do not fit together."""
+    """The configuration with some keys (dotted) changed.
+
+    Raises ConfigError where they do not fit together.
+    """
     source = YamlFile(None, config.model_dump())
     for key, value in changes.items():
         set_key(source.tree, key, value)
@@ -100,7 +140,10 @@ def value_of(text: str) -> Any:
 
 
 def set_key(tree: Any, key: str, value: Any) -> None:
-    """Sets a dotted key in a mapping of mappings. Raises TypeError where a part of it holds something else."""
+    """Sets a dotted key in a mapping of mappings.
+
+    Raises TypeError where a part of it holds something else.
+    """
     *above, last = key.split(".")
     for part in above:
         if _section(tree, part) is None:
@@ -112,7 +155,10 @@ def set_key(tree: Any, key: str, value: Any) -> None:
 
 
 def _section(tree: Any, name: str) -> Any:
-    """A section of a mapping, None without it. `model: NAME` is short for {name: NAME}, which it becomes."""
+    """A section of a mapping, None without it.
+
+    `model: NAME` is short for {name: NAME}, which it becomes.
+    """
     if not isinstance(tree, dict):
         return None
     if name == "model" and isinstance(tree.get(name), str):
@@ -121,7 +167,9 @@ def _section(tree: Any, name: str) -> Any:
 
 
 def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Makes relative paths of a tree (but the output's) relative to a folder; key -> path, or what holds paths."""
+    """Makes relative paths of a tree (but the output's) relative to a folder; key -> path, or what
+    holds paths.
+    """
     found: dict[str, Any] = {}
     for key in _PATHS:
         *sections, name = key.split(".")
@@ -155,7 +203,11 @@ def _anchored(key: str, value: Any, folder: Path) -> Any:
         return [_anchored(key, path, folder) for path in value]
     if isinstance(value, dict):  # keys of a run that is made
         return anchored(value, folder)
-    return value if not isinstance(value, str) or "://" in value else str(folder / Path(value).expanduser())
+    return (
+        value
+        if not isinstance(value, str) or "://" in value
+        else str(folder / Path(value).expanduser())
+    )
 
 
 def _keys_of(location: tuple[str | int, ...]) -> list[str]:
@@ -175,12 +227,23 @@ def _explain(error: ValidationError, source: YamlFile) -> str:
     for item in error.errors():
         keys = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
         # Pydantic names the kind of a task, which does not stand there.
-        place = tuple(part for i, part in enumerate(keys) if not (i == 1 and keys[0] == "task" and part in KINDS))
-        if place[:4] == ("task", "categories", "record", "attributes") and "attributes" in source.tree["task"]:
+        place = tuple(
+            part
+            for i, part in enumerate(keys)
+            if not (i == 1 and keys[0] == "task" and part in KINDS)
+        )
+        if (
+            place[:4] == ("task", "categories", "record", "attributes")
+            and "attributes" in source.tree["task"]
+        ):
             place = ("task", *place[3:])
         if item["type"] == "extra_forbidden":
             near = did_you_mean(str(place[-1]), _keys_of(keys[:-1]))
-            there = [f"there is {key}.{place[-1]}" for key in RunConfig.model_fields if place[-1] in _keys_of((key,))]
+            there = [
+                f"there is {key}.{place[-1]}"
+                for key in RunConfig.model_fields
+                if place[-1] in _keys_of((key,))
+            ]
             hint = " ".join(filter(None, [near, *there]))
             what = f"unknown key; {hint or '`raypd config show` lists all keys'}"
         elif item["type"] == "missing":
@@ -189,11 +252,25 @@ def _explain(error: ValidationError, source: YamlFile) -> str:
             what = item["msg"].removeprefix("Value error, ")
             if item["type"] == "literal_error":
                 choices = re.findall("'([^']*)'", item["ctx"]["expected"])
-                what = f"{did_you_mean(str(item['input']), choices)} choose from {', '.join(choices)}".strip()
-            if item["type"] == "string_type" and isinstance(value := item["input"], (bool, int, float, date)):
-                kind = "boolean" if isinstance(value, bool) else "date" if isinstance(value, date) else "number"
+                what = (
+                    f"{did_you_mean(str(item['input']), choices)} choose from {', '.join(choices)}"
+                ).strip()
+            if item["type"] == "string_type" and isinstance(
+                value := item["input"], (bool, int, float, date)
+            ):
+                kind = (
+                    "boolean"
+                    if isinstance(value, bool)
+                    else "date"
+                    if isinstance(value, date)
+                    else "number"
+                )
                 what = f"YAML reads it as the {kind} {str(value).lower()}, not as text: quote it"
             elif item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
                 what += f" (it is {redact(item['input'])!r})"
-        lines.append(": ".join(part for part in (source.where(place), ".".join(map(str, place)), what) if part))
+        lines.append(
+            ": ".join(
+                part for part in (source.where(place), ".".join(map(str, place)), what) if part
+            )
+        )
     return "\n".join(lines)

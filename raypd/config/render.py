@@ -1,4 +1,6 @@
-"""The configuration written out as YAML: every key with its value or default, and what it means beside it."""
+"""The configuration written out as YAML: every key with its value or default, and what it means
+beside it.
+"""
 
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -10,11 +12,20 @@ from raypd.config import KINDS, RunConfig
 from raypd.config.yaml_file import dump
 
 _WIDTH = 48  # column of the comments
-_WORDS = {str: "text", int: "integer", float: "number", bool: "true | false", NoneType: "null", Any: "value"}
+_WORDS = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true | false",
+    NoneType: "null",
+    Any: "value",
+}
 
 
 def render(config: RunConfig | None = None) -> str:
-    """YAML of a configuration, or of the defaults; a key that must be given stands as `null  # required`."""
+    """YAML of a configuration, or of the defaults; a key that must be given stands as `null  #
+    required`.
+    """
     return "\n".join(_section(RunConfig, config, 0)) + "\n"
 
 
@@ -30,7 +41,10 @@ def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> li
             kinds = [type(value)] if isinstance(value, BaseModel) else list(KINDS.values())
             for kind in kinds:  # a run has one: the others stand as comments
                 note = (kind.__doc__ or "").strip().splitlines()[0]
-                lines = [f"task:  # {note}", *_section(kind, value if isinstance(value, BaseModel) else None, 1)]
+                lines = [
+                    f"task:  # {note}",
+                    *_section(kind, value if isinstance(value, BaseModel) else None, 1),
+                ]
                 out += lines if kind is kinds[0] else ["", *(f"# {line}" for line in lines)]
         elif isinstance(inner, type) and issubclass(inner, BaseModel):
             note = f"  # {(inner.__doc__ or '').strip().splitlines()[0]}"
@@ -45,7 +59,9 @@ def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> li
 
 def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) -> list[str]:
     description = " ".join((info.description or "").split())
-    note = ". ".join([_type(info.annotation), *["required"] * required, *filter(None, [description])])
+    note = ". ".join(
+        [_type(info.annotation), *["required"] * required, *filter(None, [description])]
+    )
     plain = _plain(value)
     if isinstance(plain, dict) and plain:
         body = dump(plain).rstrip().splitlines()
@@ -60,7 +76,8 @@ def _type(annotation: Any) -> str:
     """What a key takes, in words of YAML: `on-demand | spot | null`, `list of text`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return " | ".join(map(str, KINDS if inner[0] in KINDS else inner))  # each kind of task knows its own alone
+        # Each kind of task knows its own alone.
+        return " | ".join(map(str, KINDS if inner[0] in KINDS else inner))
     if origin in (Union, UnionType):
         return " | ".join(dict.fromkeys(map(_type, inner)))
     if origin is Annotated:
@@ -76,7 +93,11 @@ def _type(annotation: Any) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
-        return {k: _plain(v) for k, v in value if (v not in ("", [], None) and v is not False) or k == "name"}
+        return {
+            k: _plain(v)
+            for k, v in value
+            if (v not in ("", [], None) and v is not False) or k == "name"
+        }
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, list) else value

@@ -1,4 +1,6 @@
-"""The YAML that `raypd tune` or `raypd fit` writes: the user's own file, comments and all, with the changed keys."""
+"""The YAML that `raypd tune` or `raypd fit` writes: the user's own file, comments and all, with the
+changed keys.
+"""
 
 import io
 import textwrap
@@ -17,29 +19,48 @@ _MARK = "# Written by {}."
 
 
 def check_target(target: Path, source: Path) -> None:
-    """Sees that writing loses nothing of the user's. Raises ConfigError: it would, or the file cannot be there."""
+    """Sees that writing loses nothing of the user's.
+
+    Raises ConfigError: it would, or the file cannot be there.
+    """
     if target.resolve() == source.resolve():
-        raise ConfigError(f"--output {target}: is the configuration itself; tune never writes over it")
+        raise ConfigError(
+            f"--output {target}: is the configuration itself; tune never writes over it"
+        )
     if target.is_dir():
         raise ConfigError(f"--output {target}: is a folder; give a file")
     mark = _MARK.format("raypd tune")
-    if target.exists() and not target.read_text(encoding="utf-8", errors="replace").startswith(mark):
-        raise ConfigError(f"{target}: is there already and not from raypd tune; --output names another file")
+    if target.exists() and not target.read_text(encoding="utf-8", errors="replace").startswith(
+        mark
+    ):
+        raise ConfigError(
+            f"{target}: is there already and not from raypd tune; --output names another file"
+        )
     if not target.parent.is_dir():
         raise ConfigError(f"--output {target}: the folder {target.parent} does not exist")
 
 
 def write(
-    source: Path, overrides: list[str], changes: dict[str, Any], target: Path, why: str, by: str = "raypd tune"
+    source: Path,
+    overrides: list[str],
+    changes: dict[str, Any],
+    target: Path,
+    why: str,
+    by: str = "raypd tune",
 ) -> RunConfig:
-    """Writes a configuration with overrides and changes (dotted key -> value); relative paths keep their meaning. why:
-    the comment at the top. Returns what the file reads as. Raises RunError: it cannot be written or read back."""
+    """Writes a configuration with overrides and changes (dotted key -> value); relative paths keep
+    their meaning. why: the comment at the top. Returns what the file reads as. Raises RunError: it
+    cannot be written or read back.
+    """
     roundtrip = YAML()
     roundtrip.preserve_quotes = True
     roundtrip.width = 4096
     roundtrip.indent(mapping=2, sequence=4, offset=2)
     tree = roundtrip.load(source.read_text(encoding="utf-8"))
-    typed = {key: value_of(value) for key, _, value in (override.partition("=") for override in overrides)}
+    typed = {
+        key: value_of(value)
+        for key, _, value in (override.partition("=") for override in overrides)
+    }
     moved = target.resolve().parent != source.resolve().parent
     # An override's relative path is relative to the current folder, a file's is to the file.
     paths = anchor_paths(load_config(source, overrides).model_dump(), Path.cwd())
@@ -49,9 +70,15 @@ def write(
         set_key(tree, key, value)
     out = io.StringIO()
     roundtrip.dump(tree, out)
-    reasons = [part for line in why.splitlines() for part in textwrap.wrap(line, 98, break_on_hyphens=False)]
+    reasons = [
+        part
+        for line in why.splitlines()
+        for part in textwrap.wrap(line, 98, break_on_hyphens=False)
+    ]
     lines = [_MARK.format(by), *(f"# {line}" for line in reasons), ""]
-    with raised_as(RunError, f"{target}: cannot be written", advice="; --output names another file"):
+    with raised_as(
+        RunError, f"{target}: cannot be written", advice="; --output names another file"
+    ):
         target.write_text("\n".join(lines) + "\n" + out.getvalue(), encoding="utf-8")
     made = load_config(target)
     for key, value in changes.items():

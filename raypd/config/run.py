@@ -10,17 +10,32 @@ from pydantic import ValidationError, model_validator
 from raypd.config.card import card_of
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
-from raypd.config.model import IDLE_KEYS, SAMPLING_KEYS, CascadeConfig, DecodingConfig, EngineConfig, ModelConfig
+from raypd.config.model import (
+    IDLE_KEYS,
+    SAMPLING_KEYS,
+    CascadeConfig,
+    DecodingConfig,
+    EngineConfig,
+    ModelConfig,
+)
 from raypd.config.section import Section
 from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
 from raypd.config.training import FitConfig, TrainingConfig
 from raypd.decoding.methods.registry import REGISTRY
 
-_COLUMN_TYPES = dict.fromkeys(("text", "enum", "time", "date-time", "pattern"), "text")  # others are of their own
+# Others are of their own.
+_COLUMN_TYPES = dict.fromkeys(("text", "enum", "time", "date-time", "pattern"), "text")
 VLLM_METHODS = ("autoregressive", "guided")
-_VLLM_ONLY = {"model.device": "auto", "model.quantization": "none", "model.endpoint": None, "engine.cache_tokens": None}
-_PROMPT_FILES = ("task.template", "task.few_shot", "task.examples.path")  # of which the content counts
-_ANSWERS = 3  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
+_VLLM_ONLY = {
+    "model.device": "auto",
+    "model.quantization": "none",
+    "model.endpoint": None,
+    "engine.cache_tokens": None,
+}
+# Of which the content counts.
+_PROMPT_FILES = ("task.template", "task.few_shot", "task.examples.path")
+# Raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew.
+_ANSWERS = 3
 
 
 class RunConfig(Section):
@@ -43,18 +58,28 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_trained(cls, tree: Any) -> Any:
-        """An open method is what the weights were trained for; without a card: `guided` for extraction."""
+        """An open method is what the weights were trained for; without a card: `guided` for
+        extraction.
+        """
         if not isinstance(tree, dict) or not isinstance(tree.get("task"), dict):
             return tree
         tree = {**tree, "task": {"kind": "extraction", **tree["task"]}}
-        decoding, kind, model = tree.get("decoding") or {}, tree["task"]["kind"], tree.get("model") or {}
+        decoding, kind, model = (
+            tree.get("decoding") or {},
+            tree["task"]["kind"],
+            tree.get("model") or {},
+        )
         if not isinstance(decoding, dict) or kind not in METHODS:
             return tree
         card = card_of(model, kind)
         if decoding.get("method", "auto") == "auto":
             tree["decoding"] = decoding = {**decoding, "method": _method(kind, tree, card)}
         trained = card.get("decoding")
-        if decoding["method"] == card.get("method") and isinstance(trained, dict) and "skeleton" in trained:
+        if (
+            decoding["method"] == card.get("method")
+            and isinstance(trained, dict)
+            and "skeleton" in trained
+        ):
             tree["decoding"] = {"skeleton": trained["skeleton"], **decoding}
         return tree
 
@@ -62,7 +87,10 @@ class RunConfig(Section):
     def _parts_fit(self) -> Self:
         method, kind = self.decoding.method, self.task.kind
         if method not in METHODS[kind]:
-            raise ValueError(f"decoding.method {method} does not do {kind}; choose from {', '.join(METHODS[kind])}")
+            raise ValueError(
+                f"decoding.method {method} does not do {kind}; choose from "
+                f"{', '.join(METHODS[kind])}"
+            )
         if REGISTRY[method].heads and self.decoding.heads is None:
             advice = "a folder of Medusa heads (`raypd model add-heads` writes untrained ones)"
             raise ValueError(f"decoding.method {method} needs decoding.heads, {advice}")
@@ -70,31 +98,55 @@ class RunConfig(Section):
             self._vllm_can(method)
         gpus = self.cluster.gpus_per_worker
         if gpus is not None and gpus > 1 and self.engine.kind == "raypd" and self.model.has_weights:
-            advice = f"engine.kind: vllm with engine.vllm: {{tensor_parallel_size: {gpus:g}}} spreads one over several"
-            raise ValueError(f"cluster.gpus_per_worker {gpus:g}: raypd's engine holds a model on one GPU; {advice}")
-        if other := [name for name in self.input.html_columns if name not in (texts := self.text_columns())]:
-            raise ValueError(f"input.html_columns: {other[0]!r} is none of the columns of text ({', '.join(texts)})")
+            advice = (
+                f"engine.kind: vllm with engine.vllm: {{tensor_parallel_size: {gpus:g}}} "
+                "spreads one over several"
+            )
+            raise ValueError(
+                f"cluster.gpus_per_worker {gpus:g}: raypd's engine holds a model on one GPU; "
+                f"{advice}"
+            )
+        if other := [
+            name for name in self.input.html_columns if name not in (texts := self.text_columns())
+        ]:
+            raise ValueError(
+                f"input.html_columns: {other[0]!r} is none of the columns of text "
+                f"({', '.join(texts)})"
+            )
         if isinstance(self.task, ExtractionConfig):
             self._categories_known(self.task)
         greedy = self.decoding.sampling.temperature == 0
         if isinstance(self.task, GenerationConfig) and self.task.samples > 1 and greedy:
-            raise ValueError("task.samples is above 1: set decoding.sampling.temperature, or all answers are the same")
+            raise ValueError(
+                "task.samples is above 1: set decoding.sampling.temperature, or all answers "
+                "are the same"
+            )
         if self._openai() and self.model.endpoint is not None:
-            raise ValueError("task.openai: model.endpoint cannot give each request its own parameters; leave it out")
+            raise ValueError(
+                "task.openai: model.endpoint cannot give each request its own parameters; "
+                "leave it out"
+            )
         if self.cascade.model is not None:
             self._cascade_fits()
         return self
 
     def _cascade_fits(self) -> None:
         if not isinstance(self.task, ExtractionConfig):
-            raise ValueError(f"cascade: a second model answers for the first in an extraction, not in {self.task.kind}")
+            raise ValueError(
+                "cascade: a second model answers for the first in an extraction, not in "
+                f"{self.task.kind}"
+            )
         try:
             self.second_model()
         except ValidationError as error:
             reason = error.errors()[0]
             place = ".".join(["cascade", *map(str, reason["loc"])])
             unknown = "unknown key; `raypd config show` lists all keys"
-            message = unknown if reason["type"] == "extra_forbidden" else reason["msg"].removeprefix("Value error, ")
+            message = (
+                unknown
+                if reason["type"] == "extra_forbidden"
+                else reason["msg"].removeprefix("Value error, ")
+            )
             raise ValueError(f"{place}: {message}") from None
 
     def second_model(self) -> "RunConfig | None":
@@ -102,7 +154,11 @@ class RunConfig(Section):
         if self.cascade.model is None:
             return None
         tree = self.model_dump()
-        tree |= {"model": tree["cascade"]["model"], "engine": {**tree["engine"], **self.cascade.engine}, "cascade": {}}
+        tree |= {
+            "model": tree["cascade"]["model"],
+            "engine": {**tree["engine"], **self.cascade.engine},
+            "cascade": {},
+        }
         del tree["decoding"]["skeleton"]  # it is what the weights were trained with
         tree["decoding"] |= {"method": "auto", **self.cascade.decoding}
         return RunConfig.model_validate(tree)
@@ -114,19 +170,36 @@ class RunConfig(Section):
         for key, only in _VLLM_ONLY.items():
             section, _, name = key.partition(".")
             if getattr(getattr(self, section), name) != only:
-                raise ValueError(f"engine.kind vllm: {key} must be left at {only or 'null'}: it has no meaning there")
+                raise ValueError(
+                    f"engine.kind vllm: {key} must be left at {only or 'null'}: it has no "
+                    "meaning there"
+                )
         if self.model.is_fake:
-            raise ValueError("engine.kind vllm needs weights: name a model, or set engine.kind: raypd")
+            raise ValueError(
+                "engine.kind vllm needs weights: name a model, or set engine.kind: raypd"
+            )
 
     def _categories_known(self, task: ExtractionConfig) -> None:
         if not task.categories:
-            raise ValueError("task.categories is empty: name at least one and its attributes, or set task.attributes")
-        if self.input.category_column is None and self.input.category is None and len(task.categories) > 1:
-            raise ValueError("input.category_column is null: set input.category to one of task.categories")
+            raise ValueError(
+                "task.categories is empty: name at least one and its attributes, or set "
+                "task.attributes"
+            )
+        if (
+            self.input.category_column is None
+            and self.input.category is None
+            and len(task.categories) > 1
+        ):
+            raise ValueError(
+                "input.category_column is null: set input.category to one of task.categories"
+            )
         if self.input.category is not None and self.input.category not in task.categories:
             raise ValueError(f"input.category {self.input.category!r} is not in task.categories")
         if task.examples is not None and task.examples.nearest and self.decoding.stacked:
-            raise ValueError("task.examples.nearest: documents that share a prompt would see each other's examples")
+            raise ValueError(
+                "task.examples.nearest: documents that share a prompt would see each other's "
+                "examples"
+            )
         if self.output.columns == "typed":
             _columns_differ(task)
 
@@ -144,15 +217,36 @@ class RunConfig(Section):
 
     def wanted_columns(self) -> dict[str, str]:
         columns = self.task.wanted_columns(self.input)
-        return columns | ({"input.id_column": self.input.id_column} if self.input.id_column is not None else {})
+        return columns | (
+            {"input.id_column": self.input.id_column} if self.input.id_column is not None else {}
+        )
 
     def idle_keys(self) -> set[str]:
-        """Keys, dotted, and whole sections that cannot change an answer of this run: all others are in its fingerprint.
-        model.trust_remote_code is in it: a model's own code may take the place of transformers'. So are input.format,
-        category_column and max_document_bytes, which decide of any kind's documents what is an error row."""
-        idle = {"output.path", "output.partition", "cluster", "cost", "storage", "nightly", "training", "fit"}
-        idle |= {"input.path", "input.version", "input.on_damaged", "task.categories_file", "task.schema"}
-        idle |= {f"engine.{key}" for key in EngineConfig.model_fields if key not in ("kind", "vllm")}
+        """Keys, dotted, and whole sections that cannot change an answer of this run: all others are
+        in its fingerprint. model.trust_remote_code is in it: a model's own code may take the place
+        of transformers'. So are input.format, category_column and max_document_bytes, which decide
+        of any kind's documents what is an error row.
+        """
+        idle = {
+            "output.path",
+            "output.partition",
+            "cluster",
+            "cost",
+            "storage",
+            "nightly",
+            "training",
+            "fit",
+        }
+        idle |= {
+            "input.path",
+            "input.version",
+            "input.on_damaged",
+            "task.categories_file",
+            "task.schema",
+        }
+        idle |= {
+            f"engine.{key}" for key in EngineConfig.model_fields if key not in ("kind", "vllm")
+        }
         idle |= {f"{model}.{key}" for model in ("model", "cascade.model") for key in IDLE_KEYS}
         idle |= {"cascade"} if self.cascade.model is None else set()
         idle |= self.task.idle_keys
@@ -161,18 +255,28 @@ class RunConfig(Section):
         return idle - {f"decoding.{key}" for key in SAMPLING_KEYS} if self._openai() else idle
 
     def fingerprint(self) -> str:
-        """12 hex digits over everything that can change an answer: task, model, decoding, and which columns are read.
-        Part of every unit's id, so a changed prompt never resumes into old answers. Where the input lies, how much is
-        done at once, how many workers there are, and what the decoding method does not use do not change it."""
-        # Keys at their defaults are left out, so that a raypd with a new key does not do finished corpora again.
+        """12 hex digits over everything that can change an answer: task, model, decoding, and which
+        columns are read. Part of every unit's id, so a changed prompt never resumes into old
+        answers. Where the input lies, how much is done at once, how many workers there are, and
+        what the decoding method does not use do not change it.
+        """
+        # Keys at their defaults are left out, so that a raypd with a new key does not do finished
+        # corpora again.
         given = self.model_dump(exclude_defaults=True)
         examples = getattr(self.task, "examples", None)
-        files = [getattr(self.task, "template", None), getattr(self.task, "few_shot", None), examples and examples.path]
+        files = [
+            getattr(self.task, "template", None),
+            getattr(self.task, "few_shot", None),
+            examples and examples.path,
+        ]
         texts = [Path(file).read_text() for file in files if file]  # in the prompt
         answers = {
-            "answers": _ANSWERS, "kind": self.task.kind, "method": self.decoding.method, "files": texts,
+            "answers": _ANSWERS,
+            "kind": self.task.kind,
+            "method": self.decoding.method,
+            "files": texts,
             **_without(given, {*self.idle_keys(), *_PROMPT_FILES}),
-        }  # fmt: skip
+        }
         return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -185,7 +289,11 @@ def _method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> str:
         return str(card["method"])
     if kind == "extraction":
         return METHODS[kind][0] if name == "fake" else "guided"
-    return "autoregressive" if isinstance(engine, dict) and engine.get("kind") == "vllm" else METHODS[kind][0]
+    return (
+        "autoregressive"
+        if isinstance(engine, dict) and engine.get("kind") == "vllm"
+        else METHODS[kind][0]
+    )
 
 
 def _columns_differ(task: ExtractionConfig) -> None:
@@ -196,14 +304,24 @@ def _columns_differ(task: ExtractionConfig) -> None:
         for attribute in schema.attributes:
             whose = f"task.categories.{category}: {attribute.name!r}"
             path = tuple(name.casefold() for name in attribute.place)
-            typed = f"{'list of ' * attribute.many}{_COLUMN_TYPES.get(attribute.type, attribute.type)}"
+            typed = (
+                f"{'list of ' * attribute.many}{_COLUMN_TYPES.get(attribute.type, attribute.type)}"
+            )
             typed += str([(column.name, column.type) for column in attribute.columns] or "")
-            columns = {".".join(path[:end]): "object" for end in range(1, len(path))} | {".".join(path): typed}
-            columns |= {f"{path[0]}__{more}": "of its own" for more in ("confidence", "status", "span", "model")}
+            columns = {".".join(path[:end]): "object" for end in range(1, len(path))} | {
+                ".".join(path): typed
+            }
+            columns |= {
+                f"{path[0]}__{more}": "of its own"
+                for more in ("confidence", "status", "span", "model")
+            }
             for column, holds in columns.items():
                 other, held = seen.setdefault(column, (f"{whose} ({holds})", holds))
                 if held != holds:
-                    raise ValueError(f"output.columns typed: {whose} ({holds}) has the column of {other}: rename one")
+                    raise ValueError(
+                        f"output.columns typed: {whose} ({holds}) has the column of {other}: "
+                        "rename one"
+                    )
 
 
 def _without(tree: dict[str, Any], keys: set[str], at: str = "") -> dict[str, Any]:

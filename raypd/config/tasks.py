@@ -33,7 +33,9 @@ def _fits_json(text: str) -> bool:
 
 
 def bare(key: str) -> str:
-    """A key without its case and what stands between its words: as it is found in what a model writes."""
+    """A key without its case and what stands between its words: as it is found in what a model
+    writes.
+    """
     return re.sub(r'[ _./"-]+', "", key).casefold()
 
 
@@ -42,19 +44,25 @@ _LEAP = r"[12][0-9](0[48]|[2468][048]|[13579][26])|(1[26]|2[048])00"
 _DAYS = r"(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31"
 _DATE = rf"([12][0-9]{{3}}-((0[1-9]|1[0-2])-{_DAYS})|({_LEAP})-02-29)"
 FORMATS = {  # RFC 3339, years 1000 to 2999; a time of day alone has no offset
-    "date": _DATE, "time": rf"{_HOUR}:[0-5][0-9]", "date-time": rf"{_DATE}T{_HOUR}:[0-5][0-9](Z|[+-]{_HOUR})",
-}  # fmt: skip
+    "date": _DATE,
+    "time": rf"{_HOUR}:[0-5][0-9]",
+    "date-time": rf"{_DATE}T{_HOUR}:[0-5][0-9](Z|[+-]{_HOUR})",
+}
 _LONGEST_VALUE = 1000  # characters of an enum's
 _MOST_CHARACTERS = 400_000  # of an enum's values together: each is a state of its automaton
 NUMBERS = {"integer": "-?(0|[1-9][0-9]{0,17})", "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"}
 _HINTS = {
-    "integer": "a whole number", "date": "a date, as YYYY-MM-DD", "time": "a time of day, as hh:mm:ss",
+    "integer": "a whole number",
+    "date": "a date, as YYYY-MM-DD",
+    "time": "a time of day, as hh:mm:ss",
     "date-time": "a date and time with its offset, as YYYY-MM-DDThh:mm:ssZ",
-}  # fmt: skip
+}
 
 
 def ascii_digits(pattern: str) -> str:
-    r"""A regular expression whose \d is 0 to 9, as in JSON Schema; one that begins with (?u) stays as it is."""
+    r"""A regular expression whose \d is 0 to 9, as in JSON Schema; one that begins with (?u) stays
+    as it is.
+    """
     inside = False  # a class of characters
 
     def replaced(match: re.Match[str]) -> str:
@@ -67,7 +75,9 @@ def ascii_digits(pattern: str) -> str:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    r"""Whether the whole text matches: `re` tries (a+)+ without end, and its \w is not the decoder's."""
+    r"""Whether the whole text matches: `re` tries (a+)+ without end, and its \w is not the
+    decoder's.
+    """
     try:
         return regex.fullmatch(pattern, text, timeout=1.0) is not None  # seconds of the processor
     except TimeoutError:
@@ -85,22 +95,41 @@ class Attribute(Section):
 
     name: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_plain_name)]
     description: str = ""
-    type: Literal["text", "number", "integer", "boolean", "enum", "date", "time", "date-time", "pattern", "rows"] = (
-        "text"
+    type: Literal[
+        "text",
+        "number",
+        "integer",
+        "boolean",
+        "enum",
+        "date",
+        "time",
+        "date-time",
+        "pattern",
+        "rows",
+    ] = "text"
+    values: list[str] = Field(
+        [], description="The allowed values of an enum, or the only ones of a number or integer"
     )
-    values: list[str] = Field([], description="The allowed values of an enum, or the only ones of a number or integer")
     many: bool = Field(False, description="A list of such values")
     max_items: int | None = Field(None, ge=1, description="Most values of a list")
     min_items: int | None = Field(None, ge=0, description="A list of fewer values is invalid")
-    columns: list[Attribute] = Field([], description="Of type rows, a list of objects like invoice lines: its keys")
-    pattern: str | None = Field(None, description="Regular expression that the whole value matches, of type pattern")
+    columns: list[Attribute] = Field(
+        [], description="Of type rows, a list of objects like invoice lines: its keys"
+    )
+    pattern: str | None = Field(
+        None, description="Regular expression that the whole value matches, of type pattern"
+    )
     minimum: float | None = Field(None, description="A number below it is invalid")
     maximum: float | None = None
     min_length: int | None = Field(None, ge=0, description="A text of fewer characters is invalid")
     max_length: int | None = Field(None, ge=1)
-    required: bool = Field(False, description="No null, but of a text and a number, which say null where there is none")
+    required: bool = Field(
+        False, description="No null, but of a text and a number, which say null where there is none"
+    )
     omit_null: bool = Field(False, description="Without a value its key is not in `record`")
-    path: list[str] = Field([], description="Keys under which it stands in nested objects; empty: under its name")
+    path: list[str] = Field(
+        [], description="Keys under which it stands in nested objects; empty: under its name"
+    )
 
     @property
     def place(self) -> list[str]:
@@ -114,20 +143,32 @@ class Attribute(Section):
 
     @property
     def regex(self) -> str | None:
-        """What the whole text of a value matches; None where its type is none of texts with a form."""
-        return ascii_digits(self.pattern or "") if self.type == "pattern" else FORMATS.get(self.type)
+        """What the whole text of a value matches; None where its type is none of texts with a
+        form.
+        """
+        return (
+            ascii_digits(self.pattern or "") if self.type == "pattern" else FORMATS.get(self.type)
+        )
 
     @property
     def hint(self) -> str:
-        """What a model is told of the type, beside the template. No possible answer: a small model would copy it."""
+        """What a model is told of the type, beside the template.
+
+        No possible answer: a small model would copy it.
+        """
         form = f"it matches {self.pattern}" if self.type == "pattern" else _HINTS.get(self.type, "")
         if self.values and self.type != "enum":
             form = f"one of {', '.join(self.values)}"
         limit = f" of {self.max_items} at most" if self.max_items is not None else ""
         if self.type == "rows":
-            keys = (f"{c.name} ({'; '.join(filter(None, [c.description, c.hint or c.words]))})" for c in self.columns)
+            keys = (
+                f"{c.name} ({'; '.join(filter(None, [c.description, c.hint or c.words]))})"
+                for c in self.columns
+            )
             return f"a JSON list{limit} of objects with the keys {', '.join(keys)}"
-        return "; ".join(filter(None, [form, f"a JSON list{limit}, in brackets" if self.many else ""]))
+        return "; ".join(
+            filter(None, [form, f"a JSON list{limit}, in brackets" if self.many else ""])
+        )
 
     def fits(self, value: Any) -> bool:
         """Whether a JSON value is of the type; null is none."""
@@ -136,8 +177,14 @@ class Attribute(Section):
             within = isinstance(value, list) and (self.min_items or 0) <= len(value) <= limit
             return within and all(map(self.item.fits, value))
         if self.type == "rows":
-            cells = [(column, value.get(column.name)) for column in self.columns] if isinstance(value, dict) else []
-            return bool(cells) and all(c.nullable if cell is None else c.fits(cell) for c, cell in cells)
+            cells = (
+                [(column, value.get(column.name)) for column in self.columns]
+                if isinstance(value, dict)
+                else []
+            )
+            return bool(cells) and all(
+                c.nullable if cell is None else c.fits(cell) for c, cell in cells
+            )
         if self.type == "boolean" or isinstance(value, bool):
             return self.type == "boolean" and isinstance(value, bool)
         if self.type in ("number", "integer"):
@@ -145,7 +192,9 @@ class Attribute(Section):
                 return False
             if self.values and value not in map(float, self.values):
                 return False
-            low, high = (bound if bound is not None else value for bound in (self.minimum, self.maximum))
+            low, high = (
+                bound if bound is not None else value for bound in (self.minimum, self.maximum)
+            )
             return low <= value <= high and (self.type == "number" or -(2**63) <= value < 2**63)
         if not isinstance(value, str):
             return False
@@ -174,7 +223,10 @@ class Attribute(Section):
         if not isinstance(tree, dict):
             return tree
         if tree.get("type") in NUMBERS and isinstance(tree.get("values"), list):
-            numbers = [json.dumps(value) if type(value) in (int, float) else value for value in tree["values"]]
+            numbers = [
+                json.dumps(value) if type(value) in (int, float) else value
+                for value in tree["values"]
+            ]
             return {**tree, "values": numbers}
         return {**tree, "many": True} if tree.get("type") == "rows" else tree
 
@@ -211,9 +263,13 @@ class Attribute(Section):
             except (re.error, regex.error, RecursionError, OverflowError) as error:
                 return f"the pattern is no regular expression: {error}"
         form = NUMBERS.get(self.type)
-        if (self.type == "enum" and not self.values) or (self.values and self.type != "enum" and form is None):
+        if (self.type == "enum" and not self.values) or (
+            self.values and self.type != "enum" and form is None
+        ):
             return "`values` is for type enum, which needs it, number and integer"
-        if wrong := next((value for value in self.values if form and not re.fullmatch(form, value)), None):
+        if wrong := next(
+            (value for value in self.values if form and not re.fullmatch(form, value)), None
+        ):
             return f"value {wrong!r}: write it as JSON has a value of type {self.type}"
         if len(set(self.values)) != len(self.values):
             return "a value stands twice"
@@ -230,7 +286,11 @@ def _names_differ(attributes: list[Attribute]) -> list[Attribute]:
     names: dict[str, str] = {}
     for name in (attribute.name for attribute in attributes):
         if (first := names.setdefault(bare(name), name)) is not name:
-            alike = f": {first!r} and {name!r} differ in case or punctuation alone" if first != name else ""
+            alike = (
+                f": {first!r} and {name!r} differ in case or punctuation alone"
+                if first != name
+                else ""
+            )
             raise ValueError(f"two attributes are named {name!r}{alike}")
     return attributes
 
@@ -244,26 +304,36 @@ class Category(Section, use_attribute_docstrings=True):
     """Paths of nested objects that are not in `record` where nothing in them was found"""
 
 
-warnings.filterwarnings("ignore", 'Field name "schema" in "ExtractionConfig"')  # it hides what pydantic 1 had
+# It hides what pydantic 1 had.
+warnings.filterwarnings("ignore", 'Field name "schema" in "ExtractionConfig"')
 
 
 class TaskSection(Section):
     """What every kind of task says of itself, beside its keys."""
 
     command: ClassVar[str] = "extract"  # that runs it
-    methods: ClassVar[tuple[str, ...]] = ()  # of decoding, where the registry of methods does not know the kind
-    idle_keys: ClassVar[frozenset[str]] = frozenset({"input.category", "output.columns"})  # that change no answer of it
-    # Its keys that name columns which must be there, and which of them hold text; (): it reads input.text_columns.
+    # Of decoding, where the registry of methods does not know the kind.
+    methods: ClassVar[tuple[str, ...]] = ()
+    # That change no answer of it.
+    idle_keys: ClassVar[frozenset[str]] = frozenset({"input.category", "output.columns"})
+    # Its keys that name columns which must be there, and which of them hold text; (): it reads
+    # input.text_columns.
     column_keys: ClassVar[tuple[str, ...]] = ()
     text_keys: ClassVar[tuple[str, ...]] = ()
     kind: str
 
     def text_columns(self, source: InputConfig) -> list[str]:
         """Columns that must hold text, and together at least some."""
-        return [getattr(self, key) for key in self.text_keys] if self.column_keys else list(source.text_columns)
+        return (
+            [getattr(self, key) for key in self.text_keys]
+            if self.column_keys
+            else list(source.text_columns)
+        )
 
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
-        """Configuration key -> the column of the input that it names, for every column that must be there."""
+        """Configuration key -> the column of the input that it names, for every column that must be
+        there.
+        """
         own = {f"task.{key}": getattr(self, key) for key in self.column_keys}
         hint = "" if "text_columns" in source.model_fields_set else ", the default"
         return own or {f"input.text_columns {name!r}{hint}": name for name in source.text_columns}
@@ -275,7 +345,9 @@ class ExamplesConfig(Section, use_attribute_docstrings=True):
     path: str = Field(description="JSON lines with the columns of the input and the labels")
     count: int = Field(3, ge=1, description="Of the document's category")
     nearest: bool = False
-    """The most alike ones of each document; else the first of the file, which are computed once for all documents"""
+    """The most alike ones of each document; else the first of the file, which are computed once for
+    all documents
+    """
     labels_column: str = Field("target", description="An object of attribute: value")
 
 
@@ -285,29 +357,40 @@ class ExtractionConfig(TaskSection, use_attribute_docstrings=True):
     idle_keys = frozenset[str]()
     kind: Literal["extraction"] = "extraction"
     categories: dict[str, Category] = Field({})
-    """Category -> {description, attributes}; an attribute is {name, description, type: text | number | integer |
-    boolean | enum | date | time | date-time | pattern | rows, values: of an enum, many: a list, columns: of rows,
-    required}"""
-    attributes: list[Any] = Field([], description="In place of categories, of all documents: names, or as above")
-    categories_file: str | None = Field(None, description="YAML with the same mapping, for long schemas")
+    """Category -> {description, attributes}; an attribute is {name, description, type: text |
+    number | integer | boolean | enum | date | time | date-time | pattern | rows, values: of an
+    enum, many: a list, columns: of rows, required}
+    """
+    attributes: list[Any] = Field(
+        [], description="In place of categories, of all documents: names, or as above"
+    )
+    categories_file: str | None = Field(
+        None, description="YAML with the same mapping, for long schemas"
+    )
     schema: str | dict | None = Field(  # type: ignore[assignment]
         None,
-        description="In place of categories, one for all documents: a pydantic model (package.module:Class), or a JSON "
+        description="In place of categories, one for all documents: a pydantic model "
+        "(package.module:Class), or a JSON "
         "Schema (a .json or .yaml file, or written here)",
     )
-    instruction: str | None = Field(None, description="First words of the prompt, in place of those of raypd")
+    instruction: str | None = Field(
+        None, description="First words of the prompt, in place of those of raypd"
+    )
     examples: ExamplesConfig | None = None
     """{path, count, nearest, labels_column}: labelled documents that the prompt shows first"""
     template: str | None = None
     """Jinja2 file in place of the prompt that comes with raypd, rendered in a sandbox"""
     too_long: Literal["truncate", "windows", "refuse"] = "truncate"
-    """A document too long for the context: cut; in windows that overlap (a value from the surest); or an error row"""
+    """A document too long for the context: cut; in windows that overlap (a value from the surest);
+    or an error row
+    """
     max_document_tokens: int | None = Field(None, ge=1)
     """Cut, divide or refuse above this; null: the context"""
 
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
         columns = super().wanted_columns(source)
-        # With a category for all the column may be missing; with one category it may, unless it was named.
+        # With a category for all the column may be missing; with one category it may, unless it was
+        # named.
         unnamed = len(self.categories) == 1 and source.category_column == "category"
         if source.category_column is not None and source.category is None and not unnamed:
             columns["input.category_column"] = source.category_column
@@ -322,14 +405,25 @@ class QuestionAnsweringConfig(TaskSection, use_attribute_docstrings=True):
     text_keys = ("context_column",)
     idle_keys = TaskSection.idle_keys | {"input.text_columns"}
     kind: Literal["question_answering"] = "question_answering"
-    context_column: str = Field("context", description="Column with the context: text, or a list of texts")
+    context_column: str = Field(
+        "context", description="Column with the context: text, or a list of texts"
+    )
     questions_column: str = "questions"
-    """Column with a list of questions (or its JSON text): strings, or records with question and, if there are, id,
-    choices and multi_select"""
-    instruction: str | None = Field(None, description="In place of the instruction that comes with raypd")
-    few_shot: str | None = Field(None, description="JSONL of solved examples (same columns, with answers) shown first")
-    unanswerable: bool = Field(True, description="Tell the model to answer null where the context does not say")
-    max_answer_tokens: int = Field(32, ge=1, description="Most tokens of one answer; a letter takes one")
+    """Column with a list of questions (or its JSON text): strings, or records with question and, if
+    there are, id, choices and multi_select
+    """
+    instruction: str | None = Field(
+        None, description="In place of the instruction that comes with raypd"
+    )
+    few_shot: str | None = Field(
+        None, description="JSONL of solved examples (same columns, with answers) shown first"
+    )
+    unanswerable: bool = Field(
+        True, description="Tell the model to answer null where the context does not say"
+    )
+    max_answer_tokens: int = Field(
+        32, ge=1, description="Most tokens of one answer; a letter takes one"
+    )
     too_long: Literal["truncate", "refuse"] = "truncate"
     """A context that does not fit the model's: cut, or error rows"""
 
@@ -344,13 +438,18 @@ class GenerationConfig(TaskSection, use_attribute_docstrings=True):
     prompt_column: str = "prompt"
     """Column with the prompt: text, or a list of chat turns (strings or role/content records)"""
     system: str | None = Field(None, description="System turn before every prompt")
-    chat_template: bool = Field(True, description="Wrap the prompt in the model's chat template where it has one")
+    chat_template: bool = Field(
+        True, description="Wrap the prompt in the model's chat template where it has one"
+    )
     thinking: bool = Field(False, description="Thinking mode, where the template knows it")
     stop: list[str] = Field([], description="The answer ends before any of these strings")
-    samples: int = Field(1, ge=1, description="Answers a prompt (n); more than one needs a temperature")
+    samples: int = Field(
+        1, ge=1, description="Answers a prompt (n); more than one needs a temperature"
+    )
     openai: bool = False
-    """The input is a batch file as OpenAI's API takes it, whose lines have parameters of their own (`raypd generate
-    FILE --openai` sets it and what goes with it)"""
+    """The input is a batch file as OpenAI's API takes it, whose lines have parameters of their own
+    (`raypd generate FILE --openai` sets it and what goes with it)
+    """
     too_long: Literal["truncate", "refuse"] = "refuse"
     """A prompt that leaves no room for max_new_tokens: its beginning cut, or an error row"""
 
@@ -360,7 +459,9 @@ TaskConfig = Annotated[
     Field(discriminator="kind", description="What to ask"),
 ]
 _SECTIONS = get_args(get_args(TaskConfig)[0])
-KINDS: dict[str, type[TaskSection]] = {section.model_fields["kind"].default: section for section in _SECTIONS}
+KINDS: dict[str, type[TaskSection]] = {
+    section.model_fields["kind"].default: section for section in _SECTIONS
+}
 
 
 def _answer_keys(kind: str, section: type[TaskSection]) -> dict[str, tuple[str, ...]]:
@@ -372,7 +473,8 @@ def _answer_keys(kind: str, section: type[TaskSection]) -> dict[str, tuple[str, 
     }
 
 
-# What each kind of task can be decoded with, the default first, and for each method the keys of `decoding` that count
-# in a run's fingerprint, beside the method and SAMPLING_KEYS. A key that no method lists is in all of them.
+# What each kind of task can be decoded with, the default first, and for each method the keys of
+# `decoding` that count in a run's fingerprint, beside the method and SAMPLING_KEYS. A key that no
+# method lists is in all of them.
 ANSWER_KEYS = {kind: _answer_keys(kind, section) for kind, section in KINDS.items()}
 METHODS = {kind: tuple(methods) for kind, methods in ANSWER_KEYS.items()}

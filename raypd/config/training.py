@@ -1,4 +1,6 @@
-"""How a model is fine-tuned for the method that it will be decoded with, and how `raypd fit` finds the cheapest one."""
+"""How a model is fine-tuned for the method that it will be decoded with, and how `raypd fit` finds
+the cheapest one.
+"""
 
 import re
 from typing import Annotated, Any, Literal
@@ -16,57 +18,95 @@ class PreferenceConfig(Section, use_attribute_docstrings=True):
     """A preference round (BoNBoN): a model learns from the best and the worst of its samples."""
 
     samples: Uri | None = None
-    """Output folder of a run with `pasta`, task.samples 10 and temperature 1; null: model.name makes them, such ones"""
-    baseline: Uri | Keys = Field(description="Output folder of an autoregressive run, or keys, dotted, of one to make")
-    judged: Uri | Keys = Field(description="Output folder of the judge's run over a round's comparisons, or its keys")
-    rounds: int = Field(1, ge=1, description="Each begins from the weights of the one before, and makes what it needs")
+    """Output folder of a run with `pasta`, task.samples 10 and temperature 1; null: model.name
+    makes them, such ones
+    """
+    baseline: Uri | Keys = Field(
+        description="Output folder of an autoregressive run, or keys, dotted, of one to make"
+    )
+    judged: Uri | Keys = Field(
+        description="Output folder of the judge's run over a round's comparisons, or its keys"
+    )
+    rounds: int = Field(
+        1,
+        ge=1,
+        description="Each begins from the weights of the one before, and makes what it needs",
+    )
     quality_weight: float = Field(1.0, ge=0)
     """lambda; score = theoretical speedup + lambda x quality. The paper's: 1, 2, 4, 8"""
-    alpha: float = Field(0.005, ge=0, le=1, description="Share of the loss of writing the best sample")
+    alpha: float = Field(
+        0.005, ge=0, le=1, description="Share of the loss of writing the best sample"
+    )
     beta: float = Field(0.0393, gt=0)
-    """1/beta is by how much log p(best) - log p(worst) is to rise; of a model that writes the best of n samples it has
-    risen by (n - 1)(1 + 1/2 + ... + 1/(n - 1)), which is 1/beta of the default for n = 10"""
+    """1/beta is by how much log p(best) - log p(worst) is to rise; of a model that writes the best
+    of n samples it has risen by (n - 1)(1 + 1/2 + ... + 1/(n - 1)), which is 1/beta of the default
+    for n = 10
+    """
 
 
 class TrainingConfig(Section, use_attribute_docstrings=True):
     """What `raypd train` needs beside the run's own keys; other commands do not look at it."""
 
-    labels_column: str = Field("target", description="Column with a document's labels, {attribute: value or null}")
+    labels_column: str = Field(
+        "target", description="Column with a document's labels, {attribute: value or null}"
+    )
     labels: Uri | None = None
-    """Output folder of a run over the same input whose answers are the labels, in place of that column: of a larger
-    model (distillation), or of the same, decoded autoregressively (self-supervision); or a file of labels"""
+    """Output folder of a run over the same input whose answers are the labels, in place of that
+    column: of a larger model (distillation), or of the same, decoded autoregressively
+    (self-supervision); or a file of labels
+    """
     annotations: Uri | Keys | None = None
-    """Keys, dotted, of a teacher's run, which marks what of an answer can be written side by side (pasta), or its
-    output folder; null: by rules"""
+    """Keys, dotted, of a teacher's run, which marks what of an answer can be written side by side
+    (pasta), or its output folder; null: by rules
+    """
     preference: PreferenceConfig | None = None
-    """Preference rounds for `pasta` (BoNBoN), in place of labels: {baseline, judged, samples, rounds, ...}"""
+    """Preference rounds for `pasta` (BoNBoN), in place of labels: {baseline, judged, samples,
+    rounds, ...}
+    """
     validation: Uri | None = None
-    """File, folder or glob of documents that are not trained on; null: validation_share of the input"""
-    validation_share: float = Field(0.1, gt=0, lt=1, description="Of the input's documents, drawn by their ids")
-    weights: Literal["lora", "full"] = Field("lora", description="What is trained; with model.quantization nf4: QLoRA")
+    """File, folder or glob of documents that are not trained on; null: validation_share of the
+    input
+    """
+    validation_share: float = Field(
+        0.1, gt=0, lt=1, description="Of the input's documents, drawn by their ids"
+    )
+    weights: Literal["lora", "full"] = Field(
+        "lora", description="What is trained; with model.quantization nf4: QLoRA"
+    )
     lora_rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     learning_rates: list[float] = Field([1e-4], min_length=1)
     """Each is tried, and the one with the lowest validation loss is kept"""
-    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="Of the learning rate")
-    warmup: float = Field(0.03, ge=0, lt=1, description="Share of the steps in which the learning rate rises")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="Of the learning rate"
+    )
+    warmup: float = Field(
+        0.03, ge=0, lt=1, description="Share of the steps in which the learning rate rises"
+    )
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: float = Field(3.0, gt=0)
     batch_size: int = Field(8, ge=1)
     """Examples of one pass of one worker; they share their instruction, or have none"""
-    batch_tokens: int = Field(4096, ge=1, description="Most tokens of one pass; a longer example goes alone")
+    batch_tokens: int = Field(
+        4096, ge=1, description="Most tokens of one pass; a longer example goes alone"
+    )
     accumulate: int = Field(1, ge=1, description="Passes of one step of the optimizer")
     evaluations: int = Field(4, ge=1)
     """How often, over the whole training, the validation loss is measured and a checkpoint kept"""
-    patience: int | None = Field(None, ge=1, description="Ends after so many evaluations without a lower loss")
+    patience: int | None = Field(
+        None, ge=1, description="Ends after so many evaluations without a lower loss"
+    )
     gradient_checkpointing: bool = Field(False, description="Less memory, a third more time")
     sharding: Literal["none", "fsdp"] = "none"
     """fsdp: splits weights and optimizer over the workers, where one GPU cannot hold them"""
     mask_groups: int = Field(1, ge=1)
-    """`space`: places of an answer that are masked in one example. 1: the paper's, half of the examples as they are,
-    the others cut behind the masks; more: the text and all these masks beside it"""
+    """`space`: places of an answer that are masked in one example.
+
+    1: the paper's, half of the examples as they are, the others cut behind the masks; more: the
+    text and all these masks beside it
+    """
     max_skipped_share: float = Field(0.1, ge=0, le=1)
     """Nothing is trained if a larger share of documents, or of labels, cannot be used"""
     seed: int = Field(0, ge=0)
@@ -84,31 +124,51 @@ def _named_and_known(candidates: dict[str, dict[str, Any]]) -> dict[str, dict[st
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise ValueError(f"{name!r}: a name is of letters, digits and . _ -")
         if name == "teacher":
-            raise ValueError("'teacher' is the name of what fit.teacher is: give the candidate another")
+            raise ValueError(
+                "'teacher' is the name of what fit.teacher is: give the candidate another"
+            )
         for key in keys:
             if key.partition(".")[0] not in _SECTIONS or "." not in key:
-                raise ValueError(f"{name}: {key!r}: give keys of {', '.join(_SECTIONS)}, such as training.weights")
+                raise ValueError(
+                    f"{name}: {key!r}: give keys of {', '.join(_SECTIONS)}, such as "
+                    "training.weights"
+                )
     return candidates
 
 
 class FitConfig(Section, use_attribute_docstrings=True):
     """What `raypd fit` needs beside the run's own keys; other commands do not look at it."""
 
-    path: Uri | None = Field(None, description="Folder of the fit, local; null: output.path with -fit behind it")
+    path: Uri | None = Field(
+        None, description="Folder of the fit, local; null: output.path with -fit behind it"
+    )
     labels: Uri | None = None
-    """Labelled documents: a file, folder or glob with the input's columns and training.labels_column, or the output
-    folder of a run over the input; null: the teacher labels, or the input itself has that column"""
+    """Labelled documents: a file, folder or glob with the input's columns and
+    training.labels_column, or the output folder of a run over the input; null: the teacher labels,
+    or the input itself has that column
+    """
     teacher: Keys | None = None
-    """Keys of the run that labels, dotted: {model.name: Qwen/Qwen3-8B}, or {model.endpoint: {...}}"""
-    documents: int = Field(400, ge=1, description="Labelled documents that are drawn; a corpus is drawn from evenly")
-    test_share: float = Field(0.25, gt=0, lt=1, description="Of these, for the figures alone; at least 30 of them")
-    validation_share: float = Field(0.1, gt=0, lt=1, description="Of these, to pick checkpoint and learning rate")
+    """Keys of the run that labels, dotted: {model.name: Qwen/Qwen3-8B}, or {model.endpoint: {...}}
+    """
+    documents: int = Field(
+        400, ge=1, description="Labelled documents that are drawn; a corpus is drawn from evenly"
+    )
+    test_share: float = Field(
+        0.25, gt=0, lt=1, description="Of these, for the figures alone; at least 30 of them"
+    )
+    validation_share: float = Field(
+        0.1, gt=0, lt=1, description="Of these, to pick checkpoint and learning rate"
+    )
     candidates: Annotated[dict[str, dict[str, Any]], AfterValidator(_named_and_known)] = Field(
         {"lora": {"training.weights": "lora"}, "full": {"training.weights": "full"}}, min_length=1
     )
     """What is trained: name -> keys, dotted, of model, decoding, training and engine"""
     curve: Annotated[list[float], AfterValidator(_shares)] = Field([0.25, 0.5])
     """Every candidate is trained on these shares of the training part too; []: no curve"""
-    f1_floor: float = Field(0.7, ge=0, le=1, description="F1 that the recommended model has to hold, surely (95%)")
-    sample: int = Field(32, ge=2, description="Documents that are decoded to measure what each model costs")
+    f1_floor: float = Field(
+        0.7, ge=0, le=1, description="F1 that the recommended model has to hold, surely (95%)"
+    )
+    sample: int = Field(
+        32, ge=2, description="Documents that are decoded to measure what each model costs"
+    )
     sample_minutes: float = Field(5.0, gt=0, description="Most time for that, of each model")

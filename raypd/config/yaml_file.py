@@ -12,7 +12,8 @@ from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, SequenceNode
 
 from raypd.errors import ConfigError, did_you_mean, in_words
 
-_MOST_ALIASED = 1_000_000  # values that aliases may stand for; ten times the rest of a file, if that is more
+# Values that aliases may stand for; ten times the rest of a file, if that is more.
+_MOST_ALIASED = 1_000_000
 
 
 class _Constructor(SafeConstructor):
@@ -40,7 +41,10 @@ def parse(text: str) -> Any:
 
 
 def _compose(text: str) -> Node | None:
-    """The nodes of YAML. Raises YAMLError, also where aliases of aliases make more than anybody wrote."""
+    """The nodes of YAML.
+
+    Raises YAMLError, also where aliases of aliases make more than anybody wrote.
+    """
     node: Node | None = YAML(typ="safe", pure=True).compose(text)
     # node -> how many nodes it stands for; infinite while it is looked at: it holds itself
     sizes: dict[int, float] = {}
@@ -49,12 +53,16 @@ def _compose(text: str) -> Node | None:
         if id(of) not in sizes:
             sizes[id(of)] = math.inf
             parts = of.value if isinstance(of, CollectionNode) else []
-            inner = (part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,)))
+            inner = (
+                part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))
+            )
             sizes[id(of)] = 1 + sum(map(size, inner))
         return sizes[id(of)]
 
     if node is not None and size(node) > _MOST_ALIASED + 10 * len(sizes):
-        raise MarkedYAMLError(problem="its aliases (*name) stand for more than they may", problem_mark=node.start_mark)
+        raise MarkedYAMLError(
+            problem="its aliases (*name) stand for more than they may", problem_mark=node.start_mark
+        )
     return node
 
 
@@ -82,7 +90,9 @@ class YamlFile:
         except FileNotFoundError:
             names = [other.name for other in path.parent.glob("*.y*ml")]
             hint = did_you_mean(path.name, names, lambda name: path.parent / name)
-            raise ConfigError("; ".join(filter(None, [f"{path}: no such configuration file", hint]))) from None
+            raise ConfigError(
+                "; ".join(filter(None, [f"{path}: no such configuration file", hint]))
+            ) from None
         except IsADirectoryError:
             raise ConfigError(f"{path}: is a folder; give the YAML file in it") from None
         except (OSError, UnicodeDecodeError) as error:
@@ -92,9 +102,13 @@ class YamlFile:
         except YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark else str(path)
-            raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+            raise ConfigError(
+                f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}"
+            ) from None
         if not isinstance(source.tree, dict):
-            raise ConfigError(f"{path}: expected a mapping of keys at the top, found {type(source.tree).__name__}")
+            raise ConfigError(
+                f"{path}: expected a mapping of keys at the top, found {type(source.tree).__name__}"
+            )
         return source
 
     def _number(self, node: Node | None, place: tuple[str | int, ...]) -> None:
@@ -113,7 +127,9 @@ class YamlFile:
                 self._number(value, (*place, i))
 
     def where(self, key: tuple[str | int, ...]) -> str:
-        """`file:line` of a key, or of the nearest key above it that stands in the file; "" without a file."""
+        """`file:line` of a key, or of the nearest key above it that stands in the file; "" without
+        a file.
+        """
         if self.path is None:
             return ""
         while key and key not in self.lines:

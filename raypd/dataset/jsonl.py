@@ -1,4 +1,6 @@
-"""Lines of JSONL files, plain or compressed: the one place that counts them, for planning and for reading alike."""
+"""Lines of JSONL files, plain or compressed: the one place that counts them, for planning and for
+reading alike.
+"""
 
 import gzip
 import io
@@ -11,12 +13,15 @@ import pyarrow as pa
 from raypd import storage
 
 _SKIP = 1 << 20  # bytes at a time of a line that is passed over
-UNREADABLE = (EOFError, zlib.error, OSError)  # of a file that is cut or damaged, or cannot be reached
+# Of a file that is cut or damaged, or cannot be reached.
+UNREADABLE = (EOFError, zlib.error, OSError)
 BOM = b"\xef\xbb\xbf"
 
 
 def line_limit(max_document_bytes: int) -> int:
-    """Bytes of a line, or of a record of CSV, beyond which it is not parsed: room for escapes and for other columns."""
+    """Bytes of a line, or of a record of CSV, beyond which it is not parsed: room for escapes and
+    for other columns.
+    """
     return 4 * max_document_bytes + 65536
 
 
@@ -29,8 +34,13 @@ class Line(NamedTuple):
     data: bytes | None  # None above the limit
 
 
-def open_lines(path: str, compression: str | None, offset: int = 0, version: str | None = None) -> BinaryIO:
-    """Uncompressed bytes of a file; `offset`: if uncompressed. Raises storage.Changed, OSError, also at later reads."""
+def open_lines(
+    path: str, compression: str | None, offset: int = 0, version: str | None = None
+) -> BinaryIO:
+    """Uncompressed bytes of a file; `offset`: if uncompressed.
+
+    Raises storage.Changed, OSError, also at later reads.
+    """
     raw = storage.open_read(path, offset, version)
     if compression == "gz":
         return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 20))
@@ -41,8 +51,11 @@ def open_lines(path: str, compression: str | None, offset: int = 0, version: str
 
 
 def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator[Line]:
-    """The lines whose first byte lies in [start, end); numbers count from the first. The file is opened at
-    max(0, start - 1): a line begins at `start` where the byte before it ends one."""
+    """The lines whose first byte lies in [start, end); numbers count from the first.
+
+    The file is opened at max(0, start - 1): a line begins at `start` where the byte before it ends
+    one.
+    """
     offset = start
     if start > 0:
         offset -= 1
@@ -56,7 +69,9 @@ def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator
 
 
 def lines(file: BinaryIO, limit: int, offset: int = 0, end: int | None = None) -> Iterator[Line]:
-    """Lines that are not blank and begin before byte `end`; above `limit` bytes without text, so memory is bounded."""
+    """Lines that are not blank and begin before byte `end`; above `limit` bytes without text, so
+    memory is bounded.
+    """
     number = 1
     while (end is None or offset < end) and (data := file.readline(limit + 2)):
         first, length = data, len(data)

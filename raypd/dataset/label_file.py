@@ -1,4 +1,6 @@
-"""A small file of labels: JSON lines (.gz, .zst), a CSV, a workbook or Parquet, with the documents or by ids alone."""
+"""A small file of labels: JSON lines (.gz, .zst), a CSV, a workbook or Parquet, with the documents
+or by ids alone.
+"""
 
 import json
 from collections.abc import Collection, Iterator
@@ -17,7 +19,10 @@ ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *EXCEL)
 
 
 def label_rows(path: str, id_column: str | None) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """(line, id, columns): the id stands in `id_column` or `id`, or is made of the row's place. Raises InputError."""
+    """(line, id, columns): the id stands in `id_column` or `id`, or is made of the row's place.
+
+    Raises InputError.
+    """
     for number, place, row in _rows(path):
         if not isinstance(row, dict):
             raise InputError(f"{path}:{number}: expected an object of labels")
@@ -37,12 +42,19 @@ def _rows(path: str) -> Iterator[tuple[int, str, Any]]:
     root, begin = storage.absolute(path), 0
     name, kind = root.rpartition("/")[2], path.lower().rpartition(".")[2]
     if kind in ("csv", "tsv"):
-        yield from ((line.line, f"{name}:{line.offset}", cells) for line, cells in delimited.table(root))
+        yield from (
+            (line.line, f"{name}:{line.offset}", cells) for line, cells in delimited.table(root)
+        )
         return
-    with raised_as(InputError, f"{path}: cannot be read", *_UNREADABLE), storage.open_file(root) as file:
+    with (
+        raised_as(InputError, f"{path}: cannot be read", *_UNREADABLE),
+        storage.open_file(root) as file,
+    ):
         if rows_of := _ROWS.get(f".{kind}"):
             head = 2 if f".{kind}" in EXCEL else 1
-            yield from ((number + head, f"{name}:{number}", row) for number, row in enumerate(rows_of(file)))
+            yield from (
+                (number + head, f"{name}:{number}", row) for number, row in enumerate(rows_of(file))
+            )
             return
         with jsonl.open_lines(root, kind) as lines:
             data = lines.read()

@@ -1,4 +1,6 @@
-"""The input's objects as a stream: which there are, what format each has, and under which name it is known."""
+"""The input's objects as a stream: which there are, what format each has, and under which name it
+is known.
+"""
 
 import os
 import re
@@ -16,16 +18,22 @@ from raypd.run.text import counted
 from raypd.storage.common import literal
 
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-_FORMATS = {".ndjson": "jsonl"} | {f".{name}": name for name in ("jsonl", "csv", "tsv", "parquet", "arrow")}
+_FORMATS = {".ndjson": "jsonl"} | {
+    f".{name}": name for name in ("jsonl", "csv", "tsv", "parquet", "arrow")
+}
 _NAMED = 5
 _ENDINGS = "raypd reads .jsonl, .csv and .tsv (also with .gz or .zst), .parquet and .arrow"
 _READ = f"{_ENDINGS}; it follows no links to folders"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-_CACHE = re.compile(r"(?:.*/)?cache-[0-9a-f]{16}[^/]*\.arrow")  # of Hugging Face, beside a saved dataset
+# Of Hugging Face, beside a saved dataset.
+_CACHE = re.compile(r"(?:.*/)?cache-[0-9a-f]{16}[^/]*\.arrow")
 
 
 class InputObject(NamedTuple):
-    """An object of the input. `name` differs from all others' and is the same wherever the input lies."""
+    """An object of the input.
+
+    `name` differs from all others' and is the same wherever the input lies.
+    """
 
     path: str
     name: str
@@ -37,7 +45,9 @@ class InputObject(NamedTuple):
 
 @dataclass
 class PassedOver:
-    """Files among the input's objects whose names say no format: how many, and the first of them."""
+    """Files among the input's objects whose names say no format: how many, and the first of
+    them.
+    """
 
     files: int = 0
     names: list[str] = field(default_factory=list)
@@ -51,12 +61,20 @@ class PassedOver:
     def __str__(self) -> str:
         if not self.files:
             return ""
-        remainder = f" and {self.files - len(self.names):,} more" if self.files > len(self.names) else ""
-        return f"{counted(self.files, 'file')} of the input left out ({self.reads}): {', '.join(self.names)}{remainder}"
+        remainder = (
+            f" and {self.files - len(self.names):,} more" if self.files > len(self.names) else ""
+        )
+        return (
+            f"{counted(self.files, 'file')} of the input left out ({self.reads}): "
+            f"{', '.join(self.names)}{remainder}"
+        )
 
 
 def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[InputObject]:
-    """The input's objects, each once, by root and name; `passed` gets the rest. Raises InputError for an empty root."""
+    """The input's objects, each once, by root and name; `passed` gets the rest.
+
+    Raises InputError for an empty root.
+    """
     if source.format in ENDINGS and passed is not None:
         passed.reads = _reads(source.format)
     names = tables.file_names(source) if source.format in TABLES else None
@@ -74,7 +92,9 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
                 names.remove(item.name)
             if _CACHE.fullmatch(item.name) and not item.path.endswith(root):
                 continue
-            format, compression = ("reader", None) if source.reader else _format(item.name, source.format)
+            format, compression = (
+                ("reader", None) if source.reader else _format(item.name, source.format)
+            )
             if format is None:
                 if literal(root) != root:
                     raise InputError(_unsupported(item.path, source.format))
@@ -92,13 +112,21 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
             if after:
                 path_hashes.add(hash(item.path))
             # With the root's number where another root may hold the same name.
-            name = f"{item.name}#{number + 1}" if number or re.search(r"#\d+$", item.name) else item.name
+            name = (
+                f"{item.name}#{number + 1}"
+                if number or re.search(r"#\d+$", item.name)
+                else item.name
+            )
             yield InputObject(item.path, name, item.size, item.stamp, format, compression)
         if names:
             lost = f"{counted(len(names), 'file')} of version {source.version} of the table"
-            raise InputError(f"{root}: {lost} cannot be found, the first: {min(names)}; were they vacuumed?")
+            raise InputError(
+                f"{root}: {lost} cannot be found, the first: {min(names)}; were they vacuumed?"
+            )
         if not readable and skipped is not None:
-            where = "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
+            where = (
+                "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
+            )
             raise InputError(where + _unsupported(skipped.path, source.format))
 
 
@@ -122,7 +150,9 @@ def _format(name: str, setting: str) -> tuple[str | None, str | None]:
 
 
 def _reads(setting: str) -> str:
-    kind = {"files": "a document", "excel": "a table, its first sheet"}.get(setting, "an object or an array of them")
+    kind = {"files": "a document", "excel": "a table, its first sheet"}.get(
+        setting, "an object or an array of them"
+    )
     return f"input.format={setting} takes each file ({', '.join(ENDINGS[setting])}) as {kind}"
 
 
@@ -132,11 +162,23 @@ def _unsupported(path: str, setting: str) -> str:
     for form in ENDINGS:
         if _format(path, form)[0] is not None:
             return f"{path}: {_reads(form)}"
-    others = "if it is one of these under another name, set input.format; input.reader names a function for others"
-    return f"{path}: {_ENDINGS}, whole {', '.join(end for ends in ENDINGS.values() for end in ends)}; {others}"
+    others = (
+        "if it is one of these under another name, set input.format; input.reader names a "
+        "function for others"
+    )
+    return (
+        f"{path}: {_ENDINGS}, whole "
+        f"{', '.join(end for ends in ENDINGS.values() for end in ends)}; {others}"
+    )
 
 
 def partition_keys(name: str) -> dict[str, str | None]:
-    """Columns in an object's folders, as Hive has them: {"country": "DE"} of "country=DE/part-0.parquet"."""
+    """Columns in an object's folders, as Hive has them: {"country": "DE"} of
+    "country=DE/part-0.parquet".
+    """
     pairs = [folder.partition("=") for folder in name.split("/")[:-1]]
-    return {unquote(key): None if value == _NULL else unquote(value) for key, equals, value in pairs if key and equals}
+    return {
+        unquote(key): None if value == _NULL else unquote(value)
+        for key, equals, value in pairs
+        if key and equals
+    }

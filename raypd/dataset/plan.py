@@ -1,6 +1,9 @@
-"""A plan: all units of a run, in chunks on disk or in the run's folder, read as a stream. In <output>/plan: plan.json
-(totals, what it was made from, the folder of its chunks; written last), <id>/<number>.parquet (the units), alone.json
-(objects that share no unit, where a unit of several could not be read)."""
+"""A plan: all units of a run, in chunks on disk or in the run's folder, read as a stream.
+
+In <output>/plan: plan.json (totals, what it was made from, the folder of its chunks; written last),
+<id>/<number>.parquet (the units), alone.json (objects that share no unit, where a unit of several
+could not be read).
+"""
 
 import contextlib
 import json
@@ -21,28 +24,53 @@ from raypd.run.unit import Part, Unit, make_unit
 
 _CHUNK_PARTS = 20_000  # parts of a chunk: some tens of megabytes while it is made or read
 _BATCH_UNITS = 64
-_TYPES: dict[Any, pa.DataType] = {str: pa.string(), str | None: pa.string(), int: pa.int64(), bool: pa.bool_()}
+_TYPES: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    str | None: pa.string(),
+    int: pa.int64(),
+    bool: pa.bool_(),
+}
 _PART = pa.struct([(field.name, _TYPES[field.type]) for field in fields(Part)])
-_SCHEMA = pa.schema({"id": pa.string(), "damaged": pa.string(), "only": pa.list_(pa.int32()), "parts": pa.list_(_PART)})
+_SCHEMA = pa.schema(
+    {
+        "id": pa.string(),
+        "damaged": pa.string(),
+        "only": pa.list_(pa.int32()),
+        "parts": pa.list_(_PART),
+    }
+)
 
 
 class Plan:
-    """Iterates over its units in the input's order; `units`, `documents`, `bytes` leave damaged ones out."""
+    """Iterates over its units in the input's order; `units`, `documents`, `bytes` leave damaged
+    ones out.
+    """
 
-    def __init__(self, totals: PlanTotals, folder: str, spool: tempfile.TemporaryDirectory[str] | None = None) -> None:
+    def __init__(
+        self, totals: PlanTotals, folder: str, spool: tempfile.TemporaryDirectory[str] | None = None
+    ) -> None:
         self.totals, self._folder, self._spool = totals, folder, spool  # spool: until it is stored
         self.units, self.documents, self.bytes = totals.units, totals.documents, totals.bytes
-        self.exact = totals.exact  # whether `documents` is a count, or an estimate from the first lines of JSONL
-        self.changes = ""  # objects that are not what they were in the last session's plan, in words
+        # Whether `documents` is a count, or an estimate from the first lines of JSONL.
+        self.exact = totals.exact
+        # Objects that are not what they were in the last session's plan, in words.
+        self.changes = ""
         self.passed_over = ""  # files beside the input's objects that raypd does not read, in words
 
     def __iter__(self) -> Iterator[Unit]:
-        """The units that can be read. Raises RunError when a chunk is damaged; storage.Unavailable."""
+        """The units that can be read.
+
+        Raises RunError when a chunk is damaged; storage.Unavailable.
+        """
         return (unit for unit in self.all() if unit.damaged is None)
 
     def damaged(self) -> Iterator[Unit]:
         """The units that cannot be read, each with its reason in `damaged`."""
-        return (unit for unit in self.all() if unit.damaged is not None) if self.totals.damaged else iter(())
+        return (
+            (unit for unit in self.all() if unit.damaged is not None)
+            if self.totals.damaged
+            else iter(())
+        )
 
     def all(self) -> Iterator[Unit]:
         for number in range(self.totals.chunks):
@@ -57,8 +85,13 @@ class Plan:
             except (pa.ArrowException, OSError, TypeError) as error:
                 if outage := storage.outage(error, path):
                     raise outage from None
-                advice = f"delete {self._folder} and plan.json beside it, and the same command plans again"
-                raise RunError(f"{path}: a part of the plan cannot be read: {error}; {advice}") from None
+                advice = (
+                    f"delete {self._folder} and plan.json beside it, and the same command "
+                    "plans again"
+                )
+                raise RunError(
+                    f"{path}: a part of the plan cannot be read: {error}; {advice}"
+                ) from None
 
     def keep(self, output: str) -> None:
         """Stores the plan in the run's folder, for the sessions that come after. Raises OSError."""
@@ -77,7 +110,9 @@ class Plan:
 
 
 def stored(output: str) -> Plan | None:
-    """The plan that a session before has stored in a run's folder; None where there is none that can be read."""
+    """The plan that a session before has stored in a run's folder; None where there is none that
+    can be read.
+    """
     try:
         totals = records.read(PlanTotals, storage.join(output, layout.PLAN_TOTALS))
     except (FileNotFoundError, ValueError):
@@ -86,7 +121,9 @@ def stored(output: str) -> Plan | None:
 
 
 def alone(output: str) -> set[str]:
-    """Names of the objects that are to share no unit, so that an unreadable one keeps no other from being done."""
+    """Names of the objects that are to share no unit, so that an unreadable one keeps no other from
+    being done.
+    """
     try:
         return set(json.loads(storage.read(storage.join(output, layout.PLAN_ALONE))))
     except (FileNotFoundError, ValueError):
@@ -94,7 +131,9 @@ def alone(output: str) -> set[str]:
 
 
 def take_apart(output: str, plan: Plan, units: Sequence[Unit], fingerprint: str) -> list[Unit]:
-    """Units of one object each in place of these units of several, now and in later sessions; the plan counts them."""
+    """Units of one object each in place of these units of several, now and in later sessions; the
+    plan counts them.
+    """
     names = alone(output) | {part.name for unit in units for part in unit.parts}
     storage.put(storage.join(output, layout.PLAN_ALONE), json.dumps(sorted(names)).encode())
     singles = [make_unit([part], fingerprint) for unit in units for part in unit.parts]
@@ -131,15 +170,19 @@ class PlanWriter:
             self._flush()
 
     def _flush(self) -> None:
-        rows = [{**vars(unit), "parts": [vars(part) for part in unit.parts]} for unit in self._waiting]
+        rows = [
+            {**vars(unit), "parts": [vars(part) for part in unit.parts]} for unit in self._waiting
+        ]
         path = _chunk(self._spool.name, self._totals.chunks)
         pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), path, compression="zstd")
         self._totals.chunks += 1
         self._waiting, self._parts = [], 0
 
     def finish(self, objects: int, listing: str, alone: int, cut: dict[str, Any]) -> Plan:
-        """The plan of all units that were added, of `objects` listed ones, of which `alone` share no unit. listing:
-        digest of these; a later session with the same one keeps the plan. cut: the keys that cut objects."""
+        """The plan of all units that were added, of `objects` listed ones, of which `alone` share
+        no unit. listing: digest of these; a later session with the same one keeps the plan. cut:
+        the keys that cut objects.
+        """
         if self._waiting:
             self._flush()
         totals = replace(self._totals, objects=objects, listing=listing, alone=alone, cut=cut)

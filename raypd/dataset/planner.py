@@ -1,6 +1,8 @@
-"""Planning: the input's objects become units, as a stream, before anything is loaded or started. Of a stored plan the
-units of unchanged objects are kept, all else is planned; the listing lies then in a small database on this machine's
-disk, so that memory does not grow with the number of objects."""
+"""Planning: the input's objects become units, as a stream, before anything is loaded or started.
+
+Of a stored plan the units of unchanged objects are kept, all else is planned; the listing lies then
+in a small database on this machine's disk, so that memory does not grow with the number of objects.
+"""
 
 import contextlib
 import hashlib
@@ -30,16 +32,19 @@ _HOPELESS = 100  # objects, of which not one can be read: the fault is not in th
 # At the end of a plan units are smaller, so that the workers of a run end at about the same time.
 _TAIL = 8  # the last eighth of the units that are planned
 _TAIL_UNITS, _TAIL_PARTS = 1024, 20_000  # of which no more than this is held in memory
-_TAIL_PIECES, _TAIL_DOCUMENTS = 4, 64  # each is cut into so many units where it has at least so many documents
+# Each is cut into so many units where it has at least so many documents.
+_TAIL_PIECES, _TAIL_DOCUMENTS = 4, 64
 
 
 def plan(config: RunConfig, output: str | None = None) -> Plan:
     """All units of a run; `Plan.keep` stores them for later sessions.
 
-    Of a plan stored in `output`, the run's folder, units of unchanged objects are kept and not read again; what is new
-    becomes units of its own, the last of them smaller. Without `output` units have their full size, and are the same
-    when objects are added. Raises InputError for a pointless run (single unreadable objects are in the plan), RunError
-    where storage failed: nothing is known of what was not looked into."""
+    Of a plan stored in `output`, the run's folder, units of unchanged objects are kept and not read
+    again; what is new becomes units of its own, the last of them smaller. Without `output` units
+    have their full size, and are the same when objects are added. Raises InputError for a pointless
+    run (single unreadable objects are in the plan), RunError where storage failed: nothing is known
+    of what was not looked into.
+    """
     passed = PassedOver()
     try:
         result = _plan(config, output, passed)
@@ -50,7 +55,9 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
         if outage is None:  # a folder that may not be listed
             raise error if isinstance(error, UserError) else InputError(str(error)) from None
         resumes = "" if "the same command resumes" in str(outage) else "; the same command resumes"
-        raise RunError(f"{outage}; planning ended there, and no document is given up for it{resumes}") from error
+        raise RunError(
+            f"{outage}; planning ended there, and no document is given up for it{resumes}"
+        ) from error
 
 
 def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
@@ -78,13 +85,20 @@ def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
 
 
 class _Planning:
-    def __init__(self, config: RunConfig, source: InputConfig, alone: set[str], tail_units: int) -> None:
+    def __init__(
+        self, config: RunConfig, source: InputConfig, alone: set[str], tail_units: int
+    ) -> None:
         self.config, self.alone, self.fingerprint = config, alone, config.fingerprint()
         self._tail_units = tail_units
-        self.writer, self.columns = PlanWriter(), Columns(config, tables.optional_columns(source, config))
+        self.writer, self.columns = (
+            PlanWriter(),
+            Columns(config, tables.optional_columns(source, config)),
+        )
         self.objects = 0  # that were looked into
         self.version = source.version  # of a table
-        self._paths = {*map(storage.absolute, [source.path] if isinstance(source.path, str) else source.path)}
+        self._paths = {
+            *map(storage.absolute, [source.path] if isinstance(source.path, str) else source.path)
+        }
         self._kind_of = lru_cache(4096)(tables.kind_of)
         self._kept = self._readable = 0
         self._damage: str | None = None  # of the first object that cannot be read
@@ -110,12 +124,19 @@ class _Planning:
     def _inspected(self, item: InputObject) -> Inspected:
         """Raises InputError for a file of a table, beside which those of earlier versions lie."""
         folder = item.path
-        if item.format == "parquet" and self.config.input.format == "auto" and folder not in self._paths:
+        if (
+            item.format == "parquet"
+            and self.config.input.format == "auto"
+            and folder not in self._paths
+        ):
             for _ in item.name.split("/"):  # up to the folder that was given
                 folder = folder.rpartition("/")[0]
                 if "=" not in os.path.basename(folder) and (kind := self._kind_of(folder)):
                     advice = "or to parquet to read files of earlier versions, too"
-                    raise InputError(f"{folder}: with this folder as input.path set input.format to {kind}; {advice}")
+                    raise InputError(
+                        f"{folder}: with this folder as input.path set input.format to {kind}; "
+                        f"{advice}"
+                    )
         return inspect(item, self.config, self.columns)
 
     def _looked_into(self, inspected: Iterable[Inspected]) -> Iterator[Inspected]:
@@ -128,19 +149,33 @@ class _Planning:
             else:
                 self._damage = self._damage or item.damaged
                 if not self._kept and not self._readable and self.objects >= _HOPELESS:
-                    raise InputError(f"{self._damage}\nand so it is with the first {self.objects} objects")
+                    raise InputError(
+                        f"{self._damage}\nand so it is with the first {self.objects} objects"
+                    )
             yield item
 
     def _units(self, inspected: Iterable[Inspected]) -> Iterator[Unit]:
-        """Small objects that follow on each other become a unit together, all others units of their own."""
-        max_documents, max_bytes = self.config.cluster.unit_documents, self.config.cluster.unit_bytes
+        """Small objects that follow on each other become a unit together, all others units of their
+        own.
+        """
+        max_documents, max_bytes = (
+            self.config.cluster.unit_documents,
+            self.config.cluster.unit_bytes,
+        )
         group: list[Part] = []
         expected = size = 0  # of the group
         for item in inspected:
             head = list(itertools.islice(item.parts, 2))
-            if item.damaged is None and len(head) == 1 and head[0].exact and item.object.name not in self.alone:
+            if (
+                item.damaged is None
+                and len(head) == 1
+                and head[0].exact
+                and item.object.name not in self.alone
+            ):
                 part = head[0]
-                if group and (expected + part.expected > max_documents or size + part.bytes > max_bytes):
+                if group and (
+                    expected + part.expected > max_documents or size + part.bytes > max_bytes
+                ):
                     yield make_unit(group, self.fingerprint)
                     group, expected, size = [], 0, 0
                 group.append(part)
@@ -153,7 +188,8 @@ class _Planning:
 
     def _pieces(self, unit: Unit) -> list[Unit]:
         """A unit as smaller ones: between its objects, or by rows or bytes of the only one."""
-        alone = not self.alone.isdisjoint(part.name for part in unit.parts)  # may be committed as it is
+        # May be committed as it is.
+        alone = not self.alone.isdisjoint(part.name for part in unit.parts)
         if unit.damaged is not None or alone or unit.expected < _TAIL_DOCUMENTS:
             return [unit]
         pieces: list[list[Part]] = [[] for _ in range(_TAIL_PIECES)]
@@ -170,9 +206,14 @@ class _Planning:
         return [make_unit(piece, self.fingerprint) for piece in pieces if piece]
 
     def finish(self, count: int, listing: str, cut: dict[str, int]) -> Plan:
-        """The plan. Raises InputError where it holds nothing, or the configuration names what is nowhere."""
+        """The plan.
+
+        Raises InputError where it holds nothing, or the configuration names what is nowhere.
+        """
         if self.objects and not self._readable and not self._kept:
-            suffix = f"\nand none of the {self.objects} objects can be read" if self.objects > 1 else ""
+            suffix = (
+                f"\nand none of the {self.objects} objects can be read" if self.objects > 1 else ""
+            )
             raise InputError(f"{self._damage}{suffix}")
         if not self._kept and (nowhere := self.columns.nowhere()):
             raise InputError(nowhere)
@@ -180,7 +221,9 @@ class _Planning:
         result.totals.version, result.totals.fingerprint = self.version, self.fingerprint
         if not result.units:
             shown = self.config.input.path
-            raise InputError(f"{shown if isinstance(shown, str) else ', '.join(shown)}: no documents in it")
+            raise InputError(
+                f"{shown if isinstance(shown, str) else ', '.join(shown)}: no documents in it"
+            )
         return result
 
 
@@ -194,7 +237,11 @@ def _cut(part: Part, source: InputConfig) -> list[Part]:
     """Pieces of a range, of which every document is in one, with the same totals."""
     starts, documents, size = (
         [first + count * i // _TAIL_PIECES for i in range(_TAIL_PIECES + 1)]
-        for first, count in ((part.start, part.end - part.start), (0, part.expected), (0, part.bytes))
+        for first, count in (
+            (part.start, part.end - part.start),
+            (0, part.expected),
+            (0, part.bytes),
+        )
     )
     if part.format == "jsonl" and part.compression is None:
         if part.exact:  # it stays exact where a piece begins with a line
@@ -209,7 +256,9 @@ def _cut(part: Part, source: InputConfig) -> list[Part]:
             return [part]  # each piece would have to read the file from its beginning
         _, records = delimited.ranged(part, source)
         places = [(record.offset, record.line) for record in records]
-        starts[1:-1], lines[1:-1] = zip(*(places[number] for number in documents[1:-1]), strict=True)
+        starts[1:-1], lines[1:-1] = zip(
+            *(places[number] for number in documents[1:-1]), strict=True
+        )
     ends = itertools.pairwise(zip(starts, documents, size, lines, strict=True))
     return [
         replace(part, start=start, end=end, expected=till - since, bytes=upto - begin, line=line)
@@ -224,12 +273,16 @@ class Listing:
         self._base = sqlite3.connect("")  # a file that SQLite removes itself
         self._base.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -32768;"
-            f"CREATE TABLE now (number INTEGER PRIMARY KEY, kept INTEGER NOT NULL DEFAULT 0, {_COLUMNS});"
+            "CREATE TABLE now (number INTEGER PRIMARY KEY, kept INTEGER NOT NULL DEFAULT "
+            f"0, {_COLUMNS});"
         )
         digest = hashlib.sha256()
-        self._base.executemany(f"INSERT INTO now ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", digested(objects, digest))
+        self._base.executemany(
+            f"INSERT INTO now ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", digested(objects, digest)
+        )
         self._base.execute("CREATE UNIQUE INDEX by_name ON now (name)")
-        self.digest = digest.hexdigest()  # of all that is known of each: with the same one nothing has changed
+        # Of all that is known of each: with the same one nothing has changed.
+        self.digest = digest.hexdigest()
         self.objects: int = self._base.execute("SELECT count(*) FROM now").fetchone()[0]
         self._last: tuple[str, InputObject | None] | None = None
         self._changed, self._examples = 0, list[str]()
@@ -239,19 +292,26 @@ class Listing:
 
     def find(self, part: Part) -> InputObject | None:
         """The object of a part as it is now, or None where it is gone or another."""
-        if self._last is None or self._last[0] != part.name:  # an object's parts follow on each other
-            row = self._base.execute(f"SELECT {_COLUMNS} FROM now WHERE name = ?", (part.name,)).fetchone()
+        # An object's parts follow on each other.
+        if self._last is None or self._last[0] != part.name:
+            row = self._base.execute(
+                f"SELECT {_COLUMNS} FROM now WHERE name = ?", (part.name,)
+            ).fetchone()
             item = InputObject(*row) if row is not None else None
             same = item is not None and _same(part, item)
             if not same:
                 self._changed += 1
                 if self._changed <= _EXAMPLES:
-                    self._examples.append(f"{part.name} {'is gone' if item is None else 'was replaced'}")
+                    self._examples.append(
+                        f"{part.name} {'is gone' if item is None else 'was replaced'}"
+                    )
             self._last = part.name, item if same else None
         return self._last[1]
 
     def changes(self) -> str:
-        """The objects that were looked for and are gone or others: the first of them, and how many more."""
+        """The objects that were looked for and are gone or others: the first of them, and how many
+        more.
+        """
         remainder = f", and {self._changed - _EXAMPLES} more" if self._changed > _EXAMPLES else ""
         return ", ".join(self._examples) + remainder
 
@@ -285,7 +345,9 @@ def digested(objects: Iterable[InputObject], digest: "hashlib._Hash") -> Iterato
 
 
 def kept(before: Plan, now: Listing, alone: set[str]) -> Iterator[Unit]:
-    """The units whose objects are all as they were, which it marks; no damaged ones, nor shared ones of `alone`."""
+    """The units whose objects are all as they were, which it marks; no damaged ones, nor shared
+    ones of `alone`.
+    """
     keep = lru_cache(1)(now.keep)  # once an object, whose parts follow on each other
     for unit in before.all():
         pairs = [(part, now.find(part)) for part in unit.parts]
@@ -295,4 +357,7 @@ def kept(before: Plan, now: Listing, alone: set[str]) -> Iterator[Unit]:
         for part in unit.parts:
             keep(part.name)
         # The folder of the input may have another place than in the last session.
-        yield Unit(unit.id, tuple(replace(part, path=item.path, stamp=item.stamp) for part, item in pairs if item))
+        yield Unit(
+            unit.id,
+            tuple(replace(part, path=item.path, stamp=item.stamp) for part, item in pairs if item),
+        )

@@ -1,4 +1,6 @@
-"""A unit's documents, one for every row of its parts: what cannot be read is a document with an error, never lost."""
+"""A unit's documents, one for every row of its parts: what cannot be read is a document with an
+error, never lost.
+"""
 
 import itertools
 import json
@@ -32,9 +34,11 @@ Row = tuple[int, str, Callable[[], Fields]]
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
-    """The documents of a unit, in order; of one with `only` these alone, numbered as in the unit without it. columns:
-    of Parquet and the path, beside those of the configuration. Raises InputError: an object cannot be read or is not
-    the planned one; storage.Unavailable: storage is out of reach, and nothing is known of the object."""
+    """The documents of a unit, in order; of one with `only` these alone, numbered as in the unit
+    without it. columns: of Parquet and the path, beside those of the configuration. Raises
+    InputError: an object cannot be read or is not the planned one; storage.Unavailable: storage is
+    out of reach, and nothing is known of the object.
+    """
     if unit.damaged is not None:
         raise InputError(unit.damaged)
     documents: list[Document] = []
@@ -43,7 +47,10 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     if unit.only is None:
         return documents
     if unit.only and unit.only[-1] >= len(documents):
-        raise InputError(f"{unit.parts[0].path}: has changed {SINCE_PLANNED}: fewer documents than were wanted of it")
+        raise InputError(
+            f"{unit.parts[0].path}: has changed {SINCE_PLANNED}: fewer documents than were "
+            "wanted of it"
+        )
     return [documents[row] for row in unit.only]
 
 
@@ -55,10 +62,16 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     of_path = {key: value for key, value in partition_keys(part.name).items() if key in needed}
     try:
         rows_of = {"parquet": _parquet_rows, "arrow": _arrow_rows, "jsonl": _jsonl_lines}
-        rows_of |= dict.fromkeys(delimited.DELIMITERS, _records) | dict.fromkeys(("reader", *WHOLE), _rows_of_reader)
+        rows_of |= dict.fromkeys(delimited.DELIMITERS, _records) | dict.fromkeys(
+            ("reader", *WHOLE), _rows_of_reader
+        )
         rows = rows_of.get(part.format, _whole_file)(part, source, needed)
         for number, (place, where, fields) in enumerate(rows, row):
-            name, default_id = (f"{part.name}, {where}", f"{part.name}:{place}") if where else (part.name, part.name)
+            name, default_id = (
+                (f"{part.name}, {where}", f"{part.name}:{place}")
+                if where
+                else (part.name, part.name)
+            )
             document = Document(number, default_id, source=part.name, place=place)
             documents.append(filled(document, config, of_path, fields, f"{name}: "))
     except storage.Changed as error:
@@ -86,7 +99,10 @@ def _jsonl_lines(part: Part, source: InputConfig, needed: Needed) -> Iterator[Ro
             selected = lines_of_range(file, limit, part.start, part.end)
         else:
             selected = itertools.islice(lines(file, limit), part.start, part.end)
-        yield from ((line.offset, f"byte {line.offset}", partial(_parsed, line, source)) for line in selected)
+        yield from (
+            (line.offset, f"byte {line.offset}", partial(_parsed, line, source))
+            for line in selected
+        )
 
 
 def _records(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row]:
@@ -100,7 +116,11 @@ def _whole_file(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row
     """A file that is a document; what is wrong with it is known when its fields are asked for."""
     with open_lines(part.path, part.compression, version=part.version) as file:
         data = file.read(byte_limit(part.format, source) + 1)
-    yield 0, "", lambda: dict(zip(COLUMNS, (part.name, text_of_file(data, part, source)), strict=True))
+    yield (
+        0,
+        "",
+        lambda: dict(zip(COLUMNS, (part.name, text_of_file(data, part, source)), strict=True)),
+    )
 
 
 def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str, str]:
@@ -108,14 +128,19 @@ def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str,
     if record.error is not None:
         raise ValueError(record.error)
     if len(record.fields) != len(names):
-        raise ValueError(f"{counted(len(record.fields), 'field')} where the header has {len(names)}")
+        raise ValueError(
+            f"{counted(len(record.fields), 'field')} where the header has {len(names)}"
+        )
     return dict(zip(names, record.fields, strict=True))
 
 
 def _parsed(line: Line, source: InputConfig) -> Fields:
     """Raises ValueError."""
     if line.data is None:
-        raise ValueError(f"the line has {line.length} bytes; input.max_document_bytes is {source.max_document_bytes}")
+        raise ValueError(
+            f"the line has {line.length} bytes; input.max_document_bytes is "
+            f"{source.max_document_bytes}"
+        )
     try:
         fields = json.loads(line.data.removeprefix(BOM if line.offset == 0 else b"").decode())
     except UnicodeDecodeError as error:
@@ -130,7 +155,9 @@ def _parsed(line: Line, source: InputConfig) -> Fields:
 
 
 def _parquet_rows(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row]:
-    """A part's rows, and of their columns those that are wanted; a row's place is its number in the object."""
+    """A part's rows, and of their columns those that are wanted; a row's place is its number in the
+    object.
+    """
     with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
         present = [name for name in parquet.schema_arrow.names if name in needed]
@@ -140,18 +167,25 @@ def _parquet_rows(part: Part, source: InputConfig, needed: Needed) -> Iterator[R
             if first + rows <= part.start or first >= part.end:
                 first += rows
                 continue
-            yield from _batch_rows(parquet.iter_batches(1024, row_groups=[group], columns=present), first, part)
+            yield from _batch_rows(
+                parquet.iter_batches(1024, row_groups=[group], columns=present), first, part
+            )
             first += rows
 
 
 def _arrow_rows(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row]:
-    with storage.open_file(part.path, part.version, part.size) as file, arrow_batches(file) as batches:
+    with (
+        storage.open_file(part.path, part.version, part.size) as file,
+        arrow_batches(file) as batches,
+    ):
         present = [name for name in batches.schema.names if name in needed]
         yield from _batch_rows((batch.select(present) for batch in batches), 0, part)
 
 
 def _batch_rows(batches: Iterable[pa.RecordBatch], first: int, part: Part) -> Iterator[Row]:
-    """The rows of a part out of batches, of which the first one's first row has the number `first`."""
+    """The rows of a part out of batches, of which the first one's first row has the number
+    `first`.
+    """
     for batch in batches:
         if first >= part.end:
             return
@@ -176,12 +210,21 @@ def _mapping(row: Any, form: str) -> dict[str, Any]:
 
 
 def _values(column: Any) -> list[Any]:
-    """Values of a column; a text that is not UTF-8 is the error itself, so that it spoils its own row alone."""
+    """Values of a column; a text that is not UTF-8 is the error itself, so that it spoils its own
+    row alone.
+    """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    kinds = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+    )
     if any(kind(column.type) for kind in kinds):  # some writers mark no text as text
-        return [None if v is None else _decoded(v) for v in column.cast(pa.large_binary()).to_pylist()]
+        return [
+            None if v is None else _decoded(v) for v in column.cast(pa.large_binary()).to_pylist()
+        ]
     try:
         return column.to_pylist()
     except (ValueError, OverflowError):  # Python has no such time
@@ -196,9 +239,15 @@ def _decoded(value: bytes) -> str | UnicodeDecodeError:
 
 
 def filled(
-    document: Document, config: RunConfig, fields: Fields, read: Callable[[], Fields] = dict, where: str = ""
+    document: Document,
+    config: RunConfig,
+    fields: Fields,
+    read: Callable[[], Fields] = dict,
+    where: str = "",
 ) -> Document:
-    """The document with fields, and those that `read` gives; or with what is wrong with them, behind `where`."""
+    """The document with fields, and those that `read` gives; or with what is wrong with them,
+    behind `where`.
+    """
     try:
         _fill(document, {**fields, **read()}, config)
     except ValueError as error:
@@ -228,46 +277,78 @@ def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None
         if not isinstance(value, str):
             content = kind_of(value)
             if isinstance(value, list):
-                content = f"a list with {kind_of(next(part for part in value if not isinstance(part, str)))} in it"
+                content = (
+                    "a list with "
+                    f"{kind_of(next(part for part in value if not isinstance(part, str)))} in "
+                    "it"
+                )
             raise ValueError(f"column {name!r} holds {content}, not text")
         if "\0" in value:
             raise ValueError(f"column {name!r} holds NUL characters")
         try:
-            if (is_html := name in source.html_columns) and len(value.encode()) > (limit := byte_limit("html", source)):
-                raise ValueError(f"column {name!r} has over {limit} bytes of HTML, 16 times input.max_document_bytes")
+            if (is_html := name in source.html_columns) and len(value.encode()) > (
+                limit := byte_limit("html", source)
+            ):
+                raise ValueError(
+                    f"column {name!r} has over {limit} bytes of HTML, 16 times "
+                    "input.max_document_bytes"
+                )
             value = fields[name] = visible_text(value) if is_html else value
             size += len(value.encode())
         except UnicodeEncodeError:
             raise ValueError(f"column {name!r} holds half a surrogate pair") from None
     if size > source.max_document_bytes:
-        raise ValueError(f"the document has {size} bytes; input.max_document_bytes is {source.max_document_bytes}")
+        raise ValueError(
+            f"the document has {size} bytes; input.max_document_bytes is "
+            f"{source.max_document_bytes}"
+        )
     if texts and not any(isinstance(v, str) and v.strip() for v in map(fields.get, texts)):
         raise ValueError(f"no text in {', '.join(texts)}")
     document.fields = fields
 
 
 def read_table(table: pa.Table, config: RunConfig) -> list[Document]:
-    """The documents of a table in memory, one a row, each with its number there for id where it has none."""
-    needed = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
-    columns = {name: _values(table[name].combine_chunks()) for name in table.column_names if name in needed}
+    """The documents of a table in memory, one a row, each with its number there for id where it has
+    none.
+    """
+    needed = {
+        *config.wanted_columns().values(),
+        config.input.id_column,
+        config.input.category_column,
+    }
+    columns = {
+        name: _values(table[name].combine_chunks()) for name in table.column_names if name in needed
+    }
     return [
-        filled(Document(n, str(n), place=n), config, {name: values[n] for name, values in columns.items()})
+        filled(
+            Document(n, str(n), place=n),
+            config,
+            {name: values[n] for name, values in columns.items()},
+        )
         for n in range(table.num_rows)
     ]
 
 
 def arrow_batches(file: Any) -> pa.RecordBatchReader:
-    """The batches of an open file, a stream or a file of Arrow's IPC format. Raises pa.ArrowInvalid."""
+    """The batches of an open file, a stream or a file of Arrow's IPC format.
+
+    Raises pa.ArrowInvalid.
+    """
     magic = file.read(6)
     file.seek(0)
     if magic != b"ARROW1":
         return pa.ipc.open_stream(file)
     whole = pa.ipc.open_file(file)
-    return pa.RecordBatchReader.from_batches(whole.schema, map(whole.get_batch, range(whole.num_record_batches)))
+    return pa.RecordBatchReader.from_batches(
+        whole.schema, map(whole.get_batch, range(whole.num_record_batches))
+    )
 
 
 def custom_rows(part: Part, source: InputConfig) -> Iterator[Any]:
-    """What `input.reader` gives for a file, or `whole_rows`. Raises InputError where it fails, OSError, ConfigError."""
+    """What `input.reader` gives for a file, or `whole_rows`.
+
+    Raises InputError where it fails, OSError, ConfigError.
+    """
     if part.format in WHOLE:
         yield from whole_rows(part)
         return
@@ -278,4 +359,6 @@ def custom_rows(part: Part, source: InputConfig) -> Iterator[Any]:
         except Exception as error:
             if isinstance(error, OSError) and (outage := storage.outage(error, part.path)):
                 raise outage from None
-            raise InputError(f"input.reader {source.reader}: {type(error).__name__}: {error}") from None
+            raise InputError(
+                f"input.reader {source.reader}: {type(error).__name__}: {error}"
+            ) from None

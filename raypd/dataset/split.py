@@ -1,6 +1,9 @@
-"""Whether an object can be read, and the ranges that it is cut into. Parquet is cut by rows and bytes from its footer;
-JSONL by bytes, of which only the first megabyte is read; compressed JSONL by rows, all of it read once, since a stream
-cannot be entered in its middle. CSV is read whole too (a quoted field may hold line breaks), and cut by bytes."""
+"""Whether an object can be read, and the ranges that it is cut into.
+
+Parquet is cut by rows and bytes from its footer; JSONL by bytes, of which only the first megabyte
+is read; compressed JSONL by rows, all of it read once, since a stream cannot be entered in its
+middle. CSV is read whole too (a quoted field may hold line breaks), and cut by bytes.
+"""
 
 import contextlib
 import io
@@ -55,15 +58,26 @@ class Columns:
     def __init__(self, config: RunConfig, optional: set[str]) -> None:
         self.wanted, self.optional = config.wanted_columns(), optional  # by a table's schema
         # An object without any of these has nothing to read.
-        self.content = {k: n for k, n in self.wanted.items() if k not in ("input.id_column", "input.category_column")}
+        self.content = {
+            k: n
+            for k, n in self.wanted.items()
+            if k not in ("input.id_column", "input.category_column")
+        }
         self._seen: set[str] = set()
-        self._first: tuple[str, list[str]] | None = None  # a JSONL object that was looked into, and its columns
+        # A JSONL object that was looked into, and its columns.
+        self._first: tuple[str, list[str]] | None = None
         self._objects = 0
 
     def lacks(self, columns: SeenColumns) -> str | None:
-        """Why an object cannot be read: a column that a schema lacks, or all text columns of its lines."""
+        """Why an object cannot be read: a column that a schema lacks, or all text columns of its
+        lines.
+        """
         if columns.schema:
-            missing = [item for item in self.wanted.items() if item[1] not in self.optional.union(columns.names)]
+            missing = [
+                item
+                for item in self.wanted.items()
+                if item[1] not in self.optional.union(columns.names)
+            ]
         else:
             nothing = columns.objects and not set(columns.names).intersection(self.content.values())
             missing = list(self.content.items()) if nothing else []
@@ -82,7 +96,10 @@ class Columns:
             return None
         name, names = self._first
         if not self._objects:
-            return f"{name}: none of its first rows is a JSON object; one of several lines wants a name in .json"
+            return (
+                f"{name}: none of its first rows is a JSON object; one of several lines wants "
+                "a name in .json"
+            )
         for key, column in self.wanted.items():
             if column not in self._seen:
                 return f"{name}: {self._missing(key, column, names)}"
@@ -94,22 +111,29 @@ class Columns:
         shown = ", ".join(present[:_SHOWN]) + (", ..." if len(present) > _SHOWN else "")
         extra = {
             "input.id_column": "; input.id_column=null numbers the documents",
-            "input.category_column": "; input.category_column=null with input.category gives all the same",
-            "input.text_columns": "; input.text_columns=[NAME] says which hold text, and `raypd init` finds them",
+            "input.category_column": "; input.category_column=null with input.category gives all the same",  # noqa: E501
+            "input.text_columns": "; input.text_columns=[NAME] says which hold text, and `raypd init` finds them",  # noqa: E501
         }.get(key.partition(" ")[0], "")
-        return f"no column {name!r} ({key}): {' '.join(filter(None, [hint, f'it has {shown}{extra}']))}"
+        return (
+            f"no column {name!r} ({key}): "
+            f"{' '.join(filter(None, [hint, f'it has {shown}{extra}']))}"
+        )
 
 
 @dataclass
 class Inspected:
     object: InputObject
-    parts: Iterator[Part]  # made as they are asked for; of a damaged object one that holds no document
+    # Made as they are asked for; of a damaged object one that holds no document.
+    parts: Iterator[Part]
     columns: SeenColumns | None = None
     damaged: str | None = None  # why it cannot be read
 
 
 def inspect(item: InputObject, config: RunConfig, columns: Columns) -> Inspected:
-    """What is wrong stands in the result. Raises storage.Unavailable, when the object must not be left out."""
+    """What is wrong stands in the result.
+
+    Raises storage.Unavailable, when the object must not be left out.
+    """
     try:
         version = item.stamp if storage.is_remote(item.path) else storage.version(item.path)
         parts, present = _cut(Part(**item._asdict(), version=version), config)
@@ -123,7 +147,9 @@ def inspect(item: InputObject, config: RunConfig, columns: Columns) -> Inspected
         form = {"parquet": " as Parquet", "arrow": " as Arrow"}.get(item.format, "")
         reason = f"cannot be read{form}: {error}"
     if reason is not None:
-        damaged = Part(**item._asdict(), version=item.stamp, end=item.size, exact=False, bytes=item.size)
+        damaged = Part(
+            **item._asdict(), version=item.stamp, end=item.size, exact=False, bytes=item.size
+        )
         return Inspected(item, iter([damaged]), damaged=f"{item.path}: {reason}")
     return Inspected(item, (part for part in parts if part.expected or not part.exact), present)
 
@@ -147,14 +173,26 @@ def _parquet(part: Part, config: RunConfig) -> tuple[Groups, SeenColumns]:
     with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
         metadata, names = parquet.metadata, parquet.schema_arrow.names
-    needed = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
-    groups = [(g.num_rows, _read_bytes(g, needed)) for g in map(metadata.row_group, range(metadata.num_row_groups))]
+    needed = {
+        *config.wanted_columns().values(),
+        config.input.id_column,
+        config.input.category_column,
+    }
+    groups = [
+        (g.num_rows, _read_bytes(g, needed))
+        for g in map(metadata.row_group, range(metadata.num_row_groups))
+    ]
     return groups, SeenColumns(names, schema=True)
 
 
 def _arrow(part: Part, config: RunConfig) -> tuple[Groups, SeenColumns]:
-    with storage.open_file(part.path, part.version, part.size) as file, arrow_batches(file) as batches:
-        return [(batch.num_rows, batch.nbytes) for batch in batches], SeenColumns(batches.schema.names, schema=True)
+    with (
+        storage.open_file(part.path, part.version, part.size) as file,
+        arrow_batches(file) as batches,
+    ):
+        return [(batch.num_rows, batch.nbytes) for batch in batches], SeenColumns(
+            batches.schema.names, schema=True
+        )
 
 
 def _of_reader(part: Part, config: RunConfig) -> tuple[Groups, SeenColumns]:
@@ -166,7 +204,10 @@ def _of_reader(part: Part, config: RunConfig) -> tuple[Groups, SeenColumns]:
         fields = dict(row) if isinstance(row, Mapping) else {}
         if columns.lines < _SAMPLED_LINES:
             names |= dict.fromkeys(fields)
-            columns.lines, columns.objects = columns.lines + 1, columns.objects + isinstance(row, Mapping)
+            columns.lines, columns.objects = (
+                columns.lines + 1,
+                columns.objects + isinstance(row, Mapping),
+            )
         sizes.append((1, sum(len(value) for value in fields.values() if isinstance(value, str))))
     columns.names, columns.schema = [*names], bool(names) and part.format != "json"
     return sizes, columns
@@ -182,11 +223,17 @@ def _of_rows(part: Part, bounds: Iterable[tuple[int, int]], rows: int) -> Iterat
 def _read_bytes(group: Any, needed: set[str | None]) -> int:
     """Bytes, decompressed, of the columns that are read of a row group."""
     columns = (group.column(i) for i in range(group.num_columns))
-    return sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] in needed)
+    return sum(
+        c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] in needed
+    )
 
 
-def cut_rows(groups: Iterable[tuple[int, int]], max_rows: int, max_bytes: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows over row groups of (rows, bytes): none above either limit, but each of one row at least."""
+def cut_rows(
+    groups: Iterable[tuple[int, int]], max_rows: int, max_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Ranges of rows over row groups of (rows, bytes): none above either limit, but each of one row
+    at least.
+    """
     start = end = 0
     size = 0.0
     for rows, length in groups:
@@ -232,11 +279,15 @@ def _counted(part: Part, file_lines: list[Line], config: RunConfig) -> Iterator[
 def _estimated(part: Part, seen_bytes: int, seen_lines: int, config: RunConfig) -> Iterator[Part]:
     """Ranges of equal length, by the mean length of the lines that were seen."""
     mean = seen_bytes / seen_lines if seen_lines else HEAD_BYTES
-    count = math.ceil(part.size / min(config.cluster.unit_documents * mean, config.cluster.unit_bytes))
+    count = math.ceil(
+        part.size / min(config.cluster.unit_documents * mean, config.cluster.unit_bytes)
+    )
     for i in range(count):
         start, end = i * part.size // count, (i + 1) * part.size // count
         documents = max(1, round((end - start) / mean))
-        yield replace(part, start=start, end=end, expected=documents, exact=False, bytes=end - start)
+        yield replace(
+            part, start=start, end=end, expected=documents, exact=False, bytes=end - start
+        )
 
 
 def _compressed(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
@@ -253,7 +304,9 @@ def _compressed(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColu
 
     try:
         with open_lines(part.path, part.compression, version=part.version) as file:
-            bounds = list(cut_rows(lengths(file), config.cluster.unit_documents, config.cluster.unit_bytes))
+            bounds = list(
+                cut_rows(lengths(file), config.cluster.unit_documents, config.cluster.unit_bytes)
+            )
     except UNREADABLE as error:
         raise _broken(error, part, number) from None
     return _of_rows(part, bounds, bounds[-1][1] if bounds else 0), columns_of(sampled)
@@ -278,15 +331,29 @@ def _delimited(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColum
     ends = [*(offset for offset, _ in starts[1:]), end]
     ranges = zip(starts, ends, counts, strict=False)  # without records there is an end alone
     parts = (
-        replace(part, start=begin, end=to, line=number, expected=count, bytes=part.size * (to - begin) // end)
+        replace(
+            part,
+            start=begin,
+            end=to,
+            line=number,
+            expected=count,
+            bytes=part.size * (to - begin) // end,
+        )
         for (begin, number), to, count in ranges
     )
     return parts, SeenColumns(names, schema=bool(names))
 
 
 def _broken(error: Exception, part: Part, line: int) -> Exception:
-    """What to raise where reading fails after a line: InputError where the stream is damaged, else the error itself."""
-    numbered = isinstance(error, OSError) and (error.errno is not None or isinstance(error, storage.StorageError))
+    """What to raise where reading fails after a line: InputError where the stream is damaged, else
+    the error itself.
+    """
+    numbered = isinstance(error, OSError) and (
+        error.errno is not None or isinstance(error, storage.StorageError)
+    )
     if part.compression is None or numbered:  # or its storage is out of reach
         return error
-    return InputError(f"cannot be read as {part.compression} after line {line}: {error}; it is damaged or cut short")
+    return InputError(
+        f"cannot be read as {part.compression} after line {line}: {error}; it is damaged or "
+        "cut short"
+    )

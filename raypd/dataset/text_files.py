@@ -1,4 +1,6 @@
-"""Files that are a document each: plain text and Markdown, HTML (its visible text), PDF (its pages' text), Word."""
+"""Files that are a document each: plain text and Markdown, HTML (its visible text), PDF (its pages'
+text), Word.
+"""
 
 import codecs
 import io
@@ -19,18 +21,23 @@ from raypd.run.unit import Part
 from raypd.tasks.sandbox import time_limit
 
 COLUMNS = ("id", "text")  # of the row that such a file is
-_UNSEEN = ("title", "script", "style", "noscript", "template", "svg")  # elements of HTML whose text nobody sees
+# Elements of HTML whose text nobody sees.
+_UNSEEN = ("title", "script", "style", "noscript", "template", "svg")
 _LINES = re.findall(  # elements that begin a line
     r"\w+",
-    "address article aside blockquote br dd div dl dt fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header "
+    "address article aside blockquote br dd div dl dt fieldset figcaption figure footer "
+    "form h1 h2 h3 h4 h5 h6 header "
     "hr li main nav ol option p pre section table title tr ul",
 )
 _PDF_SECONDS = 60
-_MARKUP = 16  # bytes of a file for each that its text may have: tags, and the pictures and fonts of a PDF
+# Bytes of a file for each that its text may have: tags, and the pictures and fonts of a PDF.
+_MARKUP = 16
 _CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w-]+)""", re.IGNORECASE)
 _COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
-_AS_CP1252 = ("ascii", "iso8859-1", "cp1252")  # charsets that browsers take for it, by Python's names
-_RUNS = ".//w:r[not(ancestor::w:del or ancestor::*[local-name()='Fallback'])]"  # of Word; a fallback says all twice
+# Charsets that browsers take for it, by Python's names.
+_AS_CP1252 = ("ascii", "iso8859-1", "cp1252")
+# Of Word; a fallback says all twice.
+_RUNS = ".//w:r[not(ancestor::w:del or ancestor::*[local-name()='Fallback'])]"
 _log = logging.getLogger(__name__)
 
 
@@ -59,18 +66,24 @@ def text_of_file(data: bytes, part: Part, source: InputConfig) -> str:
         place = f"byte {error.start}; input.encoding can be another, such as cp1252"
         raise ValueError(f"not {encoding.upper()}: {error.reason} at {place}") from None
     except LookupError:
-        raise ValueError(f"its charset {encoding!r} is none that Python knows; input.encoding says another") from None
+        raise ValueError(
+            f"its charset {encoding!r} is none that Python knows; input.encoding says another"
+        ) from None
     return visible_text(text) if part.format == "html" else text
 
 
 def visible_text(text: str) -> str:
     """Of a page of HTML, or a piece of one. Raises ValueError."""
     text = re.sub(r"(?i)</(?:body|html)\s*>", "", text)  # libxml2 drops what stands behind
-    parser = lxml.html.HTMLParser(remove_comments=True, remove_pis=True, huge_tree=True, encoding="utf-8")
+    parser = lxml.html.HTMLParser(
+        remove_comments=True, remove_pis=True, huge_tree=True, encoding="utf-8"
+    )
     with raised_as(ValueError, "HTML that cannot be read", lxml.etree.LxmlError):
         page = lxml.etree.fromstring(text.encode(), parser)
     if any(entry.type_name == "ERR_RESOURCE_LIMIT" for entry in parser.error_log):
-        raise ValueError("HTML that cannot be read whole: its elements are nested more than 2048 deep")
+        raise ValueError(
+            "HTML that cannot be read whole: its elements are nested more than 2048 deep"
+        )
     pieces = []  # the tree stays as it is: lxml lets no control character be written into it
     walk: Any = () if page is None else lxml.etree.iterwalk(page, ("start", "end"))
     for event, element in walk:
@@ -89,7 +102,9 @@ def _in_lines(texts: Iterable[str]) -> str:
 
 
 def _docx(data: bytes, limit: int) -> str:
-    """Paragraphs and rows of tables, a line each, as if all changes were accepted. limit: of its bytes, unpacked."""
+    """Paragraphs and rows of tables, a line each, as if all changes were accepted. limit: of its
+    bytes, unpacked.
+    """
     import docx  # here, as most runs need none of it
 
     try:
@@ -97,7 +112,9 @@ def _docx(data: bytes, limit: int) -> str:
             raise ValueError(f"unpacked it has more than {limit} bytes")
         runs = docx.Document(io.BytesIO(data)).element.body.xpath(_RUNS)
     except Exception as error:  # of zipfile, lxml or python-docx
-        raise ValueError(f"no Word file (or one with a password): {error or type(error).__name__}") from None
+        raise ValueError(
+            f"no Word file (or one with a password): {error or type(error).__name__}"
+        ) from None
     lines: dict[Any, dict[Any, str]] = {}  # row or paragraph -> paragraph -> text
     for run in runs:
         paragraph, *_ = run.xpath("ancestor::w:p[1]")
@@ -117,10 +134,20 @@ def _pdf(data: bytes, name: str) -> str:
             pages = [re.sub("[\0\f]", " ", page.extract_text()).strip() for page in pdf.pages]
     except TimeoutError:
         raise ValueError(f"a PDF that is not read within {_PDF_SECONDS} s") from None
-    except Exception as error:  # pypdf's own for some faults of a file, and any of Python's for others
+    # Pypdf's own for some faults of a file, and any of Python's for others.
+    except Exception as error:
         raise ValueError(f"a PDF that cannot be read: {error or type(error).__name__}") from None
     if not any(pages):
-        raise ValueError(f"a PDF without text on its {counted(len(pages), 'page')}, as scans are: it needs OCR first")
+        raise ValueError(
+            f"a PDF without text on its {counted(len(pages), 'page')}, as scans are: it needs "
+            "OCR first"
+        )
     if not all(pages):
-        _log.warning("%s: no text on %d of %s, as on scans", name, pages.count(""), counted(len(pages), "page"))
-    return "".join(f"{page}\n\f" for page in pages)  # as pdftotext ends a page; `span.page` counts them
+        _log.warning(
+            "%s: no text on %d of %s, as on scans",
+            name,
+            pages.count(""),
+            counted(len(pages), "page"),
+        )
+    # As pdftotext ends a page; `span.page` counts them.
+    return "".join(f"{page}\n\f" for page in pages)

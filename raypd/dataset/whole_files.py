@@ -1,4 +1,6 @@
-"""Files that each unit reads whole: JSON (an array, an object, several in turn), a workbook's first sheet."""
+"""Files that each unit reads whole: JSON (an array, an object, several in turn), a workbook's first
+sheet.
+"""
 
 import io
 import json
@@ -14,7 +16,9 @@ from raypd.run.unit import Part
 
 _VALUE = re.compile(r"\S")  # begins one
 _MOST_BYTES = 1 << 27  # as objects of Python that is a GB
-_LINES = "`jq -c '.[]'` makes JSON Lines of an array, and input.format=jsonl reads lines of this name"
+_LINES = (
+    "`jq -c '.[]'` makes JSON Lines of an array, and input.format=jsonl reads lines of this name"
+)
 
 
 def whole_rows(part: Part) -> Iterator[Any]:
@@ -28,12 +32,16 @@ def whole_rows(part: Part) -> Iterator[Any]:
 
 
 def json_values(data: bytes) -> Iterator[Any]:
-    """The items of arrays, also of one that is all that an object has, and what stands outside of one."""
+    """The items of arrays, also of one that is all that an object has, and what stands outside of
+    one.
+    """
     try:
         text, place = data.decode("utf-8-sig"), 0
         while begin := _VALUE.search(text, place):
             value, place = json.JSONDecoder().raw_decode(text, begin.start())
-            items = next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else value
+            items = (
+                next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else value
+            )
             yield from items if isinstance(items, list) else [value]
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8: {error.reason} at byte {error.start}") from None
@@ -42,12 +50,16 @@ def json_values(data: bytes) -> Iterator[Any]:
 
 
 def sheet_rows(data: bytes) -> Iterator[dict[str, str | None]]:
-    """The rows of a workbook that have a value, as a CSV of the sheet has them; empty cells None. Raises InputError."""
+    """The rows of a workbook that have a value, as a CSV of the sheet has them; empty cells None.
+
+    Raises InputError.
+    """
     try:
         rows = CalamineWorkbook.from_filelike(io.BytesIO(data)).get_sheet_by_index(0).to_python()
     except CalamineError as error:
         raise InputError(f"no workbook that can be read: {error}") from None
-    head = next((n for n, row in enumerate(rows) if sum(map(bool, row)) > 1), 0)  # a title may stand above it
+    # A title may stand above it.
+    head = next((n for n, row in enumerate(rows) if sum(map(bool, row)) > 1), 0)
     names = [(_text(cell) or "").strip() for cell in rows[head]] if rows else []
     if twice := next((name for n, name in enumerate(names) if name and name in names[:n]), None):
         raise InputError(f"two columns are called {twice!r}")

@@ -1,4 +1,7 @@
-"""Commits: one Parquet object a unit. That it exists is the commit; it is written whole and never overwritten."""
+"""Commits: one Parquet object a unit.
+
+That it exists is the commit; it is written whole and never overwritten.
+"""
 
 import contextlib
 import errno
@@ -22,7 +25,8 @@ from raypd.tasks.columns import OWN, columns_of, parts_of, record_row, typed_row
 
 COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
 _KEY = b"raypd"
-_MISFITS = (pa.ArrowException, ValueError, TypeError, OverflowError)  # raised for a value that fits no column
+# Raised for a value that fits no column.
+_MISFITS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 def units_folder(output: str) -> str:
@@ -36,28 +40,54 @@ def unit_path(output: str, unit_id: str, partition: Mapping[str, str] | None = N
 
 
 def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.Schema:
-    """All columns. Raises ConfigError where a partition's key is among them, ValueError where a task's hides one."""
+    """All columns.
+
+    Raises ConfigError where a partition's key is among them, ValueError where a task's hides one.
+    """
     if twice := set(OWN.names) & set(task_columns.names):
-        raise ValueError(f"the task's columns {sorted(twice)} are names that every output has already")
+        raise ValueError(
+            f"the task's columns {sorted(twice)} are names that every output has already"
+        )
     schema = pa.schema([*OWN, *task_columns])
     for key in partition:
         if key in schema.names:
-            raise ConfigError(f"output.partition: {key!r} is a column of the output: {', '.join(schema.names)}")
+            raise ConfigError(
+                f"output.partition: {key!r} is a column of the output: {', '.join(schema.names)}"
+            )
     return schema
 
 
-def make_table(documents: Sequence[Document], records: Sequence[Record], columns: pa.Schema, attempts: int) -> pa.Table:
-    """A unit's rows in the order of its documents, an error row where one has none. Raises RunError: one is doubled."""
+def make_table(
+    documents: Sequence[Document], records: Sequence[Record], columns: pa.Schema, attempts: int
+) -> pa.Table:
+    """A unit's rows in the order of its documents, an error row where one has none.
+
+    Raises RunError: one is doubled.
+    """
     schema = output_schema(columns)
     by_row: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
         by_row[record.index].append(record)
     rows: list[dict[str, Any]] = []
     for document in documents:
-        for record in by_row[document.index] or [Record(document.index, error=document.error or "it got no answer")]:
-            row = {"id": document.id, "source": document.source, "row": document.place, "attempts": attempts}
+        for record in by_row[document.index] or [
+            Record(document.index, error=document.error or "it got no answer")
+        ]:
+            row = {
+                "id": document.id,
+                "source": document.source,
+                "row": document.place,
+                "attempts": attempts,
+            }
             error = None if record.error is None else _printable(record.error)
-            rows.append({**row, "status": "ok" if error is None else "error", "error": error, **record.columns})
+            rows.append(
+                {
+                    **row,
+                    "status": "ok" if error is None else "error",
+                    "error": error,
+                    **record.columns,
+                }
+            )
     try:
         table = pa.Table.from_pylist(rows, schema)
     except _MISFITS:
@@ -75,7 +105,11 @@ def _writable(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
         return row
     except _MISFITS as error:
         values = {name: row.get(name) for name in OWN.names}
-        return {**values, "status": "error", "error": _printable(f"the answer cannot be written: {error}")}
+        return {
+            **values,
+            "status": "error",
+            "error": _printable(f"the answer cannot be written: {error}"),
+        }
 
 
 def _printable(text: str) -> str:
@@ -90,21 +124,29 @@ def count_documents(table: pa.Table) -> tuple[int, int]:
 
 def count_truncated(table: pa.Table) -> int:
     """Documents of a unit's rows that were cut to fit the model's context."""
-    return len(_places(table.filter(table["truncated"]))) if "truncated" in table.column_names else 0
+    return (
+        len(_places(table.filter(table["truncated"]))) if "truncated" in table.column_names else 0
+    )
 
 
 def _places(table: pa.Table) -> set[tuple[str, int]]:
     return set(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
 
 
-def commit(output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None) -> bool:
-    """Writes a unit's object, with the summary in its metadata; False where there is one already, which stays."""
+def commit(
+    output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None
+) -> bool:
+    """Writes a unit's object, with the summary in its metadata; False where there is one already,
+    which stays.
+    """
     summary.committed_at = time.time()
     return storage.put_new(unit_path(output, summary.unit, partition), _encoded(table, summary))
 
 
 def replace_rows(path: str, table: pa.Table, summary: UnitSummary, version: str) -> bool:
-    """Replaces this version of a unit's object, as only a retry may; False when it is another version by now."""
+    """Replaces this version of a unit's object, as only a retry may; False when it is another
+    version by now.
+    """
     return storage.put_if(path, _encoded(table, summary), version)
 
 
@@ -117,7 +159,9 @@ def _encoded(table: pa.Table, summary: UnitSummary) -> bytes:
 
 
 def typed_table(rows: pa.Table, config: RunConfig) -> pa.Table:
-    """Rows of a run with `output.columns: typed` in its configuration, whatever they were written as."""
+    """Rows of a run with `output.columns: typed` in its configuration, whatever they were written
+    as.
+    """
     if "record" not in rows.column_names:
         return rows
     typed = [row | typed_row(row, config) for row in rows.to_pylist()]
@@ -134,7 +178,9 @@ def objects(output: str) -> Iterator[tuple[str, str]]:
 
 def summaries(output: str) -> list[UnitSummary]:
     """What the committed units hold, in the order of their ids. Raises as `read_summary` does."""
-    return list(storage.in_threads(lambda item: read_summary(output, *item), sorted(objects(output)), 16))
+    return list(
+        storage.in_threads(lambda item: read_summary(output, *item), sorted(objects(output)), 16)
+    )
 
 
 def committed(output: str) -> set[str]:
@@ -146,7 +192,10 @@ def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None 
 
 
 def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSummary:
-    """What a committed unit holds; without `path`, partitions are searched. Raises Damaged; RunError (unreachable)."""
+    """What a committed unit holds; without `path`, partitions are searched.
+
+    Raises Damaged; RunError (unreachable).
+    """
     with _opened(path or _locate(output, unit_id)) as parquet:
         return _summary(parquet)
 
@@ -154,7 +203,10 @@ def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSumm
 def read_table(
     output: str, unit_id: str, columns: Sequence[str] | None = None, path: str | None = None
 ) -> tuple[UnitSummary, pa.Table]:
-    """A committed unit: its summary and its rows, with these columns or all. Raises as `read_summary` does."""
+    """A committed unit: its summary and its rows, with these columns or all.
+
+    Raises as `read_summary` does.
+    """
     with _opened(path or _locate(output, unit_id)) as parquet:
         return _summary(parquet), parquet.read(columns=None if columns is None else list(columns))
 
@@ -165,14 +217,17 @@ def _summary(parquet: pq.ParquetFile) -> UnitSummary:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[pq.ParquetFile]:
-    """Raises Damaged where an object is, RunError where it is out of reach or refused and must not be deleted."""
+    """Raises Damaged where an object is, RunError where it is out of reach or refused and must not
+    be deleted.
+    """
     try:
         with storage.open_file(path) as file:
             yield pq.ParquetFile(file, page_checksum_verification=True)
     except storage.StorageError as error:
         raise RunError(f"{error}; the same command resumes") from None
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's own have no number
+        # Pyarrow's own have no number.
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
             raise RunError(f"{path}: cannot be read: {error}") from None
         advice = "delete it and the same command redoes it"
         raise Damaged(f"{path}: damaged, not a whole unit of raypd ({error}); {advice}") from None

@@ -1,11 +1,15 @@
-"""Automata of typed values beside those in `grammar`: tables that are put together, lists, any JSON object."""
+"""Automata of typed values beside those in `grammar`: tables that are put together, lists, any JSON
+object.
+"""
 
 from collections.abc import Sequence
 
 from raypd.decoding.grammar import DEAD, Automaton, TransitionTable
 
-_OPEN, _FIRST, _NEXT, _BEGIN, _ITEM, _END = range(6)  # places in a list; _NEXT: behind a comma, _BEGIN: and its blank
-# Places in an object: before it, behind an opening brace, at a value or a member (+ 1: its blank was read), ...
+# Places in a list; _NEXT: behind a comma, _BEGIN: and its blank.
+_OPEN, _FIRST, _NEXT, _BEGIN, _ITEM, _END = range(6)
+# Places in an object: before it, behind an opening brace, at a value or a member (+ 1: its blank
+# was read), ...
 _OBJECT, _INSIDE, _VALUE, _, _MEMBER, _, _SCALAR, _KEY, _COLON, _BEHIND, _OVER = range(11)
 _CLOSING = {"{": "}", "[": "]"}
 
@@ -24,21 +28,34 @@ def joined(parts: Sequence[TransitionTable]) -> TransitionTable:
 
 
 _OTHER = {chr(byte) for byte in range(256)} - {'"', "\\", "\n"}
-# A JSON string: once it is open, its model is not limited. States: before it, inside, behind a backslash, behind it.
+# A JSON string: once it is open, its model is not limited. States: before it, inside, behind a
+# backslash, behind it.
 STRING = TransitionTable(
-    [{'"': 1}, {**dict.fromkeys(_OTHER, 1), '"': 3, "\\": 2}, dict.fromkeys(_OTHER | {'"', "\\"}, 1), {}],
-    [3], free=[1, 2],
-)  # fmt: skip
+    [
+        {'"': 1},
+        {**dict.fromkeys(_OTHER, 1), '"': 3, "\\": 2},
+        dict.fromkeys(_OTHER | {'"', "\\"}, 1),
+        {},
+    ],
+    [3],
+    free=[1, 2],
+)
 # A text without quotes, up to a newline; an empty one is null.
-BARE_TEXT = TransitionTable([{**dict.fromkeys(_OTHER | {'"', "\\"}, 0), "\n": 1}, {}], [1], standing=[0, 1], free=[0])
+BARE_TEXT = TransitionTable(
+    [{**dict.fromkeys(_OTHER | {'"', "\\"}, 0), "\n": 1}, {}], [1], standing=[0, 1], free=[0]
+)
 
 
 class ListOf(Automaton):
-    """A JSON list of `fewest` to `most` values. Where they are texts it may be cut, or break off where it is none."""
+    """A JSON list of `fewest` to `most` values.
+
+    Where they are texts it may be cut, or break off where it is none.
+    """
 
     def __init__(self, item: TransitionTable, most: int | None = None, fewest: int = 0) -> None:
         self.item, self.most, self.fewest = item, most, fewest
-        self._places = [(_OPEN, 0, 0)]  # of every state: the place, values so far (as far as they count), their state
+        # Of every state: the place, values so far (as far as they count), their state.
+        self._places = [(_OPEN, 0, 0)]
         self._states = {self._places[0]: 0}
 
     def _state(self, *place: int) -> int:
@@ -65,7 +82,9 @@ class ListOf(Automaton):
             return self._state(_ITEM, count, after)
         if inner in self.item.finals and char == "]" and count >= self.fewest:
             return self._state(_END, 0, 0)
-        goes_on = inner in self.item.finals and char == "," and (self.most is None or count < self.most)
+        goes_on = (
+            inner in self.item.finals and char == "," and (self.most is None or count < self.most)
+        )
         return self._state(_NEXT, count, 0) if goes_on else DEAD
 
     def accepting(self, state: int) -> bool:
@@ -80,11 +99,14 @@ class ListOf(Automaton):
 
 
 class JsonObject(Automaton):
-    """A JSON object of any depth, at most one blank behind a colon or comma; `scalars`: numbers, true, false, null."""
+    """A JSON object of any depth, at most one blank behind a colon or comma; `scalars`: numbers,
+    true, false, null.
+    """
 
     def __init__(self, text: TransitionTable, scalars: Sequence[TransitionTable]) -> None:
         self._scalars = [text, *scalars]
-        self._places = [("", _OBJECT, 0, 0)]  # of every state: what is open, the place, which scalar, its state
+        # Of every state: what is open, the place, which scalar, its state.
+        self._places = [("", _OBJECT, 0, 0)]
         self._states = {self._places[0]: 0}
 
     def next(self, state: int, char: str) -> int:
@@ -96,7 +118,9 @@ class JsonObject(Automaton):
             self._places.append(key)
         return self._states[key]
 
-    def _after(self, opened: str, place: int, kind: int, inner: int, char: str) -> tuple[str, int, int, int] | None:
+    def _after(
+        self, opened: str, place: int, kind: int, inner: int, char: str
+    ) -> tuple[str, int, int, int] | None:
         if place == _OBJECT:
             return ("{", _INSIDE, 0, 0) if char == "{" else None
         if place == _OVER:
@@ -104,7 +128,11 @@ class JsonObject(Automaton):
         if place in (_SCALAR, _KEY):
             scalar = self._scalars[kind]
             if (after := scalar.next(inner, char)) != DEAD:
-                return (opened, _COLON, 0, 0) if place == _KEY and scalar.ended(after) else (opened, place, kind, after)
+                return (
+                    (opened, _COLON, 0, 0)
+                    if place == _KEY and scalar.ended(after)
+                    else (opened, place, kind, after)
+                )
             if inner not in scalar.finals:
                 return None
             place = _BEHIND

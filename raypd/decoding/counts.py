@@ -8,7 +8,8 @@ from typing import Any
 class TokenCounts:
     prefill_tokens: int = 0  # of its first feed, put through the model for it
     shared_tokens: int = 0  # of its first feed, in the cache already, computed for another program
-    # Of its answer, end tokens too: no mask, no draft that was rejected, but the keys that `guided` is given.
+    # Of its answer, end tokens too: no mask, no draft that was rejected, but the keys that `guided`
+    # is given.
     decode_tokens: int = 0
     steps: int = 0  # feeds that were answered
 

@@ -1,10 +1,13 @@
-"""The Llama family's layers on GPUs: four products and five kernels each, where torch alone starts fifty-six.
+"""The Llama family's layers on GPUs: four products and five kernels each, where torch alone starts
+fifty-six.
 
-    norm | q/k/v in one product | norms of queries and keys, rotation, keys and values into the cache | attention
-    output, added to the hidden states by the product | norm | gate and up in one | silu(gate) * up | down, the same
+    norm | q/k/v in one product | norms of queries and keys, rotation, keys and values into the
+    cache | attention output, added to the hidden states by the product | norm | gate and up in one
+    | silu(gate) * up | down, the same
 
-In FP8 twelve: the kernels before a product write its inputs in FP8; behind attention one of its own does. What `_place`
-writes stays as it is: attention reads it in 16 bits. The file needs triton; in its interpreter kernels run on a CPU.
+In FP8 twelve: the kernels before a product write its inputs in FP8; behind attention one of its own
+does. What `_place` writes stays as it is: attention reads it in 16 bits. The file needs triton; in
+its interpreter kernels run on a CPU.
 """
 
 from functools import partial
@@ -24,7 +27,10 @@ _BLOCK = 1024  # numbers that a program of `_swiglu` has
 
 
 class CudaLayer(Layer):
-    """A layer by these kernels, with the weights of transformers'. They compute in float32 and round once."""
+    """A layer by these kernels, with the weights of transformers'.
+
+    They compute in float32 and round once.
+    """
 
     @staticmethod
     def takes(source: Any) -> bool:
@@ -32,12 +38,17 @@ class CudaLayer(Layer):
         attention, mlp = source.self_attn, source.mlp
         linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-        plain = attention.head_dim == power_of_two(attention.head_dim) and mlp.config.hidden_act == "silu"
+        plain = (
+            attention.head_dim == power_of_two(attention.head_dim)
+            and mlp.config.hidden_act == "silu"
+        )
         return plain and {type(linear) for linear in linears} in ({torch.nn.Linear}, {Fp8Linear})
 
     def build(self, attention: Any, mlp: Any) -> None:
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.heads, self.kv_heads = (linear.weight.shape[0] // self.head_dim for linear in projections[:2])
+        self.heads, self.kv_heads = (
+            linear.weight.shape[0] // self.head_dim for linear in projections[:2]
+        )
         self.projection, self.gated = _joined(projections), _joined([mlp.gate_proj, mlp.up_proj])
         self.output, self.down = attention.o_proj, mlp.down_proj
         self.fp8 = isinstance(self.output, Fp8Linear)
@@ -50,21 +61,37 @@ class CudaLayer(Layer):
         out, scale, dim = *_room(x, x.shape[-1], fp8), x.shape[-1]
         if len(x):
             with torch.cuda.device_of(x):
-                _norm[(len(x),)](x, norm.weight, out, scale, norm.variance_epsilon, dim, power_of_two(dim), fp8)
+                _norm[(len(x),)](
+                    x, norm.weight, out, scale, norm.variance_epsilon, dim, power_of_two(dim), fp8
+                )
         return (out, scale, x.dtype) if fp8 else out
 
     def project(self, x: Any, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> Projected:
-        joined = self.projection(x).unflatten(-1, (-1, self.head_dim))  # [tokens, heads + 2 * kv_heads, head_dim]
+        # [tokens, heads + 2 * kv_heads, head_dim].
+        joined = self.projection(x).unflatten(-1, (-1, self.head_dim))
         query, new = joined[:, : self.heads], joined[:, self.heads : self.heads + self.kv_heads]
         keys, values = step.cache.layer(self.attention.number, new, new)
         norms = [cos if norm is None else norm.weight for norm in (self.query_norm, self.key_norm)]
         with torch.cuda.device_of(joined):
             _place[len(joined), triton.cdiv(joined.shape[1], _HEADS)](
-                joined, keys, values, step.slots, cos, sin, *norms,
+                joined,
+                keys,
+                values,
+                step.slots,
+                cos,
+                sin,
+                *norms,
                 0.0 if self.query_norm is None else self.query_norm.variance_epsilon,
-                *keys.stride()[:2], *values.stride()[:2], cos.stride(0), sin.stride(0),
-                self.heads, self.kv_heads, self.query_norm is not None, self.head_dim // 2, _HEADS,
-            )  # fmt: skip
+                *keys.stride()[:2],
+                *values.stride()[:2],
+                cos.stride(0),
+                sin.stride(0),
+                self.heads,
+                self.kv_heads,
+                self.query_norm is not None,
+                self.head_dim // 2,
+                _HEADS,
+            )
         return query, None, None  # keys and values are stored
 
     @staticmethod
@@ -88,7 +115,9 @@ def swiglu(joined: torch.Tensor, fp8: bool) -> torch.Tensor | Inputs:
     out, scale = _room(joined, dim, fp8)
     block, warps = (power_of_two(dim), 16) if fp8 else (_BLOCK, 4)  # a row's scale is of all of it
     with torch.cuda.device_of(joined):
-        _swiglu[len(out), triton.cdiv(dim, block)](joined, out, scale, dim, block, fp8, num_warps=warps)
+        _swiglu[len(out), triton.cdiv(dim, block)](
+            joined, out, scale, dim, block, fp8, num_warps=warps
+        )
     return (out, scale, joined.dtype) if fp8 else out
 
 
@@ -109,7 +138,9 @@ def _room(x: torch.Tensor, dim: int, fp8: bool) -> tuple[torch.Tensor, torch.Ten
 def _joined(linears: list[Any]) -> torch.nn.Linear | Fp8Linear:
     """One layer that gives the outputs of all, one behind the other."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
-    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+    bias = (
+        None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+    )
     if isinstance(linears[0], Fp8Linear):
         return Fp8Linear(weight, torch.cat([linear.scale for linear in linears], 1), bias)
     joined = torch.nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
@@ -156,41 +187,83 @@ def _norm(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _place(  # type: ignore[no-untyped-def]
-    joined, keys, values, slots, cos, sin, query_weight, key_weight, eps,
-    key_slot, key_head, value_slot, value_head, cos_stride, sin_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Some heads of a token of `joined` [tokens, HEADS + 2 * KV_HEADS, 2 * HALF]: queries are normed and rotated in
-    place, keys go into the cache so, values as they are. cos, sin: [tokens, 2 * HALF]; keys, values: [slots, ...]."""
+    joined,
+    keys,
+    values,
+    slots,
+    cos,
+    sin,
+    query_weight,
+    key_weight,
+    eps,
+    key_slot,
+    key_head,
+    value_slot,
+    value_head,
+    cos_stride,
+    sin_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some heads of a token of `joined` [tokens, HEADS + 2 * KV_HEADS, 2 * HALF]: queries are
+    normed and rotated in place, keys go into the cache so, values as they are. cos, sin: [tokens, 2
+    * HALF]; keys, values: [slots, ...].
+    """
     TYPE: tl.constexpr = joined.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     half = tl.arange(0, HALF)
     is_query, is_value = head < HEADS, (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
-    is_key, is_head = (head >= HEADS) & (head < HEADS + KV_HEADS), (head < HEADS + 2 * KV_HEADS)[:, None]
+    is_key, is_head = (
+        (head >= HEADS) & (head < HEADS + KV_HEADS),
+        (head < HEADS + 2 * KV_HEADS)[:, None],
+    )
     place = (token * (HEADS + 2 * KV_HEADS) + head)[:, None] * (2 * HALF) + half[None, :]
-    as_first = tl.load(joined + place, mask=is_head, other=0.0)  # [BLOCK, HALF], and the second halves
+    # [BLOCK, HALF], and the second halves.
+    as_first = tl.load(joined + place, mask=is_head, other=0.0)
     as_second = tl.load(joined + place + HALF, mask=is_head, other=0.0)
     first, second = as_first.to(WIDE), as_second.to(WIDE)
     if NORM:
-        factor = 1 / tl.sqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)
-        first, second = (first * factor[:, None]).to(TYPE).to(WIDE), (second * factor[:, None]).to(TYPE).to(WIDE)
+        factor = 1 / tl.sqrt(
+            (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps
+        )
+        first, second = (
+            (first * factor[:, None]).to(TYPE).to(WIDE),
+            (second * factor[:, None]).to(TYPE).to(WIDE),
+        )
         query_part, key_part = query_weight + half, key_weight + half
-        weights = tl.where(is_query[:, None], tl.load(query_part)[None, :], tl.load(key_part)[None, :])
+        weights = tl.where(
+            is_query[:, None], tl.load(query_part)[None, :], tl.load(key_part)[None, :]
+        )
         first = (first * weights.to(WIDE)).to(TYPE).to(WIDE)
-        weights = tl.where(is_query[:, None], tl.load(query_part + HALF)[None, :], tl.load(key_part + HALF)[None, :])
+        weights = tl.where(
+            is_query[:, None],
+            tl.load(query_part + HALF)[None, :],
+            tl.load(key_part + HALF)[None, :],
+        )
         second = (second * weights.to(WIDE)).to(TYPE).to(WIDE)
     cosine, sine = cos + token * cos_stride + half, sin + token * sin_stride + half
     turned = first * tl.load(cosine).to(WIDE)[None, :] - second * tl.load(sine).to(WIDE)[None, :]
-    second = second * tl.load(cosine + HALF).to(WIDE)[None, :] + first * tl.load(sine + HALF).to(WIDE)[None, :]
+    second = (
+        second * tl.load(cosine + HALF).to(WIDE)[None, :]
+        + first * tl.load(sine + HALF).to(WIDE)[None, :]
+    )
     tl.store(joined + place, turned.to(TYPE), mask=is_query[:, None])
     tl.store(joined + place + HALF, second.to(TYPE), mask=is_query[:, None])
     slot = tl.load(slots + token).to(tl.int64)
     place = keys + slot * key_slot + (head - HEADS).to(tl.int64)[:, None] * key_head + half[None, :]
     tl.store(place, turned.to(TYPE), mask=is_key[:, None])
     tl.store(place + HALF, second.to(TYPE), mask=is_key[:, None])
-    place = values + slot * value_slot + (head - HEADS - KV_HEADS).to(tl.int64)[:, None] * value_head + half[None, :]
+    place = (
+        values
+        + slot * value_slot
+        + (head - HEADS - KV_HEADS).to(tl.int64)[:, None] * value_head
+        + half[None, :]
+    )
     tl.store(place, as_first, mask=is_value[:, None])
     tl.store(place + HALF, as_second, mask=is_value[:, None])
 

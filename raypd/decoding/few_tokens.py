@@ -1,5 +1,7 @@
-"""Next tokens where a grammar leaves few (some hundreds): their logits alone are computed, since the output embeddings
-of a whole vocabulary are a fifth of what a decoded token of a small model costs."""
+"""Next tokens where a grammar leaves few (some hundreds): their logits alone are computed, since
+the output embeddings of a whole vocabulary are a fifth of what a decoded token of a small model
+costs.
+"""
 
 from typing import Any, get_args
 
@@ -19,7 +21,8 @@ class FewTokens:
         self.head = head
         self._limit = vocabulary // _SHARE
         self._possible = type(head) in get_args(AnyLinear) and head.bias is None
-        self._ids = np.zeros(0, dtype=np.int64)  # of the rows, in rising order: all that were needed, up to _limit
+        # Of the rows, in rising order: all that were needed, up to _limit.
+        self._ids = np.zeros(0, dtype=np.int64)
         self._rows: torch.nn.Module | None = None
 
     def takes(self, allowed: AllowedTokens | None) -> bool:
@@ -28,19 +31,30 @@ class FewTokens:
 
     def sample(self, hidden: torch.Tensor, requests: SampleRequests) -> torch.Tensor:
         """`sample`, behind hidden states [requests, hidden size]."""
-        distinct = {id(allowed): allowed for allowed in requests.allowed_token_ids if allowed is not None}
+        distinct = {
+            id(allowed): allowed for allowed in requests.allowed_token_ids if allowed is not None
+        }
         if not distinct:
             return sample(hidden, requests)
         self._widen(np.unique(np.concatenate([allowed.ids for allowed in distinct.values()])))
         assert self._rows is not None
-        columns = {key: AllowedTokens(np.searchsorted(self._ids, a.ids), a.outcomes) for key, a in distinct.items()}
-        inside: list[AllowedTokens | None] = [columns[id(allowed)] for allowed in requests.allowed_token_ids]
-        picked = sample(self._rows(hidden), SampleRequests(requests.sampling, requests.draws, inside))
+        columns = {
+            key: AllowedTokens(np.searchsorted(self._ids, a.ids), a.outcomes)
+            for key, a in distinct.items()
+        }
+        inside: list[AllowedTokens | None] = [
+            columns[id(allowed)] for allowed in requests.allowed_token_ids
+        ]
+        picked = sample(
+            self._rows(hidden), SampleRequests(requests.sampling, requests.draws, inside)
+        )
         picked[0] = torch.from_numpy(self._ids)[picked[0].long()]
         return picked
 
     def _widen(self, ids: np.ndarray) -> None:
-        """Takes up the rows of some tokens, in place of the others where they would become too many."""
+        """Takes up the rows of some tokens, in place of the others where they would become too
+        many.
+        """
         all_ids = np.union1d(self._ids, ids)
         if len(all_ids) == len(self._ids) and self._rows is not None:
             return

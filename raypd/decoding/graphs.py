@@ -1,6 +1,8 @@
-"""Small passes on a GPU as CUDA graphs: the host starts one graph where it would start hundreds of kernels. There is
-one for each size of pass, captured when one of its size comes again; tokens that fill a pass up put their keys into a
-slot of the cache that no sequence has, and attention leaves them out."""
+"""Small passes on a GPU as CUDA graphs: the host starts one graph where it would start hundreds of
+kernels. There is one for each size of pass, captured when one of its size comes again; tokens that
+fill a pass up put their keys into a slot of the cache that no sequence has, and attention leaves
+them out.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,24 @@ from raypd.decoding.attention.plan import Item, KernelPlan, power_of_two
 from raypd.decoding.attention.step import Step
 from raypd.decoding.kv_cache import KVCache
 
-_WORK = 220e9  # tokens times weights of a layer: more keep an H100 busy for longer than the host needs to start kernels
+# Tokens times weights of a layer: more keep an H100 busy for longer than the host needs to start
+# kernels.
+_WORK = 220e9
 _LEAST_ROWS = 64  # of results that are merged: fewer graphs
 _MOST_ROWS = 2048  # of logits, which are held twice: 1.2 GB of a vocabulary of 152,000
 _MOST_GRAPHS = 256  # each takes memory of the driver; passes of other sizes go without
 
-# Tokens, predictions, words of a set of segments, rows of results that are merged and tokens that have them, and for
-# each number of rows that a block of queries has the items of such blocks.
+# Tokens, predictions, words of a set of segments, rows of results that are merged and tokens that
+# have them, and for each number of rows that a block of queries has the items of such blocks.
 Size = tuple[int, int, int, tuple[int, ...], tuple[tuple[int, int], ...]]
 
 _log = logging.getLogger(__name__)
 
 
 class Graphs:
-    """The graphs of one model; `forward`: tokens [n], positions [n] and the pass -> logits [kept, vocabulary]."""
+    """The graphs of one model; `forward`: tokens [n], positions [n] and the pass -> logits [kept,
+    vocabulary].
+    """
 
     def __init__(
         self,
@@ -47,9 +53,11 @@ class Graphs:
         self.tiles = partial(tiles, capability)
         self.window = getattr(config, "sliding_window", None)
         self.spare = cache.alloc(1)
-        self.generation = -1  # of the cache: where it has moved, graphs read what is no longer there
+        # Of the cache: where it has moved, graphs read what is no longer there.
+        self.generation = -1
         self.keys = torch.empty(0)  # of a pass, in whatever graph: [slots, 3], as in `KernelPlan`
-        self.out: torch.Tensor | None = None  # logits of a pass, in whatever graph: [rows, vocabulary]
+        # Logits of a pass, in whatever graph: [rows, vocabulary].
+        self.out: torch.Tensor | None = None
         self.graphs: dict[Size, _Graph] = {}
         self.sizes: set[Size] = set()  # that have come: a graph is made when one comes again
         self.failed = False
@@ -59,21 +67,30 @@ class Graphs:
             self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(cache.device)
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor | None:
-        """[kept, vocabulary] of tokens and positions [tokens]. None where the pass has to go without a graph: it is the
-        first of its size, large, predicts nothing, a window hides keys, there are many graphs, or a capture failed."""
-        windowed = any(span.felt(self.window) is not None for group in step.groups for span in group.spans)
+        """[kept, vocabulary] of tokens and positions [tokens].
+
+        None where the pass has to go without a graph: it is the first of its size, large, predicts
+        nothing, a window hides keys, there are many graphs, or a capture failed.
+        """
+        windowed = any(
+            span.felt(self.window) is not None for group in step.groups for span in group.spans
+        )
         large = len(ids) > self.most or len(step.kept) > _MOST_ROWS
         if self.failed or windowed or large or not len(step.kept) or not self.cache.keys:
             return None
         if self.generation != self.cache.generation:
             self.graphs.clear()
             self.generation = self.cache.generation
-            self.keys = torch.zeros(self.cache.allocator.slots, 3, dtype=torch.int32, device=ids.device)
+            self.keys = torch.zeros(
+                self.cache.allocator.slots, 3, dtype=torch.int32, device=ids.device
+            )
         stored = next(iter(self.cache.keys.values()))  # [slots, kv_heads, head_dim]
         rows = tuple(self.tiles(stored.shape[2], stored.element_size()))
         plan = step.plans[self.repeat] = KernelPlan(step, self.repeat, rows, self.fill)
         blocks = tuple((size, power_of_two(len(items))) for size, items in plan.blocks)
-        split = tuple(max(_LEAST_ROWS, power_of_two(n)) for n in (plan.split_rows, len(plan.merged)) if n)
+        split = tuple(
+            max(_LEAST_ROWS, power_of_two(n)) for n in (plan.split_rows, len(plan.merged)) if n
+        )
         size = rounded(len(ids)), rounded(len(step.kept)), plan.words, split, blocks
         if size not in self.graphs and (size not in self.sizes or len(self.graphs) >= _MOST_GRAPHS):
             self.sizes.add(size)
@@ -82,7 +99,9 @@ class Graphs:
         graph.fill(ids, positions, step, plan)
         if size not in self.graphs:
             try:
-                graph.replay = captured(partial(self._run, graph), ids.device, self.pool, self.stream)
+                graph.replay = captured(
+                    partial(self._run, graph), ids.device, self.pool, self.stream
+                )
             except RuntimeError as error:
                 _log.warning("no CUDA graphs, passes go on without: %s", error)
                 self.failed = True
@@ -94,7 +113,10 @@ class Graphs:
         return self.out[: len(step.kept)].clone()  # the next pass writes over it
 
     def _run(self, graph: _Graph) -> None:
-        """A graph's pass. It keeps no result of its own, so that the next graph's can lie in the same memory."""
+        """A graph's pass.
+
+        It keeps no result of its own, so that the next graph's can lie in the same memory.
+        """
         logits = self.forward(graph.ids, graph.positions, graph.step)
         if self.out is None:
             self.out = logits.new_empty(rounded(min(self.most, _MOST_ROWS)), logits.shape[1])
@@ -103,7 +125,9 @@ class Graphs:
 
 def most_tokens(config: PreTrainedConfig) -> int:
     """Of a pass that is worth a graph: fewer of a larger model."""
-    layer = config.hidden_size * (4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 0))
+    layer = config.hidden_size * (
+        4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 0)
+    )
     return int(min(4096, max(1024, _WORK // layer)))
 
 
@@ -114,8 +138,11 @@ def rounded(n: int) -> int:
 
 
 class _Graph:
-    """Passes of one size; for the kernel their `KernelPlan`, too. `step`: the first one; `repeat` query heads share a
-    key head; `spare`: the slot for keys of tokens that fill up."""
+    """Passes of one size; for the kernel their `KernelPlan`, too.
+
+    `step`: the first one; `repeat` query heads share a key head; `spare`: the slot for keys of
+    tokens that fill up.
+    """
 
     replay: Callable[[], None]  # is there once it is captured
 
@@ -134,14 +161,33 @@ class _Graph:
     def starts(self, window: int | None) -> None:
         """No window hides anything."""
 
-    def fill(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, plan: KernelPlan) -> None:
+    def fill(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: Step, plan: KernelPlan
+    ) -> None:
         """Copies a pass to where the graph reads, all on the device."""
         self.step.slots[len(ids) :] = self.spare
         if self.split_rows:
             self.merged[len(plan.merged) :] = plan.merged[-1]  # once more
-        mine = [self.ids, self.positions, self.step.slots, self.step.kept, self.queries, self.keys, self.merged,
-                self.merged_rows]  # fmt: skip
-        new = [ids, positions, step.slots, step.kept, plan.queries, plan.keys, plan.merged, plan.merged_rows]
+        mine = [
+            self.ids,
+            self.positions,
+            self.step.slots,
+            self.step.kept,
+            self.queries,
+            self.keys,
+            self.merged,
+            self.merged_rows,
+        ]
+        new = [
+            ids,
+            positions,
+            step.slots,
+            step.kept,
+            plan.queries,
+            plan.keys,
+            plan.merged,
+            plan.merged_rows,
+        ]
         for (_, room), (_, items) in zip(self.blocks, plan.blocks, strict=True):
             room[len(items) :] = 0  # blocks of no queries
             mine.append(room)
@@ -150,9 +196,14 @@ class _Graph:
             target[: len(source)] = source
 
 
-def captured(run: Callable[[], None], device: torch.device, pool: Any, side: torch.cuda.Stream) -> Callable[[], None]:
-    """What does again on a GPU what a function does, over the same memory. Raises RuntimeError where the GPU has no
-    memory for it, or the function does what a graph cannot hold."""
+def captured(
+    run: Callable[[], None], device: torch.device, pool: Any, side: torch.cuda.Stream
+) -> Callable[[], None]:
+    """What does again on a GPU what a function does, over the same memory.
+
+    Raises RuntimeError where the GPU has no memory for it, or the function does what a graph cannot
+    hold.
+    """
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream()
         side.wait_stream(stream)

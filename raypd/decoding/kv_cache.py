@@ -1,6 +1,8 @@
-"""Where keys and values live: one store a layer, [kv_heads, slots, head_dim], in which every sequence owns a contiguous
-region of slots, so that attention reads its keys as a view, one head's in one piece. A sequence that outgrows its
-region moves to one of twice its size; one whose tokens have left the cache closes up and frees the rest."""
+"""Where keys and values live: one store a layer, [kv_heads, slots, head_dim], in which every
+sequence owns a contiguous region of slots, so that attention reads its keys as a view, one head's
+in one piece. A sequence that outgrows its region moves to one of twice its size; one whose tokens
+have left the cache closes up and frees the rest.
+"""
 
 import numpy as np
 import torch
@@ -46,11 +48,17 @@ class SlotAllocator:
 
 
 class KVCache:
-    """Keys and values of all sequences, per layer [slots, kv_heads, head_dim]; it doubles when full, up to `limit`
-    slots (`why`: the reason for it). Layers are allocated at their first write, zeroed: NaN leaks from masked slots."""
+    """Keys and values of all sequences, per layer [slots, kv_heads, head_dim]; it doubles when
+    full, up to `limit` slots (`why`: the reason for it). Layers are allocated at their first write,
+    zeroed: NaN leaks from masked slots.
+    """
 
     def __init__(
-        self, slots: int, limit: int | None, device: torch.device, why: str = "engine.cache_tokens allows no more"
+        self,
+        slots: int,
+        limit: int | None,
+        device: torch.device,
+        why: str = "engine.cache_tokens allows no more",
     ) -> None:
         self.allocator = SlotAllocator(slots if limit is None else min(slots, limit))
         self.limit = limit
@@ -61,11 +69,17 @@ class KVCache:
         self.values: dict[int, torch.Tensor] = {}
 
     def alloc(self, length: int) -> int:
-        """Start of a new region of `length` slots. Raises OutOfSlots where the cache is full and may not grow."""
+        """Start of a new region of `length` slots.
+
+        Raises OutOfSlots where the cache is full and may not grow.
+        """
         while (start := self.allocator.alloc(length)) is None:
             slots = self.allocator.slots
             if not (self._grown(max(2 * slots, slots + length)) or self._grown(slots + length)):
-                raise OutOfSlots(f"{length} slots wanted, {self.allocator.available} of {slots} free, and {self._why}")
+                raise OutOfSlots(
+                    f"{length} slots wanted, {self.allocator.available} of {slots} free, and "
+                    f"{self._why}"
+                )
         return start
 
     def _grown(self, slots: int) -> bool:
@@ -73,7 +87,9 @@ class KVCache:
         slots = slots if self.limit is None else min(slots, self.limit)
         if slots <= self.allocator.slots:
             return False
-        if self.device.type == "cpu" and not has_main_memory((slots - self.allocator.slots) * self.slot_bytes):
+        if self.device.type == "cpu" and not has_main_memory(
+            (slots - self.allocator.slots) * self.slot_bytes
+        ):
             self._why = NO_MEMORY  # for now
             return False
         try:
@@ -81,7 +97,8 @@ class KVCache:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            self.limit, self._why = self.allocator.slots, NO_MEMORY  # sequences wait for each other from here on
+            # Sequences wait for each other from here on.
+            self.limit, self._why = self.allocator.slots, NO_MEMORY
             return False
         return True
 
@@ -99,7 +116,9 @@ class KVCache:
             store[to : to + length] = store[start : start + length]
 
     def compact(self, start: int, offsets: np.ndarray) -> None:
-        """Moves the slots at rising `offsets` [n] of a region together at its beginning, in every layer."""
+        """Moves the slots at rising `offsets` [n] of a region together at its beginning, in every
+        layer.
+        """
         slots = to_device(start + offsets, self.device)
         for store in (*self.keys.values(), *self.values.values()):
             store[start : start + len(offsets)] = store[slots]
@@ -107,7 +126,9 @@ class KVCache:
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores keys and values [tokens, kv_heads, head_dim] (None: they are) in `slots` [tokens]; all, as `layer`."""
+        """Stores keys and values [tokens, kv_heads, head_dim] (None: they are) in `slots` [tokens];
+        all, as `layer`.
+        """
         if key is None or value is None:
             return self.keys[layer], self.values[layer]
         keys, values = self.layer(layer, key, value)
@@ -115,15 +136,22 @@ class KVCache:
         values.index_copy_(0, slots, value)
         return keys, values
 
-    def layer(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's keys and values [slots, kv_heads, head_dim], like the new ones [tokens, kv_heads, head_dim]."""
+    def layer(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's keys and values [slots, kv_heads, head_dim], like the new ones [tokens,
+        kv_heads, head_dim].
+        """
         if layer not in self.keys:
             self.keys[layer] = _zeros(self.allocator.slots, key)
             self.values[layer] = _zeros(self.allocator.slots, value)
         return self.keys[layer], self.values[layer]
 
     def _resize(self, slots: int) -> None:
-        """More slots in every layer. Where memory ends half-way, layers that have them keep them unused."""
+        """More slots in every layer.
+
+        Where memory ends half-way, layers that have them keep them unused.
+        """
         for store in (self.keys, self.values):
             for layer, old in store.items():
                 if len(old) < slots:

@@ -1,4 +1,6 @@
-"""Linear layers in bfloat16 on a CPU, to decode: weights lie as their products, native.c's or oneDNN's, read them."""
+"""Linear layers in bfloat16 on a CPU, to decode: weights lie as their products, native.c's or
+oneDNN's, read them.
+"""
 
 from typing import Any
 
@@ -11,14 +13,23 @@ _TOKENS = 2048  # of a pass for which the layout is chosen; it is as good for fe
 
 
 class PanelLinear(torch.nn.Module):
-    """A linear layer by native.c; its weight is copied. A token's outputs are the same bits in every pass."""
+    """A linear layer by native.c; its weight is copied.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False) -> None:
+    A token's outputs are the same bits in every pass.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False
+    ) -> None:
         super().__init__()
-        self.outputs, self.gated = len(weight), gated  # the first half of its outputs are gates of the second: SwiGLU
+        # The first half of its outputs are gates of the second: SwiGLU.
+        self.outputs, self.gated = len(weight), gated
         rows = [weight, *([] if bias is None else [bias[:, None].float()])]
         if gated:  # half a panel of gates, half a panel of what they gate
-            rows = [part.view(2, -1, PANEL // 2, part.shape[1]).transpose(0, 1).reshape(part.shape) for part in rows]
+            rows = [
+                part.view(2, -1, PANEL // 2, part.shape[1]).transpose(0, 1).reshape(part.shape)
+                for part in rows
+            ]
         rows = [torch.nn.functional.pad(part, (0, 0, 0, -len(part) % PANEL)) for part in rows]
         self.panels = rows[0].view(-1, PANEL, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
         self.bias = rows[1][:, 0].contiguous() if len(rows) > 1 else None
@@ -32,7 +43,9 @@ class PanelLinear(torch.nn.Module):
         return rows
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[..., in_features] -> [..., out_features], or half of them; what is added to it is like it."""
+        """[..., in_features] -> [..., out_features], or half of them; what is added to it is like
+        it.
+        """
         return native.linear(x, self.panels, self.bias, self.outputs, self.gated, residual)
 
 
@@ -58,17 +71,25 @@ AnyLinear = torch.nn.Linear | PanelLinear | PackedLinear
 
 
 def pack_linears(model: torch.nn.Module, in_c: bool, only: list[Any] | None = None) -> None:
-    """Packs linear layers in place, or those of `only`; an embedding keeps a weight that it shares."""
+    """Packs linear layers in place, or those of `only`; an embedding keeps a weight that it
+    shares.
+    """
     kind = PanelLinear if in_c else PackedLinear
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear and has_pairs(child.weight) and (only is None or child in only):
+            if (
+                type(child) is torch.nn.Linear
+                and has_pairs(child.weight)
+                and (only is None or child in only)
+            ):
                 bias = None if child.bias is None else child.bias.detach()
                 setattr(parent, name, kind(child.weight.detach(), bias))
 
 
 def narrowed(linear: AnyLinear, outputs: torch.Tensor) -> torch.nn.Linear | PanelLinear:
-    """Some outputs [n] of a linear layer without a bias, as a layer; in `PanelLinear` they are the same bits."""
+    """Some outputs [n] of a linear layer without a bias, as a layer; in `PanelLinear` they are the
+    same bits.
+    """
     if isinstance(linear, PanelLinear):
         return PanelLinear(linear.panels[outputs // PANEL, :, outputs % PANEL].flatten(1))
     weight = linear.weight.detach()[outputs]
@@ -78,9 +99,14 @@ def narrowed(linear: AnyLinear, outputs: torch.Tensor) -> torch.nn.Linear | Pane
 
 
 def is_possible() -> bool:
-    """Whether this torch, on this processor, has oneDNN's. They are those of torch.compile, and not documented."""
+    """Whether this torch, on this processor, has oneDNN's.
+
+    They are those of torch.compile, and not documented.
+    """
     names = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
-    if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.mkldnn, name) for name in names):
+    if not torch.backends.mkldnn.is_available() or not all(
+        hasattr(torch.ops.mkldnn, name) for name in names
+    ):
         return False
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

@@ -1,4 +1,6 @@
-"""Models made faster for the device that they are on: layers by native.c, oneDNN's products, or layers for GPUs."""
+"""Models made faster for the device that they are on: layers by native.c, oneDNN's products, or
+layers for GPUs.
+"""
 
 import copy
 import logging
@@ -25,15 +27,24 @@ _log = logging.getLogger(__name__)
 
 
 def pack(model: PreTrainedModel, stable: bool = False) -> PreTrainedModel | Llama:
-    """A model made faster where possible, as exact: in bfloat16 on a CPU, in 16 bits on a GPU. It takes the weights:
-    use it, not `model`. stable: for an engine that is, where that is not the fastest, too."""
+    """A model made faster where possible, as exact: in bfloat16 on a CPU, in 16 bits on a GPU.
+
+    It takes the weights: use it, not `model`. stable: for an engine that is, where that is not the
+    fastest, too.
+    """
     if model.device.type == "cuda":
         return _on_gpu(model)
-    in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16) or (stable and native.refusal() is None)
+    in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16) or (
+        stable and native.refusal() is None
+    )
     if not in_c and not is_possible():
         return model
     layer = NativeLayer if in_c else AmxLayer
-    if native.refusal() is None and is_llama(model) and all(layer.takes(source) for source in model.model.layers):
+    if (
+        native.refusal() is None
+        and is_llama(model)
+        and all(layer.takes(source) for source in model.model.layers)
+    ):
         pack_linears(model, in_c, only=[model.lm_head])
         return Llama(model, layer)
     pack_linears(model, in_c)
@@ -57,16 +68,23 @@ def _on_gpu(model: Any) -> PreTrainedModel | Llama:
         reason = f"{type(failure).__name__}: {failure}"
     if reason is None:
         return Llama(model, CudaLayer)
-    _log.warning("layers in torch, which are slower, in place of those for GPUs on %s: %s", model.device, reason)
+    _log.warning(
+        "layers in torch, which are slower, in place of those for GPUs on %s: %s",
+        model.device,
+        reason,
+    )
     return model
 
 
 @torch.inference_mode()
 def layers_error(model: Any, layer: type[Layer], attend: Attend) -> float:
-    """How far the logits of a small model with such layers, of `model`'s kind with random weights, are from those in
-    float64, or of layers of FP8 in torch, relative to their norm."""
+    """How far the logits of a small model with such layers, of `model`'s kind with random weights,
+    are from those in float64, or of layers of FP8 in torch, relative to their norm.
+    """
     config = copy.deepcopy(model.config)
-    config.update({"num_hidden_layers": 1, "vocab_size": 64, "hidden_size": 256, "intermediate_size": 256})
+    config.update(
+        {"num_hidden_layers": 1, "vocab_size": 64, "hidden_size": 256, "intermediate_size": 256}
+    )
     config.pad_token_id = None
     with torch.device(model.device):
         small = type(model)._from_config(config, dtype=model.dtype).eval()
@@ -82,5 +100,7 @@ def layers_error(model: Any, layer: type[Layer], attend: Attend) -> float:
         step = Step(KVCache(_TOKENS, None, tokens.device), [group], tokens, tokens, attend)
         return model(tokens, tokens, step)[0].double()
 
-    exact = logits(Llama(copy.deepcopy(small) if fp8 else copy.deepcopy(small).double()), sdpa.attend)
+    exact = logits(
+        Llama(copy.deepcopy(small) if fp8 else copy.deepcopy(small).double()), sdpa.attend
+    )
     return float((logits(Llama(small, layer), attend) - exact).norm() / exact.norm())

@@ -1,5 +1,8 @@
-"""Linear layers with weights and inputs in 8 bits, for inference. A row of the weight has one scale, and every input
-row, which is a token, its own: what else is in the pass makes no difference."""
+"""Linear layers with weights and inputs in 8 bits, for inference.
+
+A row of the weight has one scale, and every input row, which is a token, its own: what else is in
+the pass makes no difference.
+"""
 
 import torch
 from transformers import PreTrainedModel
@@ -11,7 +14,9 @@ _MOST = torch.finfo(E4M3).max
 
 
 class _Linear(torch.nn.Module):
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = torch.nn.Parameter(weight, requires_grad=False)  # [out_features, in_features]
@@ -19,7 +24,10 @@ class _Linear(torch.nn.Module):
 
 
 class Int8Linear(_Linear):
-    """In integers, on a CPU with AVX-512 BF16; sums of products are exact. Scales are float32 [out_features]."""
+    """In integers, on a CPU with AVX-512 BF16; sums of products are exact.
+
+    Scales are float32 [out_features].
+    """
 
     @classmethod
     def of(cls, linear: torch.nn.Linear) -> "Int8Linear":
@@ -37,20 +45,31 @@ class Int8Linear(_Linear):
 
 
 class Fp8Linear(_Linear):
-    """In FP8 (E4M3), on a GPU that has it; sizes are multiples of 16, sums float32. Scales: [1, out_features]."""
+    """In FP8 (E4M3), on a GPU that has it; sizes are multiples of 16, sums float32.
+
+    Scales: [1, out_features].
+    """
 
     @classmethod
     def of(cls, linear: torch.nn.Linear) -> "Fp8Linear":
         weight, scale = in_fp8(linear.weight.detach())
         return cls(weight, scale.t(), linear.bias)
 
-    def forward(self, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.dtype]) -> torch.Tensor:
-        """[..., in_features], or rows and scales of `in_fp8` and the type of outputs -> [..., out_features]"""
-        rows, scale, dtype = x if isinstance(x, tuple) else (*in_fp8(x.reshape(-1, self.in_features)), x.dtype)
+    def forward(
+        self, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.dtype]
+    ) -> torch.Tensor:
+        """[..., in_features], or rows and scales of `in_fp8` and the type of outputs -> [...,
+        out_features]
+        """
+        rows, scale, dtype = (
+            x if isinstance(x, tuple) else (*in_fp8(x.reshape(-1, self.in_features)), x.dtype)
+        )
         shape = *(rows if isinstance(x, tuple) else x).shape[:-1], self.out_features
         if not len(rows):
             return scale.new_empty(shape, dtype=dtype)
-        return torch._scaled_mm(rows, self.weight.t(), scale, self.scale, self.bias, out_dtype=dtype).view(shape)
+        return torch._scaled_mm(
+            rows, self.weight.t(), scale, self.scale, self.bias, out_dtype=dtype
+        ).view(shape)
 
 
 def in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,9 +79,14 @@ def in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize(model: PreTrainedModel, kind: str, device: torch.device | None = None) -> None:
-    """Makes every linear layer of a bfloat16 model one of 8 bits ("w8a8" or "fp8"), but for the output embeddings, and
-    moves the model to a device, which at no time holds more than one of these layers in bfloat16."""
-    head, convert = model.get_output_embeddings(), {"w8a8": Int8Linear.of, "fp8": Fp8Linear.of}[kind]
+    """Makes every linear layer of a bfloat16 model one of 8 bits ("w8a8" or "fp8"), but for the
+    output embeddings, and moves the model to a device, which at no time holds more than one of
+    these layers in bfloat16.
+    """
+    head, convert = (
+        model.get_output_embeddings(),
+        {"w8a8": Int8Linear.of, "fp8": Fp8Linear.of}[kind],
+    )
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             plain = type(child) is torch.nn.Linear and child is not head

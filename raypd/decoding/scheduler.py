@@ -1,4 +1,6 @@
-"""Which programs run, what of each goes into the next pass, and which is preempted when cache or memory are full."""
+"""Which programs run, what of each goes into the next pass, and which is preempted when cache or
+memory are full.
+"""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -43,7 +45,9 @@ class Chunk:
 
 
 class Scheduler:
-    """Continuous batching: admission, packing within the budget, preemption; what is in flight is left alone."""
+    """Continuous batching: admission, packing within the budget, preemption; what is in flight is
+    left alone.
+    """
 
     passes = 1  # that may be in flight at the same time, each of other sequences
 
@@ -60,15 +64,24 @@ class Scheduler:
         return [seq for seq in self.sequences if seq.tag is not _PREFIX]
 
     def schedule(self) -> tuple[list[Chunk], list[Finished]]:
-        """What goes into the next pass, at most `budget.tokens`, and the programs that ended or failed before it."""
+        """What goes into the next pass, at most `budget.tokens`, and the programs that ended or
+        failed before it.
+        """
         finished = list(self._admit())
         return self._pack(finished), finished
 
     def _admit(self) -> Iterator[Finished]:
-        """Starts waiting programs while there is a place in the batch, and room in the next pass for what they feed."""
+        """Starts waiting programs while there is a place in the batch, and room in the next pass
+        for what they feed.
+        """
         running = len(self.running)
         tokens = sum(seq.size - seq.cached for seq in self.sequences if not seq.in_flight)
-        while self.waiting and not self.full and running < self.max_num_seqs and tokens < self.budget.tokens:
+        while (
+            self.waiting
+            and not self.full
+            and running < self.max_num_seqs
+            and tokens < self.budget.tokens
+        ):
             seq = self.waiting.popleft()
             try:
                 feed = next(seq.program)
@@ -83,10 +96,14 @@ class Scheduler:
                 running, tokens = running + 1, tokens + seq.size
 
     def _share(self, seq: Sequence, feed: Feed) -> None:
-        length = min(feed.shared, min(feed.sample_at, default=len(feed.tokens)), len(feed.tokens) - 1)
+        length = min(
+            feed.shared, min(feed.sample_at, default=len(feed.tokens)), len(feed.tokens) - 1
+        )
         if length <= 0:
             return
-        if list(feed.positions[:length]) != list(range(length)) or any((feed.segments or ())[:length]):
+        if list(feed.positions[:length]) != list(range(length)) or any(
+            (feed.segments or ())[:length]
+        ):
             raise ProgramError("shared tokens must be segment 0 at positions 0, 1, 2, ...")
         key = tuple(feed.tokens[:length])
         prefix = self.prefixes.get(key)
@@ -107,9 +124,13 @@ class Scheduler:
         self.sequences.insert(0, seq)
 
     def _pack(self, finished: list[Finished]) -> list[Chunk]:
-        """Decoding sequences first, then prefills in chunks, then prefixes that others wait for, up to the budget."""
+        """Decoding sequences first, then prefills in chunks, then prefixes that others wait for, up
+        to the budget.
+        """
         landed = [seq for seq in self.sequences if not seq.in_flight]
-        ready = [seq for seq in landed if seq.tag is _PREFIX or seq.prefix is None or seq.prefix.ready]
+        ready = [
+            seq for seq in landed if seq.tag is _PREFIX or seq.prefix is None or seq.prefix.ready
+        ]
         waiting = {id(seq): seq.waiting() for seq in ready}
         ready.sort(key=lambda seq: (seq.tag is _PREFIX, seq.steps == 0, len(waiting[id(seq)])))
         chunks: list[Chunk] = []
@@ -120,7 +141,11 @@ class Scheduler:
             if not len(tokens) or self.budget.tokens - room >= most:
                 break
             try:
-                chunks.append(Chunk(seq, tokens, seq.place_tokens(tokens, self.cache), *seq.samples_in(tokens)))
+                chunks.append(
+                    Chunk(
+                        seq, tokens, seq.place_tokens(tokens, self.cache), *seq.samples_in(tokens)
+                    )
+                )
                 room -= len(tokens)
             except OutOfSlots as full:
                 self.full = True
@@ -139,7 +164,9 @@ class Scheduler:
         return chunks
 
     def _most(self, alone: bool) -> int:
-        """Tokens from which on a pass takes no further sequence: its share of all, so that the others have theirs."""
+        """Tokens from which on a pass takes no further sequence: its share of all, so that the
+        others have theirs.
+        """
         tokens = sum(seq.size - seq.cached for seq in self.sequences)
         if tokens < self.passes * _LEAST_HALF:
             return tokens if alone else 0  # they go in one pass
@@ -154,9 +181,14 @@ class Scheduler:
         return False
 
     def _preempt(self, seq: Sequence, full: OutOfSlots, finished: list[Finished]) -> None:
-        """No sequence has room to go on: the youngest other one is released, to be fed again later, then a prefix whose
-        users hold nothing, to be computed again; one alone fails."""
-        candidates = [candidate for candidate in self.sequences if candidate is not seq and len(candidate.owner)]
+        """No sequence has room to go on: the youngest other one is released, to be fed again later,
+        then a prefix whose users hold nothing, to be computed again; one alone fails.
+        """
+        candidates = [
+            candidate
+            for candidate in self.sequences
+            if candidate is not seq and len(candidate.owner)
+        ]
         if candidates:
             candidates[-1].release(self.cache)
             return
@@ -172,15 +204,21 @@ class Scheduler:
         """Ends a sequence; in place of one that computes a prefix, those that wait for it."""
         victims = [seq]
         if seq.tag is _PREFIX:
-            victims = [user for user in self.sequences if user.prefix is seq.prefix and user is not seq]
+            victims = [
+                user for user in self.sequences if user.prefix is seq.prefix and user is not seq
+            ]
             self.sequences.remove(seq)
             seq.release(self.cache)
-            self.prefixes = OrderedDict((k, p) for k, p in self.prefixes.items() if p is not seq.prefix)
+            self.prefixes = OrderedDict(
+                (k, p) for k, p in self.prefixes.items() if p is not seq.prefix
+            )
         return [self.end(victim, error=ProgramError(error)) for victim in victims]
 
     def rollback(self, chunks: list[Chunk], reason: str, alone: bool = True) -> list[Finished]:
-        """Takes back a pass that ran out of memory, and halves the budget; at the least one, where it was `alone`
-        in flight, the program that holds most of the cache fails. Raises RuntimeError where the smallest fail, too."""
+        """Takes back a pass that ran out of memory, and halves the budget; at the least one, where
+        it was `alone` in flight, the program that holds most of the cache fails. Raises
+        RuntimeError where the smallest fail, too.
+        """
         for chunk in chunks:
             chunk.seq.unplace(chunk.tokens.tolist())
         if self.budget.too_much(sum(len(chunk.tokens) for chunk in chunks)) or not alone:
@@ -191,14 +229,21 @@ class Scheduler:
         return self._failed(largest, f"out of memory, and no step is smaller: {reason}")
 
     def advance(self, chunk: Chunk) -> bool:
-        """Counts a chunk that went through the model; whether the feed of its program is complete."""
+        """Counts a chunk that went through the model; whether the feed of its program is
+        complete.
+        """
         seq = chunk.seq
         seq.in_flight = False
         if seq.steps == 0:
             seq.counts.prefill_tokens += len(chunk.tokens)
         if seq.feed.decoded is None:
-            fed_before = seq.size - len(seq.feed.tokens)  # what a preempted sequence is fed again does not count
-            count = len(chunk.samples) if seq.steps == 0 else int(np.count_nonzero(chunk.tokens >= fed_before))
+            # What a preempted sequence is fed again does not count.
+            fed_before = seq.size - len(seq.feed.tokens)
+            count = (
+                len(chunk.samples)
+                if seq.steps == 0
+                else int(np.count_nonzero(chunk.tokens >= fed_before))
+            )
             seq.counts.decode_tokens += count
         seq.cached = int(chunk.tokens[-1]) + 1
         if seq.cached < seq.size:
@@ -219,13 +264,16 @@ class Scheduler:
             self._evict_prefix()
 
     def end(self, seq: Sequence, answer: Any = None, error: Exception | None = None) -> Finished:
-        """Frees the region of a program that returned its answer, or raised an error or is ended with it here."""
+        """Frees the region of a program that returned its answer, or raised an error or is ended
+        with it here.
+        """
         seq.program.close()
         if seq in self.sequences:
             self.sequences.remove(seq)
         self.full = False
         seq.release(self.cache)
-        seq.counts.decode_tokens = getattr(answer, "decoded", seq.counts.decode_tokens)  # of a method that drafts
+        # Of a method that drafts.
+        seq.counts.decode_tokens = getattr(answer, "decoded", seq.counts.decode_tokens)
         if seq.prefix is not None:
             seq.prefix.users -= 1
         return Finished(seq.tag, answer, error, seq.counts)

@@ -25,7 +25,9 @@ class ProgramError(Exception):
 
 @dataclass
 class Prefix:
-    """Keys and values of an instruction that `users` sequences share and read in place, `length` slots once `ready`."""
+    """Keys and values of an instruction that `users` sequences share and read in place, `length`
+    slots once `ready`.
+    """
 
     start: int
     length: int
@@ -35,9 +37,12 @@ class Prefix:
 
 @dataclass(eq=False)
 class Sequence:
-    """A program, its tokens and its region of the cache. Own tokens exclude the `base` shared ones of its prefix; a
-    program's row indices count both. `table` [4, tokens] and `place` [tokens], slots in the region, are of own tokens.
-    `predictions`: what was sampled of the current feed, in the order of its `sample_at`."""
+    """A program, its tokens and its region of the cache.
+
+    Own tokens exclude the `base` shared ones of its prefix; a program's row indices count both.
+    `table` [4, tokens] and `place` [tokens], slots in the region, are of own tokens. `predictions`:
+    what was sampled of the current feed, in the order of its `sample_at`.
+    """
 
     program: Program[Any]
     tag: Any = None
@@ -46,13 +51,17 @@ class Sequence:
     prefix: Prefix | None = None
     base: int = 0
     table: np.ndarray = field(default_factory=lambda: np.zeros((4, LEAST_REGION), dtype=np.int32))
-    place: np.ndarray = field(default_factory=lambda: np.full(LEAST_REGION, _NO_SLOT, dtype=np.int64))
-    dropped: np.ndarray = field(default_factory=lambda: np.zeros(LEAST_REGION, dtype=bool))  # left the cache for good
+    place: np.ndarray = field(
+        default_factory=lambda: np.full(LEAST_REGION, _NO_SLOT, dtype=np.int64)
+    )
+    # Left the cache for good.
+    dropped: np.ndarray = field(default_factory=lambda: np.zeros(LEAST_REGION, dtype=bool))
     has_dropped: bool = False
     size: int = 0  # own tokens ever fed
     cached: int = 0  # own tokens before this one went through the model
     start: int = 0  # first slot of the region in the cache
-    owner: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # own token in each slot
+    # Own token in each slot.
+    owner: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     high: int = 0  # slots from here on are free
     holes: list[int] = field(default_factory=list)  # free slots below `high`
     reach: np.ndarray = field(default_factory=one_segment)  # [segments, segments] of Reach
@@ -60,7 +69,8 @@ class Sequence:
     in_flight: bool = False  # the device has a pass with tokens of it
     feed: Feed = field(default_factory=lambda: Feed((), ()))  # the program's latest
     predictions: Predictions = field(default_factory=lambda: Predictions([], []))
-    _draws: list[float] = field(default_factory=list)  # random numbers, one for each of the feed's `sample_at`
+    # Random numbers, one for each of the feed's `sample_at`.
+    _draws: list[float] = field(default_factory=list)
     counts: TokenCounts = field(default_factory=TokenCounts)
 
     def __post_init__(self) -> None:
@@ -83,10 +93,15 @@ class Sequence:
         self.table[POSITION, here] = feed.positions[shared:]
         self.table[_SEGMENT, here] = 0 if feed.segments is None else feed.segments[shared:]
         self.table[_STEP, here] = self.steps
-        if len(self.reach) > 1 or feed.segments is not None or feed.reach:  # else the one segment, which sees itself
-            self._check_segments([0] if feed.segments is None else sorted(set(feed.segments[shared:])))
+        # Else the one segment, which sees itself.
+        if len(self.reach) > 1 or feed.segments is not None or feed.reach:
+            self._check_segments(
+                [0] if feed.segments is None else sorted(set(feed.segments[shared:]))
+            )
         self.feed, self.predictions, self._draws = feed, Predictions([], []), []
-        self.counts.decode_tokens = self.counts.decode_tokens if feed.decoded is None else feed.decoded
+        self.counts.decode_tokens = (
+            self.counts.decode_tokens if feed.decoded is None else feed.decoded
+        )
         self.size += new
 
     def _check(self, feed: Feed) -> None:
@@ -94,20 +109,31 @@ class Sequence:
         if n == 0:
             raise ProgramError("a feed holds no token")
         if len(feed.positions) != n or (feed.segments is not None and len(feed.segments) != n):
-            raise ProgramError(f"a feed of {n} tokens has {len(feed.positions)} positions or as many segments amiss")
+            raise ProgramError(
+                f"a feed of {n} tokens has {len(feed.positions)} positions or as many segments "
+                "amiss"
+            )
         if len(feed.sample_at) and not 0 <= min(feed.sample_at) <= max(feed.sample_at) < n:
             raise ProgramError(f"a feed of {n} tokens asks for a token that is not in it")
-        if feed.allowed_token_ids is not None and len(feed.allowed_token_ids) != len(feed.sample_at):
-            raise ProgramError(f"a feed with {len(feed.sample_at)} asks allows {len(feed.allowed_token_ids)}")
+        if feed.allowed_token_ids is not None and len(feed.allowed_token_ids) != len(
+            feed.sample_at
+        ):
+            raise ProgramError(
+                f"a feed with {len(feed.sample_at)} asks allows {len(feed.allowed_token_ids)}"
+            )
         for index in (*feed.drop, *feed.move):
             if not self.base <= index < self.base + self.size or self.dropped[index - self.base]:
                 raise ProgramError(f"row index {index} is shared, not fed yet or dropped already")
 
     def _check_segments(self, segments: list[int]) -> None:
-        if segments[-1] >= len(self.reach) or not self.reach[segments, segments].all():  # Reach.HIDDEN is 0
+        # Reach.HIDDEN is 0.
+        if segments[-1] >= len(self.reach) or not self.reach[segments, segments].all():
             raise ProgramError(f"segments {segments} of a feed must at least reach themselves")
         if self.base and not self.reach[segments, 0].all():
-            raise ProgramError("a segment that does not reach segment 0 cannot be in a program with a shared prefix")
+            raise ProgramError(
+                "a segment that does not reach segment 0 cannot be in a program with a shared "
+                "prefix"
+            )
 
     def _reserve(self, size: int) -> None:
         if size > self.table.shape[1]:
@@ -125,9 +151,12 @@ class Sequence:
         self.holes = [hole for hole in self.holes if hole < self.high]
 
     def samples_in(self, chunk: np.ndarray) -> tuple[Indices, Indices]:
-        """Of the samples behind tokens of a chunk: which of the feed's `sample_at` they are, their places in it."""
+        """Of the samples behind tokens of a chunk: which of the feed's `sample_at` they are, their
+        places in it.
+        """
         sample_at = self.feed.sample_at
-        first = self.size - len(self.feed.tokens)  # negative in the first feed, by the shared tokens
+        # Negative in the first feed, by the shared tokens.
+        first = self.size - len(self.feed.tokens)
         if chunk[0] == first and len(chunk) == len(self.feed.tokens):
             return range(len(sample_at)), sample_at
         places = {token - first: i for i, token in enumerate(chunk.tolist())}
@@ -148,7 +177,9 @@ class Sequence:
                 setattr(self.predictions, name, whole)
 
     def draws(self, numbers: Indices) -> list[float]:
-        """Random numbers of samples of the current feed: the same in whichever pass, and when one is done again."""
+        """Random numbers of samples of the current feed: the same in whichever pass, and when one
+        is done again.
+        """
         if self.sampling.temperature == 0:
             return [0.0] * len(numbers)
         self._draws = self._draws or self.random.random(len(self.feed.sample_at)).tolist()
@@ -161,10 +192,14 @@ class Sequence:
         return self.cached + np.flatnonzero(~self.dropped[self.cached : self.size])
 
     def place_tokens(self, chunk: np.ndarray, cache: KVCache) -> np.ndarray:
-        """Slots [n] for own tokens [n], in a larger region where needed. Raises OutOfSlots, and has changed nothing."""
+        """Slots [n] for own tokens [n], in a larger region where needed.
+
+        Raises OutOfSlots, and has changed nothing.
+        """
         reused = min(len(chunk), len(self.holes))
         if self.high + len(chunk) - reused > len(self.owner):
-            self._enlarge(self.high + self.size - self.cached - reused, cache)  # room for the whole feed at once
+            # Room for the whole feed at once.
+            self._enlarge(self.high + self.size - self.cached - reused, cache)
         end = self.high + len(chunk) - reused
         offsets = np.arange(self.high, end)
         if reused:
@@ -176,9 +211,11 @@ class Sequence:
         return self.start + self.place[chunk]
 
     def _close_up(self, coming: int, cache: KVCache) -> None:
-        """Early release (APAR, section 3.4): what left the cache is attended to no more, and its slots are freed. The
-        tokens move together when more than one slot in four is a hole, so a dropped token costs the moving of at most
-        three. Behind them and the `coming` tokens of the feed a quarter more stays, to grow in."""
+        """Early release (APAR, section 3.4): what left the cache is attended to no more, and its
+        slots are freed. The tokens move together when more than one slot in four is a hole, so a
+        dropped token costs the moving of at most three. Behind them and the `coming` tokens of the
+        feed a quarter more stays, to grow in.
+        """
         close = len(self.holes) >= _LEAST_HOLES and 4 * len(self.holes) > self.high
         if close:
             kept = np.flatnonzero(self.owner[: self.high] != NO_TOKEN)

@@ -1,4 +1,6 @@
-"""Models of other families than Llama's: transformers' own, unmodified but for the attention function."""
+"""Models of other families than Llama's: transformers' own, unmodified but for the attention
+function.
+"""
 
 from contextlib import nullcontext
 
@@ -19,7 +21,12 @@ class Stock(torch.nn.Module):
         self.model, self.config, self.head = model, model.config, model.get_output_embeddings()
 
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, step: Step, full: int | None = None, want_hidden: bool = False
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: Step,
+        full: int | None = None,
+        want_hidden: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `Llama.forward`; last hidden states are there if they are wanted."""
         hidden: list[torch.Tensor] = []
@@ -30,6 +37,10 @@ class Stock(torch.nn.Module):
 
         with self.head.register_forward_pre_hook(read) if want_hidden else nullcontext():
             output = self.model(
-                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=step.kept, step=step
+                input_ids=ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=step.kept,
+                step=step,
             )
         return output.logits[0], hidden[0] if hidden else None

@@ -1,12 +1,14 @@
 """The one rule of who sees whom: all masks, dense, block and in kernels, come from `visible`.
 
-Every token of a program carries a segment, a virtual position and the step that produced it. The program's `reach`
-matrix says of two segments HIDDEN, ALL or CAUSAL. Then a query q may attend to a key k exactly when
+Every token of a program carries a segment, a virtual position and the step that produced it. The
+program's `reach` matrix says of two segments HIDDEN, ALL or CAUSAL. Then a query q may attend to a
+key k exactly when
 
-    reach[seg(q), seg(k)] is ALL, or it is CAUSAL and position(k) <= position(q);  and step(k) <= step(q)
+    reach[seg(q), seg(k)] is ALL, or it is CAUSAL and position(k) <= position(q);  and step(k) <=
+    step(q)
 
-At inference the step condition holds by itself: what is not yet decoded is not in the cache. In training it is what
-makes the ground-truth sequence look like inference (HPD sec. 4.4).
+At inference the step condition holds by itself: what is not yet decoded is not in the cache. In
+training it is what makes the ground-truth sequence look like inference (HPD sec. 4.4).
 """
 
 from enum import IntEnum
@@ -31,7 +33,8 @@ def visible(
     query_positions: np.ndarray,  # [queries]
     key_segments: np.ndarray,  # [keys]; a key of segment NO_TOKEN is seen by nobody
     key_positions: np.ndarray,  # [keys]
-    query_steps: np.ndarray | None = None,  # [queries]; None leaves the step condition out (inference)
+    # [queries]; None leaves the step condition out (inference)
+    query_steps: np.ndarray | None = None,
     key_steps: np.ndarray | None = None,  # [keys]
 ) -> np.ndarray:
     """Who sees whom by the rule above: bool [queries, keys]."""
@@ -44,30 +47,42 @@ def visible(
     return visibility
 
 
-def in_window(mask: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
-    """What a sliding-window layer keeps of what is seen: bool [queries, keys], to be taken together with `mask`.
-    The window is `window` tokens long, the query's own included, and counts the tokens that the query sees from a key's
-    position to its own. A gap in the positions holds none: a value of HPD has the window that it would have alone,
-    however many gaps lie before it. Without gaps this is the models' own rule, q - k < window."""
+def in_window(
+    mask: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
+) -> np.ndarray:
+    """What a sliding-window layer keeps of what is seen: bool [queries, keys], to be taken together
+    with `mask`. The window is `window` tokens long, the query's own included, and counts the tokens
+    that the query sees from a key's position to its own. A gap in the positions holds none: a value
+    of HPD has the window that it would have alone, however many gaps lie before it. Without gaps
+    this is the models' own rule, q - k < window.
+    """
     return key_positions >= window_starts(mask, query_positions, key_positions, window)[:, None]
 
 
-def window_starts(mask: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
-    """`in_window` as the lowest position that each query keeps, [queries]; far below all where no window is filled."""
+def window_starts(
+    mask: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
+) -> np.ndarray:
+    """`in_window` as the lowest position that each query keeps, [queries]; far below all where no
+    window is filled.
+    """
     lowest = np.iinfo(np.int64).min
     if len(key_positions) < window:
         return np.full(len(query_positions), lowest)
     counted = mask & (key_positions[None, :] <= query_positions[:, None])
-    return np.partition(np.where(counted, key_positions[None, :], lowest), -window, axis=1)[:, -window]
+    return np.partition(np.where(counted, key_positions[None, :], lowest), -window, axis=1)[
+        :, -window
+    ]
 
 
 def segment_sets(
     reach: np.ndarray, query_segments: np.ndarray, key_segments: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `visible` takes from `reach`, as two sets of segments a query, one bit a segment, for kernels: int32
-    [queries, 2, words]: the segments that are ALL to a query and those that are CAUSAL, segment s at bit s % 32 of word
-    s // 32; and the segments of the keys [keys] by their numbers in these sets: their own, or, where there are many,
-    those among the segments that have keys. NO_TOKEN has one that is in no set."""
+    """What `visible` takes from `reach`, as two sets of segments a query, one bit a segment, for
+    kernels: int32 [queries, 2, words]: the segments that are ALL to a query and those that are
+    CAUSAL, segment s at bit s % 32 of word s // 32; and the segments of the keys [keys] by their
+    numbers in these sets: their own, or, where there are many, those among the segments that have
+    keys. NO_TOKEN has one that is in no set.
+    """
     if len(reach) < 32:
         labels = np.where(key_segments == NO_TOKEN, len(reach), key_segments)
         return _few_sets(reach.tobytes(), len(reach), reach.dtype)[query_segments], labels
@@ -92,7 +107,9 @@ def _sets(kinds: np.ndarray) -> np.ndarray:
 
 
 def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:
-    """A copy of `reach` with pairs {(query segment, key segment): Reach} set; new ones are HIDDEN from all others."""
+    """A copy of `reach` with pairs {(query segment, key segment): Reach} set; new ones are HIDDEN
+    from all others.
+    """
     if not pairs:
         return reach
     reach = np.pad(reach, (0, max(0, 1 + max(map(max, pairs)) - len(reach))))
@@ -103,5 +120,8 @@ def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:
 
 @cache
 def one_segment() -> np.ndarray:
-    """The reach of a program that begins, [1, 1]: segment 0, causal. Programs that stay so share it."""
+    """The reach of a program that begins, [1, 1]: segment 0, causal.
+
+    Programs that stay so share it.
+    """
     return np.full((1, 1), Reach.CAUSAL, dtype=np.int8)

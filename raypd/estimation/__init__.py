@@ -1,1 +1,3 @@
-"""Before a run: what it will take and cost (estimate), and which settings are the cheapest (tune)."""
+"""Before a run: what it will take and cost (estimate), and which settings are the cheapest
+(tune).
+"""

@@ -1,5 +1,8 @@
-"""How far two ways to decode give the same values, normalised. A value cut at its limit, ambiguous or not valid differs
-from anything: a setting must not look good because it cuts. What the reference itself has not whole is left out."""
+"""How far two ways to decode give the same values, normalised.
+
+A value cut at its limit, ambiguous or not valid differs from anything: a setting must not look good
+because it cuts. What the reference itself has not whole is left out.
+"""
 
 import math
 import re
@@ -26,7 +29,8 @@ class NormalValue:
     complete: bool  # not cut, ambiguous or invalid
 
 
-Answers = Sequence[Mapping[str, NormalValue] | None]  # of each document, by what was asked; None: no answer
+# Of each document, by what was asked; None: no answer.
+Answers = Sequence[Mapping[str, NormalValue] | None]
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Agreement:
     agree: int
     of: int  # values
     left_out: int = 0  # values, or documents without any, of which the reference has nothing whole
-    alike: float = field(default=1.0, compare=False)  # Kish's design effect: values of a document err together
+    # Kish's design effect: values of a document err together.
+    alike: float = field(default=1.0, compare=False)
 
     @property
     def share(self) -> float:
@@ -71,13 +76,19 @@ class Floor:
 
     @property
     def needed(self) -> float:
-        """Values that must be compared, and all agree, before the floor can be reached; inf where none suffice."""
+        """Values that must be compared, and all agree, before the floor can be reached; inf where
+        none suffice.
+        """
         if self.by == "share":
             return 1
-        return math.inf if self.share >= 1 else math.ceil(_Z**2 * self.share / (1 - self.share) - 1e-9)
+        return (
+            math.inf if self.share >= 1 else math.ceil(_Z**2 * self.share / (1 - self.share) - 1e-9)
+        )
 
     def judged(self, reference: Agreement) -> bool:
-        """Whether a reference (against itself) has values enough to tell whether the floor is reached."""
+        """Whether a reference (against itself) has values enough to tell whether the floor is
+        reached.
+        """
         return self.share <= 0 or reference.of >= self.needed
 
 
@@ -87,7 +98,9 @@ def compare(reference: Answers, candidate: Answers) -> Agreement:
     for expected, actual in zip(reference, candidate, strict=True):
         values = {name: value for name, value in (expected or {}).items() if value.complete}
         left_out += 1 if expected is None else len(expected) - len(values)
-        counts.append((sum((actual or {}).get(name) == value for name, value in values.items()), len(values)))
+        counts.append(
+            (sum((actual or {}).get(name) == value for name, value in values.items()), len(values))
+        )
     rows = np.array([(0, 0), *(count for count in counts if count[1])])[1:]
     agree, of = map(int, rows.sum(0))
     alike = 1.0  # how much more the share scatters than that of independent values
@@ -100,17 +113,25 @@ def compare(reference: Answers, candidate: Answers) -> Agreement:
 
 def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:
     """What a measured document was answered with; None where it failed or was not done."""
-    return normal_values(cost.rows) if cost is not None and cost.error is None and cost.rows else None
+    return (
+        normal_values(cost.rows) if cost is not None and cost.error is None and cost.rows else None
+    )
 
 
 def normal_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, NormalValue]:
     answers = (answer for row in rows for answer in row_values(row))
-    return {answer.key: NormalValue(normal(answer.value), answer.status in _WHOLE) for answer in answers}
+    return {
+        answer.key: NormalValue(normal(answer.value), answer.status in _WHOLE) for answer in answers
+    }
 
 
 def normal(value: Any) -> str | None:
-    """Case, width and runs of spaces do not count, nor does punctuation around a value; 1,200.0 is 1200."""
+    """Case, width and runs of spaces do not count, nor does punctuation around a value; 1,200.0 is
+    1200.
+    """
     if value is None:
         return None
-    text = " ".join(unicodedata.normalize("NFKC", str(value)).casefold().split()).strip(" \"'.,;:!?()[]")
+    text = " ".join(unicodedata.normalize("NFKC", str(value)).casefold().split()).strip(
+        " \"'.,;:!?()[]"
+    )
     return f"{float(text.replace(',', '')):.12g}" if _NUMBER.match(text) else text

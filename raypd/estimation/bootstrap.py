@@ -1,9 +1,12 @@
-"""The bootstrap: how far the figures of a sample hold for the corpus, by drawing the sample again and again.
+"""The bootstrap: how far the figures of a sample hold for the corpus, by drawing the sample again
+and again.
 
-A quantity is an array `[1 + DRAWS]`: what the sample gives, then what resampled samples give, so that bills are plain
-numpy. A counted or given one is an array of one. Of a group's `n` members `n - 1` are drawn, which makes the variance
-of the draws unbiased; where much of the population was drawn, weights move by the root of the share that was not (Rao
-and Wu, 1988). Few members tell little of their own scatter: draws are spread by a chi-square, as Student's t is."""
+A quantity is an array `[1 + DRAWS]`: what the sample gives, then what resampled samples give, so
+that bills are plain numpy. A counted or given one is an array of one. Of a group's `n` members `n -
+1` are drawn, which makes the variance of the draws unbiased; where much of the population was
+drawn, weights move by the root of the share that was not (Rao and Wu, 1988). Few members tell
+little of their own scatter: draws are spread by a chi-square, as Student's t is.
+"""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +18,8 @@ from raypd.run.records import Figure
 
 DRAWS = 2000
 _BLOCKS = 1000  # more clusters than this are resampled in blocks
-_GROUP = 3  # documents next to each other in the order of the corpus, which are drawn again among themselves
+# Documents next to each other in the order of the corpus, which are drawn again among themselves.
+_GROUP = 3
 _LEAST = 4  # degrees of freedom, for a slope to be told
 Array = NDArray[np.float64]
 
@@ -27,12 +31,20 @@ def exact(value: float) -> Array:
 
 def figure(quantity: Array) -> Figure:
     """Value and 95% interval; no ends where the sample cannot tell them."""
-    low, high = np.quantile(quantity[1:], (0.025, 0.975)) if len(quantity) > 1 else (quantity[0], quantity[0])
+    low, high = (
+        np.quantile(quantity[1:], (0.025, 0.975))
+        if len(quantity) > 1
+        else (quantity[0], quantity[0])
+    )
     return Figure(float(quantity[0]), *(() if np.isnan(low) else (float(low), float(high))))
 
 
-def weights(count: int, rng: np.random.Generator, groups: int = 1, population: float = math.inf) -> Array:
-    """Weights of the sample's members, `[1 + DRAWS, count]`: ones, then those of resampled samples."""
+def weights(
+    count: int, rng: np.random.Generator, groups: int = 1, population: float = math.inf
+) -> Array:
+    """Weights of the sample's members, `[1 + DRAWS, count]`: ones, then those of resampled
+    samples.
+    """
     result = np.ones((1 + DRAWS, count))
     for members in np.array_split(np.arange(count), groups):
         n = len(members)
@@ -43,11 +55,20 @@ def weights(count: int, rng: np.random.Generator, groups: int = 1, population: f
 
 
 def ratio(
-    numerators: Sequence[float], denominators: Sequence[float], rng: np.random.Generator, population: float = math.inf
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    rng: np.random.Generator,
+    population: float = math.inf,
 ) -> Array:
-    """sum / sum over drawn clusters (units of a run, rounds of a measurement), of `population` in all."""
-    a, b = (np.array([part.sum() for part in np.array_split(np.asarray(x, float), min(len(x), _BLOCKS))])
-            for x in (numerators, denominators))  # fmt: skip
+    """sum / sum over drawn clusters (units of a run, rounds of a measurement), of `population` in
+    all.
+    """
+    a, b = (
+        np.array(
+            [part.sum() for part in np.array_split(np.asarray(x, float), min(len(x), _BLOCKS))]
+        )
+        for x in (numerators, denominators)
+    )
     if b.sum() <= 0:
         return np.r_[0.0, np.full(DRAWS, np.nan)]
     if len(numerators) >= population:
@@ -56,26 +77,36 @@ def ratio(
     return _spread((drawn @ a) / np.maximum(drawn @ b, 1e-12), len(a) - 1, rng)
 
 
-def mean(values: Array, lengths: Array, mean_length: float, population: float, rng: np.random.Generator) -> Array:
-    """The mean of a corpus from documents at equal distances in its order. values, lengths: `[n]`, in that order.
-    The corpus's mean length is known: the sample's mean is moved to it along a slope, found anew in every draw."""
+def mean(
+    values: Array, lengths: Array, mean_length: float, population: float, rng: np.random.Generator
+) -> Array:
+    """The mean of a corpus from documents at equal distances in its order. values, lengths: `[n]`,
+    in that order. The corpus's mean length is known: the sample's mean is moved to it along a
+    slope, found anew in every draw.
+    """
     groups = max(1, len(values) // _GROUP)
     drawn = weights(len(values), rng, groups, population)
     y, x = drawn @ values / len(values), drawn @ lengths / len(values)
     if len(values) - groups >= _LEAST and np.ptp(lengths) > 0:
         off = lengths - x[:, None]
         slope = (drawn * off * values).sum(1) / np.maximum((drawn * off**2).sum(1), 1e-12)
-        slope = slope.clip(-2 * abs(slope[0]), 2 * abs(slope[0]))  # few documents, drawn again, may be of one length
+        # Few documents, drawn again, may be of one length.
+        slope = slope.clip(-2 * abs(slope[0]), 2 * abs(slope[0]))
         y += slope * (mean_length - x)
     return y[:1] if len(values) >= population else _spread(y, len(values) - groups, rng)
 
 
 def _spread(draws: Array, degrees: int, rng: np.random.Generator) -> Array:
-    """Draws with the tails of Student's t, on the logarithm: figures are positive and compared by their ratio."""
+    """Draws with the tails of Student's t, on the logarithm: figures are positive and compared by
+    their ratio.
+    """
     value = draws[0]
     if value <= 0:
         return draws[:1]
     if degrees < 1:
         return np.r_[value, np.full(DRAWS, np.nan)]
     power = np.sqrt(degrees / rng.chisquare(degrees, DRAWS))
-    return np.r_[value, value * np.exp(np.clip(np.log(np.maximum(draws[1:] / value, 0.05)) * power, -100, 100))]
+    return np.r_[
+        value,
+        value * np.exp(np.clip(np.log(np.maximum(draws[1:] / value, 0.05)) * power, -100, 100)),
+    ]

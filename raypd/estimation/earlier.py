@@ -1,4 +1,6 @@
-"""An estimate from what an earlier run's committed units took: the sample, drawn in the order of the input."""
+"""An estimate from what an earlier run's committed units took: the sample, drawn in the order of
+the input.
+"""
 
 import numpy as np
 
@@ -17,7 +19,10 @@ from raypd.tasks.base import SECOND
 
 
 def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estimate:
-    """The corpus at the speed of `options.run`. Raises ConfigError: no run, no committed units, several GPU types."""
+    """The corpus at the speed of `options.run`.
+
+    Raises ConfigError: no run, no committed units, several GPU types.
+    """
     assert options.run is not None
     run = storage.absolute(options.run)
     try:
@@ -35,30 +40,52 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estima
     speed = MethodSpeed(
         str(earlier_config.get("decoding", {}).get("method", "")),
         bootstrap.ratio([unit.busy_seconds for unit in units], documents, rng),
-        f"{counted(len(units), 'unit')} of {run}, {counted(int(sum(documents)), 'document')}", gpu, machine,
-        {name: bootstrap.ratio([unit.counts.get(name, 0) for unit in units], documents, rng) for name in TOKENS},
-    )  # fmt: skip
+        f"{counted(len(units), 'unit')} of {run}, {counted(int(sum(documents)), 'document')}",
+        gpu,
+        machine,
+        {
+            name: bootstrap.ratio([unit.counts.get(name, 0) for unit in units], documents, rng)
+            for name in TOKENS
+        },
+    )
     notes = [f"it is taken that documents are as those of {run}"]
     current = config.model_dump(mode="json", include={"task", "model", "decoding", "engine"})
-    changed = [f"{section}.{key}" for section, keys in current.items() for key, value in keys.items()
-               if earlier_config.get(section, {}).get(key, value) != value]  # fmt: skip
+    changed = [
+        f"{section}.{key}"
+        for section, keys in current.items()
+        for key, value in keys.items()
+        if earlier_config.get(section, {}).get(key, value) != value
+    ]
     if changed:
-        notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
-    total = bootstrap.exact(options.documents) if options.documents else sampling.scan(config).documents
+        notes.append(
+            f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours"
+        )
+    total = (
+        bootstrap.exact(options.documents) if options.documents else sampling.scan(config).documents
+    )
     result = assemble(config, options, total, [speed], [], _overhead(bills), notes)
     models = config.model, config.cascade.model
-    counts: list[tuple[str, records.Counts]] = [each for unit in units for each in unit.categories.items()]
+    counts: list[tuple[str, records.Counts]] = [
+        each for unit in units for each in unit.categories.items()
+    ]
     if config.cascade.model is None:  # then with those of retries
         counts = [("", {**dict.fromkeys(TOKENS, 0), **unit.counts}) for unit in units]
-    if micro := sum(book.token_usd(tokens, models[name.endswith(SECOND)]) for name, tokens in counts):
+    if micro := sum(
+        book.token_usd(tokens, models[name.endswith(SECOND)]) for name, tokens in counts
+    ):
         add_server(result, micro / MICRO / sum(documents))
     return result
 
 
 def add_server(result: records.Estimate, usd: float) -> None:
-    """Notes what a document's tokens cost, at a server behind an endpoint: it is not in the bills of machines."""
+    """Notes what a document's tokens cost, at a server behind an endpoint: it is not in the bills
+    of machines.
+    """
     result.sample = {**(result.sample or {}), "server_usd": usd}
-    result.notes.append(f"the server's tokens cost {1000 * usd:.3g} USD per 1,000 documents on top: not in the figures")
+    result.notes.append(
+        f"the server's tokens cost {1000 * usd:.3g} USD per 1,000 documents on top: not in the "
+        "figures"
+    )
 
 
 def _machine(run: str, bills: list[records.Bill]) -> tuple[str | None, str]:
@@ -66,12 +93,17 @@ def _machine(run: str, bills: list[records.Bill]) -> tuple[str | None, str]:
     types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
     gpus = {INSTANCES[name].gpu for name in types if name in INSTANCES and INSTANCES[name].gpus}
     if len(gpus) > 1:
-        raise ConfigError(f"--from {run}: it ran on several kinds of GPU ({', '.join(sorted(gpus))}): no one speed")
+        raise ConfigError(
+            f"--from {run}: it ran on several kinds of GPU ({', '.join(sorted(gpus))}): no one "
+            "speed"
+        )
     return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")
 
 
 def _overhead(bills: list[records.Bill]) -> Overhead | None:
-    """Means over workers, from when a node was billed, or came up for it, until it decoded; unpaid: before any node."""
+    """Means over workers, from when a node was billed, or came up for it, until it decoded; unpaid:
+    before any node.
+    """
     startup, unpaid = [], []
     for bill in bills:
         nodes = {node.node: node.began for node in bill.nodes}

@@ -1,4 +1,6 @@
-"""`raypd estimate`: what a corpus will take and cost, before it is run, from a sample, an earlier run or the user."""
+"""`raypd estimate`: what a corpus will take and cost, before it is run, from a sample, an earlier
+run or the user.
+"""
 
 import contextlib
 import math
@@ -16,7 +18,14 @@ from raypd.config.load import with_changes
 from raypd.errors import ConfigError, RunError, raised_as
 from raypd.estimation import bootstrap, earlier, hosted, prediction, profile, sampling
 from raypd.estimation.bootstrap import Array
-from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
+from raypd.estimation.machines import (
+    GIVEN,
+    TOKENS,
+    EstimateOptions,
+    MethodSpeed,
+    Overhead,
+    assemble,
+)
 from raypd.estimation.profile import DocumentCost, Profile, check_sample
 from raypd.estimation.sampling import CorpusSample
 from raypd.estimation.views import show_estimate
@@ -30,14 +39,17 @@ _BASELINE_SECONDS = 60.0  # where --minutes says no other
 _FEW = 30  # documents: the note says that more would be better
 _MILLION = 1e6  # documents of a prediction without a corpus
 _PREDICTED = (
-    "predicted from data sheets, measured by nobody (Qwen3-8B on an L40S: 31 documents/s by it, 6.28 of others in the "
+    "predicted from data sheets, measured by nobody (Qwen3-8B on an L40S: 31 documents/s "
+    "by it, 6.28 of others in the "
     "HPD paper: docs/estimate.md says why). Choose a card by it, then measure"
 )
 
 
 def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
-    """Estimates, prints (as_json: estimate.json in place of tables), and writes estimate.json into the run's folder.
-    Raises Interrupted at Ctrl-C, what `estimate` raises, and RunError where estimate.json cannot be written."""
+    """Estimates, prints (as_json: estimate.json in place of tables), and writes estimate.json into
+    the run's folder. Raises Interrupted at Ctrl-C, what `estimate` raises, and RunError where
+    estimate.json cannot be written.
+    """
     try:
         result = estimate(config, options, verbose)
     except KeyboardInterrupt:
@@ -49,33 +61,49 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
     show_estimate(result)
     if path is not None:
         print(f"estimate: {path}")
-        print(f"next: `raypd report {path.rpartition('/')[0]}` shows it as a page, and after the run beside the bill")
+        print(
+            f"next: `raypd report {path.rpartition('/')[0]}` shows it as a page, and after the "
+            "run beside the bill"
+        )
 
 
 def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool = False) -> Estimate:
-    """Raises ConfigError, InputError, ModelError, RunError. config: None where speed, documents and types are given."""
+    """Raises ConfigError, InputError, ModelError, RunError. config: None where speed, documents and
+    types are given.
+    """
     if config is not None:
         storage.configure(config.storage)
     if options.throughput or options.model:
         result = _given(config, options)
     elif config is None:
-        raise ConfigError("give a configuration, --model, or --throughput with --documents and --instance")
+        raise ConfigError(
+            "give a configuration, --model, or --throughput with --documents and --instance"
+        )
     elif options.run is not None:
         result = earlier.estimate_from(config, options)
     else:
         result = _measured(config, options, verbose)
     if config is not None:
-        result.fingerprint, result.model, result.task = config.fingerprint(), config.model.name, config.task.kind
+        result.fingerprint, result.model, result.task = (
+            config.fingerprint(),
+            config.model.name,
+            config.task.kind,
+        )
     return result
 
 
 def _write(result: Estimate, config: RunConfig) -> str | None:
-    """Puts it into the run's folder, for its report; its path, or None where the folder is another run's."""
+    """Puts it into the run's folder, for its report; its path, or None where the folder is another
+    run's.
+    """
     output = output_folder(config)
     path = storage.join(output, layout.ESTIMATE)
     try:
         with contextlib.suppress(FileNotFoundError):
-            if records.read(RunRecord, storage.join(output, layout.RUN)).fingerprint != config.fingerprint():
+            if (
+                records.read(RunRecord, storage.join(output, layout.RUN)).fingerprint
+                != config.fingerprint()
+            ):
                 return None
     except RecordError:
         return None
@@ -99,23 +127,48 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
         baseline: list[MethodSpeed] = []
         if options.baseline and config.decoding.method != "autoregressive":
             changed = with_changes(config, {"decoding.method": "autoregressive"})
-            limit = _BASELINE_SECONDS if options.minutes is None else max(1.0, ends - time.monotonic())
+            limit = (
+                _BASELINE_SECONDS if options.minutes is None else max(1.0, ends - time.monotonic())
+            )
             plain = profiler.profile(changed, documents, limit, "measure autoregressive", slow=True)
             if plain.documents_per_second:
                 baseline = [speed_of(sample, plain, notes)]
                 limit = changed.decoding.max_new_tokens
-                if cut := sum(cost is not None and cost.decode_tokens >= limit for cost in plain.costs):
-                    note = f"autoregressive: {cut} of {counted(len(plain.costs), 'answer')} did not end before"
-                    notes.append(f"{note} decoding.max_new_tokens={limit}: with weights trained to end it costs less")
+                if cut := sum(
+                    cost is not None and cost.decode_tokens >= limit for cost in plain.costs
+                ):
+                    note = (
+                        f"autoregressive: {cut} of {counted(len(plain.costs), 'answer')} did "
+                        "not end before"
+                    )
+                    notes.append(
+                        f"{note} decoding.max_new_tokens={limit}: with weights trained to end "
+                        "it costs less"
+                    )
             else:
-                notes.append("there was no time to measure autoregressive decoding: raise --minutes")
-    total = sample.scan.documents if options.documents is None else bootstrap.exact(options.documents)
+                notes.append(
+                    "there was no time to measure autoregressive decoding: raise --minutes"
+                )
+    total = (
+        sample.scan.documents if options.documents is None else bootstrap.exact(options.documents)
+    )
     overhead = Overhead(
         profiler.startup_seconds + profiled.load_seconds + profiled.warmup_seconds,
         profiler.unpaid_seconds + profiler.closing_seconds,
     )
-    result = assemble(config, options, total, [speed], baseline, overhead, notes + _notes(config, sample, profiled))
-    times = {name: round(getattr(profiled, name), 3) for name in ("seconds", "warmup_seconds", "load_seconds")}
+    result = assemble(
+        config,
+        options,
+        total,
+        [speed],
+        baseline,
+        overhead,
+        notes + _notes(config, sample, profiled),
+    )
+    times = {
+        name: round(getattr(profiled, name), 3)
+        for name in ("seconds", "warmup_seconds", "load_seconds")
+    }
     complete = {"machine": profiled.worker.machine, "complete": profiled.complete}
     result.sample = {"documents": len(documents), **times, **complete}
     done, tokens = _done(sample, profiled), hosted.counter(config)
@@ -128,44 +181,69 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
     return result
 
 
-_Done = list[tuple[int, DocumentCost]]  # of what was done: the place in the sample's order, and what it took
+# Of what was done: the place in the sample's order, and what it took.
+_Done = list[tuple[int, DocumentCost]]
 
 
 def _done(sample: CorpusSample, profiled: Profile) -> _Done:
     measured = zip(sample.places, profiled.costs, strict=True)
-    return sorted(((place, cost) for place, cost in measured if cost is not None), key=lambda item: item[0])
+    return sorted(
+        ((place, cost) for place, cost in measured if cost is not None), key=lambda item: item[0]
+    )
 
 
 def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> MethodSpeed:
-    """The speed over the corpus, with the scatter of documents, units and machine. notes: gets words on failed ones.
-    The bootstrap draws the same documents for every method, as these were measured on the same ones."""
+    """The speed over the corpus, with the scatter of documents, units and machine. notes: gets
+    words on failed ones. The bootstrap draws the same documents for every method, as these were
+    measured on the same ones.
+    """
     done = _done(sample, profiled)
     if errors := [cost.error for _, cost in done if cost.error is not None]:
         failed = f"{len(errors)} of {counted(len(done), 'document')} failed"
         notes.append(f"{profiled.method}: {failed}, the first: {errors[0]}")
     if not profiled.complete:
-        notes.append(f"{profiled.method}: the time ended before the sample was done: a guess; raise --minutes")
-    machine, worker = np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())]), profiled.worker
+        notes.append(
+            f"{profiled.method}: the time ended before the sample was done: a guess; raise "
+            "--minutes"
+        )
+    machine, worker = (
+        np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())]),
+        profiled.worker,
+    )
     expected, took = zip(*profiled.samples, strict=True)
     pace = bootstrap.ratio(took, expected, machine)
-    source = f"measured on {worker.machine}, {counted(len(done), 'document')}, {profiled.seconds:.0f} s"
+    source = (
+        f"measured on {worker.machine}, {counted(len(done), 'document')}, {profiled.seconds:.0f} s"
+    )
     names = ("seconds", *TOKENS)
-    seconds, *tokens = (_corpus_mean(sample, done, [getattr(cost, name) for _, cost in done]) for name in names)
+    seconds, *tokens = (
+        _corpus_mean(sample, done, [getattr(cost, name) for _, cost in done]) for name in names
+    )
     fed = dict(zip(TOKENS, tokens, strict=True))
-    return MethodSpeed(profiled.method, seconds * (pace / pace[0]), source, worker.gpu, worker.machine, fed)
+    return MethodSpeed(
+        profiled.method, seconds * (pace / pace[0]), source, worker.gpu, worker.machine, fed
+    )
 
 
 def _corpus_mean(sample: CorpusSample, done: _Done, values: Sequence[float]) -> Array:
-    """The mean of a document of the corpus, those that cannot be read included (they take nothing)."""
+    """The mean of a document of the corpus, those that cannot be read included (they take
+    nothing).
+    """
     scan, rng = sample.scan, np.random.default_rng(sampling.SEED)
     places, amounts = [place for place, _ in done], np.array(values, float)
     lengths = np.array([document.length for document in sample.readable], float)
     readable = len(lengths) / len(scan.scanned)
-    mean = readable * bootstrap.mean(amounts, lengths[places], float(lengths.mean()), readable * scan.documents[0], rng)
+    mean = readable * bootstrap.mean(
+        amounts, lengths[places], float(lengths.mean()), readable * scan.documents[0], rng
+    )
     if scan.whole or mean[0] <= 0:
         return mean
-    # Units differ in what they hold, and some of them were read: each of their documents is as those drawn beside it.
-    units, each = [document.unit for document in sample.readable], np.interp(np.arange(len(lengths)), places, amounts)
+    # Units differ in what they hold, and some of them were read: each of their documents is as
+    # those drawn beside it.
+    units, each = (
+        [document.unit for document in sample.readable],
+        np.interp(np.arange(len(lengths)), places, amounts),
+    )
     totals = np.bincount(units, each, len(scan.units))
     by_unit = bootstrap.ratio(totals.tolist(), scan.counts, rng, scan.units_planned)
     return mean * (by_unit / by_unit[0])
@@ -191,10 +269,14 @@ def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
     """The corpus is planned unless its size was given."""
     notes: list[str] = []
     if options.model is not None:
-        main, baseline = prediction.speeds(options.model, options.tokens, options.instances or prices.INSTANCES)
+        main, baseline = prediction.speeds(
+            options.model, options.tokens, options.instances or prices.INSTANCES
+        )
         notes.append(_PREDICTED)
     else:
-        main = _speeds(options, "--throughput", config.decoding.method if config is not None else "given")
+        main = _speeds(
+            options, "--throughput", config.decoding.method if config is not None else "given"
+        )
         baseline = _speeds(options, "--baseline-throughput", "autoregressive")
     if options.documents is not None:
         total = bootstrap.exact(options.documents)
@@ -209,22 +291,35 @@ def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
 
 
 def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSpeed]:
-    """The speeds that an option gives, `[GPU=]RATE` each; without a GPU, of the one of the instance types asked for."""
+    """The speeds that an option gives, `[GPU=]RATE` each; without a GPU, of the one of the instance
+    types asked for.
+    """
     gpus = {instance.gpu for instance in prices.INSTANCES.values() if instance.gpu}
     speeds = []
-    for text in (options.throughput if option == "--throughput" else options.baseline_throughput) or []:
+    for text in (
+        options.throughput if option == "--throughput" else options.baseline_throughput
+    ) or []:
         gpu, _, rate = text.rpartition("=")
         if gpu and gpu not in gpus:
-            raise ConfigError(f"{option} {text}: no instance type has a {gpu}; choose from {', '.join(sorted(gpus))}")
+            raise ConfigError(
+                f"{option} {text}: no instance type has a {gpu}; choose from "
+                f"{', '.join(sorted(gpus))}"
+            )
         try:
             per_second = float(rate)
         except ValueError:
             per_second = 0.0
         if not 0 < per_second < float("inf"):
-            raise ConfigError(f"{option} {text}: give documents per second of one GPU, as in {option} L40S=6.28")
-        of_types = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
+            raise ConfigError(
+                f"{option} {text}: give documents per second of one GPU, as in {option} L40S=6.28"
+            )
+        of_types = (
+            {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
+        )
         if len(of_types) != 1:
             advice = f"or {option} GPU=RATE with one of {', '.join(sorted(gpus))}"
-            raise ConfigError(f"which GPU does {option} hold for? Give --instance with types of one GPU, {advice}")
+            raise ConfigError(
+                f"which GPU does {option} hold for? Give --instance with types of one GPU, {advice}"
+            )
         speeds.append(MethodSpeed(method, bootstrap.exact(1 / per_second), GIVEN, of_types.pop()))
     return speeds

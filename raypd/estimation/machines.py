@@ -1,5 +1,8 @@
-"""What the corpus takes and costs on each kind of machine. Quantities: arrays as in `bootstrap`, seconds or USD. A
-speed holds for the GPU it was measured on; a type with another gets no figure. One worker: one GPU, or its cores."""
+"""What the corpus takes and costs on each kind of machine.
+
+Quantities: arrays as in `bootstrap`, seconds or USD. A speed holds for the GPU it was measured on;
+a type with another gets no figure. One worker: one GPU, or its cores.
+"""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +24,10 @@ GIVEN = "as given"  # the source of a speed that the user states
 
 @dataclass
 class EstimateOptions:
-    """Options of `raypd estimate`. Raises ConfigError at an unknown instance type, or if they do not go together."""
+    """Options of `raypd estimate`.
+
+    Raises ConfigError at an unknown instance type, or if they do not go together.
+    """
 
     sample: int = 64  # documents that are decoded
     minutes: float | None = None  # most time for that
@@ -42,19 +48,27 @@ class EstimateOptions:
         sources = {"--throughput": self.throughput, "--from": self.run, "--model": self.model}
         given = [option for option, value in sources.items() if value]
         if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)}: the speed is from one of them, leave the other out")
+            raise ConfigError(
+                f"{' and '.join(given)}: the speed is from one of them, leave the other out"
+            )
         if self.baseline and given:
             instead = "; --baseline-throughput gives its speed" if self.throughput else ""
-            raise ConfigError(f"--baseline decodes a sample, and {given[0]} decodes nothing: leave it out{instead}")
+            raise ConfigError(
+                f"--baseline decodes a sample, and {given[0]} decodes nothing: leave it "
+                f"out{instead}"
+            )
         if self.baseline_throughput and not self.throughput:
-            raise ConfigError("--baseline-throughput goes with --throughput; --baseline measures it instead")
+            raise ConfigError(
+                "--baseline-throughput goes with --throughput; --baseline measures it instead"
+            )
 
 
 @dataclass(frozen=True)
 class Overhead:
     """What a run takes beside the seconds of its documents."""
 
-    startup: float = 0.0  # seconds from when its nodes are paid until a worker decodes as fast as it will
+    # Seconds from when its nodes are paid until a worker decodes as fast as it will.
+    startup: float = 0.0
     unpaid: float = 0.0  # seconds of the run before and after its nodes are paid
     unit_documents: int = 0  # of a unit; 0: the corpus is not cut into units
     units_in_flight: int = 1  # of a worker
@@ -67,16 +81,22 @@ class MethodSpeed:
     method: str
     seconds: Array
     source: str  # where it is from, in words
-    gpu: str | None = None  # that it holds for, as instance types have it; None for others and for a CPU
+    # That it holds for, as instance types have it; None for others and for a CPU.
+    gpu: str | None = None
     machine: str | None = None  # that measured it; None where the speed was given
     tokens: dict[str, Array] = field(default_factory=dict)
 
     def estimate(self, baseline: "MethodSpeed | None") -> SpeedEstimate:
         return SpeedEstimate(
-            method=self.method, gpu=self.gpu, source=self.source, documents_per_second=figure(1 / self.seconds),
+            method=self.method,
+            gpu=self.gpu,
+            source=self.source,
+            documents_per_second=figure(1 / self.seconds),
             tokens_per_document={name: figure(tokens) for name, tokens in self.tokens.items()},
-            times_autoregressive=None if baseline is None else figure(baseline.seconds / self.seconds),
-        )  # fmt: skip
+            times_autoregressive=None
+            if baseline is None
+            else figure(baseline.seconds / self.seconds),
+        )
 
 
 @dataclass(frozen=True)
@@ -90,14 +110,20 @@ class NodeKind:
     instance_type: str | None = None  # None for a machine that is not known to be of one
 
     def usd_per_1000(self, seconds: Array) -> Array:
-        """Price of the seconds that 1,000 documents are decoded, as papers count: without start-up, tail and head."""
+        """Price of the seconds that 1,000 documents are decoded, as papers count: without start-up,
+        tail and head.
+        """
         return seconds * (1000 * self.usd_per_hour / self.workers / 3600)
 
 
-def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead: Overhead) -> BillEstimate:
-    """The corpus on `nodes` nodes, paid from the first node's start to the last worker's end. seconds: a document's.
-    The tail: workers that end at chance times within one of the last units leave the others idle for half of it on
-    average. A small corpus has few units: no more workers start than have as many as one overlaps."""
+def bill(
+    documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead: Overhead
+) -> BillEstimate:
+    """The corpus on `nodes` nodes, paid from the first node's start to the last worker's end.
+    seconds: a document's. The tail: workers that end at chance times within one of the last units
+    leave the others idle for half of it on average. A small corpus has few units: no more workers
+    start than have as many as one overlaps.
+    """
     workers, unit = nodes * kind.workers, overhead.unit_documents
     last_unit = documents_of_last_unit(documents[0], unit)
     work = documents * seconds
@@ -109,20 +135,34 @@ def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead:
     startup = overhead.startup * rate + 0 * share
     usd = {"decoding": share * rate, "startup": startup, "idle": (busy - share) * rate}
     usd["head"] = (overhead.startup + busy) * head
-    hours, parts = (overhead.unpaid + overhead.startup + busy) / 3600, {name: float(usd[name][0]) for name in usd}
-    return BillEstimate(nodes, figure(hours), figure(work / 3600), figure(np.sum([*usd.values()], axis=0)), parts)
+    hours, parts = (
+        (overhead.unpaid + overhead.startup + busy) / 3600,
+        {name: float(usd[name][0]) for name in usd},
+    )
+    return BillEstimate(
+        nodes, figure(hours), figure(work / 3600), figure(np.sum([*usd.values()], axis=0)), parts
+    )
 
 
 def assemble(
-    config: RunConfig | None, options: EstimateOptions, documents: Array, main: Sequence[MethodSpeed],
-    baseline: Sequence[MethodSpeed], overhead: Overhead | None, notes: list[str],
-) -> Estimate:  # fmt: skip
-    """The speeds on every machine that they hold for. overhead: its seconds; None where they are not known."""
+    config: RunConfig | None,
+    options: EstimateOptions,
+    documents: Array,
+    main: Sequence[MethodSpeed],
+    baseline: Sequence[MethodSpeed],
+    overhead: Overhead | None,
+    notes: list[str],
+) -> Estimate:
+    """The speeds on every machine that they hold for. overhead: its seconds; None where they are
+    not known.
+    """
     cost = config.cost if config is not None else CostConfig()
     on_top = overhead or Overhead()
     if config is not None:
         cluster = config.cluster
-        on_top = replace(on_top, unit_documents=cluster.unit_documents, units_in_flight=cluster.units_in_flight)
+        on_top = replace(
+            on_top, unit_documents=cluster.unit_documents, units_in_flight=cluster.units_in_flight
+        )
     of_gpu = {speed.gpu: speed for speed in baseline}
     machines: list[MachineEstimate] = []
     for speed in main:
@@ -131,7 +171,9 @@ def assemble(
         if not kinds and speed.machine is not None and config is not None:
             kinds, nodes = [here(config, speed.machine)], [1]
             if not kinds[0].usd_per_hour:
-                notes.append("this machine has no price: cost.prices.local (USD per hour) gives it one")
+                notes.append(
+                    "this machine has no price: cost.prices.local (USD per hour) gives it one"
+                )
         for kind in kinds:
             bills = [bill(documents, speed.seconds, kind, n, on_top) for n in nodes]
             machines.append(_machine(kind, speed, of_gpu.get(speed.gpu), documents, bills))
@@ -139,16 +181,26 @@ def assemble(
     if overhead is None:
         notes.append("start-up is not in the bill: it was not measured")
     elif any(machine.gpu for machine in machines):
-        notes.append(f"start-up is as measured here, {overhead.startup:.0f} s; the time to boot a node comes on top")
+        notes.append(
+            f"start-up is as measured here, {overhead.startup:.0f} s; the time to boot a node "
+            "comes on top"
+        )
     return Estimate(
-        documents=figure(documents), speeds=[speed.estimate(of_gpu.get(speed.gpu)) for speed in main],
-        baseline=[speed.estimate(None) for speed in baseline], machines=machines,
-        startup_seconds=overhead.startup if overhead is not None else None, notes=list(dict.fromkeys(notes)),
-    )  # fmt: skip
+        documents=figure(documents),
+        speeds=[speed.estimate(of_gpu.get(speed.gpu)) for speed in main],
+        baseline=[speed.estimate(None) for speed in baseline],
+        machines=machines,
+        startup_seconds=overhead.startup if overhead is not None else None,
+        notes=list(dict.fromkeys(notes)),
+    )
 
 
 def _machine(
-    kind: NodeKind, speed: MethodSpeed, baseline: MethodSpeed | None, documents: Array, bills: list[BillEstimate]
+    kind: NodeKind,
+    speed: MethodSpeed,
+    baseline: MethodSpeed | None,
+    documents: Array,
+    bills: list[BillEstimate],
 ) -> MachineEstimate:
     usd = kind.usd_per_1000(speed.seconds)
     node = {name: value for name, value in vars(kind).items() if name != "head_usd_per_hour"}
@@ -163,13 +215,18 @@ def _machine(
 def known_type(name: str) -> prices.Instance:
     """What an instance type has. Raises ConfigError where none is called so."""
     if name not in prices.INSTANCES:
-        hint = did_you_mean(name, prices.INSTANCES, str) or "`raypd prices show` lists those that are known"
+        hint = (
+            did_you_mean(name, prices.INSTANCES, str)
+            or "`raypd prices show` lists those that are known"
+        )
         raise ConfigError(f"{name}: no such instance type; {hint}")
     return prices.INSTANCES[name]
 
 
 def instance_gpu(name: str, memory_gib: float) -> str | None:
-    """The GPU of instance types that CUDA calls `name`: NVIDIA L40S is L40S; None for one that no type has."""
+    """The GPU of instance types that CUDA calls `name`: NVIDIA L40S is L40S; None for one that no
+    type has.
+    """
     if "PCIe" in name or "NVL" in name:  # these are slower than those of the instance types
         return None
     for instance in prices.INSTANCES.values():
@@ -180,14 +237,21 @@ def instance_gpu(name: str, memory_gib: float) -> str | None:
 
 
 def here(config: RunConfig, machine: str) -> NodeKind:
-    """The machine that was measured, as the run would use it. Raises ConfigError where its type has no known price."""
+    """The machine that was measured, as the run would use it.
+
+    Raises ConfigError where its type has no known price.
+    """
     cost, workers = config.cost, config.cluster.max_workers
     price = prices.price(cost.instance_type, None, None, cost)
     name, market = cost.instance_type or f"this machine ({machine})", cost.market or "local"
-    return NodeKind(name, workers, price.usd_per_hour, price.source, market, instance_type=cost.instance_type)
+    return NodeKind(
+        name, workers, price.usd_per_hour, price.source, market, instance_type=cost.instance_type
+    )
 
 
-def _with_gpu(gpu: str, options: EstimateOptions, cost: CostConfig, notes: list[str]) -> list[NodeKind]:
+def _with_gpu(
+    gpu: str, options: EstimateOptions, cost: CostConfig, notes: list[str]
+) -> list[NodeKind]:
     table, market = prices.table(), cost.market or "on-demand"
     kinds: list[NodeKind] = []
     head = 0.0
@@ -199,6 +263,9 @@ def _with_gpu(gpu: str, options: EstimateOptions, cost: CostConfig, notes: list[
         if price is None:
             notes.append(f"{name}: no {market} price is known in {cost.region or 'us-east-1'}")
         else:
-            source, gpus = f"{price.source}, {price.date}".removesuffix(", "), prices.INSTANCES[name].gpus
+            source, gpus = (
+                f"{price.source}, {price.date}".removesuffix(", "),
+                prices.INSTANCES[name].gpus,
+            )
             kinds.append(NodeKind(name, gpus, price.usd_per_hour, source, market, head, name))
     return kinds

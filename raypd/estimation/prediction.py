@@ -1,5 +1,8 @@
-"""Documents a second of a GPU that nobody has measured: counts over the rates of its data sheet. Four parts are added
-up: products, memory that they do not hide, attention, host. An order of magnitude, and which part weighs."""
+"""Documents a second of a GPU that nobody has measured: counts over the rates of its data sheet.
+
+Four parts are added up: products, memory that they do not hide, attention, host. An order of
+magnitude, and which part weighs.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,15 +16,26 @@ from raypd.errors import ConfigError
 from raypd.estimation import bootstrap
 from raypd.estimation.machines import MethodSpeed
 
-# GPU of instance types -> (dense bfloat16 TFLOP/s, GB/s) by NVIDIA's data sheets (of the A10G: AWS's card)
+# GPU of instance types -> (dense bfloat16 TFLOP/s, GB/s) by NVIDIA's data sheets (of the A10G:
+# AWS's card)
 CARDS = {
-    "A10G": (70, 600), "L4": (121, 300), "L40S": (362, 864), "A100 40GB": (312, 1555), "A100 80GB": (312, 2039),
-    "H100": (989, 3350), "H200": (989, 4800), "B200": (2250, 7700), "B300": (2250, 8000),
-}  # fmt: skip
-_PRODUCTS, _MEMORY = 0.7, 0.85  # shares of these that large products and large copies reach: assumed
+    "A10G": (70, 600),
+    "L4": (121, 300),
+    "L40S": (362, 864),
+    "A100 40GB": (312, 1555),
+    "A100 80GB": (312, 2039),
+    "H100": (989, 3350),
+    "H200": (989, 4800),
+    "B200": (2250, 7700),
+    "B300": (2250, 8000),
+}
+# Shares of these that large products and large copies reach: assumed.
+_PRODUCTS, _MEMORY = 0.7, 0.85
 _PASS_TOKENS = EngineConfig().batched_tokens(gpu=True)
-_TRAFFIC = 200e3 / 4096  # bytes a token, layer and width of the model, beside products and attention
-_HOST_SECONDS, _LAUNCH_SECONDS, _LAUNCHES = 6e-3, 5e-6, 12  # of a pass; of a kernel; kernels of a layer
+# Bytes a token, layer and width of the model, beside products and attention.
+_TRAFFIC = 200e3 / 4096
+# Of a pass; of a kernel; kernels of a layer.
+_HOST_SECONDS, _LAUNCH_SECONDS, _LAUNCHES = 6e-3, 5e-6, 12
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of a config.json
 _MARGIN = 2 << 30  # bytes of a card for passes, beside weights and cache
 
@@ -41,7 +55,12 @@ class Shape:
 
     @property
     def layers_weights(self) -> int:
-        attention = 2 * self.hidden_size * self.head_dim * (self.num_attention_heads + self.num_key_value_heads)
+        attention = (
+            2
+            * self.hidden_size
+            * self.head_dim
+            * (self.num_attention_heads + self.num_key_value_heads)
+        )
         return self.num_hidden_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
 
     @property
@@ -69,7 +88,10 @@ SHAPES = {
 
 
 class DocumentTokens(NamedTuple):
-    """Tokens of a document, and the passes in which its values are decoded. Without values: W1 of docs/benchmark.md."""
+    """Tokens of a document, and the passes in which its values are decoded.
+
+    Without values: W1 of docs/benchmark.md.
+    """
 
     shared: float = 400
     own: float = 300
@@ -87,29 +109,44 @@ def shape_of(name: str) -> Shape:
     config = read_config(find_source(ModelConfig(name=name))).get_text_config()
     sizes: dict[str, Any] = {key: getattr(config, key, None) for key in Shape.__annotations__}
     if sizes["hidden_size"] and sizes["num_attention_heads"]:
-        sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
+        sizes["head_dim"] = (
+            sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
+        )
         sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
     if None in sizes.values() or any(getattr(config, key, None) for key in _EXPERTS):
-        raise ConfigError(f"{name}: predicted are dense models with gated layers (Llama, Mistral, Qwen, Phi)")
+        raise ConfigError(
+            f"{name}: predicted are dense models with gated layers (Llama, Mistral, Qwen, Phi)"
+        )
     return Shape(**sizes)
 
 
-def seconds_of(shape: Shape, gpu: str, tokens: DocumentTokens, together: bool) -> dict[str, float] | None:
-    """Seconds of a document by part; None: the model does not fit. together: values at once, else token by token."""
+def seconds_of(
+    shape: Shape, gpu: str, tokens: DocumentTokens, together: bool
+) -> dict[str, float] | None:
+    """Seconds of a document by part; None: the model does not fit. together: values at once, else
+    token by token.
+    """
     flops, bandwidth = CARDS[gpu][0] * 1e12 * _PRODUCTS, CARDS[gpu][1] * 1e9 * _MEMORY
     prefilled = tokens.own + (tokens.keys if together else 0)
     decoded = tokens.values + (0 if together else tokens.keys)
     passes, fed = tokens.passes if together else decoded, prefilled + decoded
-    memory_gib = min(instance.gpu_memory_gib for instance in INSTANCES.values() if instance.gpu == gpu)
+    memory_gib = min(
+        instance.gpu_memory_gib for instance in INSTANCES.values() if instance.gpu == gpu
+    )
     room = 0.9 * memory_gib * 2**30 - _MARGIN - 2 * shape.weights
-    most_seqs = min(MOST_SEQS, math.floor((room - shape.cache_bytes * tokens.shared) / (shape.cache_bytes * fed)))
+    most_seqs = min(
+        MOST_SEQS,
+        math.floor((room - shape.cache_bytes * tokens.shared) / (shape.cache_bytes * fed)),
+    )
     if most_seqs < 1:
         return None
     share = max(fed / _PASS_TOKENS, passes / most_seqs)  # of passes, that a document pays
     products = 2 * (shape.layers_weights * fed + shape.head_weights * decoded) / flops
     read = share * 2 * (shape.layers_weights + shape.head_weights) / bandwidth
     traffic = _TRAFFIC * shape.hidden_size * shape.num_hidden_layers * fed / bandwidth
-    keys = prefilled * (tokens.shared + prefilled / 2) + decoded * (tokens.shared + prefilled + decoded / 2)
+    keys = prefilled * (tokens.shared + prefilled / 2) + decoded * (
+        tokens.shared + prefilled + decoded / 2
+    )
     scores = 4 * shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers * keys / flops
     cached = passes * (tokens.shared + prefilled + decoded / 2) * shape.cache_bytes / bandwidth
     host = share * (_HOST_SECONDS + _LAUNCH_SECONDS * _LAUNCHES * shape.num_hidden_layers)
@@ -117,19 +154,28 @@ def seconds_of(shape: Shape, gpu: str, tokens: DocumentTokens, together: bool) -
     return {"products": products, "memory": memory, "attention": scores + cached, "host": host}
 
 
-def speeds(model: str, counts: Sequence[float], types: Iterable[str]) -> tuple[list[MethodSpeed], list[MethodSpeed]]:
-    """The speed of a model in bfloat16 on each GPU that it fits: of values decoded together, and token by token.
-    counts: of `DocumentTokens`. types: of instances. Raises ConfigError: it, or such a document, fits none."""
+def speeds(
+    model: str, counts: Sequence[float], types: Iterable[str]
+) -> tuple[list[MethodSpeed], list[MethodSpeed]]:
+    """The speed of a model in bfloat16 on each GPU that it fits: of values decoded together, and
+    token by token. counts: of `DocumentTokens`. types: of instances. Raises ConfigError: it, or
+    such a document, fits none.
+    """
     tokens = DocumentTokens(*counts)
     if not (tokens.own > 0 and tokens.passes > 0 and min(tokens) >= 0 and sum(tokens) < 1e9):
-        raise ConfigError(f"--tokens {' '.join(f'{count:g}' for count in tokens)}: no document has such counts")
+        raise ConfigError(
+            f"--tokens {' '.join(f'{count:g}' for count in tokens)}: no document has such counts"
+        )
     shape, gpus = shape_of(model), {INSTANCES[name].gpu for name in types} & CARDS.keys()
     together, plain = (
         [speed for gpu in sorted(gpus) if (speed := _speed(shape, gpu, tokens, method)) is not None]
         for method in ("hyper_parallel", "autoregressive")
     )
     if not together:
-        raise ConfigError(f"{model}: fits in bfloat16 into the memory of no {', '.join(sorted(gpus)) or 'GPU there'}")
+        raise ConfigError(
+            f"{model}: fits in bfloat16 into the memory of no "
+            f"{', '.join(sorted(gpus)) or 'GPU there'}"
+        )
     return together, plain
 
 
@@ -139,4 +185,6 @@ def _speed(shape: Shape, gpu: str, tokens: DocumentTokens, method: str) -> Metho
         return None
     total = sum(parts.values())
     shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in parts.items())
-    return MethodSpeed(method, bootstrap.exact(total), f"PREDICTED for {gpu}, not measured: {shares}", gpu)
+    return MethodSpeed(
+        method, bootstrap.exact(total), f"PREDICTED for {gpu}, not measured: {shares}", gpu
+    )

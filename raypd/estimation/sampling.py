@@ -1,5 +1,8 @@
-"""A sample of the corpus that stands for it. Units at equal distances along the plan are scanned for each document's
-category and bytes; in the order of these the documents to decode are drawn, at equal distances again."""
+"""A sample of the corpus that stands for it.
+
+Units at equal distances along the plan are scanned for each document's category and bytes; in the
+order of these the documents to decode are drawn, at equal distances again.
+"""
 
 import math
 import random
@@ -19,7 +22,8 @@ from raypd.tasks.base import Document
 
 SCANNED = 20_000  # documents that the first phase reads, about
 _LEAST_UNITS, _MOST_UNITS = 8, 64
-SEED = 0  # of all that is drawn: the same command draws the same documents and gives the same intervals
+# Of all that is drawn: the same command draws the same documents and gives the same intervals.
+SEED = 0
 _UNREADABLE = "(cannot be read)"
 
 
@@ -61,36 +65,51 @@ class CorpusSample:
         return len(self.scan.scanned) - len(self.readable)
 
 
-def draw(config: RunConfig, size: int, category: str | None = None, columns: Sequence[str] = ()) -> CorpusSample:
-    """Draws documents of the corpus, or of a category. columns: to be read beside those that the configuration names.
-    Raises InputError: no plan, or no such document is readable."""
+def draw(
+    config: RunConfig, size: int, category: str | None = None, columns: Sequence[str] = ()
+) -> CorpusSample:
+    """Draws documents of the corpus, or of a category. columns: to be read beside those that the
+    configuration names. Raises InputError: no plan, or no such document is readable.
+    """
     corpus = scan(config)
     readable = sorted(member for member in corpus.scanned if member.category != _UNREADABLE)
     if category is not None:
         there = sorted({member.category for member in readable})
         readable = [member for member in readable if member.category == category]
         if there and not readable:
-            raise InputError(f"no document is of the category {category!r}; there are {', '.join(there[:20])}")
+            raise InputError(
+                f"no document is of the category {category!r}; there are {', '.join(there[:20])}"
+            )
     if not readable:
-        raise InputError(f"of {counted(len(corpus.scanned), 'document')} looked at none can be read")
+        raise InputError(
+            f"of {counted(len(corpus.scanned), 'document')} looked at none can be read"
+        )
     places = equal_distances(min(size, len(readable)), len(readable))
     random.Random(SEED).shuffle(places)
-    # The scan kept no document, so that its memory does not grow with their length: they are read again.
+    # The scan kept no document, so that its memory does not grow with their length: they are read
+    # again.
     drawn = [(readable[place].unit, readable[place].row) for place in places]
     read: dict[tuple[int, int], Document] = {}
     for unit in {unit for unit, _ in drawn}:
-        read |= {(unit, row): document for row, document in enumerate(read_unit(corpus.units[unit], config, columns))
-                 if (unit, row) in drawn}  # fmt: skip
+        read |= {
+            (unit, row): document
+            for row, document in enumerate(read_unit(corpus.units[unit], config, columns))
+            if (unit, row) in drawn
+        }
     return CorpusSample(corpus, readable, places, [read[place] for place in drawn])
 
 
 def scan(config: RunConfig) -> Scan:
-    """Reads units at equal distances along the plan. Raises InputError: it cannot be planned, or none can be read."""
+    """Reads units at equal distances along the plan.
+
+    Raises InputError: it cannot be planned, or none can be read.
+    """
     plan = planner.plan(config)
     per_unit = max(1.0, plan.documents / max(plan.units, 1))
     count = max(_LEAST_UNITS, min(_MOST_UNITS, math.ceil(SCANNED / per_unit)))
     complete = plan.units * per_unit <= SCANNED or plan.units <= count
-    places = set(range(plan.units) if complete else equal_distances(count, plan.units))  # every object of some size
+    # Every object of some size.
+    places = set(range(plan.units) if complete else equal_distances(count, plan.units))
     chosen: list[Unit] = []
     scanned: list[ScannedDocument] = []
     problem: InputError | None = None
@@ -102,7 +121,10 @@ def scan(config: RunConfig) -> Scan:
         except InputError as error:
             problem = error
             continue
-        scanned += [ScannedDocument(*kind_of(document, config), len(chosen), row) for row, document in enumerate(batch)]
+        scanned += [
+            ScannedDocument(*kind_of(document, config), len(chosen), row)
+            for row, document in enumerate(batch)
+        ]
         chosen.append(unit)
     if not scanned:
         raise problem or InputError("no unit of the input holds a document")
@@ -111,7 +133,9 @@ def scan(config: RunConfig) -> Scan:
         documents = bootstrap.exact(len(scanned) if len(chosen) == plan.units else plan.documents)
     else:  # a range of lines tells its bytes and not its documents
         rng = np.random.default_rng(SEED)
-        documents = bootstrap.ratio(counts, [unit.bytes for unit in chosen], rng, plan.units) * plan.bytes
+        documents = (
+            bootstrap.ratio(counts, [unit.bytes for unit in chosen], rng, plan.units) * plan.bytes
+        )
     return Scan(chosen, counts, scanned, documents, plan.units)
 
 

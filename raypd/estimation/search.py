@@ -1,6 +1,9 @@
-"""The search of `raypd tune`: one setting at a time, each from the best so far. It knows no worker and no time. Best is
-the fastest that agrees well enough with the reference, or else the one that agrees most. Where the reference has too
-few values to judge, only the engine's settings are tried: they change no answers."""
+"""The search of `raypd tune`: one setting at a time, each from the best so far.
+
+It knows no worker and no time. Best is the fastest that agrees well enough with the reference, or
+else the one that agrees most. Where the reference has too few values to judge, only the engine's
+settings are tried: they change no answers.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +18,8 @@ from raypd.estimation.agreement import Agreement, Answers, Floor, compare
 
 Changes = dict[str, Any]  # dotted key -> value
 Reference = Literal["auto", "document", "guided"]
-_ENGINE = {"engine.max_num_seqs": 1024, "engine.max_num_batched_tokens": 65536}  # key -> most; they change no answers
+# Key -> most; they change no answers.
+_ENGINE = {"engine.max_num_seqs": 1024, "engine.max_num_batched_tokens": 65536}
 _MOST_STACK, _MOST_VALUE = 32, 256
 _VLLM_SEQS = 64  # from which its engine.max_num_seqs climbs
 _REPEATS = 3  # measurements of each of the best two, the first among them
@@ -30,7 +34,8 @@ class OutOfTime(Exception):
 @dataclass
 class Trial:
     changes: Changes
-    speeds: list[float] = field(default_factory=list)  # documents a second of one worker, of each measurement
+    # Documents a second of one worker, of each measurement.
+    speeds: list[float] = field(default_factory=list)
     agreement: Agreement = field(default_factory=lambda: Agreement(0, 0))
     error: str | None = None  # why it has no speed
     cut: bool = False  # it was stopped, being far slower than the best
@@ -48,19 +53,24 @@ class Trial:
 @dataclass
 class Search:
     config: RunConfig
-    measure: Callable[[Changes, float], Trial]  # of a setting; seconds a document after which it may be cut short
+    # Of a setting; seconds a document after which it may be cut short.
+    measure: Callable[[Changes, float], Trial]
     floor: Floor  # what a setting's agreement must reach
     types: Sequence[tuple[str, str]] = ()  # (dtype, quantization) of weights to try
     vllm: bool = False  # whether the worker has it
     gpu: bool = False  # likewise
     reference_kind: Reference = "auto"
-    show: Callable[[Trial, bool], None] = lambda trial, reference: None  # of each trial; whether it is the reference
+    # Of each trial; whether it is the reference.
+    show: Callable[[Trial, bool], None] = lambda trial, reference: None
     reference: Trial = field(init=False)  # the first trial, or the one after it where that was poor
     trials: list[Trial] = field(default_factory=list)
     ended: str = "all settings were tried"
 
     def run(self) -> Trial | None:
-        """The best setting; None where none can be used. Raises nothing at the end of the time: see `ended`."""
+        """The best setting; None where none can be used.
+
+        Raises nothing at the end of the time: see `ended`.
+        """
         try:
             self._all()
         except OutOfTime as why:
@@ -68,7 +78,9 @@ class Search:
         return self._best()
 
     def _best(self) -> Trial | None:
-        usable = [trial for trial in self.trials if trial.usable and (self.judged or self.agrees(trial))]
+        usable = [
+            trial for trial in self.trials if trial.usable and (self.judged or self.agrees(trial))
+        ]
         return max(usable, key=self._rank, default=None)
 
     @property
@@ -81,7 +93,9 @@ class Search:
         return str(self.value(self.reference.changes, "decoding.method"))
 
     def agrees(self, trial: Trial) -> bool:
-        """Whether a setting may be taken: it reaches the floor or, where none can be judged, changes no answers."""
+        """Whether a setting may be taken: it reaches the floor or, where none can be judged,
+        changes no answers.
+        """
         if not self.judged:
             return trial.changes.keys() <= _ENGINE.keys()
         return trial is self.reference or self.floor.reached(trial.agreement)
@@ -91,20 +105,28 @@ class Search:
         return self.floor.by == "low" and trial.agreement.interval()[1] >= self.floor.share
 
     def _rank(self, trial: Trial) -> tuple[int, float]:
-        return (1, trial.speed) if self.agrees(trial) else (0, trial.agreement.share if trial.agreement.of else 0.0)
+        return (
+            (1, trial.speed)
+            if self.agrees(trial)
+            else (0, trial.agreement.share if trial.agreement.of else 0.0)
+        )
 
     def _all(self) -> None:
         extraction = self.config.task.kind == "extraction"
         if self.reference_kind != "guided" or not extraction:
             self._try({"decoding.method": "autoregressive"}, reference=True)
-        if extraction and (self.reference_kind == "guided" or (self.reference_kind == "auto" and self._poor())):
+        if extraction and (
+            self.reference_kind == "guided" or (self.reference_kind == "auto" and self._poor())
+        ):
             self._try({"decoding.method": "guided"}, reference=True)
         if self.reference.error is not None:
             return
         if not self.judged:
             self._try({})
         else:
-            parallel = [method for method in METHODS[self.config.task.kind] if REGISTRY[method].parallel]
+            parallel = [
+                method for method in METHODS[self.config.task.kind] if REGISTRY[method].parallel
+            ]
             methods = [] if self.config.decoding.method in parallel else parallel
             for base in ({}, *({"decoding.method": method} for method in methods)):
                 self._method(base)
@@ -122,7 +144,9 @@ class Search:
         for dtype, quantization in self.types if self.judged else ():
             best = (self._best() or Trial({})).changes
             self._try({**best, "model.dtype": dtype, "model.quantization": quantization})
-        ranked = sorted((trial for trial in self.trials if trial.usable), key=self._rank, reverse=True)
+        ranked = sorted(
+            (trial for trial in self.trials if trial.usable), key=self._rank, reverse=True
+        )
         for trial in ranked[:2] * (_REPEATS - 1):
             again = self.measure(trial.changes, math.inf)
             self._compare(again)
@@ -131,16 +155,23 @@ class Search:
                 trial.speeds += again.speeds
 
     def _poor(self) -> bool:
-        """Whether values that autoregressive decoding broke keep the floor from being judged, or are most of all."""
+        """Whether values that autoregressive decoding broke keep the floor from being judged, or
+        are most of all.
+        """
         agreement = self.reference.agreement
         enough = Floor(min(self.floor.share, _HIGHEST)).judged(agreement)
-        return agreement.of == 0 or (agreement.left_out > 0 and (agreement.left_out > agreement.of or not enough))
+        return agreement.of == 0 or (
+            agreement.left_out > 0 and (agreement.left_out > agreement.of or not enough)
+        )
 
     def _method(self, base: Changes) -> None:
         first = self._try(base)
         method = self.value(base, "decoding.method")
         if method == "hyper_parallel":
-            here = [first, *(self._try({**base, "decoding.isolate": way}) for way in ("documents", "values"))]
+            here = [
+                first,
+                *(self._try({**base, "decoding.isolate": way}) for way in ("documents", "values")),
+            ]
             here += self._stacks(base)
             start = max((trial for trial in here if trial.usable), key=self._rank, default=first)
             # More room for values cannot make them cheaper, but it can keep them from being cut.
@@ -150,33 +181,57 @@ class Search:
             self._climb(base, "decoding.contexts_per_prompt", _MOST_STACK)
 
     def _stacks(self, base: Changes) -> list[Trial]:
-        """Two documents in a prompt, four, ... as long as that is better, with as many documents at once as before."""
+        """Two documents in a prompt, four, ... as long as that is better, with as many documents at
+        once as before.
+        """
         batch = self.config.engine.max_num_seqs
 
         def stacked(documents: int) -> Changes:
             changes = {**base, "decoding.isolate": "none", "decoding.stacked_documents": documents}
-            return changes if batch == "auto" else {**changes, "engine.max_num_seqs": batch // documents}  # of prompts
+            # Of prompts.
+            return (
+                changes
+                if batch == "auto"
+                else {**changes, "engine.max_num_seqs": batch // documents}
+            )
 
-        return self._while_better([], stacked, 2, _MOST_STACK if batch == "auto" else min(_MOST_STACK, batch), 2)
+        return self._while_better(
+            [], stacked, 2, _MOST_STACK if batch == "auto" else min(_MOST_STACK, batch), 2
+        )
 
     def value(self, changes: Changes, key: str) -> Any:
         return changes.get(key, attrgetter(key)(self.config))
 
-    def _climb(self, start: Changes, key: str, limit: int, factors: Sequence[float] = (2, 0.5)) -> None:
-        """Doubles a setting while that is better, or else halves it while that is (or other `factors`)."""
+    def _climb(
+        self, start: Changes, key: str, limit: int, factors: Sequence[float] = (2, 0.5)
+    ) -> None:
+        """Doubles a setting while that is better, or else halves it while that is (or other
+        `factors`).
+        """
         first, value = self._try(start), self.value(start, key)
         began = self.config.engine.batched_tokens(self.gpu) if value == "auto" else int(value)
         for factor in factors:
             better = self._while_better(
-                [first], lambda value: {**start, key: value}, int(began * factor), max(limit, began), factor
+                [first],
+                lambda value: {**start, key: value},
+                int(began * factor),
+                max(limit, began),
+                factor,
             )
             if len(better) > 1:
                 break
 
     def _while_better(
-        self, trials: list[Trial], setting: Callable[[int], Changes], value: int, limit: int, factor: float
+        self,
+        trials: list[Trial],
+        setting: Callable[[int], Changes],
+        value: int,
+        limit: int,
+        factor: float,
     ) -> list[Trial]:
-        """Trials, and those of further values, each times `factor`, as long as each is better than the one before."""
+        """Trials, and those of further values, each times `factor`, as long as each is better than
+        the one before.
+        """
         while 1 <= value <= limit:
             trial = self._try(setting(value))
             if not trial.usable or (trials and self._rank(trial) <= self._rank(trials[-1])):
@@ -185,13 +240,19 @@ class Search:
         return trials
 
     def _try(self, changes: Changes, reference: bool = False) -> Trial:
-        """Measures a setting, once: those that come out the same are one. reference: others are compared with it."""
-        changes = {key: value for key, value in changes.items() if attrgetter(key)(self.config) != value}
+        """Measures a setting, once: those that come out the same are one. reference: others are
+        compared with it.
+        """
+        changes = {
+            key: value for key, value in changes.items() if attrgetter(key)(self.config) != value
+        }
         earlier = next((trial for trial in self.trials if trial.changes == changes), None)
         if earlier is not None:
             return earlier
         best = self._best()
-        trial = self.measure(changes, _CUT / best.speed if best is not None and self.agrees(best) else math.inf)
+        trial = self.measure(
+            changes, _CUT / best.speed if best is not None and self.agrees(best) else math.inf
+        )
         if reference and (not self.trials or trial.error is None):
             self.reference = trial
         self.trials.append(trial)

@@ -1,5 +1,7 @@
-"""`raypd schema suggest`: attributes that documents have, found by asking a model about a sample of them. A line
-`attribute: value` counts only if its value stands in the document; what many documents have is proposed."""
+"""`raypd schema suggest`: attributes that documents have, found by asking a model about a sample of
+them. A line `attribute: value` counts only if its value stands in the document; what many documents
+have is proposed.
+"""
 
 import contextlib
 import json
@@ -28,15 +30,30 @@ _UNNAMED = "documents"  # the category of documents that name none
 _CHARACTERS = 3000  # of a document that are shown: what it is about stands there
 _LONGEST = 60  # characters of a value: a small model likes to copy a title whole
 _LINE = re.compile(r"(?:[-*\u2022]|\d+[.)])?[\s*]*([^:*]+?)[\s*]*:[\s*]*(.+?)[\s*]*")
-_MISSING = {"", "na", "none", "null", "unknown", "notspecified", "notmentioned", "notstated", "notavailable"}
+_MISSING = {
+    "",
+    "na",
+    "none",
+    "null",
+    "unknown",
+    "notspecified",
+    "notmentioned",
+    "notstated",
+    "notavailable",
+}
 _BOOLEAN = {"yes", "no", "true", "false"}
 _INSTRUCTION = (
-    "List what this document states, one fact a line, as `attribute: value`. An attribute is a general name of one to "
-    "three words that other documents of this kind have, too; a value is copied from the document. Write nothing else."
+    "List what this document states, one fact a line, as `attribute: value`. An attribute "
+    "is a general name of one to "
+    "three words that other documents of this kind have, too; a value is copied from the "
+    "document. Write nothing else."
 )
 _EXAMPLE = (  # none of its values becomes an answer: what does not stand in the document is dropped
     "Oakline desk lamp, 45 cm high, brushed steel, E27 socket, 2 year warranty",
-    "brand: Oakline\nproduct type: desk lamp\nheight: 45 cm\nmaterial: brushed steel\nsocket: E27\nwarranty: 2 year",
+    (
+        "brand: Oakline\nproduct type: desk lamp\nheight: 45 cm\nmaterial: brushed "
+        "steel\nsocket: E27\nwarranty: 2 year"
+    ),
 )
 
 
@@ -46,7 +63,9 @@ class _NamedAttribute:
     values: list[str] = field(default_factory=list)  # of every document that has it
 
     def attribute(self) -> Attribute:
-        """It with a type that its values show: number and enum where most do, boolean where all do."""
+        """It with a type that its values show: number and enum where most do, boolean where all
+        do.
+        """
         name = self.names.most_common(1)[0][0]
         spellings: dict[str, Counter[str]] = {}
         for value in self.values:
@@ -72,7 +91,9 @@ class _CategoryCounts:
     def proposed(self) -> list[_NamedAttribute]:
         """The most frequent, and none that one document of several alone has."""
         least = 2 if self.documents >= 4 else 1
-        by_frequency = sorted(self.attributes.items(), key=lambda item: (-len(item[1].values), item[0]))
+        by_frequency = sorted(
+            self.attributes.items(), key=lambda item: (-len(item[1].values), item[0])
+        )
         return [named for _, named in by_frequency if len(named.values) >= least][:MOST]
 
 
@@ -109,8 +130,14 @@ class Suggestion:
 
     def dropped(self) -> str:
         """What does not count, in words."""
-        of = f"of {counted(self.lines, 'line')} that it wrote, {count(self.unreadable)} are no `attribute: value` and "
-        return f"{of}{count(self.invented)} name a value that is not in the document; {self.failed} documents failed"
+        of = (
+            f"of {counted(self.lines, 'line')} that it wrote, {count(self.unreadable)} are no "
+            "`attribute: value` and "
+        )
+        return (
+            f"{of}{count(self.invented)} name a value that is not in the document; "
+            f"{self.failed} documents failed"
+        )
 
     def as_yaml(self, about: str) -> str:
         """The categories as `task.categories_file` takes them. about: what it was made of."""
@@ -128,52 +155,78 @@ class Suggestion:
                 tree = named.attribute().model_dump(exclude_defaults=True)
                 attribute = dump(tree, flow=True, width=10**9).rstrip("\n")
                 part = share(len(named.values), category.documents)
-                text.append(f"    - {attribute}  # in {len(named.values)} of {category.documents} documents, {part}")
+                text.append(
+                    f"    - {attribute}  # in {len(named.values)} of {category.documents} "
+                    f"documents, {part}"
+                )
         return "\n".join(text) + "\n"
 
 
-def suggest(source: str, category: str | None, size: int, overrides: list[str]) -> tuple[Suggestion, str]:
-    """Asks the model about `size` documents; also what the suggestion was made of, in words. category: of the documents
-    (None: all), or their name where they have none. Raises ConfigError, InputError, ModelError; RunError: no result."""
+def suggest(
+    source: str, category: str | None, size: int, overrides: list[str]
+) -> tuple[Suggestion, str]:
+    """Asks the model about `size` documents; also what the suggestion was made of, in words.
+    category: of the documents (None: all), or their name where they have none. Raises ConfigError,
+    InputError, ModelError; RunError: no result.
+    """
     name = category or _UNNAMED
     tree = {
         "input": {"path": source, "id_column": None, "category": name},
         "output": {"path": "runs/unused"},
-        "task": {"categories": {name: {"attributes": [{"name": "any"}]}}},  # documents are read as for an extraction
+        # Documents are read as for an extraction.
+        "task": {"categories": {name: {"attributes": [{"name": "any"}]}}},
         "decoding": {"method": "autoregressive", "max_new_tokens": 128},
     }
     config = make_config(tree, overrides)
     asking = with_changes(config, {"task": {"kind": "generation", "prompt_column": "prompt"}})
     check_model(asking)
     sample = sampling.draw(config, size, category)
-    shown = [text_of(document, config.text_columns())[:_CHARACTERS] for document in sample.documents]
+    shown = [
+        text_of(document, config.text_columns())[:_CHARACTERS] for document in sample.documents
+    ]
     result = Suggestion()
     say(f"asking {config.model.name} about {counted(len(shown), 'document')}")
-    for text, document, answer_text in zip(shown, sample.documents, _answers(asking, shown), strict=True):
+    for text, document, answer_text in zip(
+        shown, sample.documents, _answers(asking, shown), strict=True
+    ):
         if answer_text is None:
             result.failed += 1
         else:
             result.read(sampling.kind_of(document, config)[0], text, answer_text)
     if not any(category.proposed() for category in result.categories.values()):
         advice = "try a larger --sample or another model.name"
-        raise RunError(f"{config.model.name} named nothing that several documents state: {result.dropped()}; {advice}")
+        raise RunError(
+            f"{config.model.name} named nothing that several documents state: "
+            f"{result.dropped()}; {advice}"
+        )
     return result, f"{counted(len(shown), 'document')} of {source}, by {config.model.name}"
 
 
 def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
-    """What the model lists about each document, in this process; None where it could not be asked."""
+    """What the model lists about each document, in this process; None where it could not be
+    asked.
+    """
     parts = build(config, config.engine.threads)
     example, listed = _EXAMPLE
     head = f"{_INSTRUCTION}\n\nDocument:\n"
     asked, *turns = ({"role": "user", "content": head + text} for text in (example, *documents))
     prompts = [[asked, {"role": "assistant", "content": listed}, turn] for turn in turns]
     questions = [Document(n, str(n), {"prompt": prompt}) for n, prompt in enumerate(prompts)]
-    return [turns[-1].columns.get("text") for turns in answer(parts, questions, Meter("", config.decoding.method))]
+    return [
+        turns[-1].columns.get("text")
+        for turns in answer(parts, questions, Meter("", config.decoding.method))
+    ]
 
 
 def _is_name(name: str) -> bool:
-    """Whether it may be an attribute's: one to four words with a letter in them, which JSON takes as they are."""
+    """Whether it may be an attribute's: one to four words with a letter in them, which JSON takes
+    as they are.
+    """
     with contextlib.suppress(ValueError):
         Attribute(name=name)
-        return 1 <= len(name.split()) <= 4 and len(name) <= 40 and re.search(r"[^\W\d_]", name) is not None
+        return (
+            1 <= len(name.split()) <= 4
+            and len(name) <= 40
+            and re.search(r"[^\W\d_]", name) is not None
+        )
     return False

@@ -1,5 +1,7 @@
-"""`raypd tune`: measures settings on a sample and writes the cheapest configuration that still answers alike. Every
-measurement is a line of a file beside the new configuration, and is not made again: Ctrl-C loses at most one."""
+"""`raypd tune`: measures settings on a sample and writes the cheapest configuration that still
+answers alike. Every measurement is a line of a file beside the new configuration, and is not made
+again: Ctrl-C loses at most one.
+"""
 
 import contextlib
 import hashlib
@@ -59,10 +61,17 @@ class TuneResult:
 
 
 def tune(
-    config: RunConfig, options: TuneOptions, measurements: Path, *, verbose: bool = False, say: Say = print
+    config: RunConfig,
+    options: TuneOptions,
+    measurements: Path,
+    *,
+    verbose: bool = False,
+    say: Say = print,
 ) -> TuneResult:
-    """Measures and searches, from the configuration as it is. measurements: the file from which the search goes on.
-    Raises ConfigError, InputError or ModelError before anything is measured, RunError where nothing could be."""
+    """Measures and searches, from the configuration as it is. measurements: the file from which the
+    search goes on. Raises ConfigError, InputError or ModelError before anything is measured,
+    RunError where nothing could be.
+    """
     storage.configure(config.storage)
     check_model(config)
     documents = sampling.draw(config, options.sample).documents
@@ -72,19 +81,37 @@ def tune(
         seconds = math.inf if options.minutes is None else 60 * options.minutes
         if options.budget_usd is not None:
             if not kind.usd_per_hour:
-                raise ConfigError("--budget-usd: this machine has no price; cost.prices.local gives it one")
+                raise ConfigError(
+                    "--budget-usd: this machine has no price; cost.prices.local gives it one"
+                )
             seconds = min(seconds, options.budget_usd / kind.usd_per_hour * 3600)
         if options.fresh:
             measurements.unlink(missing_ok=True)
-        about = f"{_hash([[document.id, document.fields] for document in documents])} {facts.machine}"
-        trials = _Trials(config, documents, profiler, measurements, about, time.monotonic() + seconds, say)
+        about = (
+            f"{_hash([[document.id, document.fields] for document in documents])} {facts.machine}"
+        )
+        trials = _Trials(
+            config, documents, profiler, measurements, about, time.monotonic() + seconds, say
+        )
         floor = Floor(options.agreement, options.judge)
         gpu = facts.gpu is not None
-        search = Search(config, trials.measure, floor, facts.types, facts.vllm, gpu, options.reference, trials.show)
+        search = Search(
+            config,
+            trials.measure,
+            floor,
+            facts.types,
+            facts.vllm,
+            gpu,
+            options.reference,
+            trials.show,
+        )
         best = search.run()
     if best is None:
         errors = [trial.error for trial in search.trials if trial.error is not None]
-        advice = "raise --minutes or --budget-usd, or lower --sample; the same command goes on with what was measured"
+        advice = (
+            "raise --minutes or --budget-usd, or lower --sample; the same command goes on with "
+            "what was measured"
+        )
         if errors and not any(trial.usable for trial in search.trials):
             advice = errors[0]
         raise RunError(f"no setting can be taken ({search.ended}): {advice}")
@@ -92,19 +119,25 @@ def tune(
 
 
 def _kind(config: RunConfig, facts: WorkerFacts, instance: str | None) -> NodeKind:
-    """Whose price counts: that of the type that is named, else what the configuration states of this machine."""
+    """Whose price counts: that of the type that is named, else what the configuration states of
+    this machine.
+    """
     if instance is None:
         return here(config, facts.machine)
     kind = known_type(instance)
     if kind.gpu != facts.gpu:
-        raise ConfigError(f"--instance {instance}: this machine ({facts.machine}) has not the GPU of that type")
+        raise ConfigError(
+            f"--instance {instance}: this machine ({facts.machine}) has not the GPU of that type"
+        )
     price = prices.price(instance, None, None, config.cost)
     return NodeKind(instance, kind.gpus, price.usd_per_hour, price.source)
 
 
 @dataclass
 class _Trials:
-    """Measures settings for the search, and keeps the measurements as lines of a file, one JSON object each."""
+    """Measures settings for the search, and keeps the measurements as lines of a file, one JSON
+    object each.
+    """
 
     config: RunConfig
     documents: Sequence[Document]
@@ -119,11 +152,16 @@ class _Trials:
 
     def __post_init__(self) -> None:
         self._known: dict[str, list[Trial]] = defaultdict(list)
-        for text in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # it was being written when the process died
+        for text in (
+            self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        ):
+            # It was being written when the process died.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
                 line = json.loads(text)
                 if line["about"] == self.about:
-                    self._known[line["key"]].append(records.from_json(Trial, line["trial"], str(self.path)))
+                    self._known[line["key"]].append(
+                        records.from_json(Trial, line["trial"], str(self.path))
+                    )
 
     def measure(self, changes: Changes, limit: float) -> Trial:
         """One measurement, from the file if it stands there. Raises OutOfTime."""
@@ -132,7 +170,12 @@ class _Trials:
             changed = with_changes(self.config, changes)
         except ConfigError as error:
             return Trial(changes, error=str(error))
-        key = _hash([changed.fingerprint(), changed.model_dump(mode="json", include={"model", "decoding", "engine"})])
+        key = _hash(
+            [
+                changed.fingerprint(),
+                changed.model_dump(mode="json", include={"model", "decoding", "engine"}),
+            ]
+        )
         if self._known[key]:
             trial = self._known[key].pop(0)
             self.reused += 1
@@ -145,7 +188,10 @@ class _Trials:
 
     def _fill(self, trial: Trial, config: RunConfig, limit: float) -> None:
         """limit: seconds a document."""
-        limit = min(self._left(), limit * (len(self.documents) + 3 * min(_IN_FLIGHT, most_in_flight(config))))
+        limit = min(
+            self._left(),
+            limit * (len(self.documents) + 3 * min(_IN_FLIGHT, most_in_flight(config))),
+        )
         try:
             label = f"{self.count}. {describe(trial.changes)}"
             profiled = self.profiler.profile(config, self.documents, limit, label)
@@ -160,7 +206,10 @@ class _Trials:
                 raise
             trial.error = str(error)
         else:
-            trial.speeds, trial.answers = [profiled.documents_per_second], [values_of(cost) for cost in profiled.costs]
+            trial.speeds, trial.answers = (
+                [profiled.documents_per_second],
+                [values_of(cost) for cost in profiled.costs],
+            )
 
     def _left(self) -> float:
         """Seconds. Raises OutOfTime at the end."""
@@ -173,7 +222,9 @@ class _Trials:
         tree = asdict(trial)
         del tree["agreement"]  # the reference decides it
         line = {"key": key, "about": self.about, "at": time.time(), "trial": tree}
-        with raised_as(RunError, f"{self.path}: cannot be written", advice="; --output names another place"):
+        with raised_as(
+            RunError, f"{self.path}: cannot be written", advice="; --output names another place"
+        ):
             torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"\n", b"")
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(("\n" if torn else "") + json.dumps(line) + "\n")
@@ -189,12 +240,19 @@ class _Trials:
             outcome += f", {values} to compare others with"
             outcome += f", {same.left_out} are not whole" if same.left_out else ""
         else:
-            outcome += f", {same.share:.1%} of {values} agree" if same.of else ", no whole value to compare"
+            outcome += (
+                f", {same.share:.1%} of {values} agree"
+                if same.of
+                else ", no whole value to compare"
+            )
         self.say(f"{self.count}. {describe(trial.changes)}: {outcome}")
 
 
 def describe(changes: Changes) -> str:
-    return ", ".join(f"{key.partition('.')[2]}={value}" for key, value in changes.items()) or "as it is"
+    return (
+        ", ".join(f"{key.partition('.')[2]}={value}" for key, value in changes.items())
+        or "as it is"
+    )
 
 
 def _hash(tree: Any) -> str:

@@ -1,11 +1,16 @@
-"""`raypd evaluate RUN LABELS`. Extraction is micro-averaged over (document, attribute): strict: all attributes that the
-run asked for, the gold value alone (case and white space folded); scored: those in a document's `scored`, any of its
-`accepted` forms, as in the literature (ExtractGPT), which compares case (`scored F1, exact`).
+"""`raypd evaluate RUN LABELS`.
 
-A value is right (VC), wrong (VW), given where there is none (NV), missing (VN) or rightly null (NN): precision is VC /
-(VC + VW + NV), recall VC / (VC + VW + VN). `values right`: (VC + NN) of all. Questions: exact match and token F1 as of
-SQuAD; of choices all right ones and no other must be named. A failed question is wrong. Texts: ROUGE-L. Intervals are
-95% bootstrap intervals over documents; a difference of two runs is resampled in pairs."""
+Extraction is micro-averaged over (document, attribute): strict: all attributes that the run asked
+for, the gold value alone (case and white space folded); scored: those in a document's `scored`, any
+of its `accepted` forms, as in the literature (ExtractGPT), which compares case (`scored F1,
+exact`).
+
+A value is right (VC), wrong (VW), given where there is none (NV), missing (VN) or rightly null
+(NN): precision is VC / (VC + VW + NV), recall VC / (VC + VW + VN). `values right`: (VC + NN) of
+all. Questions: exact match and token F1 as of SQuAD; of choices all right ones and no other must be
+named. A failed question is wrong. Texts: ROUGE-L. Intervals are 95% bootstrap intervals over
+documents; a difference of two runs is resampled in pairs.
+"""
 
 import json
 import re
@@ -33,11 +38,19 @@ from raypd.tasks.labels import labels_of
 _SEED = 0
 VC, VW, NV, VN, NN = range(5)
 Row = dict[str, Any]
-Metric = tuple[str, Callable[[np.ndarray], np.ndarray]]  # the parts of a score, and the figure of their sums
+# The parts of a score, and the figure of their sums.
+Metric = tuple[str, Callable[[np.ndarray], np.ndarray]]
 Answers = dict[str, list[Row]]  # document id -> the rows that answer it; none where it failed
 Labels = dict[str, Row]  # by document id
-_KINDS: dict[str, Any] = {"target": dict, "questions": list, "reference": (str, list), "scored": list, "accepted": dict}
-Asked = dict[str, dict[str, str]]  # category -> the attributes that a run asked for, as its labels call them
+_KINDS: dict[str, Any] = {
+    "target": dict,
+    "questions": list,
+    "reference": (str, list),
+    "scored": list,
+    "accepted": dict,
+}
+# Category -> the attributes that a run asked for, as its labels call them.
+Asked = dict[str, dict[str, str]]
 
 
 @dataclass
@@ -73,29 +86,46 @@ class Evaluation:
     failed: int = 0  # documents that the run could not answer: counted as without any value
     not_asked: int = 0  # labelled values, null or not, of attributes that the run did not ask for
     calibration_error: float | None = None  # of the confidences of an extraction
-    reliability: list[tuple[float, float, int]] = field(default_factory=list)  # (confidence, share right, values)
+    # (confidence, share right, values)
+    reliability: list[tuple[float, float, int]] = field(default_factory=list)
 
 
 def evaluate(
-    run: str, labels: str, other: str | None = None, tolerance: float = 0.0, labels_column: str = "target"
+    run: str,
+    labels: str,
+    other: str | None = None,
+    tolerance: float = 0.0,
+    labels_column: str = "target",
 ) -> Evaluation:
-    """Scores the run in a folder against labels, JSON lines of {id, target | questions | reference, ...}, or a table
-    (CSV, JSON lines) with an id and a column for each attribute. Differences are run - `other`, over the same
-    documents. tolerance: the share by which a number may differ from its label. labels_column: in place of `target`.
-    Raises InputError: unreadable, or no document stands in both."""
-    gold, answers, attributes = read_labels(labels, labels_column, run), read_answers(run), asked_attributes(run)
-    with raised_as(InputError, f"{labels}: labels of another kind of task than {run}, which lacks", KeyError):
+    """Scores the run in a folder against labels, JSON lines of {id, target | questions | reference,
+    ...}, or a table (CSV, JSON lines) with an id and a column for each attribute. Differences are
+    run - `other`, over the same documents. tolerance: the share by which a number may differ from
+    its label. labels_column: in place of `target`. Raises InputError: unreadable, or no document
+    stands in both.
+    """
+    gold, answers, attributes = (
+        read_labels(labels, labels_column, run),
+        read_answers(run),
+        asked_attributes(run),
+    )
+    with raised_as(
+        InputError, f"{labels}: labels of another kind of task than {run}, which lacks", KeyError
+    ):
         scores = _score(answers, gold, tolerance, attributes)
     if not scores:
-        kinds = f"{labels_column!r}, 'questions', 'reference', or columns called as its attributes are,"
+        kinds = (
+            f"{labels_column!r}, 'questions', 'reference', or columns called as its attributes are,"
+        )
         what = f"has {kinds}" if answers.keys() & gold.keys() else "has labels"
         ids = "ids are compared as text, and a row without one has that of its place"
         raise InputError(f"{labels}: no document of {run} {what} there; {ids}")
     evaluation = Evaluation(
-        measures_of(scores), unlabelled=len(answers.keys() - gold.keys()), missing=len(gold.keys() - answers.keys()),
+        measures_of(scores),
+        unlabelled=len(answers.keys() - gold.keys()),
+        missing=len(gold.keys() - answers.keys()),
         failed=sum(not rows for key, rows in answers.items() if key in gold),
         not_asked=sum(score.not_asked for score in scores.values()),
-    )  # fmt: skip
+    )
     if values := _labelled(answers, gold, tolerance, attributes):
         evaluation.reliability = reliability(values)
         evaluation.calibration_error = calibration_error(evaluation.reliability)
@@ -104,52 +134,89 @@ def evaluate(
         both = sorted(scores.keys() & other_scores.keys())
         if not both:
             raise InputError(f"{other}: no document of {run} stands there, too")
-        evaluation.differences = _differences([scores[key] for key in both], [other_scores[key] for key in both])
+        evaluation.differences = _differences(
+            [scores[key] for key in both], [other_scores[key] for key in both]
+        )
     return evaluation
 
 
 def labelled_values(
     run: str, labels: str, labels_column: str = "target", tolerance: float = 0.0
 ) -> list[LabelledValue]:
-    """The values of an extraction that have a confidence and a label. Raises InputError as `evaluate`."""
-    return _labelled(read_answers(run), read_labels(labels, labels_column, run), tolerance, asked_attributes(run))
+    """The values of an extraction that have a confidence and a label.
+
+    Raises InputError as `evaluate`.
+    """
+    return _labelled(
+        read_answers(run), read_labels(labels, labels_column, run), tolerance, asked_attributes(run)
+    )
 
 
 def f1_of(answers: Answers, labels: Labels, config: RunConfig) -> Measure:
-    """F1 of answers: scored where the labels say what is, else strict. Raises InputError: there are no labels."""
-    scores = list(_score(answers, labels, 0.0, _names(config.model_dump(include={"task"})["task"])).values())
-    measures = [_measure(name, _METRICS[name], scores) for name in ("scored F1", "strict F1")] if scores else []
+    """F1 of answers: scored where the labels say what is, else strict.
+
+    Raises InputError: there are no labels.
+    """
+    scores = list(
+        _score(answers, labels, 0.0, _names(config.model_dump(include={"task"})["task"])).values()
+    )
+    measures = (
+        [_measure(name, _METRICS[name], scores) for name in ("scored F1", "strict F1")]
+        if scores
+        else []
+    )
     if (measure := next(filter(None, measures), None)) is None:
-        raise InputError(f"no document has labels in training.labels_column ({config.training.labels_column!r})")
+        raise InputError(
+            f"no document has labels in training.labels_column ({config.training.labels_column!r})"
+        )
     return measure
 
 
-def _labelled(answers: Answers, gold: Labels, tolerance: float, attributes: Asked) -> list[LabelledValue]:
+def _labelled(
+    answers: Answers, gold: Labels, tolerance: float, attributes: Asked
+) -> list[LabelledValue]:
     values = []
     for key in sorted(answers.keys() & gold.keys()):
         for row in answers[key]:
             if "record" not in row or "target" not in gold[key]:
                 continue
-            record, target = flat_values(json.loads(row["record"])), flat_values(gold[key]["target"])
+            record, target = (
+                flat_values(json.loads(row["record"])),
+                flat_values(gold[key]["target"]),
+            )
             category = str(row["category"])
             for value in row["values"]:
                 name = attributes.get(category, {}).get(value["name"], value["name"])
-                if name not in target or value["confidence"] is None or value.get("status") == "unsure":
+                if (
+                    name not in target
+                    or value["confidence"] is None
+                    or value.get("status") == "unsure"
+                ):
                     continue  # what was decoded of an unsure value was not kept in the record
                 forms = (gold[key].get("accepted") or {}).get(name) or [target[name]]
                 right = outcome(record.get(name), forms, tolerance) in (VC, NN)
                 null, stands = value["value"] is None, value.get("span") is not None
-                values.append(LabelledValue(category, value["name"], value["confidence"], null, stands, right))
+                values.append(
+                    LabelledValue(category, value["name"], value["confidence"], null, stands, right)
+                )
     return values
 
 
 def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
-    """run: of whose documents they are: a row of its input has its id column, any other `id`. Raises InputError."""
+    """run: of whose documents they are: a row of its input has its id column, any other `id`.
+
+    Raises InputError.
+    """
     labels: Labels = {}
     config = _config(run) if run else {}
     source, schemas = config.get("input") or {}, (config.get("task") or {}).get("categories") or {}
-    id_column, category_column, texts = (source.get(key) for key in ("id_column", "category_column", "text_columns"))
-    asked = {name: [Attribute(**attribute) for attribute in schema["attributes"]] for name, schema in schemas.items()}
+    id_column, category_column, texts = (
+        source.get(key) for key in ("id_column", "category_column", "text_columns")
+    )
+    asked = {
+        name: [Attribute(**attribute) for attribute in schema["attributes"]]
+        for name, schema in schemas.items()
+    }
     for number, key, row in label_rows(path, id_column):
         try:
             attributes = asked.get(str(row.get(category_column or ""))) or chain(*asked.values())
@@ -160,16 +227,25 @@ def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
             for question in record.get("questions", []) if "target" not in record else []:
                 name = "answer_idx" if question.get("choices") else "answers"
                 if not isinstance(question.get(name), list):
-                    raise InputError(f"{path}:{number}: a question without a list of {name!r}: label it or drop it")
+                    raise InputError(
+                        f"{path}:{number}: a question without a list of {name!r}: label it or "
+                        "drop it"
+                    )
         except (KeyError, TypeError, AttributeError):
             raise InputError(f"{path}:{number}: expected an object of labels") from None
     return labels
 
 
-def labels_in(row: Row, labels_column: str, attributes: Iterable[Attribute], texts: Collection[str]) -> Row:
-    """The labels in a row, as `target` what `labels_of` says (and raises); what is of another kind is a column."""
+def labels_in(
+    row: Row, labels_column: str, attributes: Iterable[Attribute], texts: Collection[str]
+) -> Row:
+    """The labels in a row, as `target` what `labels_of` says (and raises); what is of another kind
+    is a column.
+    """
     named = {**row, "target": labels_of(row, labels_column, attributes, texts)}
-    return {name: value for name, value in named.items() if isinstance(value, _KINDS.get(name, object))}
+    return {
+        name: value for name, value in named.items() if isinstance(value, _KINDS.get(name, object))
+    }
 
 
 def asked_attributes(run: str) -> Asked:
@@ -184,7 +260,9 @@ def _config(run: str) -> Row:
 
 
 def category_of(row: Row, labels: Row, asked: Asked) -> str:
-    """That of an answer; where a document has none, the only one of the run, or what its labels say."""
+    """That of an answer; where a document has none, the only one of the run, or what its labels
+    say.
+    """
     only = next(iter(asked)) if len(asked) == 1 else labels.get("category")
     return str(row.get("category") or only or "")
 
@@ -226,11 +304,15 @@ def _score(answers: Answers, gold: Labels, tolerance: float, attributes: Asked) 
             category = category_of(rows[0] if rows else {}, labels, attributes)
             lists = "scored" in labels or bool(labels.get("accepted"))
             target = flat_values(labels["target"])
-            names = target.keys() & set(attributes[category].values() if category in attributes else target)
+            names = target.keys() & set(
+                attributes[category].values() if category in attributes else target
+            )
             parts = _of_record(record, {name: target[name] for name in names}, labels, tolerance)
             scores[key] = Score(category, parts, lists, len(target) - len(names))
         elif "questions" in labels:
-            scores[key] = Score(str(labels.get("category", "")), _of_questions(rows, labels["questions"]))
+            scores[key] = Score(
+                str(labels.get("category", "")), _of_questions(rows, labels["questions"])
+            )
         elif "reference" in labels:
             scores[key] = Score(str(labels.get("category", "")), _of_texts(rows, labels))
     return scores
@@ -253,7 +335,11 @@ def flat_values(tree: Row, above: str = "") -> Row:
     """Values of nested objects under `a.b`."""
     flat: Row = {}
     for name, value in tree.items():
-        flat |= flat_values(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
+        flat |= (
+            flat_values(value, f"{above}{name}.")
+            if isinstance(value, dict)
+            else {above + name: value}
+        )
     return flat
 
 
@@ -275,11 +361,19 @@ def _plain(value: Any, fold: bool) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):  # a row: in any order, a null is as good as no cell
-        cells = {_plain(name, fold): text for name, cell in value.items() if (text := _plain(cell, fold))}
+        cells = {
+            _plain(name, fold): text for name, cell in value.items() if (text := _plain(cell, fold))
+        }
         return json.dumps(cells, sort_keys=True)
     if isinstance(value, list):
         return json.dumps([_plain(one, fold) for one in value])
-    text = value if isinstance(value, str) else f"{value:.15g}" if isinstance(value, float) else json.dumps(value)
+    text = (
+        value
+        if isinstance(value, str)
+        else f"{value:.15g}"
+        if isinstance(value, float)
+        else json.dumps(value)
+    )
     return " ".join((text.casefold() if fold else text).split())
 
 
@@ -301,11 +395,15 @@ def _of_questions(rows: list[Row], questions: list[Row]) -> dict[str, list[float
 
 
 def _chosen(row: Row, question: Row) -> bool:
-    """Whether a row names the right choice, or where several may be named, all right ones and no other."""
+    """Whether a row names the right choice, or where several may be named, all right ones and no
+    other.
+    """
     if not question.get("multi_select"):
         return row["choice_index"] in question["answer_idx"]
     letters = "".join(re.findall(r"\b[A-Z]+\b", row["answer"] or ""))  # "B, D" or "BD"
-    return {string.ascii_uppercase.index(letter) for letter in letters} == set(question["answer_idx"])
+    return {string.ascii_uppercase.index(letter) for letter in letters} == set(
+        question["answer_idx"]
+    )
 
 
 def _squad(text: str) -> str:
@@ -318,14 +416,24 @@ def _token_f1(answer: str, gold: str) -> float:
     answer_words, gold_words = _squad(answer).split(), _squad(gold).split()
     if not answer_words or not gold_words:
         return float(answer_words == gold_words)
-    return 2 * sum((Counter(answer_words) & Counter(gold_words)).values()) / (len(answer_words) + len(gold_words))
+    return (
+        2
+        * sum((Counter(answer_words) & Counter(gold_words)).values())
+        / (len(answer_words) + len(gold_words))
+    )
 
 
 def _of_texts(rows: list[Row], labels: Row) -> dict[str, list[float]]:
     """ROUGE-L against the reference of each turn that has one; the mean over samples."""
-    references = [labels["reference"]] if isinstance(labels["reference"], str) else labels["reference"]
-    pairs = [(references[row["turn"]], row["text"]) for row in rows if row["turn"] < len(references)]
-    overlaps = [_rouge().score(reference, text)["rougeL"].fmeasure for reference, text in pairs if reference]
+    references = (
+        [labels["reference"]] if isinstance(labels["reference"], str) else labels["reference"]
+    )
+    pairs = [
+        (references[row["turn"]], row["text"]) for row in rows if row["turn"] < len(references)
+    ]
+    overlaps = [
+        _rouge().score(reference, text)["rougeL"].fmeasure for reference, text in pairs if reference
+    ]
     return {"ROUGE-L": [sum(overlaps), max(1.0, len(overlaps))]}
 
 
@@ -350,12 +458,15 @@ def share(part: list[int], among: list[int]) -> Callable[[np.ndarray], np.ndarra
 _ALL = [VC, VW, NV, VN, NN]
 mean = share([0], [1])  # of (sum, count)
 _METRICS: dict[str, Metric] = {  # shown as -> it
-    "strict F1": ("strict", _f1), "strict precision": ("strict", share([VC], [VC, VW, NV])),
-    "strict recall": ("strict", share([VC], [VC, VW, VN])), "values right": ("strict", share([VC, NN], _ALL)),
-    "null everywhere": ("strict", share([NV, NN], _ALL)), "scored F1": ("scored", _f1),
+    "strict F1": ("strict", _f1),
+    "strict precision": ("strict", share([VC], [VC, VW, NV])),
+    "strict recall": ("strict", share([VC], [VC, VW, VN])),
+    "values right": ("strict", share([VC, NN], _ALL)),
+    "null everywhere": ("strict", share([NV, NN], _ALL)),
+    "scored F1": ("scored", _f1),
     "scored F1, exact": ("scored exact", _f1),
     **{name: (name, mean) for name in ("exact match", "token F1", "accuracy", "ROUGE-L")},
-}  # fmt: skip
+}
 
 
 def measures_of(scores: dict[str, Score], metrics: dict[str, Metric] = _METRICS) -> list[Measure]:
@@ -366,8 +477,11 @@ def measures_of(scores: dict[str, Score], metrics: dict[str, Metric] = _METRICS)
             by_category.setdefault(score.category, []).append(score)
     if len(by_category) == 2:  # one category alone: the same figures
         by_category = {"": by_category[""]}
-    measures = (_measure(name, metric, members, category) for category, members in by_category.items()
-                for name, metric in metrics.items())  # fmt: skip
+    measures = (
+        _measure(name, metric, members, category)
+        for category, members in by_category.items()
+        for name, metric in metrics.items()
+    )
     return [measure for measure in measures if measure is not None]
 
 
@@ -387,7 +501,9 @@ def _differences(scores: list[Score], other_scores: list[Score]) -> list[ScoreDi
             continue
         values, other_values = (metric(_weights(scores) @ table) for table in (a, b))
         _, low, high = _interval(values - other_values)
-        differences.append(ScoreDifference(name, float(values[0]), float(other_values[0]), low, high, len(scores)))
+        differences.append(
+            ScoreDifference(name, float(values[0]), float(other_values[0]), low, high, len(scores))
+        )
     return differences
 
 
@@ -401,7 +517,9 @@ def _table(part: str, scores: list[Score]) -> np.ndarray | None:
 
 
 def _weights(scores: list[Score]) -> np.ndarray:
-    """How often each document counts: once, then as often as a bootstrap sample has it: [1 + samples, documents]."""
+    """How often each document counts: once, then as often as a bootstrap sample has it: [1 +
+    samples, documents].
+    """
     return bootstrap.weights(len(scores), np.random.default_rng(_SEED))
 
 
@@ -413,16 +531,26 @@ def _interval(draws: np.ndarray) -> tuple[float, float, float]:
 def describe(evaluation: Evaluation) -> str:
     lines = [f"{'':<24}{'':<18}{'value':>8}  95% interval    documents"]
     for measure in evaluation.measures:
-        figures = f"{measure.value:8.3f}  {f'{measure.low:.3f} to {measure.high:.3f}':<16}{measure.documents:>9,}"
+        figures = (
+            f"{measure.value:8.3f}  "
+            f"{f'{measure.low:.3f} to {measure.high:.3f}':<16}{measure.documents:>9,}"
+        )
         lines.append(f"{measure.of:<24.23}{measure.name:<18}{figures}")
     if evaluation.calibration_error is not None:
         values = counted(sum(count for *_, count in evaluation.reliability), "value")
-        lines.append(f"{'':<24}{'calibration error':<18}{evaluation.calibration_error:8.3f}  of confidence, {values}")
+        lines.append(
+            f"{'':<24}{'calibration error':<18}{evaluation.calibration_error:8.3f}  of "
+            f"confidence, {values}"
+        )
     if evaluation.differences:
         both = f"over the {counted(evaluation.differences[0].documents, 'document')} of both runs"
         lines += ["", f"{both:<42}{'value':>8}   other  difference [95%]"]
-        lines += [f"{'':<24}{pair.name:<18}{pair.ours:8.3f}{pair.theirs:8.3f}  {pair.ours - pair.theirs:+.3f} "
-                  f"[{pair.low:+.3f} to {pair.high:+.3f}]" for pair in evaluation.differences]  # fmt: skip
+        lines += [
+            f"{'':<24}{pair.name:<18}{pair.ours:8.3f}{pair.theirs:8.3f}  "
+            f"{pair.ours - pair.theirs:+.3f} "
+            f"[{pair.low:+.3f} to {pair.high:+.3f}]"
+            for pair in evaluation.differences
+        ]
     for count, reason in (
         (evaluation.failed, "failed: each counts as without any value"),
         (evaluation.unlabelled, "without labels: left out"),
@@ -431,5 +559,8 @@ def describe(evaluation: Evaluation) -> str:
         if count:
             lines.append(f"{counted(count, 'document')} {reason}")
     if evaluation.not_asked:
-        lines.append(f"{counted(evaluation.not_asked, 'label')} of attributes that the run did not ask for: left out")
+        lines.append(
+            f"{counted(evaluation.not_asked, 'label')} of attributes that the run did not ask "
+            "for: left out"
+        )
     return "\n".join(lines)

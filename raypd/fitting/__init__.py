@@ -1,1 +1,3 @@
-"""`raypd fit`: from documents and a schema to weights, their figures, and a configuration to run."""
+"""`raypd fit`: from documents and a schema to weights, their figures, and a configuration to
+run.
+"""

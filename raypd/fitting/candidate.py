@@ -1,4 +1,6 @@
-"""One candidate: trained on a share of the labels, run over the test part, scored, and measured on the corpus."""
+"""One candidate: trained on a share of the labels, run over the test part, scored, and measured on
+the corpus.
+"""
 
 import hashlib
 from pathlib import Path
@@ -23,17 +25,37 @@ _SETTINGS = dict.fromkeys(("input", "model", "decoding", "engine", "cost", "clus
 _MEASURED: Any = {**_SETTINGS, "fit": {"sample", "sample_minutes"}}  # what an estimate depends on
 
 
-def training_config(context: FitContext, changes: dict[str, Any], documents: str, output: str) -> RunConfig:
-    """The configuration of a candidate's training: `hyper_parallel` in slots, unless the candidate says otherwise."""
-    keys = {"decoding.method": "hyper_parallel", "decoding.skeleton": "slots", **changes, **input_keys(documents)}
-    keys |= {"output.path": output, "training.labels": None, "training.validation": context.part("validation")}
+def training_config(
+    context: FitContext, changes: dict[str, Any], documents: str, output: str
+) -> RunConfig:
+    """The configuration of a candidate's training: `hyper_parallel` in slots, unless the candidate
+    says otherwise.
+    """
+    keys = {
+        "decoding.method": "hyper_parallel",
+        "decoding.skeleton": "slots",
+        **changes,
+        **input_keys(documents),
+    }
+    keys |= {
+        "output.path": output,
+        "training.labels": None,
+        "training.validation": context.part("validation"),
+    }
     return with_changes(context.config, keys)
 
 
-def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, share: float) -> CandidateScore:
-    """Trains a candidate on the first `labels` of the training part, runs it over the test part. Raises as these do."""
+def train(
+    context: FitContext, name: str, changes: dict[str, Any], labels: int, share: float
+) -> CandidateScore:
+    """Trains a candidate on the first `labels` of the training part, runs it over the test part.
+
+    Raises as these do.
+    """
     whole = training_config(context, changes, context.part("train"), context.folder)
-    digest = hashlib.sha256(whole.model_dump_json(include={"model", "decoding", "training"}).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(
+        whole.model_dump_json(include={"model", "decoding", "training"}).encode()
+    ).hexdigest()[:8]
     folder = storage.join(context.folder, "candidates", f"{name}-{digest}", f"{100 * share:g}")
     documents = context.part("train")
     if share < 1:
@@ -43,7 +65,9 @@ def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, 
     config = training_config(context, changes, documents, storage.join(folder, "training"))
     record = read.record(TrainingRecord, config.output.path, layout.TRAINING)
     if record is None or not storage.exists(record.weights):
-        record = run_training(context.limited(config), verbose=context.verbose, say=context.say, ends=context.ends)
+        record = run_training(
+            context.limited(config), verbose=context.verbose, say=context.say, ends=context.ends
+        )
     made = {f"decoding.{key}": getattr(config.decoding, key) for key in ("method", "skeleton")}
     made |= {key: value for key, value in changes.items() if not key.startswith("training.")}
     if config.model.calibration not in (None, "none"):  # a file that is of other weights
@@ -55,18 +79,25 @@ def train(context: FitContext, name: str, changes: dict[str, Any], labels: int, 
     score = test(context, name, made, storage.join(folder, "test"))
     if share == 1:
         _calibrate(context, score, Path(record.weights), folder)
-    score.labels, score.training_seconds, score.training_usd = record.data.documents, record.seconds, record.usd
+    score.labels, score.training_seconds, score.training_usd = (
+        record.data.documents,
+        record.seconds,
+        record.usd,
+    )
     return score
 
 
 def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder: str) -> None:
-    """Puts a calibration beside the weights, made from the validation part; what it brings is told by the test part."""
+    """Puts a calibration beside the weights, made from the validation part; what it brings is told
+    by the test part.
+    """
     validation = storage.join(folder, "validation")
     _run(context, score.changes, "validation", validation)
     column = context.config.training.labels_column
     try:
         made = calibrate(labelled_values(validation, context.part("validation"), column))
-    except UserError as error:  # few labels, or no scikit-learn: confidences stay as the model has them
+    # Few labels, or no scikit-learn: confidences stay as the model has them.
+    except UserError as error:
         context.say(f"{score.name}: not calibrated: {error}")
         return
     made.method = score.method
@@ -90,20 +121,30 @@ def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -
     gold = read_labels(context.part("test"), config.training.labels_column, output)
     best = f1_of(read_answers(output), gold, config)
     f1 = records.Figure(best.value, best.low, best.high)
-    return CandidateScore(name=name, method=config.decoding.method, changes=changes, measure=best.name, f1=f1)
+    return CandidateScore(
+        name=name, method=config.decoding.method, changes=changes, measure=best.name, f1=f1
+    )
 
 
 def measure(context: FitContext, score: CandidateScore, run: str | None = None) -> records.Figure:
-    """Adds what a score's model costs over the corpus; its documents. run: whose speed counts (None: a sample's)."""
+    """Adds what a score's model costs over the corpus; its documents. run: whose speed counts
+    (None: a sample's).
+    """
     config = with_changes(context.config, score.changes)
-    text = config.model_dump_json(include=_MEASURED, exclude={"cost": {"budget_usd", "reserve_seconds", "deadline"}})
+    text = config.model_dump_json(
+        include=_MEASURED, exclude={"cost": {"budget_usd", "reserve_seconds", "deadline"}}
+    )
     digest = hashlib.sha256(f"{config.fingerprint()} {text}".encode()).hexdigest()[:12]
-    path = storage.join(context.folder, "estimates", f"{score.name}-{digest}.json".replace(" ", "-"))
+    path = storage.join(
+        context.folder, "estimates", f"{score.name}-{digest}.json".replace(" ", "-")
+    )
     result = read.record(records.Estimate, path)
     if result is None:
         context.say(f"{score.name}: measuring what the corpus would cost")
         fit = context.config.fit
-        result = estimate(config, EstimateOptions(fit.sample, fit.sample_minutes, run=run), context.verbose)
+        result = estimate(
+            config, EstimateOptions(fit.sample, fit.sample_minutes, run=run), context.verbose
+        )
         records.write(path, result)
     score.documents_per_second = result.speeds[0].documents_per_second
     server = float((result.sample or {}).get("server_usd", 0.0))  # for the tokens of a document

@@ -18,14 +18,18 @@ class CandidateScore:
     measure: str = ""  # what f1 is, as `raypd evaluate` names it
     f1: Figure | None = None  # None where it could not be made; `error` says why
     documents_per_second: Figure | None = None  # of one worker
-    usd_per_1000: Figure | None = None  # of decoding and a server's tokens; None where machine and server have no price
+    # Of decoding and a server's tokens; None where machine and server have no price.
+    usd_per_1000: Figure | None = None
     corpus_hours: Figure | None = None  # on one node
     corpus_usd: Figure | None = None
     training_seconds: float = 0.0
     training_usd: float = 0.0
-    calibration_error: list[float] = field(default_factory=list)  # as the model has it, calibrated on validation
-    reliability: list[list[list[float]]] = field(default_factory=list)  # of both: (confidence, share right, values)
-    changes: dict[str, Any] = field(default_factory=dict)  # keys, dotted, of the user's configuration
+    # As the model has it, calibrated on validation.
+    calibration_error: list[float] = field(default_factory=list)
+    # Of both: (confidence, share right, values)
+    reliability: list[list[list[float]]] = field(default_factory=list)
+    # Keys, dotted, of the user's configuration.
+    changes: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
     def holds(self, floor: float) -> bool:
@@ -44,7 +48,8 @@ class FitResult:
     model: str
     documents: dict[str, int] = field(default_factory=dict)  # of train, validation, test
     corpus_documents: Figure | None = None
-    scores: list[CandidateScore] = field(default_factory=list)  # first of what is not trained; with all labels
+    # First of what is not trained; with all labels.
+    scores: list[CandidateScore] = field(default_factory=list)
     curve: list[CandidateScore] = field(default_factory=list)  # the candidates with fewer labels
     recommended: str | None = None  # a score's name
     configuration: str | None = None  # the YAML that was written

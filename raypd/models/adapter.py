@@ -1,4 +1,6 @@
-"""LoRA adapters (peft): found, checked against their base model before weights are loaded, and attached to it."""
+"""LoRA adapters (peft): found, checked against their base model before weights are loaded, and
+attached to it.
+"""
 
 import json
 import logging
@@ -27,7 +29,9 @@ warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", categor
 
 
 def import_peft() -> None:
-    """Imports peft without torch's compiler (1.5 s), which bitsandbytes, imported by it, wants for its own weights."""
+    """Imports peft without torch's compiler (1.5 s), which bitsandbytes, imported by it, wants for
+    its own weights.
+    """
     before = os.environ.get(_NO_COMPILER)
     os.environ[_NO_COMPILER] = "1"  # torch reads it in each call of `compile`
     try:
@@ -47,7 +51,10 @@ class Adapter:
 
 
 def find_adapter(config: ModelConfig) -> Adapter | None:
-    """The files of `model.adapter`, fetched if it is a Hub id; None without one. Raises ModelError: not there."""
+    """The files of `model.adapter`, fetched if it is a Hub id; None without one.
+
+    Raises ModelError: not there.
+    """
     name = config.adapter
     if name is None:
         return None
@@ -56,61 +63,95 @@ def find_adapter(config: ModelConfig) -> Adapter | None:
         if not folder.is_dir():
             raise ModelError(f"model.adapter {name!r}: there is no folder {folder}")
         if not (folder / _SETTINGS).is_file():
-            raise ModelError(f"model.adapter {name!r}: {folder} has no {_SETTINGS}, so it is not a peft adapter")
+            raise ModelError(
+                f"model.adapter {name!r}: {folder} has no {_SETTINGS}, so it is not a peft adapter"
+            )
         if not (folder / _WEIGHTS).is_file():
             raise ModelError(f"model.adapter {name!r}: {folder} has no {_WEIGHTS}")
         return Adapter(name, folder / _SETTINGS, folder / _WEIGHTS)
     if not HUB_ID.fullmatch(name):
-        raise ModelError(f"model.adapter {name!r} is neither a local folder nor a Hub id (owner/name)")
+        raise ModelError(
+            f"model.adapter {name!r} is neither a local folder nor a Hub id (owner/name)"
+        )
     with explained(Source(name, name, False, None, False), "the adapter cannot be fetched"):
         try:
-            return Adapter(name, *(Path(hf_hub_download(name, file)) for file in (_SETTINGS, _WEIGHTS)))
+            return Adapter(
+                name, *(Path(hf_hub_download(name, file)) for file in (_SETTINGS, _WEIGHTS))
+            )
         except LocalEntryNotFoundError:
             raise
         except EntryNotFoundError as error:
-            raise ModelError(f"model.adapter {name!r} has no {_SETTINGS} or no {_WEIGHTS}") from error
+            raise ModelError(
+                f"model.adapter {name!r} has no {_SETTINGS} or no {_WEIGHTS}"
+            ) from error
 
 
 def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> None:
-    """Checks names and shapes of all tensors, without weights. Raises ModelError for no LoRA of this base model."""
+    """Checks names and shapes of all tensors, without weights.
+
+    Raises ModelError for no LoRA of this base model.
+    """
     try:
         settings = json.loads(adapter.settings.read_text(encoding="utf-8"))
         kind, named = settings["peft_type"], settings.get("base_model_name_or_path")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"model.adapter {adapter.name!r}: {adapter.settings} cannot be read: {error!r}") from error
+        raise ModelError(
+            f"model.adapter {adapter.name!r}: {adapter.settings} cannot be read: {error!r}"
+        ) from error
     if kind != "LORA":
-        raise ModelError(f"model.adapter {adapter.name!r} is of type {kind}; raypd takes LoRA adapters")
+        raise ModelError(
+            f"model.adapter {adapter.name!r} is of type {kind}; raypd takes LoRA adapters"
+        )
     if named and _contradicts(str(named), source.name):
         why = f"was trained for {named!r}, not for model.name {source.name!r}"
-        raise ModelError(f"model.adapter {adapter.name!r} {why}: set model.name to {named!r}, or take another adapter")
+        raise ModelError(
+            f"model.adapter {adapter.name!r} {why}: set model.name to {named!r}, or take "
+            "another adapter"
+        )
     reason = _misfit(adapter, source, base)
     if reason is not None:
         trained = f" (it was trained for {named!r})" if named else ""
-        raise ModelError(f"model.adapter {adapter.name!r} does not fit model.name {source.name!r}{trained}: {reason}")
+        raise ModelError(
+            f"model.adapter {adapter.name!r} does not fit model.name {source.name!r}{trained}: "
+            f"{reason}"
+        )
 
 
 def _contradicts(named: str, base: str) -> bool:
-    """Whether two names are Hub ids of different weights. A copy under another owner counts as the same."""
-    if looks_local(named) or looks_local(base) or not (HUB_ID.fullmatch(named) and HUB_ID.fullmatch(base)):
+    """Whether two names are Hub ids of different weights.
+
+    A copy under another owner counts as the same.
+    """
+    if (
+        looks_local(named)
+        or looks_local(base)
+        or not (HUB_ID.fullmatch(named) and HUB_ID.fullmatch(base))
+    ):
         return False
     return named.rsplit("/", 1)[-1].lower() != base.rsplit("/", 1)[-1].lower()
 
 
 def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | None:
-    """Puts the adapter on a model without storage (device meta), and compares names and shapes of all tensors."""
+    """Puts the adapter on a model without storage (device meta), and compares names and shapes of
+    all tensors.
+    """
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 
     try:
         settings = PeftConfig.from_pretrained(str(adapter.settings.parent))
     except Exception as error:  # peft checks what goes together, each in its own way
         return f"{adapter.settings}: {error}"
-    settings.init_lora_weights = False  # an initialisation from the weights (pissa, olora) has none to read here
+    # An initialisation from the weights (pissa, olora) has none to read here.
+    settings.init_lora_weights = False
     with torch.device("meta"):
         with explained(source, "its model cannot be built"):
-            empty = AutoModelForCausalLM.from_config(base, trust_remote_code=source.trust_remote_code)
+            empty = AutoModelForCausalLM.from_config(
+                base, trust_remote_code=source.trust_remote_code
+            )
         try:
             wrapped = PeftModel(empty, settings, low_cpu_mem_usage=True)
-        except Exception as error:  # none of its target modules is there, or what is set cannot be made
+        # None of its target modules is there, or what is set cannot be made.
+        except Exception as error:
             return str(error)
     expected = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     shapes = {key: tuple(value.shape) for key, value in expected.items()}
@@ -121,23 +162,32 @@ def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | N
     except Exception as error:
         return f"{adapter.weights} cannot be read: {error}"
     for key, shape in tensors.items():
-        needed = shapes.get(key, parameters.get(key))  # parameters: embeddings that were saved along with the adapter
+        # Parameters: embeddings that were saved along with the adapter.
+        needed = shapes.get(key, parameters.get(key))
         if needed is None:
             return f"it has a tensor {key!r}, for which the model has no place"
         if needed != shape:
             return f"its tensor {key!r} is {list(shape)}, and the model needs {list(needed)}"
     missing = sorted(set(shapes) - set(tensors))
     if missing:
-        return f"{len(missing)} of the {len(shapes)} tensors that its settings ask for are not there ({missing[0]!r})"
+        return (
+            f"{len(missing)} of the {len(shapes)} tensors that its settings ask for are not "
+            f"there ({missing[0]!r})"
+        )
     return None
 
 
 def attach_adapter(model: PreTrainedModel, adapter: Adapter, merge: bool) -> PreTrainedModel:
-    """The model with the adapter, merged or beside it; quantized weights would have to be rounded again for a merge."""
+    """The model with the adapter, merged or beside it; quantized weights would have to be rounded
+    again for a merge.
+    """
     from peft import PeftModel
 
-    wrapped: Any = PeftModel.from_pretrained(model, str(adapter.settings.parent), is_trainable=False)
+    wrapped: Any = PeftModel.from_pretrained(
+        model, str(adapter.settings.parent), is_trainable=False
+    )
     if merge:
         with raised_as(ModelError, f"model.adapter {adapter.name!r} cannot be merged", ValueError):
-            return wrapped.merge_and_unload(safe_merge=True)  # ValueError: values that are not finite
+            # ValueError: values that are not finite.
+            return wrapped.merge_and_unload(safe_merge=True)
     return wrapped.base_model.model

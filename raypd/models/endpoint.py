@@ -1,5 +1,8 @@
-"""`model.endpoint`: a server with an OpenAI-compatible API answers in place of weights. A tokenizer of bytes, with a
-token for each role, turns messages into ids as with weights; the engine turns them back."""
+"""`model.endpoint`: a server with an OpenAI-compatible API answers in place of weights.
+
+A tokenizer of bytes, with a token for each role, turns messages into ids as with weights; the
+engine turns them back.
+"""
 
 import contextlib
 import json
@@ -26,7 +29,8 @@ from raypd.decoding.program import Program
 from raypd.errors import ConfigError
 from raypd.models.timed_http import TimedAdapter
 
-CONTEXT = 400_000  # bytes of a prompt and its answer; what the server cannot take it refuses, for that document alone
+# Bytes of a prompt and its answer; what the server cannot take it refuses, for that document alone.
+CONTEXT = 400_000
 _ROLES, _END = ("system", "user", "assistant"), "<|end|>"
 _AGAIN = (408, 429, 500, 502, 503, 504)
 _REFUSED = (400, 401, 403, 404, 413, 422)  # a prompt, a key or a name; no pause helps
@@ -50,44 +54,67 @@ def check_endpoint(config: RunConfig) -> None:
     assert endpoint is not None
     if config.decoding.method != "autoregressive":
         method = f"decoding.method {config.decoding.method}"
-        raise ConfigError(f"{method}: a server behind model.endpoint decodes its own way; set method: autoregressive")
+        raise ConfigError(
+            f"{method}: a server behind model.endpoint decodes its own way; set method: "
+            "autoregressive"
+        )
     if endpoint.key_variable is not None and not os.environ.get(endpoint.key_variable):
         raise ConfigError(
-            f"model.endpoint.key_variable: the environment variable {endpoint.key_variable} holds no key; set it "
-            "(on a cluster in the job's runtime environment), or set the key to null for a server without one"
+            "model.endpoint.key_variable: the environment variable "
+            f"{endpoint.key_variable} holds no key; set it "
+            "(on a cluster in the job's runtime environment), or set the key to null for a "
+            "server without one"
         )
     how: dict[str, Any] = {"timeout": 5, "allow_redirects": False, "stream": True}
     for path in ("batches", "files") if endpoint.batch else ("chat/completions",):
         url = f"{endpoint.url.rstrip('/')}/{path}"
-        # What cannot be reached from here may be from a worker. An empty request costs nothing, and holds no document.
+        # What cannot be reached from here may be from a worker. An empty request costs nothing, and
+        # holds no document.
         with contextlib.suppress(RequestException), requests.Session() as session:
             session.mount(f"{urlsplit(url).scheme}://", TimedAdapter())
             reply = session.get(url, **how) if endpoint.batch else session.post(url, json={}, **how)
             if reply.is_redirect:
-                moved = f"{url} redirects to {redact(urljoin(url, reply.headers['location']))[:200]}"
-                raise ConfigError(f"model.endpoint.url: {moved}; documents are not sent there: set the right URL")
+                moved = (
+                    f"{url} redirects to {redact(urljoin(url, reply.headers['location']))[:200]}"
+                )
+                raise ConfigError(
+                    f"model.endpoint.url: {moved}; documents are not sent there: set the right URL"
+                )
             if endpoint.batch and reply.status_code == 404:
-                raise ConfigError(f"model.endpoint.batch: {endpoint.url} has no batch API (/{path}); set it to false")
+                raise ConfigError(
+                    f"model.endpoint.batch: {endpoint.url} has no batch API (/{path}); set it "
+                    "to false"
+                )
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Ids 0 to 255 are bytes; then come a token for the beginning of each role's message, and one for the end."""
-    backend = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in bytes_to_unicode().items()}, merges=[]))
+    """Ids 0 to 255 are bytes; then come a token for the beginning of each role's message, and one
+    for the end.
+    """
+    backend = Tokenizer(
+        models.BPE(vocab={letter: byte for byte, letter in bytes_to_unicode().items()}, merges=[])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     marks = [f"<|{role}|>" for role in _ROLES]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=_END, extra_special_tokens=dict(zip(_ROLES, marks, strict=True))
+        tokenizer_object=backend,
+        eos_token=_END,
+        extra_special_tokens=dict(zip(_ROLES, marks, strict=True)),
     )
     tokenizer.chat_template = (
-        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '" + _END + "' }}"
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '"
+        + _END
+        + "' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
     )
     return tokenizer
 
 
 class EndpointEngine:
-    """Sends prompts to the server: `engine.max_num_seqs` at a time, so many a minute as the configuration allows."""
+    """Sends prompts to the server: `engine.max_num_seqs` at a time, so many a minute as the
+    configuration allows.
+    """
 
     sequences: Sequence[Any] = ()
     waiting = ""  # the last long wait, said by the driver; "" after an answer
@@ -100,17 +127,23 @@ class EndpointEngine:
         self._running: dict[Future[tuple[Continuation, TokenCounts]], Any] = {}
         at_once = _AT_ONCE if config.engine.max_num_seqs == "auto" else config.engine.max_num_seqs
         self._pool = ThreadPoolExecutor(at_once)
-        self._lock, self._next = threading.Lock(), 0.0  # when the next request may be sent (monotonic)
+        # When the next request may be sent (monotonic)
+        self._lock, self._next = threading.Lock(), 0.0
         self._failed_in_a_row = 0
         self._answers = self._tokens = 0
         self.patience = 1.0  # seconds that a step waits for an answer
         self._session = requests.Session()
-        self._session.mount(f"{urlsplit(self.endpoint.url).scheme}://", TimedAdapter(pool_maxsize=at_once))
+        self._session.mount(
+            f"{urlsplit(self.endpoint.url).scheme}://", TimedAdapter(pool_maxsize=at_once)
+        )
         check_endpoint(config)  # on this machine, too
         self._base = self.endpoint.url.rstrip("/")
         self._url = f"{self._base}/chat/completions"
-        self._most_bytes = _BYTES + _BYTES_A_TOKEN * _most_written(self._body([], None, 0))  # of an answer
-        self._key = os.environ[self.endpoint.key_variable] if self.endpoint.key_variable is not None else ""
+        # Of an answer.
+        self._most_bytes = _BYTES + _BYTES_A_TOKEN * _most_written(self._body([], None, 0))
+        self._key = (
+            os.environ[self.endpoint.key_variable] if self.endpoint.key_variable is not None else ""
+        )
         if self._key:
             self._session.headers["Authorization"] = f"Bearer {self._key}"
 
@@ -142,7 +175,9 @@ class EndpointEngine:
         body = self._body(messages, schema, seed)
         return self._answer(self._reply(self._url, self._most_bytes, json=body), body, begun)
 
-    def _answer(self, tree: Any, body: Mapping[str, Any], begun: str) -> tuple[Continuation, TokenCounts]:
+    def _answer(
+        self, tree: Any, body: Mapping[str, Any], begun: str
+    ) -> tuple[Continuation, TokenCounts]:
         """What a chat completion says to a request. Raises RuntimeError where it is none."""
         try:
             choice = tree["choices"][0]
@@ -152,10 +187,13 @@ class EndpointEngine:
             text = written = self._shown(content, 16)
         except (LookupError, TypeError, AttributeError):
             raise self._unexpected(json.dumps(tree), self._url) from None
-        if begun and begun.strip() in text:  # the answer's beginning, which the prompt gives; a server writes it again
+        # The answer's beginning, which the prompt gives; a server writes it again.
+        if begun and begun.strip() in text:
             text = text.partition(begun.strip())[2].lstrip("\n")
         stopped = choice.get("finish_reason") == "stop"
-        ids = [*self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
+        ids = [
+            *self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        ]
         counts = self._counts(tree.get("usage") or {}, body)
         logprobs = _byte_logprobs(choice.get("logprobs"), written)[-len(ids) :] if ids else []
         if stopped:
@@ -166,36 +204,57 @@ class EndpointEngine:
         """What is sent; a parameter that is null is left out."""
         sampling = self.config.decoding.sampling
         body: dict[str, Any] = {
-            "model": self.config.model.name, "messages": messages,
-            "max_completion_tokens": self.config.decoding.max_new_tokens, "temperature": sampling.temperature,
+            "model": self.config.model.name,
+            "messages": messages,
+            "max_completion_tokens": self.config.decoding.max_new_tokens,
+            "temperature": sampling.temperature,
             "top_p": sampling.top_p if sampling.top_p < 1 else None,
-            "seed": seed % 2**31 if sampling.temperature > 0 else None, "logprobs": self.endpoint.logprobs or None,
-        }  # fmt: skip
+            "seed": seed % 2**31 if sampling.temperature > 0 else None,
+            "logprobs": self.endpoint.logprobs or None,
+        }
         if isinstance(schema, Mapping):
             form = {"name": "record", "schema": schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": form}
-        return {name: value for name, value in {**body, **self.endpoint.parameters}.items() if value is not None}
+        return {
+            name: value
+            for name, value in {**body, **self.endpoint.parameters}.items()
+            if value is not None
+        }
 
     def _counts(self, usage: Any, body: Mapping[str, Any]) -> TokenCounts:
-        """The tokens that the bill counts. Raises RuntimeError for numbers that cannot be true of the request."""
+        """The tokens that the bill counts.
+
+        Raises RuntimeError for numbers that cannot be true of the request.
+        """
         try:
             shared = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-            prompt, answer = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+            prompt, answer = (
+                int(usage.get("prompt_tokens") or 0),
+                int(usage.get("completion_tokens") or 0),
+            )
         except (TypeError, ValueError, AttributeError, OverflowError):
             raise self._unexpected(json.dumps(usage), self._url) from None
         most = len(json.dumps(body)) + _TEMPLATE_TOKENS, _most_written(body)
         if not (0 <= shared <= prompt <= most[0] and 0 <= answer <= most[1]):
             raise self._failure(
-                f"{self._url}: its usage says {prompt:,} tokens read ({shared:,} cached) and {answer:,} written; at "
+                f"{self._url}: its usage says {prompt:,} tokens read ({shared:,} cached) "
+                f"and {answer:,} written; at "
                 f"most {most[0]:,} were sent and {most[1]:,} asked for"
             )
         with self._lock:
-            self._answers, self._tokens, self._failed_in_a_row = self._answers + 1, self._tokens + prompt + answer, 0
+            self._answers, self._tokens, self._failed_in_a_row = (
+                self._answers + 1,
+                self._tokens + prompt + answer,
+                0,
+            )
             self.waiting = ""
         return TokenCounts(prompt - shared, shared, answer, 1)
 
     def _reply(self, url: str, most: int, **request: Any) -> dict[str, Any]:
-        """The object that the server answers; what is refused for now is tried again. Raises RuntimeError."""
+        """The object that the server answers; what is refused for now is tried again.
+
+        Raises RuntimeError.
+        """
         data = self._data(url, most, **request)
         try:
             tree = json.loads(data)
@@ -212,7 +271,10 @@ class EndpointEngine:
             try:
                 status, headers, data = self._request(url, most, **request)
             except (ReadTimeout, ReadTimeoutError):
-                reason = f"{url}: no whole answer in model.endpoint.timeout_seconds: {self.endpoint.timeout_seconds:g}"
+                reason = (
+                    f"{url}: no whole answer in model.endpoint.timeout_seconds: "
+                    f"{self.endpoint.timeout_seconds:g}"
+                )
             except (RequestException, HTTPError) as error:
                 reason = self._shown(f"{url}: {error}")
             else:
@@ -227,7 +289,11 @@ class EndpointEngine:
                     raise RuntimeError(reason) if status in _REFUSED else self._failure(reason)
                 with contextlib.suppress(ValueError, OverflowError):
                     said = headers.get("retry-after", "0")  # seconds, or a date
-                    asked = float(said) if said[:1].isdigit() else parsedate_to_datetime(said).timestamp() - time.time()
+                    asked = (
+                        float(said)
+                        if said[:1].isdigit()
+                        else parsedate_to_datetime(said).timestamp() - time.time()
+                    )
                     wait = max(wait, asked)
                 if wait > _LONGEST_WAIT:
                     raise self._failure(f"{reason} (it asks to wait {wait:,.0f} s)")
@@ -238,9 +304,19 @@ class EndpointEngine:
                 time.sleep(wait)
         raise Unreachable(reason)
 
-    def _request(self, url: str, most: int, **request: Any) -> tuple[int, Mapping[str, str], bytearray]:
-        """(status, headers, body) of a request, a GET where it has no body. Raises RuntimeError: it has no end."""
-        how = {"timeout": self.endpoint.timeout_seconds, "stream": True, "allow_redirects": False, **request}
+    def _request(
+        self, url: str, most: int, **request: Any
+    ) -> tuple[int, Mapping[str, str], bytearray]:
+        """(status, headers, body) of a request, a GET where it has no body.
+
+        Raises RuntimeError: it has no end.
+        """
+        how = {
+            "timeout": self.endpoint.timeout_seconds,
+            "stream": True,
+            "allow_redirects": False,
+            **request,
+        }
         with self._session.request("POST" if request else "GET", url, **how) as reply:
             data = bytearray()
             while chunk := reply.raw.read1(_CHUNK, decode_content=True):
@@ -250,14 +326,20 @@ class EndpointEngine:
             return reply.status_code, reply.headers, data
 
     def _failure(self, reason: str) -> RuntimeError:
-        """An error of the server. After many in a row all requests wait, longer each time, so that it can come back."""
+        """An error of the server.
+
+        After many in a row all requests wait, longer each time, so that it can come back.
+        """
         with self._lock:
             self._failed_in_a_row += 1
             rounds, rest = divmod(self._failed_in_a_row, _IN_A_ROW)
             if rest == 0:
                 pause = min(_PAUSE * 2 ** (rounds - 1), _LONGEST_WAIT)
                 self._next = max(self._next, time.monotonic() + pause)
-                self.waiting = f"{self._failed_in_a_row} requests failed in a row: no more for {pause:.0f} s: {reason}"
+                self.waiting = (
+                    f"{self._failed_in_a_row} requests failed in a row: no more for "
+                    f"{pause:.0f} s: {reason}"
+                )
         return RuntimeError(reason)
 
     def _unexpected(self, text: str, url: str) -> RuntimeError:
@@ -266,7 +348,9 @@ class EndpointEngine:
         return self._failure(f"{url}: expected {expected}, found {words[:200]}")
 
     def _shown(self, text: str, least: int = 8) -> str:
-        """What the server says, without the key that it was sent. least: characters of a key that is a secret."""
+        """What the server says, without the key that it was sent. least: characters of a key that
+        is a secret.
+        """
         return str(text.replace(self._key, HIDDEN) if len(self._key) >= least else text)
 
     def _messages(self, prompt: list[int]) -> tuple[list[dict[str, str]], str]:
@@ -275,7 +359,9 @@ class EndpointEngine:
         role, begin = "user", 0
         for place, id in enumerate(prompt):
             if id == self._end:
-                messages.append({"role": role, "content": self.tokenizer.decode(prompt[begin:place])})
+                messages.append(
+                    {"role": role, "content": self.tokenizer.decode(prompt[begin:place])}
+                )
             if id == self._end or id in self._roles:
                 role, begin = self._roles.get(id, role), place + 1
         return messages, self.tokenizer.decode(prompt[begin:])
@@ -289,8 +375,11 @@ class EndpointEngine:
             minutes = [1 / requests if requests is not None else 0.0]
             if tokens is not None and body is not None:
                 mean = self._tokens / self._answers if self._answers else 0.0
-                if not mean:  # until an answer tells, as vendors count: of the text, and all that may be written
-                    mean = len(json.dumps(body)) / _BYTES_OF_TEXT + self.config.decoding.max_new_tokens
+                # Until an answer tells, as vendors count: of the text, and all that may be written.
+                if not mean:
+                    mean = (
+                        len(json.dumps(body)) / _BYTES_OF_TEXT + self.config.decoding.max_new_tokens
+                    )
                 minutes.append(mean / tokens)
             self._next = turn + 60.0 * max(minutes)
         time.sleep(max(0.0, turn - now))
@@ -303,9 +392,14 @@ def _most_written(body: Mapping[str, Any]) -> int:
 
 
 def _byte_logprobs(logprobs: Any, text: str) -> list[float]:
-    """For each byte of a text the log probability of its token; [] where the server gives none, or of another text."""
+    """For each byte of a text the log probability of its token; [] where the server gives none, or
+    of another text.
+    """
     try:
-        tokens = [(bytes(t.get("bytes") or t["token"].encode()), float(t["logprob"])) for t in logprobs["content"]]
+        tokens = [
+            (bytes(t.get("bytes") or t["token"].encode()), float(t["logprob"]))
+            for t in logprobs["content"]
+        ]
     except (TypeError, KeyError, ValueError, AttributeError):
         return []
     each = [logprob for data, logprob in tokens for _ in data]

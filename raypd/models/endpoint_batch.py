@@ -1,5 +1,7 @@
-"""`model.endpoint.batch`: requests go to the server's batch API, which answers within a day, many vendors at half the
-price. A batch of this run that is found there, after a kill or on another worker, answers: none is paid twice."""
+"""`model.endpoint.batch`: requests go to the server's batch API, which answers within a day, many
+vendors at half the price. A batch of this run that is found there, after a kill or on another
+worker, answers: none is paid twice.
+"""
 
 import hashlib
 import json
@@ -22,7 +24,8 @@ _MOST_BYTES = 100 << 20
 _MOST_ANSWERED = 1 << 30
 _DAY = 24 * 3600  # in which a batch is answered, or expires
 _LONGEST_LOOK = 60.0  # seconds between two looks
-_OF_SHAPE = (LookupError, TypeError, AttributeError, ValueError, RecursionError)  # of an answer that is none
+# Of an answer that is none.
+_OF_SHAPE = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 _FAULTS = (RuntimeError, *_OF_SHAPE)
 _OVER = ("completed", "failed", "expired", "cancelled")
 
@@ -50,7 +53,11 @@ class BatchEngine(EndpointEngine):
 
     @property
     def pending(self) -> int:
-        return sum(len(lines) for batch in (self._collected, *self._sent.values()) for lines in batch.values())
+        return sum(
+            len(lines)
+            for batch in (self._collected, *self._sent.values())
+            for lines in batch.values()
+        )
 
     def submit(self, program: Program[Any], *, tag: Any, sampling: Any, seed: int) -> None:
         feed = next(program)
@@ -78,7 +85,9 @@ class BatchEngine(EndpointEngine):
         try:
             for name, contents in self._earlier():
                 for digest in contents & self._collected.keys():
-                    self._sent.setdefault(name, {}).setdefault(digest, []).extend(self._collected.pop(digest))
+                    self._sent.setdefault(name, {}).setdefault(digest, []).extend(
+                        self._collected.pop(digest)
+                    )
             while self._collected:
                 self._send_some()
         except _FAULTS as fault:
@@ -92,40 +101,69 @@ class BatchEngine(EndpointEngine):
         some: dict[str, list[_BatchRequest]] = {}
         data = bytearray()
         for digest, lines in self._collected.items():
-            request = {"custom_id": digest, "method": "POST", "url": "/v1/chat/completions", "body": lines[0].body}
+            request = {
+                "custom_id": digest,
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": lines[0].body,
+            }
             line = json.dumps(request).encode() + b"\n"
             if some and (len(some) == MOST_REQUESTS or len(data) + len(line) > _MOST_BYTES):
                 break
             some[digest] = lines
             data += line
         file = {"file": ("raypd.jsonl", data)}
-        source = self._reply(f"{self._base}/files", self._most_bytes, data={"purpose": "batch"}, files=file)
-        batch = {"input_file_id": source["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        source = self._reply(
+            f"{self._base}/files", self._most_bytes, data={"purpose": "batch"}, files=file
+        )
+        batch = {
+            "input_file_id": source["id"],
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        }
         batch["metadata"] = {"raypd": self._run}
         name = str(self._reply(f"{self._base}/batches", self._most_bytes, json=batch).get("id"))
         _log.info("batch %s: %d requests", name, len(some))
         self._sent[name], self._contents[name] = some, set(some)
-        self._collected = {digest: lines for digest, lines in self._collected.items() if digest not in some}
+        self._collected = {
+            digest: lines for digest, lines in self._collected.items() if digest not in some
+        }
 
     def _earlier(self) -> list[tuple[str, set[str]]]:
         """Batches of this run of the last day that may still answer, each with its custom_ids."""
-        batches = [batch for batch in self._recent() if (batch.get("metadata") or {}).get("raypd") == self._run]
+        batches = [
+            batch
+            for batch in self._recent()
+            if (batch.get("metadata") or {}).get("raypd") == self._run
+        ]
         for batch in batches:
             if batch["id"] not in self._contents and batch["status"] != "cancelling":
                 over = batch["status"] in _OVER  # what it failed to answer may be asked again
                 lines = self._lines(batch.get("output_file_id" if over else "input_file_id"))
                 good = {line["custom_id"] for line in lines if not over or _status(line) == 200}
                 self._contents[batch["id"]] = good
-        return [(batch["id"], self._contents[batch["id"]]) for batch in batches if batch["id"] in self._contents]
+        return [
+            (batch["id"], self._contents[batch["id"]])
+            for batch in batches
+            if batch["id"] in self._contents
+        ]
 
     def _recent(self) -> Iterator[dict[str, Any]]:
         """The server's batches of the last day."""
         after: str | None = ""
         while after is not None:
             page = self._reply(f"{self._base}/batches?limit=100{after}", 100 * self._most_bytes)
-            recent = [batch for batch in page.get("data", []) if batch.get("created_at", 0) > time.time() - _DAY]
+            recent = [
+                batch
+                for batch in page.get("data", [])
+                if batch.get("created_at", 0) > time.time() - _DAY
+            ]
             yield from recent
-            after = f"&after={recent[-1]['id']}" if page.get("has_more") and len(recent) == len(page["data"]) else None
+            after = (
+                f"&after={recent[-1]['id']}"
+                if page.get("has_more") and len(recent) == len(page["data"])
+                else None
+            )
 
     def _read(self, name: str) -> list[Finished]:
         """The answers of a batch, once it is over."""
@@ -136,7 +174,9 @@ class BatchEngine(EndpointEngine):
                 return []
             files = batch.get("output_file_id"), batch.get("error_file_id")
             answers = {line.get("custom_id"): line for file in files for line in self._lines(file)}
-            lost: Exception = RuntimeError(f"{self._base}/batches: batch {name} is {status}, without an answer to it")
+            lost: Exception = RuntimeError(
+                f"{self._base}/batches: batch {name} is {status}, without an answer to it"
+            )
         except Unreachable as error:
             _log.warning("batch %s: %s", name, error)
             if time.monotonic() - self._silent.setdefault(name, time.monotonic()) < _DAY:
@@ -147,7 +187,8 @@ class BatchEngine(EndpointEngine):
         finished = []
         for digest, lines in self._sent.pop(name).items():
             first, *same = [self._finished(line, answers.get(digest, lost)) for line in lines]
-            finished += [first, *(replace(one, counts=TokenCounts()) for one in same)]  # sent, and paid, once
+            # Sent, and paid, once.
+            finished += [first, *(replace(one, counts=TokenCounts()) for one in same)]
             if first.error is not None:  # it may be asked again
                 self._contents[name].discard(digest)
         return finished
@@ -172,8 +213,11 @@ class BatchEngine(EndpointEngine):
         url, text = self._came if answer is None else (f"{self._base}/batches", json.dumps(answer))
         return self._unexpected(text, url)
 
-    def _request(self, url: str, most: int, **request: Any) -> tuple[int, Mapping[str, str], bytearray]:
-        if "json" in request:  # it makes a batch; an attempt before may have, though its answer was lost
+    def _request(
+        self, url: str, most: int, **request: Any
+    ) -> tuple[int, Mapping[str, str], bytearray]:
+        # It makes a batch; an attempt before may have, though its answer was lost.
+        if "json" in request:
             file, tried = request["json"]["input_file_id"], self._tried
             for batch in self._recent() if file == tried else ():
                 if batch.get("input_file_id") == file:
@@ -187,8 +231,15 @@ class BatchEngine(EndpointEngine):
         return data
 
     def _lines(self, file: str | None) -> list[dict[str, Any]]:
-        """A file of the server, a JSON object a line; None: it has none. Raises RuntimeError, or one of _OF_SHAPE."""
-        data = self._data(f"{self._base}/files/{file}/content", _MOST_ANSWERED) if file is not None else b""
+        """A file of the server, a JSON object a line; None: it has none.
+
+        Raises RuntimeError, or one of _OF_SHAPE.
+        """
+        data = (
+            self._data(f"{self._base}/files/{file}/content", _MOST_ANSWERED)
+            if file is not None
+            else b""
+        )
         return [json.loads(line) for line in data.splitlines() if line.strip()]
 
 

@@ -1,7 +1,10 @@
-"""Refuses a model that the engine cannot decode exactly, before any document is decoded. The engine feeds rows packed
-side by side: exact where all layers call the registered attention function, no RoPE frequency depends on the rest of
-the batch, and no other path is between tokens. The configuration is checked for each; then two rows in one pass of an
-engine must give the logits that they give apart under eager attention."""
+"""Refuses a model that the engine cannot decode exactly, before any document is decoded.
+
+The engine feeds rows packed side by side: exact where all layers call the registered attention
+function, no RoPE frequency depends on the rest of the batch, and no other path is between tokens.
+The configuration is checked for each; then two rows in one pass of an engine must give the logits
+that they give apart under eager attention.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,18 +21,23 @@ from raypd.errors import ModelError
 _ROW = 8  # tokens of each of the two rows
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
-# Largest error of a token's logits, as a share of their spread; the worst token counts. Right models stay below 1e-5 in
-# float32; a row that sees its neighbour, or positions taken from the order of the tokens, is off by 0.1 to 2.
+# Largest error of a token's logits, as a share of their spread; the worst token counts. Right
+# models stay below 1e-5 in float32; a row that sees its neighbour, or positions taken from the
+# order of the tokens, is off by 0.1 to 2.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-3}
-# Where arithmetic is coarse, the middle token counts: a rounding difference may send one token of a mixture to another
-# expert. Right models were off by 0 to 0.01, under int8 by 0.13 (it treats a feature as an outlier for all rows of a
-# pass, so that rows do touch each other a little), a model that ignores positions by 0.4 and more.
+# Where arithmetic is coarse, the middle token counts: a rounding difference may send one token of a
+# mixture to another expert. Right models were off by 0 to 0.01, under int8 by 0.13 (it treats a
+# feature as an outlier for all rows of a pass, so that rows do touch each other a little), a model
+# that ignores positions by 0.4 and more.
 _COARSE_TOLERANCE = 0.1
 _INT8_TOLERANCE = 0.25
 
 
 def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
-    """Makes three short passes and leaves the model unchanged. Raises ModelError where it is not decoded exactly."""
+    """Makes three short passes and leaves the model unchanged.
+
+    Raises ModelError where it is not decoded exactly.
+    """
     name = name or model.config._name_or_path or type(model).__name__
     check_architecture(model.config, type(model), name)
     reason = _reason_in_self_test(model)
@@ -38,14 +46,19 @@ def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
 
 
 def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], name: str) -> None:
-    """The part of `check_decodable` that needs no weights: the configuration and the class of the model."""
+    """The part of `check_decodable` that needs no weights: the configuration and the class of the
+    model.
+    """
     text = config.get_text_config()
     unsupported = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYER_TYPES))
     reason = reason_in_rope(text)
     if getattr(config, "is_encoder_decoder", False):
         reason = "it is an encoder-decoder; raypd decodes decoder-only models"
     elif unsupported:
-        reason = f"it has layers of type {', '.join(unsupported)}; every layer must be full or sliding attention"
+        reason = (
+            f"it has layers of type {', '.join(unsupported)}; every layer must be full or "
+            "sliding attention"
+        )
     elif not (kind._supports_attention_backend and kind._can_set_attn_implementation()):
         reason = "its code does not take attention functions from transformers' AttentionInterface"
     if reason is not None:
@@ -53,11 +66,15 @@ def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], na
 
 
 def _refusal(name: str, kind: type[PreTrainedModel], reason: str) -> ModelError:
-    return ModelError(f"model {name!r} ({kind.__name__}) cannot be decoded exactly in packed rows: {reason}")
+    return ModelError(
+        f"model {name!r} ({kind.__name__}) cannot be decoded exactly in packed rows: {reason}"
+    )
 
 
 def reason_in_rope(config: PretrainedConfig) -> str | None:
-    """Why the RoPE frequencies of a configuration depend on the longest row of a batch, or None if they do not."""
+    """Why the RoPE frequencies of a configuration depend on the longest row of a batch, or None if
+    they do not.
+    """
     parameters = getattr(config, "rope_parameters", None) or {}
     by_layer = [value for value in parameters.values() if isinstance(value, dict)]
     for rope in by_layer if by_layer and "rope_type" not in parameters else [parameters]:
@@ -65,24 +82,33 @@ def reason_in_rope(config: PretrainedConfig) -> str | None:
         if kind == "longrope" and rope.get("long_factor") != rope.get("short_factor"):
             return (
                 "its long-rope takes other frequencies for all rows as soon as one is longer than "
-                f"{rope.get('original_max_position_embeddings')} tokens; in a copy of its config.json, set "
-                "`long_factor` to the values of `short_factor` and `max_position_embeddings` to that length"
+                f"{rope.get('original_max_position_embeddings')} tokens; in a copy of its "
+                "config.json, set "
+                "`long_factor` to the values of `short_factor` and "
+                "`max_position_embeddings` to that length"
             )
         if "dynamic" in kind:
             return (
-                "its dynamic RoPE takes the frequencies of all rows from the longest one; in a copy of its "
+                "its dynamic RoPE takes the frequencies of all rows from the longest one; "
+                "in a copy of its "
                 "config.json, set `rope_type` to a fixed one (default, linear or yarn)"
             )
     return None
 
 
 def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
-    """Two rows [2, tokens] in one pass, in turn -> logits [2, tokens, vocabulary]; wrong where neighbours are mixed."""
+    """Two rows [2, tokens] in one pass, in turn -> logits [2, tokens, vocabulary]; wrong where
+    neighbours are mixed.
+    """
     order = tokens.T.reshape(-1).tolist()
     predictions = yield Feed(
-        order, [place // 2 for place in range(len(order))], [1 + place % 2 for place in range(len(order))],
-        {(1, 1): Reach.CAUSAL, (2, 2): Reach.CAUSAL}, sample_at=range(len(order)), want_logits=True,
-    )  # fmt: skip
+        order,
+        [place // 2 for place in range(len(order))],
+        [1 + place % 2 for place in range(len(order))],
+        {(1, 1): Reach.CAUSAL, (2, 2): Reach.CAUSAL},
+        sample_at=range(len(order)),
+        want_logits=True,
+    )
     assert predictions.logits is not None
     return torch.stack(predictions.logits).view(_ROW, 2, -1).transpose(0, 1)
 
@@ -91,7 +117,9 @@ def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
 def _reason_in_self_test(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config()
     device = model.get_input_embeddings().weight.device
-    tokens = torch.randint(config.vocab_size, (2, _ROW), generator=torch.Generator().manual_seed(0)).to(device)
+    tokens = torch.randint(
+        config.vocab_size, (2, _ROW), generator=torch.Generator().manual_seed(0)
+    ).to(device)
     positions = torch.arange(_ROW, device=device)[None]
 
     def alone(row: torch.Tensor) -> torch.Tensor:
@@ -106,11 +134,15 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
         engine = Engine(model, cache_tokens=LEAST_REGION)
         try:
             (packed,) = engine.run([_interleaved(tokens)])
-        except Exception as error:  # its code may raise anything for an argument that it does not know
+        # Its code may raise anything for an argument that it does not know.
+        except Exception as error:
             return f"its code does not take a packed pass: {type(error).__name__}: {error}"
     called, layers = sorted(engine.cache.keys), config.num_hidden_layers
     if called != list(range(layers)):
-        return f"the attention function was called for the layers {called}, not for each of its {layers} layers"
+        return (
+            f"the attention function was called for the layers {called}, not for each of its "
+            f"{layers} layers"
+        )
     quantized = getattr(model, "is_quantized", False)
     tolerance = _COARSE_TOLERANCE if quantized else _TOLERANCE.get(model.dtype, _COARSE_TOLERANCE)
     if getattr(model, "is_loaded_in_8bit", False):
@@ -127,16 +159,24 @@ def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: floa
     error = float(errors.median() if tolerance >= _COARSE_TOLERANCE else errors.max())
     if not error <= tolerance:
         return (
-            f"two rows packed in one pass give other logits than apart (off by {error:.1e} of their spread, "
-            f"{tolerance:g} allowed): it does not honour position_ids, or it does more than attention between tokens"
+            f"two rows packed in one pass give other logits than apart (off by {error:.1e} "
+            "of their spread, "
+            f"{tolerance:g} allowed): it does not honour position_ids, or it does more "
+            "than attention between tokens"
         )
     return None
 
 
 @contextmanager
 def _as_it_was(model: PreTrainedModel) -> Iterator[None]:
-    """Puts back the attention implementation of a model afterwards (in the configurations of its parts too)."""
-    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    """Puts back the attention implementation of a model afterwards (in the configurations of its
+    parts too).
+    """
+    configs = {
+        id(part.config): part.config
+        for part in model.modules()
+        if isinstance(part, PreTrainedModel)
+    }
     before = [(config, config._attn_implementation) for config in configs.values()]
     try:
         yield

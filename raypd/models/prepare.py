@@ -1,4 +1,6 @@
-"""A model made ready for a decoding method: control tokens added, or Medusa heads put beside it; then to be trained."""
+"""A model made ready for a decoding method: control tokens added, or Medusa heads put beside it;
+then to be trained.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +19,15 @@ from raypd.models.source import find_source, read_config
 
 
 def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) -> dict[str, int]:
-    """Saves a copy of a model with control tokens; {token: id}. Raises ModelError, also where `output` exists."""
+    """Saves a copy of a model with control tokens; {token: id}.
+
+    Raises ModelError, also where `output` exists.
+    """
     for method in methods:
         if method not in CONTROL_TOKENS:
-            raise ModelError(f"--for {method}: has no control tokens; choose from {', '.join(CONTROL_TOKENS)}")
+            raise ModelError(
+                f"--for {method}: has no control tokens; choose from {', '.join(CONTROL_TOKENS)}"
+            )
     with _new_folder(output) as folder:
         loaded = _load(name)
         ids: dict[str, int] = {}
@@ -34,7 +41,10 @@ def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) ->
 
 
 def add_heads(name: str, output: str, count: int, layers: int) -> MedusaHeads:
-    """Saves untrained heads of `layers` residual blocks each. Raises ModelError, also where `output` exists."""
+    """Saves untrained heads of `layers` residual blocks each.
+
+    Raises ModelError, also where `output` exists.
+    """
     with _new_folder(output) as folder:
         heads = MedusaHeads.for_model(_load(name).model, count, layers, base_model=name)
         save_heads(heads, folder)
@@ -42,8 +52,14 @@ def add_heads(name: str, output: str, count: int, layers: int) -> MedusaHeads:
 
 
 def _load(name: str) -> LoadedModel:
-    saved = getattr(read_config(find_source(ModelConfig(name=name))), "dtype", None) or torch.float32
-    return load_model(ModelConfig.model_validate({"name": name, "device": "cpu", "dtype": str(saved).split(".")[-1]}))
+    saved = (
+        getattr(read_config(find_source(ModelConfig(name=name))), "dtype", None) or torch.float32
+    )
+    return load_model(
+        ModelConfig.model_validate(
+            {"name": name, "device": "cpu", "dtype": str(saved).split(".")[-1]}
+        )
+    )
 
 
 @contextmanager

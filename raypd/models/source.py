@@ -1,4 +1,6 @@
-"""Where a model's files are (the embedded model, a local folder, the Hub), and errors of loading it, explained."""
+"""Where a model's files are (the embedded model, a local folder, the Hub), and errors of loading
+it, explained.
+"""
 
 import json
 import re
@@ -23,7 +25,9 @@ HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """`location` is what transformers' from_pretrained takes: a folder (`local`) or a Hub id with its revision."""
+    """`location` is what transformers' from_pretrained takes: a folder (`local`) or a Hub id with
+    its revision.
+    """
 
     name: str
     location: str
@@ -33,23 +37,33 @@ class Source:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments that every from_pretrained gets (trust_remote_code always: left out, it may ask a person)."""
+        """The arguments that every from_pretrained gets (trust_remote_code always: left out, it may
+        ask a person).
+        """
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
 
 def looks_local(name: str) -> bool:
     """Whether a name means a path: it is one, or is written as one."""
-    return name.startswith((".", "/", "~")) or name.endswith("/") or Path(name).expanduser().exists()
+    return (
+        name.startswith((".", "/", "~")) or name.endswith("/") or Path(name).expanduser().exists()
+    )
 
 
 def find_source(config: ModelConfig, weights: bool = False) -> Source:
-    """Resolves `model.name`, without asking the Hub; may convert the embedded model. Raises ModelError. weights:
-    whether they will be read: then they are copied to this machine's disk (`staging`)."""
+    """Resolves `model.name`, without asking the Hub; may convert the embedded model.
+
+    Raises ModelError. weights: whether they will be read: then they are copied to this machine's
+    disk (`staging`).
+    """
     name = config.name
     remote = storage.is_remote(name)
     if name == embedded.NAME or remote or looks_local(name):
         if config.revision is not None:
-            raise ModelError(f"model.revision {config.revision!r}: revisions belong to Hub ids; {name!r} is local")
+            raise ModelError(
+                f"model.revision {config.revision!r}: revisions belong to Hub ids; {name!r} is "
+                "local"
+            )
         if remote:
             folder = staged(name, weights)
         elif name == embedded.NAME:
@@ -60,14 +74,18 @@ def find_source(config: ModelConfig, weights: bool = False) -> Source:
         return Source(name, str(folder), True, None, config.trust_remote_code)
     if not HUB_ID.fullmatch(name):
         advice = f"the embedded model is {embedded.NAME}"
-        raise ModelError(f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (a/b); {advice}")
+        raise ModelError(
+            f"model.name {name!r} is neither a folder (local or s3://) nor a Hub id (a/b); {advice}"
+        )
     if weights and disk() and (snapshot := _cached(name, config.revision)) is not None:
         return Source(name, str(staged(str(snapshot))), True, None, config.trust_remote_code)
     return Source(name, name, False, config.revision, config.trust_remote_code)
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """The folder of a Hub model in the Hub's cache; None where it, or a part of its weights, is not there."""
+    """The folder of a Hub model in the Hub's cache; None where it, or a part of its weights, is not
+    there.
+    """
     file = try_to_load_from_cache(name, "config.json", revision=revision)
     if not isinstance(file, str):
         return None
@@ -82,12 +100,16 @@ def _checked_folder(name: str) -> Path:
     if not folder.exists():
         raise ModelError(f"model.name {name!r}: there is no folder {folder}")
     if not folder.is_dir():
-        raise ModelError(f"model.name {name!r}: is a file; give the folder with config.json and the weights")
+        raise ModelError(
+            f"model.name {name!r}: is a file; give the folder with config.json and the weights"
+        )
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
             advice = "set model.adapter to it, and model.name to its base model"
             raise ModelError(f"model.name {name!r}: holds a peft adapter, not a model: {advice}")
-        raise ModelError(f"model.name {name!r}: {folder} has no config.json, so it is not a transformers model")
+        raise ModelError(
+            f"model.name {name!r}: {folder} has no config.json, so it is not a transformers model"
+        )
     _check_weights(name, folder)
     return folder
 
@@ -103,9 +125,13 @@ def _check_weights(name: str, folder: Path) -> None:
         missing = sorted(part for part in parts if not (folder / part).is_file())
         if missing:
             lost = f"{len(missing)} of {len(parts)} files of weights that {index.name} names"
-            raise ModelError(f"model.name {name!r}: {lost} are not there ({missing[0]}): copy them again")
+            raise ModelError(
+                f"model.name {name!r}: {lost} are not there ({missing[0]}): copy them again"
+            )
     elif not (folder / "model.safetensors").is_file():
-        raise ModelError(f"model.name {name!r}: {folder} has no model.safetensors; pickles (.bin) are not read")
+        raise ModelError(
+            f"model.name {name!r}: {folder} has no model.safetensors; pickles (.bin) are not read"
+        )
 
 
 def read_config(source: Source) -> PretrainedConfig:
@@ -116,7 +142,9 @@ def read_config(source: Source) -> PretrainedConfig:
 
 @contextmanager
 def explained(source: Source, failure: str) -> Iterator[None]:
-    """Turns errors of transformers, the Hub's client and torch into a ModelError that says what to do."""
+    """Turns errors of transformers, the Hub's client and torch into a ModelError that says what to
+    do.
+    """
     try:
         yield
     except ModelError:
@@ -136,19 +164,36 @@ def _explain(error: BaseException, source: Source) -> str | None:
         return any(isinstance(link, kinds) for link in chain)
 
     if caused_by(torch.OutOfMemoryError):
-        return "does not fit into the GPU's memory: use a smaller model, model.quantization: nf4, or a larger GPU"
+        return (
+            "does not fit into the GPU's memory: use a smaller model, model.quantization: nf4, "
+            "or a larger GPU"
+        )
     if caused_by(errors.GatedRepoError):
-        return "is gated on the Hub: accept its terms on its page, then set HF_TOKEN or run `hf auth login`"
+        return (
+            "is gated on the Hub: accept its terms on its page, then set HF_TOKEN or run `hf "
+            "auth login`"
+        )
     if caused_by(errors.RevisionNotFoundError):
-        return f"has no revision {source.revision!r} on the Hub: model.revision takes a branch, a tag or a commit"
+        return (
+            f"has no revision {source.revision!r} on the Hub: model.revision takes a branch, a "
+            "tag or a commit"
+        )
     if caused_by(errors.RepositoryNotFoundError):
-        return "is no model on the Hub, or a private one (set HF_TOKEN or run `hf auth login`), nor is it a folder here"
-    if not source.local and caused_by(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
+        return (
+            "is no model on the Hub, or a private one (set HF_TOKEN or run `hf auth login`), "
+            "nor is it a folder here"
+        )
+    if not source.local and caused_by(
+        errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError
+    ):
         revision = f" at revision {source.revision!r}" if source.revision else ""
-        why = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else "the Hub cannot be reached"
+        why = (
+            "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else "the Hub cannot be reached"
+        )
         return (
             f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {why}: run "
-            f"`hf download {source.location}` where there is a network, or set model.name to a local folder"
+            f"`hf download {source.location}` where there is a network, or set model.name "
+            "to a local folder"
         )
     if any("trust_remote_code" in str(link) for link in chain):
         return "comes with code of its own: read it, then set model.trust_remote_code: true"

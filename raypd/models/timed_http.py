@@ -1,4 +1,6 @@
-"""HTTP whose answers end: `requests` limits each read alone, so a server that drips would hold one without end."""
+"""HTTP whose answers end: `requests` limits each read alone, so a server that drips would hold one
+without end.
+"""
 
 import io
 import time
@@ -15,12 +17,16 @@ class TimedAdapter(HTTPAdapter):
     def get_connection_with_tls_context(self, *given: Any, **keys: Any) -> Any:
         pool = super().get_connection_with_tls_context(*given, **keys)
         if "ConnectionCls" not in vars(pool):
-            pool.ConnectionCls = type("Timed", (type(pool).ConnectionCls,), {"response_class": staticmethod(_timed)})
+            pool.ConnectionCls = type(
+                "Timed", (type(pool).ConnectionCls,), {"response_class": staticmethod(_timed)}
+            )
         return pool
 
 
 def _timed(sock: Any, *given: Any, **keys: Any) -> HTTPResponse:
-    """All of an answer, headers too, comes in the socket's timeout, or a second later for each _SLOWEST bytes."""
+    """All of an answer, headers too, comes in the socket's timeout, or a second later for each
+    _SLOWEST bytes.
+    """
     raw, end = sock.makefile("rb", 0), time.monotonic() + sock.gettimeout()
     read = raw.readinto
 

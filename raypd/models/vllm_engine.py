@@ -1,5 +1,8 @@
-"""`engine.kind: vllm`: vLLM decodes in place of raypd's engine, in the worker's process. A program is sent the tokens
-that vLLM samples and, when it has ended, its request is aborted: the program alone decides where an answer ends."""
+"""`engine.kind: vllm`: vLLM decodes in place of raypd's engine, in the worker's process.
+
+A program is sent the tokens that vLLM samples and, when it has ended, its request is aborted: the
+program alone decides where an answer ends.
+"""
 
 import contextlib
 import importlib.util
@@ -33,7 +36,9 @@ _ENVIRONMENT = {
 def check_vllm(config: RunConfig) -> None:
     """Raises ModelError where vLLM is wanted and is not installed here."""
     if config.engine.kind == "vllm" and importlib.util.find_spec("vllm") is None:
-        advice = "pip install 'raypd[vllm]' on machines with GPUs; without, `make vllm` makes .venv-vllm"
+        advice = (
+            "pip install 'raypd[vllm]' on machines with GPUs; without, `make vllm` makes .venv-vllm"
+        )
         raise ModelError(f"engine.kind vllm: vLLM is not installed here: {advice}")
 
 
@@ -45,7 +50,10 @@ class _VLLMSequence:
 
 
 class VLLMEngine:
-    """vLLM with prefix caching, an adapter merged into its weights. Raises ModelError where it is missing or fails."""
+    """vLLM with prefix caching, an adapter merged into its weights.
+
+    Raises ModelError where it is missing or fails.
+    """
 
     def __init__(self, config: RunConfig, threads: int | None) -> None:
         check_vllm(config)
@@ -60,11 +68,17 @@ class VLLMEngine:
         dtype = str(resolve_dtype(model.dtype, device)).removeprefix("torch.")
         with _whole_model(config) as (model_path, revision):
             arguments: dict[str, Any] = {
-                "model": model_path, "revision": revision, "trust_remote_code": model.trust_remote_code, "dtype": dtype,
+                "model": model_path,
+                "revision": revision,
+                "trust_remote_code": model.trust_remote_code,
+                "dtype": dtype,
                 "max_num_seqs": sizes.most_seqs,
-                "max_num_batched_tokens": max(sizes.batched_tokens(device.type == "cuda"), sizes.most_seqs),
-                "enable_prefix_caching": True, "disable_log_stats": True,
-            }  # fmt: skip
+                "max_num_batched_tokens": max(
+                    sizes.batched_tokens(device.type == "cuda"), sizes.most_seqs
+                ),
+                "enable_prefix_caching": True,
+                "disable_log_stats": True,
+            }
             try:
                 self._vllm = LLMEngine.from_engine_args(EngineArgs(**{**arguments, **sizes.vllm}))
             except Exception as error:
@@ -130,7 +144,10 @@ class VLLMEngine:
         if not output.finished:
             return None
         sequence.program.close()
-        why = RuntimeError(f"vLLM ended the answer after {counts.decode_tokens} tokens ({completion.finish_reason})")
+        why = RuntimeError(
+            f"vLLM ended the answer after {counts.decode_tokens} tokens "
+            f"({completion.finish_reason})"
+        )
         return Finished(sequence.tag, None, why, counts)
 
     def _parameters(self, feed: Feed, sampling: Sampling, seed: int, max_tokens: int) -> Any:
@@ -142,7 +159,9 @@ class VLLMEngine:
         elif feed.pattern is not None:
             form = StructuredOutputsParams(regex=feed.pattern)
         elif feed.allowed_token_ids is not None and any(feed.allowed_token_ids):
-            raise ValueError("engine.kind vllm cannot hold this answer to its form: set engine.kind: raypd")
+            raise ValueError(
+                "engine.kind vllm cannot hold this answer to its form: set engine.kind: raypd"
+            )
         return SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -158,7 +177,9 @@ class VLLMEngine:
 
 @contextlib.contextmanager
 def _whole_model(config: RunConfig) -> Iterator[tuple[str, str | None]]:
-    """(folder or Hub id, revision) of the weights; with an adapter a folder that is there for the block alone."""
+    """(folder or Hub id, revision) of the weights; with an adapter a folder that is there for the
+    block alone.
+    """
     model = config.model
     if model.adapter is None:
         source = find_source(model, weights=True)

@@ -1,4 +1,6 @@
-"""What each token of a vocabulary adds to a text, for constraints and for methods that stop at a character."""
+"""What each token of a vocabulary adds to a text, for constraints and for methods that stop at a
+character.
+"""
 
 import json
 from weakref import WeakKeyDictionary
@@ -10,15 +12,18 @@ _cache: WeakKeyDictionary[PreTrainedTokenizerBase, list[str]] = WeakKeyDictionar
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """For every id, added tokens included, the text that it adds inside a text. Computed once; do not change the list.
-    A leading blank is kept ("Ġthe" and "▁the" are " the"), a special token or an id without a token is "", a part of a
-    character U+FFFD. At least len(tokenizer) entries."""
+    """For every id, added tokens included, the text that it adds inside a text.
+
+    Computed once; do not change the list. A leading blank is kept ("Ġthe" and "▁the" are " the"), a
+    special token or an id without a token is "", a part of a character U+FFFD. At least
+    len(tokenizer) entries.
+    """
     size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
     cached = _cache.get(tokenizer)
     if cached is not None and len(cached) == size:
         return cached
-    # A token alone may lose its leading blank (sentencepiece strips the first of a text), so each is decoded behind
-    # an "a", whose own text is then cut off.
+    # A token alone may lose its leading blank (sentencepiece strips the first of a text), so each
+    # is decoded behind an "a", whose own text is then cut off.
     before = tokenizer.encode("a", add_special_tokens=False)
     start = len(_decode(tokenizer, [before])[0])
     texts = [text[start:] for text in _decode(tokenizer, [[*before, id] for id in range(size)])]
@@ -30,11 +35,16 @@ def _decode(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> list[s
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:  # all at once, in Rust
         return list(backend.decode_batch(rows, skip_special_tokens=True))
-    return [str(tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)) for row in rows]
+    return [
+        str(tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        for row in rows
+    ]
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
-    """For every id the bytes that it adds inside a text (special tokens: none); they tell parts of characters apart."""
+    """For every id the bytes that it adds inside a text (special tokens: none); they tell parts of
+    characters apart.
+    """
     texts = token_texts(tokenizer)
     pieces = [text.encode() for text in texts]
     backend = getattr(tokenizer, "backend_tokenizer", None)

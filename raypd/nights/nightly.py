@@ -1,4 +1,6 @@
-"""Answers for what is new or changed in the input, night by night. state.json is written last, if it is as was read."""
+"""Answers for what is new or changed in the input, night by night. state.json is written last, if
+it is as was read.
+"""
 
 import contextlib
 import itertools
@@ -37,19 +39,26 @@ class Night:
     extracted: int = 0
     added_attributes: str = ""
     stale: int = 0  # of damaged objects, kept from before
-    damaged: Unreadable = field(default_factory=Unreadable)  # objects of the input that cannot be read
+    # Objects of the input that cannot be read.
+    damaged: Unreadable = field(default_factory=Unreadable)
     nothing_new: bool = False
 
     def describe(self) -> str:
         where = storage.join(self.root, layout.CURRENT)
         lines, documents = [], counted(self.documents, "document")
         if self.damaged.units:
-            lines.append(f"{counted(self.damaged.units, 'object')} of the input cannot be read; all that can is done:")
+            lines.append(
+                f"{counted(self.damaged.units, 'object')} of the input cannot be read; all "
+                "that can is done:"
+            )
             lines.append(self.damaged.shown().rstrip("\n"))
         if self.nothing_new:
-            return "\n".join([*lines, f"nothing new since the night {self.name}: {documents} in {where}"])
+            return "\n".join(
+                [*lines, f"nothing new since the night {self.name}: {documents} in {where}"]
+            )
         lines.append(
-            f"night {self.name}: {self.new:,} new, {self.changed:,} changed, {self.removed:,} removed, "
+            f"night {self.name}: {self.new:,} new, {self.changed:,} changed, "
+            f"{self.removed:,} removed, "
             f"{self.unchanged:,} as they were; {self.extracted:,} extracted"
         )
         if self.added_attributes:
@@ -60,27 +69,41 @@ class Night:
         if self.stale:
             words = "of objects that cannot be read: as an earlier night had them"
             lines.append(f"{counted(self.stale, 'document')} {words}")
-        failed = f", {self.failed:,} of them failed (raypd errors {self.root})" if self.failed else ""
+        failed = (
+            f", {self.failed:,} of them failed (raypd errors {self.root})" if self.failed else ""
+        )
         return "\n".join([*lines, f"table: {documents}{failed}; its objects: {where}"])
 
 
 def run_night(
-    config: RunConfig, full: bool = False, retry_errors: bool = False, verbose: bool = False, build: Build | None = None
+    config: RunConfig,
+    full: bool = False,
+    retry_errors: bool = False,
+    verbose: bool = False,
+    build: Build | None = None,
 ) -> Night:
-    """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
+    """Brings the table under output.path up to tonight's input; the same call goes on where one was
+    cut off.
 
-    full: extracts all anew. retry_errors: also what failed. verbose, build: as in `driver.run_extract`, and its errors
-    are raised. RunError also while a session is at it, and at the end for damaged objects (input.on_damaged: fail)."""
+    full: extracts all anew. retry_errors: also what failed. verbose, build: as in
+    `driver.run_extract`, and its errors are raised. RunError also while a session is at it, and at
+    the end for damaged objects (input.on_damaged: fail).
+    """
     storage.configure(config.storage)
     if config.nightly.delta:
         delta.check_installed()
     root = layout.output_folder(config)
     if storage.exists(storage.join(root, layout.RUN)):
-        raise ConfigError(f"output.path {root}: holds an ordinary run; give nightly runs a folder of their own")
+        raise ConfigError(
+            f"output.path {root}: holds an ordinary run; give nightly runs a folder of their own"
+        )
     with held(root, console.say) as lease, Scratch() as scratch:
         night = NightRun(config, root, lease, scratch, full, retry_errors, verbose, build).run()
     if night.damaged.units and config.input.on_damaged == "fail":
-        advice = "until they are put right or removed; with input.on_damaged=skip it leaves them out and ends well"
+        advice = (
+            "until they are put right or removed; with input.on_damaged=skip it leaves them "
+            "out and ends well"
+        )
         raise RunError(f"{night.describe()}\nEvery night tries the objects again, {advice}")
     return night
 
@@ -105,22 +128,46 @@ class NightRun:
         plan = planner.plan(self.config)
         if plan.passed_over:
             console.say(plan.passed_over)
-        index = [] if self.full or state is None else [storage.join(self.root, file) for file in state.index]
+        index = (
+            []
+            if self.full or state is None
+            else [storage.join(self.root, file) for file in state.index]
+        )
         tonight = changes.read_input(scratch, plan, self.config, index)
         if not tonight.units:
             objects = counted(tonight.damaged.units, "object")
-            advice = "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
-            raise RunError(f"nothing could be read of the input, {objects}:\n{tonight.damaged.shown()}{advice}")
-        forced = self.full or self.change is not None or (self.retry_errors and state is not None and state.failed)
-        same = state is not None and state.config["nightly"]["removed"] == self.config.nightly.removed
-        same = same and state is not None and state.hidden == tonight.hidden and changes.units_are_the_same(scratch)
+            advice = (
+                "The table stays as it is, whatever input.on_damaged says; the same command "
+                "tries them again"
+            )
+            raise RunError(
+                f"nothing could be read of the input, {objects}:\n{tonight.damaged.shown()}{advice}"
+            )
+        forced = (
+            self.full
+            or self.change is not None
+            or (self.retry_errors and state is not None and state.failed)
+        )
+        same = (
+            state is not None and state.config["nightly"]["removed"] == self.config.nightly.removed
+        )
+        same = (
+            same
+            and state is not None
+            and state.hidden == tonight.hidden
+            and changes.units_are_the_same(scratch)
+        )
         if state is not None and same and not forced:
-            return Night(state.night, self.root, state.documents, damaged=tonight.damaged, nothing_new=True)
+            return Night(
+                state.night, self.root, state.documents, damaged=tonight.damaged, nothing_new=True
+            )
         name = self._name(f"{tonight.digest} {tonight.hidden}".strip())
         conditions = ["TRUE", *(["o.ok"] if self.retry_errors or self.change is not None else [])]
         if self.change is not None and self.change.anew:
             conditions.append(f"o.category NOT IN ({quoted(sorted(self.change.anew))})")
-        changes.decide(scratch, name, f"({' AND '.join(conditions)})", self.config.nightly.removed == "keep")
+        changes.decide(
+            scratch, name, f"({' AND '.join(conditions)})", self.config.nightly.removed == "keep"
+        )
         night = Night(name, self.root, damaged=tonight.damaged, **changes.counts(scratch))
         self._extract(plan, tonight, night)
         self._publish(night, tonight)
@@ -137,12 +184,21 @@ class NightRun:
     def _replace_state(self, state: records.NightState) -> None:
         """Raises RunError when somebody else was first."""
         path, data = storage.join(self.root, layout.STATE), records.encoded(state)
-        if not (storage.put_if(path, data, self.version) if self.version else storage.put_new(path, data)):
-            raise RunError(f"{path}: another process has ended a night meanwhile; the same command looks again")
+        if not (
+            storage.put_if(path, data, self.version)
+            if self.version
+            else storage.put_new(path, data)
+        ):
+            raise RunError(
+                f"{path}: another process has ended a night meanwhile; the same command looks again"
+            )
         self.state = state
 
     def _schema_change(self) -> schema_change.Change | None:
-        """What changed in the categories since the last good night. ConfigError: something else has changed."""
+        """What changed in the categories since the last good night.
+
+        ConfigError: something else has changed.
+        """
         state, config = self.state, self.config
         if self.full or state is None:
             return None
@@ -156,21 +212,37 @@ class NightRun:
                 "together. --full extracts everything anew; or go back to that configuration"
             )
         if state.hash_column != config.nightly.hash_column:
-            advice = "no document could be recognised. Go back to it, or extract everything anew with --full"
-            raise ConfigError(f"nightly.hash_column was {state.hash_column} in the night {state.night}: {advice}")
+            advice = (
+                "no document could be recognised. Go back to it, or extract everything anew "
+                "with --full"
+            )
+            raise ConfigError(
+                f"nightly.hash_column was {state.hash_column} in the night {state.night}: {advice}"
+            )
         if same:
             return None
         if config.output.columns == "typed":
             raise ConfigError(
-                f"since the night {state.night} the attributes have changed, and with output.columns typed so have the "
-                "table's columns: --full extracts everything anew; output.columns record can do with what is new"
+                f"since the night {state.night} the attributes have changed, and with "
+                "output.columns typed so have the "
+                "table's columns: --full extracts everything anew; output.columns record "
+                "can do with what is new"
             )
-        return schema_change.compare(state.config["task"]["categories"], config.extraction.categories)
+        return schema_change.compare(
+            state.config["task"]["categories"], config.extraction.categories
+        )
 
     def _name(self, digest: str) -> str:
-        """Tonight's name: of the night that began the same and was cut off, else the date, with a number if need be."""
+        """Tonight's name: of the night that began the same and was cut off, else the date, with a
+        number if need be.
+        """
         before = self.state.night if self.state is not None else None
-        began = {"digest": digest, "after": before, "full": self.full, "retry_errors": self.retry_errors}
+        began = {
+            "digest": digest,
+            "after": before,
+            "full": self.full,
+            "retry_errors": self.retry_errors,
+        }
         start = json.dumps({**began, "fingerprint": self.config.fingerprint()}, indent=2).encode()
         nights = storage.folders(storage.join(self.root, layout.NIGHTS))
         for name in sorted(nights, reverse=True)[:10]:
@@ -192,30 +264,43 @@ class NightRun:
 
     def _extract(self, plan: Plan, tonight: Input, night: Night) -> None:
         folder = f"{layout.NIGHTS}/{night.name}"
-        night.extracted = self._run_over("file IS NULL", plan, tonight, "answered", folder, self.config)
+        night.extracted = self._run_over(
+            "file IS NULL", plan, tonight, "answered", folder, self.config
+        )
         condition, config = "FALSE", self.config
         if self.change is not None:
             night.added_attributes = self.change.describe()
             condition = f"file IS NOT NULL AND category IN ({quoted(self.change.added) or 'NULL'})"
             config = schema_change.only_added(self.config, self.change)
-        night.extracted += self._run_over(condition, plan, tonight, "added", f"{folder}/{layout.ADDED}", config)
+        night.extracted += self._run_over(
+            condition, plan, tonight, "added", f"{folder}/{layout.ADDED}", config
+        )
 
-    def _run_over(self, condition: str, plan: Plan, tonight: Input, name: str, folder: str, config: RunConfig) -> int:
-        """One run over the documents of a condition, whose answers become the table `name`; how many they are."""
+    def _run_over(
+        self, condition: str, plan: Plan, tonight: Input, name: str, folder: str, config: RunConfig
+    ) -> int:
+        """One run over the documents of a condition, whose answers become the table `name`; how
+        many they are.
+        """
         writer = PlanWriter()
         keys: dict[str, str] = {}
         documents = 0
         planned = changes.placed(plan, self.config, tonight.apart)
         for ordinal, positions in changes.to_extract(self.scratch, condition):
-            unit = next(unit for start, unit in planned if start == ordinal)  # both come in the order of the plan
+            # Both come in the order of the plan.
+            unit = next(unit for start, unit in planned if start == ordinal)
             subset = unit.subset(positions)
             writer.add(subset)
             keys[subset.id] = changes.unit_key(unit)
             documents += len(positions)
         if keys:
-            output = config.output.model_copy(update={"path": storage.join(self.root, folder), "partition": {}})
+            output = config.output.model_copy(
+                update={"path": storage.join(self.root, folder), "partition": {}}
+            )
             config = config.model_copy(update={"output": output})
-            driver.run_extract(config, verbose=self.verbose, build=self.build, planned=writer.finish(0, "", 0, {}))
+            driver.run_extract(
+                config, verbose=self.verbose, build=self.build, planned=writer.finish(0, "", 0, {})
+            )
             self._check_lease()
         objects = ((key, f"{folder}/{layout.UNITS}/{unit}.parquet") for unit, key in keys.items())
         table.add_answers(self.scratch, name, self.root, objects)
@@ -227,23 +312,38 @@ class NightRun:
         again = self.change is not None
         table.settle(scratch, f"{folder}/{layout.TABLE}", again)
         table.compose(scratch, self.root, self.config, self.change)
-        index = changes.write_index(scratch, table.index_query(again), self.root, f"{folder}/{layout.INDEX}")
-        homes = scratch.rows("SELECT file FROM homes ORDER BY live DESC, ordinal, unit")  # in the order of the input
+        index = changes.write_index(
+            scratch, table.index_query(again), self.root, f"{folder}/{layout.INDEX}"
+        )
+        # In the order of the input.
+        homes = scratch.rows("SELECT file FROM homes ORDER BY live DESC, ordinal, unit")
         files = [storage.join(self.root, row["file"]) for row in homes]
         night.failed = scratch.number("SELECT count(*) FROM final WHERE winner AND NOT ok")
-        storage.put(self._at(night.name, layout.FILES), "".join(f"{file}\n" for file in files).encode())
+        storage.put(
+            self._at(night.name, layout.FILES), "".join(f"{file}\n" for file in files).encode()
+        )
         self._check_lease()
         state = records.NightState(
-            night=night.name, fingerprint=self.config.fingerprint(), base=schema_change.answers_base(self.config),
-            documents=night.documents, failed=night.failed, objects=len(files), index=index,
-            config=manifest.recorded(self.config), hash_column=self.config.nightly.hash_column,
-            hidden=tonight.hidden, ended=iso(), versions=manifest.versions(),
-        )  # fmt: skip
+            night=night.name,
+            fingerprint=self.config.fingerprint(),
+            base=schema_change.answers_base(self.config),
+            documents=night.documents,
+            failed=night.failed,
+            objects=len(files),
+            index=index,
+            config=manifest.recorded(self.config),
+            hash_column=self.config.nightly.hash_column,
+            hidden=tonight.hidden,
+            ended=iso(),
+            versions=manifest.versions(),
+        )
         self._replace_state(state)
         self._repair_list()
 
     def _repair_list(self) -> None:
-        """Makes the readers' list, and the Delta table, those of the last good night, also where it was cut off."""
+        """Makes the readers' list, and the Delta table, those of the last good night, also where it
+        was cut off.
+        """
         if self.state is None:
             return
         path = storage.join(self.root, layout.CURRENT)

@@ -1,4 +1,6 @@
-"""What a changed schema means for answers that exist: which attributes are to be extracted, and how rows are joined."""
+"""What a changed schema means for answers that exist: which attributes are to be extracted, and how
+rows are joined.
+"""
 
 import json
 from collections.abc import Mapping
@@ -13,33 +15,48 @@ from raypd.tasks.columns import record_of, value_in
 class Change:
     """From an old mapping of categories to a new one."""
 
-    added: dict[str, list[Attribute]] = field(default_factory=dict)  # to extract for documents that have the others
+    # To extract for documents that have the others.
+    added: dict[str, list[Attribute]] = field(default_factory=dict)
     anew: set[str] = field(default_factory=set)  # categories to extract whole, as nothing is of use
 
     def describe(self) -> str:
-        parts = [f"{name}: {', '.join(a.name for a in attributes)}" for name, attributes in self.added.items()]
+        parts = [
+            f"{name}: {', '.join(a.name for a in attributes)}"
+            for name, attributes in self.added.items()
+        ]
         parts += [f"{name}: everything" for name in sorted(self.anew)]
         return "; ".join(parts) or "attributes were removed, and there is nothing to extract"
 
 
 def _with_categories(config: RunConfig, categories: dict[str, Category]) -> RunConfig:
-    return config.model_copy(update={"task": config.task.model_copy(update={"categories": categories})})
+    return config.model_copy(
+        update={"task": config.task.model_copy(update={"categories": categories})}
+    )
 
 
 def answers_base(config: RunConfig) -> str:
-    """The configuration's fingerprint without its categories: while it stays, old answers and new ones go together."""
-    return (_with_categories(config, {}) if isinstance(config.task, ExtractionConfig) else config).fingerprint()
+    """The configuration's fingerprint without its categories: while it stays, old answers and new
+    ones go together.
+    """
+    return (
+        _with_categories(config, {}) if isinstance(config.task, ExtractionConfig) else config
+    ).fingerprint()
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Category]) -> Change:
-    """old: the categories of the last good night, as JSON. Another description, type or values make another attribute,
-    another description of a category all of its attributes, as every prompt carries it; order does not matter."""
+    """old: the categories of the last good night, as JSON.
+
+    Another description, type or values make another attribute, another description of a category
+    all of its attributes, as every prompt carries it; order does not matter.
+    """
     before = {name: Category.model_validate(tree) for name, tree in old.items()}
     change = Change(anew=set(before) - set(new))
     for name, category in new.items():
         was = before.get(name)
         if was is None:
-            continue  # its documents had no schema and so no answer: they failed, and what failed is extracted whole
+            # Its documents had no schema and so no answer: they failed, and what failed is
+            # extracted whole.
+            continue
         usable = was.attributes if was.description == category.description else []
         kept = [a for a in category.attributes if a in usable]
         if not kept:
@@ -56,14 +73,20 @@ def only_added(config: RunConfig, change: Change) -> RunConfig:
         for name, attributes in change.added.items()
     }
     if config.input.category not in categories:  # of none of the documents that are asked
-        config = config.model_copy(update={"input": config.input.model_copy(update={"category": None})})
+        config = config.model_copy(
+            update={"input": config.input.model_copy(update={"category": None})}
+        )
     return _with_categories(config, categories)
 
 
-def join(old: dict[str, Any], added: dict[str, Any] | None, config: RunConfig, change: Change) -> dict[str, Any]:
-    """A row of old and added values, in the schema's order and with nothing else; of unknown categories as it is. Where
-    the added attributes failed, it keeps its old values and says so: it is an error row, and not empty. What an
-    attribute of an added one's name had before is no value of it."""
+def join(
+    old: dict[str, Any], added: dict[str, Any] | None, config: RunConfig, change: Change
+) -> dict[str, Any]:
+    """A row of old and added values, in the schema's order and with nothing else; of unknown
+    categories as it is. Where the added attributes failed, it keeps its old values and says so: it
+    is an error row, and not empty. What an attribute of an added one's name had before is no value
+    of it.
+    """
     category = config.extraction.categories.get(old["category"])
     if category is None:
         return old

@@ -13,10 +13,14 @@ from raypd.verify.verification import INPUT, OUTPUT, Verification, add_documents
 
 
 def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification:
-    """Compares the table of the last good night with the input: each id once, from the last document that has it.
-    Changes nothing. Ids that the input lacks are foreign, unless nightly.removed is keep or they are of an object that
-    cannot be read now. config: of the last night; its section `input` says where the input lies now."""
-    result = Verification(root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
+    """Compares the table of the last good night with the input: each id once, from the last
+    document that has it. Changes nothing. Ids that the input lacks are foreign, unless
+    nightly.removed is keep or they are of an object that cannot be read now. config: of the last
+    night; its section `input` says where the input lies now.
+    """
+    result = Verification(
+        root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip"
+    )
     files = objects(root)
     result.objects = len(files)
     result.delta = delta.difference(root, files)
@@ -44,15 +48,25 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
             QUALIFY row_number() OVER (PARTITION BY id ORDER BY source DESC, row DESC) = 1""")
         scratch.run("""
             CREATE TABLE found AS SELECT id, source, row, bool_and(ok) AS ok, any_value(object) AS object,
-                count(DISTINCT object) AS objects FROM output GROUP BY id, source, row""")
+                count(DISTINCT object) AS objects FROM output GROUP BY id, source, row""")  # noqa: E501
         result.add_counts(scratch, "wanted", "found")
         without_row = "SELECT *, NULL AS object FROM wanted ANTI JOIN found USING (id, source, row)"
         result.missing.add_query(scratch, without_row)
-        old = "" if config.nightly.removed == "keep" else " OR source NOT IN (SELECT source FROM damaged)"
-        result.foreign.add_query(scratch, f"""
+        old = (
+            ""
+            if config.nightly.removed == "keep"
+            else " OR source NOT IN (SELECT source FROM damaged)"
+        )
+        result.foreign.add_query(
+            scratch,
+            f"""
             SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row))
-            WHERE id IN (SELECT id FROM input){old}""")  # fmt: skip
-        result.doubled.add_query(scratch, """
+            WHERE id IN (SELECT id FROM input){old}""",
+        )
+        result.doubled.add_query(
+            scratch,
+            """
             SELECT id, min(source) AS source, min(row) AS row, string_agg(object, ' and ') AS object
-            FROM found GROUP BY id HAVING count(*) > 1 OR max(objects) > 1""")  # fmt: skip
+            FROM found GROUP BY id HAVING count(*) > 1 OR max(objects) > 1""",
+        )
     return result

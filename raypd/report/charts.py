@@ -1,5 +1,7 @@
-"""The charts of the page, drawn by matplotlib as inline SVG, which needs no script and prints sharp, each in a wide and
-a narrow form, as scaled text cannot be read on a phone: CSS shows the one that fits."""
+"""The charts of the page, drawn by matplotlib as inline SVG, which needs no script and prints
+sharp, each in a wide and a narrow form, as scaled text cannot be read on a phone: CSS shows the one
+that fits.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,24 +24,37 @@ from raypd.run import text
 from raypd.run.read import spread
 from raypd.run.training import TrainingRecord
 
-KINDS = {"busy": "busy", "startup": "starting up", "idle": "idle", "lost": "work that was lost"}  # of a worker's time
+# Of a worker's time.
+KINDS = {"busy": "busy", "startup": "starting up", "idle": "idle", "lost": "work that was lost"}
 HALF, FULL, NARROW = 520, 940, 360  # widths in CSS pixels
 Draw = Callable[[Axes, int], None]
 _BINS = 120  # of the speed
 _TIMELINE_ROWS = 600
 _WORKER_ROWS = 100  # of the table
-_UNITS = [(1, "seconds", 180), (60, "minutes", 3 * 3600), (3600, "hours", 4 * 86400), (86400, "days", float("inf"))]
+_UNITS = [
+    (1, "seconds", 180),
+    (60, "minutes", 3 * 3600),
+    (3600, "hours", 4 * 86400),
+    (86400, "days", float("inf")),
+]
 _STYLE: Any = {
-    "svg.fonttype": "none", "font.size": 12.0,  # text stays text, in the page's font
+    "svg.fonttype": "none",
+    "font.size": 12.0,  # text stays text, in the page's font
     "svg.hashsalt": "raypd",  # the same run makes the same page
     "text.parse_math": False,  # a category may be named $x$
     **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
-    "axes.edgecolor": ROLES["grid"], "axes.labelcolor": ROLES["muted"], "text.color": ROLES["ink"],
-    "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True,
-    "grid.color": ROLES["grid"], "grid.linewidth": 1.0,
+    "axes.edgecolor": ROLES["grid"],
+    "axes.labelcolor": ROLES["muted"],
+    "text.color": ROLES["ink"],
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": ROLES["grid"],
+    "grid.linewidth": 1.0,
     **{f"{axis}tick.color": ROLES["muted"] for axis in "xy"},
-    **{f"{axis}tick.major.size": 0 for axis in "xy"}, "xtick.major.pad": 5,
-}  # fmt: skip
+    **{f"{axis}tick.major.size": 0 for axis in "xy"},
+    "xtick.major.pad": 5,
+}
 
 
 @dataclass
@@ -65,7 +80,9 @@ class Chart:
     note: str = ""
 
     def draw(self, name: str, title: str, summary: str, size: tuple[int, int], draw: Draw) -> None:
-        """Both forms by `draw` (axes, width in pixels). name: unique on the page; title, summary: what is said."""
+        """Both forms by `draw` (axes, width in pixels). name: unique on the page; title, summary:
+        what is said.
+        """
         for form, pixels in (("wide", size[0]), ("narrow", NARROW)):
             with rc_context(_STYLE):
                 layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.04)
@@ -75,7 +92,9 @@ class Chart:
 
 
 class RunningTime:
-    """Unix seconds to seconds of running time (`total`), which stands still between sessions (at `borders`)."""
+    """Unix seconds to seconds of running time (`total`), which stands still between sessions (at
+    `borders`).
+    """
 
     def __init__(self, sessions: Sequence[ReportSession]) -> None:
         self._unix: list[float] = []
@@ -91,7 +110,11 @@ class RunningTime:
     def at(self, unix: Sequence[Any] | np.ndarray) -> np.ndarray:
         """Seconds of running time up to a time."""
         times = np.asarray(unix, dtype=float)
-        return np.asarray(np.interp(times, self._unix, self._elapsed)) if self._unix else np.zeros_like(times)
+        return (
+            np.asarray(np.interp(times, self._unix, self._elapsed))
+            if self._unix
+            else np.zeros_like(times)
+        )
 
 
 def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
@@ -104,7 +127,9 @@ def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
         dashed(axes.axvline, border / size, "muted", 1, (2, 3))
     if clock.borders and len(clock.borders) < 6:
         point = (clock.borders[0] / size, 1)
-        write(axes, "resumed", point, (4, 2), "muted", xycoords=("data", "axes fraction"), va="bottom")
+        write(
+            axes, "resumed", point, (4, 2), "muted", xycoords=("data", "axes fraction"), va="bottom"
+        )
     return float(size)
 
 
@@ -114,12 +139,23 @@ def value_axis(axes: Axes, top: float, label: str) -> None:
 
 
 def dashed(
-    line: Callable[..., Any], position: float, role: str, width: float = 1, dashes: tuple[int, int] = (5, 3)
+    line: Callable[..., Any],
+    position: float,
+    role: str,
+    width: float = 1,
+    dashes: tuple[int, int] = (5, 3),
 ) -> None:
     line(position, color=ROLES[role], linewidth=width, linestyle=(0, dashes))
 
 
-def write(axes: Axes, words: str, xy: tuple[float, float], offset: tuple[float, float], role: str, **how: Any) -> None:
+def write(
+    axes: Axes,
+    words: str,
+    xy: tuple[float, float],
+    offset: tuple[float, float],
+    role: str,
+    **how: Any,
+) -> None:
     axes.annotate(words, xy, offset, textcoords="offset points", color=ROLES[role], **how)
 
 
@@ -134,7 +170,9 @@ def money(bill: RunBill | None, clock: RunningTime) -> Chart:
     if bill is None or not bill.sessions:
         return replace(chart, missing="No bill was kept for this run.")
     if not bill.usd:
-        words = "No machine of this run has a price. cost.prices (USD per hour) gives the next run one."
+        words = (
+            "No machine of this run has a price. cost.prices (USD per hour) gives the next run one."
+        )
         return replace(chart, missing=words)
     if len(bill.series) < 2 or clock.total <= 0:
         return replace(chart, missing=f"{text.usd(bill.usd)} in all; how it grew was not kept.")
@@ -153,10 +191,20 @@ def money(bill: RunBill | None, clock: RunningTime) -> Chart:
         if shown is not None:
             dashed(axes.axhline, shown, "budget", 1.5)
             write(axes, f"budget {text.usd(shown)}", (0, shown), (4, -4), "budget", va="top")
-        write(axes, text.usd(spent), (times[-1] / size, spent), (-4, 5), "accent", ha="right", fontweight="bold")
+        write(
+            axes,
+            text.usd(spent),
+            (times[-1] / size, spent),
+            (-4, 5),
+            "accent",
+            ha="right",
+            fontweight="bold",
+        )
 
     summary = f"{text.usd(spent)} spent in {text.duration(clock.total)}"
-    summary += f", of a budget of {text.usd(budget)}." if budget is not None else "; no budget was set."
+    summary += (
+        f", of a budget of {text.usd(budget)}." if budget is not None else "; no budget was set."
+    )
     chart.draw("money", chart.title, summary, (HALF, 250), draw)
     chart.table = _over_time(["running time", "spent"], times, dollars, text.usd)
     if budget and shown is None:
@@ -165,13 +213,17 @@ def money(bill: RunBill | None, clock: RunningTime) -> Chart:
 
 
 def speeds(run: RunReport, clock: RunningTime) -> tuple[np.ndarray, np.ndarray]:
-    """Edges of equal spans of running time, and documents/s in each: a unit's are spread over its time of work."""
+    """Edges of equal spans of running time, and documents/s in each: a unit's are spread over its
+    time of work.
+    """
     units = run.units.read
     edges = np.linspace(0, clock.total, min(_BINS, max(12, len(units) // 2)) + 1)
     began = clock.at([u.began for u in units])
     ended = np.maximum(clock.at([u.committed_at for u in units]), began + 1e-3)
     documents = np.array([u.documents for u in units], dtype=float)
-    done = np.array([(documents * np.clip((t - began) / (ended - began), 0, 1)).sum() for t in edges])
+    done = np.array(
+        [(documents * np.clip((t - began) / (ended - began), 0, 1)).sum() for t in edges]
+    )
     return edges, np.diff(done) * run.units.scale / np.diff(edges)
 
 
@@ -213,31 +265,51 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
         axes.grid(False)
         least = clock.total / size / width  # a span is never thinner than a pixel
         for kind in KINDS:
-            spans = [(row, span) for row, worker in enumerate(workers) for span in worker.spans if span[2] == kind]
+            spans = [
+                (row, span)
+                for row, worker in enumerate(workers)
+                for span in worker.spans
+                if span[2] == kind
+            ]
             if spans:
                 x, end = clock.at([span[:2] for _, span in spans]).T / size
                 right, row = x + np.maximum(end - x, least), np.array([row for row, _ in spans])
                 low, high = row + gap, row + 1 - gap
-                boxes = np.array([(x, low), (right, low), (right, high), (x, high)]).transpose(2, 0, 1)
+                boxes = np.array([(x, low), (right, low), (right, high), (x, high)]).transpose(
+                    2, 0, 1
+                )
                 path = Path.make_compound_path_from_polys(boxes)
-                axes.add_patch(PathPatch(path, facecolor=ROLES[kind], edgecolor="none", linewidth=0))
+                axes.add_patch(
+                    PathPatch(path, facecolor=ROLES[kind], edgecolor="none", linewidth=0)
+                )
         axes.set_ylim(count, 0)
         if each >= 10 and count <= 40:
             labels = [text.clean(worker.worker, 12) for worker in workers]
-            axes.set_yticks(np.arange(count) + 0.5, [label if width > NARROW else label[-8:] for label in labels])
+            axes.set_yticks(
+                np.arange(count) + 0.5,
+                [label if width > NARROW else label[-8:] for label in labels],
+            )
         else:
             axes.set(yticks=[], ylabel=f"{count} workers, the first to start on top")
 
-    who = "The one worker was" if len(by_share) == 1 else f"{text.count(len(by_share))} workers were"
+    who = (
+        "The one worker was" if len(by_share) == 1 else f"{text.count(len(by_share))} workers were"
+    )
     busy = sum(w.spent("busy") for w in by_share) / sum(w.lived() for w in by_share)
     chart.note, chart.legend = f"{who} busy {text.share(busy, 1)} of the time.", KINDS
-    chart.draw("workers", "What each worker did when", chart.note, (FULL, int(56 + count * each)), draw)
+    chart.draw(
+        "workers", "What each worker did when", chart.note, (FULL, int(56 + count * each)), draw
+    )
     rows = []
     for worker in by_share[:_WORKER_ROWS]:
         shares = [text.share(worker.spent(kind), worker.lived()) for kind in KINDS]
-        rows.append([worker.worker, worker.node or text.NONE, text.duration(worker.lived()), *shares])
+        rows.append(
+            [worker.worker, worker.node or text.NONE, text.duration(worker.lived()), *shares]
+        )
     note = f"The {_WORKER_ROWS} busiest of {len(by_share)}." if len(by_share) > _WORKER_ROWS else ""
-    chart.table = Table(["worker", "machine", "time", "busy", "starting", "idle", "lost"], rows, note, (0, 1))
+    chart.table = Table(
+        ["worker", "machine", "time", "busy", "starting", "idle", "lost"], rows, note, (0, 1)
+    )
     return chart
 
 
@@ -258,19 +330,34 @@ def confidence(values: Sequence[float]) -> Chart:
         axes.yaxis.set_major_formatter("{x:g}%")
         dashed(axes.axvline, middle, "ink")
         offset, side = ((5, -2), "left") if middle < 0.5 else ((-5, -2), "right")
-        write(axes, f"median {middle:.2f}", (middle, axes.get_ylim()[1]), offset, "ink", va="top", ha=side)
+        write(
+            axes,
+            f"median {middle:.2f}",
+            (middle, axes.get_ylim()[1]),
+            offset,
+            "ink",
+            va="top",
+            ha=side,
+        )
 
-    summary = f"Half of {text.count(len(values))} sampled answers have a confidence above {middle:.2f}."
+    summary = (
+        f"Half of {text.count(len(values))} sampled answers have a confidence above {middle:.2f}."
+    )
     chart.draw("confidence", chart.title, summary, (HALF, 250), draw)
     tenths = Counter(min(9, int(10 * value)) for value in values)
-    rows = [[f"{low / 10:.1f} to {low / 10 + 0.1:.1f}", text.count(tenths[low])] for low in range(10)]
+    rows = [
+        [f"{low / 10:.1f} to {low / 10 + 0.1:.1f}", text.count(tenths[low])] for low in range(10)
+    ]
     chart.table = Table(["confidence", "answers"], rows)
     return chart
 
 
 def losses(training: TrainingRecord) -> Chart:
     """Losses over steps by learning rate: thin lines, and thick ones for validations."""
-    chart = Chart("Losses over steps", "thin: of the latest steps; thick: on the documents that are not trained on")
+    chart = Chart(
+        "Losses over steps",
+        "thin: of the latest steps; thick: on the documents that are not trained on",
+    )
     best = training.best
     validations = {
         attempt.learning_rate: [(step, loss) for step, _, loss in attempt.curve if loss is not None]
@@ -279,7 +366,8 @@ def losses(training: TrainingRecord) -> Chart:
     highest = max((loss for points in validations.values() for _, loss in points), default=1.0)
 
     def draw(axes: Axes, width: int) -> None:
-        for attempt in sorted(training.attempts, key=lambda attempt: attempt is best):  # the best on top
+        # The best on top.
+        for attempt in sorted(training.attempts, key=lambda attempt: attempt is best):
             role = "accent" if attempt is best else "muted"
             trained = [(step, loss) for step, loss, _ in attempt.curve if loss is not None]
             if trained:
@@ -292,6 +380,8 @@ def losses(training: TrainingRecord) -> Chart:
         value_axis(axes, 2 * highest, "loss")
 
     lowest = min((loss for _, loss in validations[best.learning_rate]), default=0.0)
-    summary = f"The lowest validation loss is {lowest:.4f}, at learning rate {best.learning_rate:g}."
+    summary = (
+        f"The lowest validation loss is {lowest:.4f}, at learning rate {best.learning_rate:g}."
+    )
     chart.draw("losses", chart.title, summary, (FULL, 280), draw)
     return chart

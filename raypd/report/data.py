@@ -1,4 +1,7 @@
-"""A run's folder as a report shows it. What is missing is None or empty, and the page says so: no figure is made up."""
+"""A run's folder as a report shows it.
+
+What is missing is None or empty, and the page says so: no figure is made up.
+"""
 
 import time
 from collections import defaultdict
@@ -38,7 +41,10 @@ class ReportSession:
 
 
 class RunFiles:
-    """What the page and `raypd status` both read, of a run or of nights. Raises RunError: a file is torn; OSError."""
+    """What the page and `raypd status` both read, of a run or of nights.
+
+    Raises RunError: a file is torn; OSError.
+    """
 
     def __init__(self, root: str) -> None:
         self.root, self.now = root, time.time()
@@ -47,11 +53,15 @@ class RunFiles:
         self.manifest = done = read.record(Manifest, root, layout.MANIFEST)
         self.plan = read.record(PlanTotals, root, layout.PLAN_TOTALS)
         if self.plan is None and done and done.units_planned:  # 0 documents: unknown
-            self.plan = PlanTotals("", done.units_planned, done.documents * (done.units == done.units_planned))
+            self.plan = PlanTotals(
+                "", done.units_planned, done.documents * (done.units == done.units_planned)
+            )
         self.bill = read_bill(self.runs)
         self.objects = unit_objects(self.runs)
         # Units of the input: the plan knows those found at once, the manifest those found later.
-        self.unreadable = max(self.plan.damaged if self.plan else 0, done.units_unreadable if done else 0)
+        self.unreadable = max(
+            self.plan.damaged if self.plan else 0, done.units_unreadable if done else 0
+        )
 
     def sessions_of(self, units: Units, runs: Sequence[str] | None = None) -> list[ReportSession]:
         """Oldest first, each with its units, as far as known, and its cost. runs: None: all."""
@@ -62,20 +72,32 @@ class RunFiles:
         sessions, killed = [], set(map(lease.killed, self.runs))
         for session in read.sessions(self.runs if runs is None else runs):
             committed, bill = by_session[session.id], bills.get(session.id)
-            signs = [session.heartbeat or 0.0, bill.until if bill else 0.0, *(u.committed_at for u in committed)]
+            signs = [
+                session.heartbeat or 0.0,
+                bill.until if bill else 0.0,
+                *(u.committed_at for u in committed),
+            ]
             heard = max(session.began, *signs)
             alive = self.now - heard < _ALIVE_SECONDS and session.id not in killed
             how = session.how or ("running" if alive else "killed")
             ended = session.ended or heard if session.how else heard
-            totals = (round(len(committed) * units.scale), round(sum(u.documents for u in committed) * units.scale))
-            sessions.append(ReportSession(session.id, session.began, ended, how, *totals, bill.usd if bill else None))
+            totals = (
+                round(len(committed) * units.scale),
+                round(sum(u.documents for u in committed) * units.scale),
+            )
+            sessions.append(
+                ReportSession(
+                    session.id, session.began, ended, how, *totals, bill.usd if bill else None
+                )
+            )
         return sessions
 
     def state_of(self, sessions: Sequence[ReportSession]) -> str:
         """One word: complete when every planned unit is there, else how the newest session went."""
         if self.plan is not None and len(self.objects) >= self.plan.units:
             return "complete"
-        if self.table is not None:  # it is the night that ends well or not; a run of it may have been cut off
+        # It is the night that ends well or not; a run of it may have been cut off.
+        if self.table is not None:
             sessions = self.sessions_of(Units(), [self.root])
         # Without a count of the plan a session that says complete is believed.
         return sessions[-1].how if sessions else "empty"
@@ -84,17 +106,23 @@ class RunFiles:
 class RunReport(RunFiles):
     """Everything a report shows; of nights, units, sessions and bill are those of all nights."""
 
-    def __init__(self, root: str, fingerprint: str, config: dict[str, Any], versions: dict[str, str]) -> None:
+    def __init__(
+        self, root: str, fingerprint: str, config: dict[str, Any], versions: dict[str, str]
+    ) -> None:
         super().__init__(root)
         self.fingerprint, self.config, self.versions = fingerprint, redact(config), versions
         self.name = root.rstrip("/").rsplit("/", 1)[-1] or root
         self.units = read_units(self.objects)
         self.sessions = self.sessions_of(self.units)
-        self.seconds = sum(session.seconds for session in self.sessions)  # without what lies between them
-        self.state = self.state_of(self.sessions)  # complete, running, interrupted, ...; estimated or trained: no run
+        # Without what lies between them.
+        self.seconds = sum(session.seconds for session in self.sessions)
+        # Complete, running, interrupted, ...; estimated or trained: no run.
+        self.state = self.state_of(self.sessions)
         self.sample = read_sample(self.units.read)
         # (unit, last line of why its worker died)
-        self.failures = list(islice((failure for run in self.runs for failure in read.failures(run)), _FAILURES))
+        self.failures = list(
+            islice((failure for run in self.runs for failure in read.failures(run)), _FAILURES)
+        )
         self.training: TrainingRecord | None = None
         self.torn: list[str] = []  # files beside the bill that cannot be read
         self.forecast: Estimate | None = None  # None: none was made, or it is torn
@@ -113,8 +141,10 @@ def is_fake(config: dict[str, Any]) -> bool:
 
 
 def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
-    """Reads the run at `root`. overrides: `storage.KEY=VALUE` says how S3 is reached. Raises ConfigError: neither a run
-    nor an estimate, or no readable run.json; RunError: a torn file, or storage is away."""
+    """Reads the run at `root`. overrides: `storage.KEY=VALUE` says how S3 is reached. Raises
+    ConfigError: neither a run nor an estimate, or no readable run.json; RunError: a torn file, or
+    storage is away.
+    """
     with raised_as(RunError, f"{root}: cannot be read"):
         try:
             record = load_record(root, overrides)
@@ -133,10 +163,17 @@ def _without_run(root: str) -> RunReport | None:
         return report
     report = RunReport(root, "", {}, {})
     if report.torn:
-        raise RunError(f"{report.torn[0]}: cannot be read, and no run has begun here: `raypd estimate` makes it anew")
+        raise RunError(
+            f"{report.torn[0]}: cannot be read, and no run has begun here: `raypd estimate` "
+            "makes it anew"
+        )
     if (forecast := report.forecast) is None:
         return None
     report.fingerprint, report.state = forecast.fingerprint or "", "estimated"
     method = next((speed.method for speed in forecast.speeds), None)
-    report.config = {"model": {"name": forecast.model}, "task": {"kind": forecast.task}, "decoding": {"method": method}}
+    report.config = {
+        "model": {"name": forecast.model},
+        "task": {"kind": forecast.task},
+        "decoding": {"method": method},
+    }
     return report

@@ -11,10 +11,16 @@ from raypd.run import layout, read
 from raypd.run.records import Bill, NodeTime, RunCost, WorkerTime
 
 _PART_NAMES = {
-    "decode": "decoding answers", "prefill": "reading prompts", "startup": "starting workers", "idle": "idle workers",
-    "lost": "work that was lost", "head": "the head machine", "other": "everything else",
-    "endpoint": "tokens of the model's server", "retry": "trying failed documents again",
-}  # fmt: skip
+    "decode": "decoding answers",
+    "prefill": "reading prompts",
+    "startup": "starting workers",
+    "idle": "idle workers",
+    "lost": "work that was lost",
+    "head": "the head machine",
+    "other": "everything else",
+    "endpoint": "tokens of the model's server",
+    "retry": "trying failed documents again",
+}
 
 
 @dataclass
@@ -37,36 +43,59 @@ class RunBill:
         self.categories = added(each for bill in self.sessions for each in bill.categories.items())
         nodes = ((node, bill.until) for bill in self.all for node in bill.nodes)
         # Each with an end: where it is there, how far the bill of its session goes.
-        self.nodes = [replace(node, ended=until if node.ended is None else node.ended) for node, until in nodes]
+        self.nodes = [
+            replace(node, ended=until if node.ended is None else node.ended)
+            for node, until in nodes
+        ]
 
     @property
     def machines(self) -> list[tuple[tuple[str, str, float, str], list[NodeTime]]]:
-        """((kind, market, USD per hour, where that is from), nodes): those of one kind together, the dearest first."""
+        """((kind, market, USD per hour, where that is from), nodes): those of one kind together,
+        the dearest first.
+        """
         groups: dict[tuple[str, str, float, str], list[NodeTime]] = {}
         for node in self.nodes:
-            kind = node.instance_type or ("local machine" if node.market == "local" else "machine of unknown type")
+            kind = node.instance_type or (
+                "local machine" if node.market == "local" else "machine of unknown type"
+            )
             place = f" in {node.region}" if node.region else ""
-            groups.setdefault((kind + place, node.market, node.usd_per_hour, node.price_source), []).append(node)
+            groups.setdefault(
+                (kind + place, node.market, node.usd_per_hour, node.price_source), []
+            ).append(node)
         return sorted(groups.items(), key=lambda group: -sum(node.usd for node in group[1]))
 
     @property
     def workers(self) -> list[WorkerTime]:
         """Of the sessions, each with an end."""
         pairs = [(worker, bill.until) for bill in self.sessions for worker in bill.workers]
-        return [replace(worker, ended=until if worker.ended is None else worker.ended) for worker, until in pairs]
+        return [
+            replace(worker, ended=until if worker.ended is None else worker.ended)
+            for worker, until in pairs
+        ]
 
     @property
     def series(self) -> list[tuple[float, float]]:
         """(time, USD of all sessions by then)."""
         before = accumulate((bill.usd for bill in self.all), initial=0.0)
-        series = [bill.series for bill in self.sessions] + [[[bill.until, bill.usd]] for bill in self.retries]
-        return [(time, spent + usd) for points, spent in zip(series, before, strict=False) for time, usd, *_ in points]
+        series = [bill.series for bill in self.sessions] + [
+            [[bill.until, bill.usd]] for bill in self.retries
+        ]
+        return [
+            (time, spent + usd)
+            for points, spent in zip(series, before, strict=False)
+            for time, usd, *_ in points
+        ]
 
 
 def read_bill(runs: Sequence[str]) -> RunBill | None:
-    """The bill of some runs together, None where none was kept. Raises OSError when storage does not answer."""
+    """The bill of some runs together, None where none was kept.
+
+    Raises OSError when storage does not answer.
+    """
     folders = [storage.join(run, layout.RETRIES) for run in runs]
-    retries, torn = read.bills([storage.join(folder, name) for folder in folders for name in storage.folders(folder)])
+    retries, torn = read.bills(
+        [storage.join(folder, name) for folder in folders for name in storage.folders(folder)]
+    )
     sessions, torn_sessions = read.bills(runs)
     # The bills of a retry that has ended are copied into the run's own.
     retried = {bill.session for bill in retries}

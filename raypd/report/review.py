@@ -1,5 +1,7 @@
-"""`raypd review RUN`: its least sure documents and some at random, to be corrected, as a page (one file, no server)
-whose button saves a CSV, and as that CSV. `--apply` reads either back, and writes documents with labels."""
+"""`raypd review RUN`: its least sure documents and some at random, to be corrected, as a page (one
+file, no server) whose button saves a CSV, and as that CSV. `--apply` reads either back, and writes
+documents with labels.
+"""
 
 import csv
 import io
@@ -33,7 +35,9 @@ Place = tuple[str, int]  # source and place in it, of a document
 
 @dataclass
 class ReviewDocument:
-    """A document to look at: its text in pieces, each with the attributes whose values stand there, and its values."""
+    """A document to look at: its text in pieces, each with the attributes whose values stand there,
+    and its values.
+    """
 
     source: str
     row: int
@@ -44,8 +48,11 @@ class ReviewDocument:
 
 
 def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str, str]:
-    """Writes page and CSV of so many documents into the run's folder; their paths. Raises ConfigError: no run of
-    extraction, or nothing is answered; InputError: its input cannot be read."""
+    """Writes page and CSV of so many documents into the run's folder; their paths.
+
+    Raises ConfigError: no run of extraction, or nothing is answered; InputError: its input cannot
+    be read.
+    """
     config = _config(root, overrides)
     chosen = _chosen(root, documents)
     if not chosen:
@@ -53,42 +60,71 @@ def write(root: str, documents: int, overrides: Sequence[str] = ()) -> tuple[str
     texts = documents_at(config, root, chosen)
     shown = []
     for place, row in chosen.items():
-        values = [_decoded(value, config.extraction.categories[row["category"]]) for value in row_values(row)]
+        values = [
+            _decoded(value, config.extraction.categories[row["category"]])
+            for value in row_values(row)
+        ]
         text = text_in(texts[place], config) if place in texts else ""
-        pieces = list(marked(text, [(value.span, value.name) for value in values if value.span is not None]))
-        shown.append(ReviewDocument(*place, str(row["id"]), str(row.get("category") or ""), values, pieces))
+        pieces = list(
+            marked(text, [(value.span, value.name) for value in values if value.span is not None])
+        )
+        shown.append(
+            ReviewDocument(*place, str(row["id"]), str(row.get("category") or ""), values, pieces)
+        )
     where = storage.join(root, PAGE), storage.join(root, TABLE)
     name = root.rstrip("/").rpartition("/")[2]
-    html = page.fill("review.html.j2", documents=shown, name=name, root=root, columns=COLUMNS, script_of="review.js")
+    html = page.fill(
+        "review.html.j2",
+        documents=shown,
+        name=name,
+        root=root,
+        columns=COLUMNS,
+        script_of="review.js",
+    )
     page.put(where[0], html.encode())
     page.put(where[1], _table(shown).encode("utf-8-sig"))  # spreadsheets know UTF-8 by its mark
     return where
 
 
-def apply(root: str, file: str, output: str | None, overrides: Sequence[str] = ()) -> tuple[str, int]:
-    """Makes labels of a corrected CSV: (where they are, documents). output: None: into the run's folder. Raises
-    ConfigError: no run of extraction; InputError, with the line: a bad value, an unknown id or attribute."""
+def apply(
+    root: str, file: str, output: str | None, overrides: Sequence[str] = ()
+) -> tuple[str, int]:
+    """Makes labels of a corrected CSV: (where they are, documents). output: None: into the run's
+    folder. Raises ConfigError: no run of extraction; InputError, with the line: a bad value, an
+    unknown id or attribute.
+    """
     config = _config(root, overrides)
     categories = config.extraction.categories
     named: dict[Place, dict[str, Any]] = {}
     of_category: dict[Place, str] = {}
     for line, row in _rows(file):
         place, category = (row["source"], int(row["row"])), row["category"]
-        attributes = {a.name: a for a in categories[category].attributes} if category in categories else {}
+        attributes = (
+            {a.name: a for a in categories[category].attributes} if category in categories else {}
+        )
         if row["attribute"] not in attributes:
-            raise InputError(f"{file}:{line}: {row['attribute']!r} is no attribute of {category!r} in this run")
+            raise InputError(
+                f"{file}:{line}: {row['attribute']!r} is no attribute of {category!r} in this run"
+            )
         of_category[place] = category
         with raised_as(InputError, f"{file}:{line}", ValueError):
-            named.setdefault(place, {})[row["attribute"]] = typed(attributes[row["attribute"]], row["correct"])
+            named.setdefault(place, {})[row["attribute"]] = typed(
+                attributes[row["attribute"]], row["correct"]
+            )
     documents = documents_at(config, root, named)
     if missing := named.keys() - documents.keys():
-        raise InputError(f"{file}: the input does not have {sorted(missing)[0]} and {len(missing) - 1} other documents")
+        raise InputError(
+            f"{file}: the input does not have {sorted(missing)[0]} and {len(missing) - 1} "
+            "other documents"
+        )
     column = config.training.labels_column
     lines = []
     for place, values in named.items():
         kept = input_fields(documents[place], config)
         schema = categories[of_category[place]]
-        looked_at = [a.model_copy(update={"omit_null": False}) for a in schema.attributes if a.name in values]
+        looked_at = [
+            a.model_copy(update={"omit_null": False}) for a in schema.attributes if a.name in values
+        ]
         target = record_of(schema.model_copy(update={"attributes": looked_at}), values)
         labelled: dict[str, Any] = {"id": documents[place].id, **kept, column: target}
         lines.append(json.dumps(labelled, ensure_ascii=False, default=str) + "\n")
@@ -105,10 +141,14 @@ def _config(root: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def _chosen(root: str, documents: int) -> dict[Place, dict[str, Any]]:
-    """A row by its place: half of them the least sure, half at random, of units that are evenly spread."""
+    """A row by its place: half of them the least sure, half at random, of units that are evenly
+    spread.
+    """
     rows: dict[Place, dict[str, Any]] = {}
     for unit, path in spread(sorted(writer.objects(root)), _UNITS):
-        for place, (row,) in by_document(writer.as_records(writer.read_table(root, unit, path=path)[1])).items():
+        for place, (row,) in by_document(
+            writer.as_records(writer.read_table(root, unit, path=path)[1])
+        ).items():
             if row["status"] == "ok":
                 rows[place] = record_row(row)
     least = sorted(rows, key=lambda place: (_sureness(rows[place]), place))[: documents // 2]
@@ -118,18 +158,24 @@ def _chosen(root: str, documents: int) -> dict[Place, dict[str, Any]]:
 
 
 def _decoded(value: RowValue, category: Category) -> RowValue:
-    """An unsure value, which the table has as null, as the model gave it: that is to be looked at."""
+    """An unsure value, which the table has as null, as the model gave it: that is to be looked
+    at.
+    """
     if value.status != "unsure" or value.raw is None:
         return value
     attribute = next(attribute for attribute in category.attributes if attribute.name == value.name)
-    return replace(value, value=value_row(value.name, check(attribute, value.raw).value, "ok", None)["value"])
+    return replace(
+        value, value=value_row(value.name, check(attribute, value.raw).value, "ok", None)["value"]
+    )
 
 
 def _sureness(row: Mapping[str, Any]) -> float:
     return min((v.confidence for v in row_values(row) if v.confidence is not None), default=_SURE)
 
 
-def documents_at(config: RunConfig, root: str, places: Mapping[Place, Any]) -> dict[Place, Document]:
+def documents_at(
+    config: RunConfig, root: str, places: Mapping[Place, Any]
+) -> dict[Place, Document]:
     """The documents of some places, read from the run's input again."""
     sources = {source for source, _ in places}
     documents: dict[Place, Document] = {}
@@ -149,13 +195,24 @@ def _table(documents: Sequence[ReviewDocument]) -> str:
         for value in document.values:
             text = "" if value.value is None else value.value
             sure = "" if value.confidence is None else f"{value.confidence:.3f}"
-            cells = [document.source, document.row, document.id, document.category, value.name, text, text, sure]
+            cells = [
+                document.source,
+                document.row,
+                document.id,
+                document.category,
+                value.name,
+                text,
+                text,
+                sure,
+            ]
             rows.writerow([harmless(str(cell)) for cell in cells])
     return out.getvalue()
 
 
 def harmless(cell: str) -> str:
-    """A cell that a spreadsheet does not run: with a quote before it where it begins as a formula, or with a quote."""
+    """A cell that a spreadsheet does not run: with a quote before it where it begins as a formula,
+    or with a quote.
+    """
     return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "'") else cell
 
 
@@ -164,7 +221,9 @@ def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
     rows = []
     for (_, line, *_), row in delimited.table(file):
         if missing := set(COLUMNS[:7]) - row.keys():
-            raise InputError(f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`")
+            raise InputError(
+                f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`"
+            )
         if not row["row"].isdecimal():
             raise InputError(f"{file}:{line}: not a line of `raypd review`")
         rows.append((line, {name: cell.removeprefix("'") for name, cell in row.items()}))

@@ -1,4 +1,6 @@
-"""A sample of the answers, the same at every call: documents, the model's sureness, and why documents failed."""
+"""A sample of the answers, the same at every call: documents, the model's sureness, and why
+documents failed.
+"""
 
 import itertools
 import statistics
@@ -43,7 +45,8 @@ class SampleDocument:
     entries: list[RowValue]  # with texts that are cut and harmless
     left_out: int = 0  # answers beyond those shown
     unit: str = ""
-    # With `raypd report --texts`, in pieces: each with the names of the values that stand there, or nothing.
+    # With `raypd report --texts`, in pieces: each with the names of the values that stand there, or
+    # nothing.
     text: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -54,7 +57,11 @@ class SampleDocument:
     @property
     def size(self) -> int:
         """Characters that it takes on the page, about."""
-        return 60 + sum(len(e.name) + len(e.value or "") + 20 for e in self.entries) + len(self.error or "")
+        return (
+            60
+            + sum(len(e.name) + len(e.value or "") + 20 for e in self.entries)
+            + len(self.error or "")
+        )
 
 
 @dataclass
@@ -68,7 +75,10 @@ class SampleAttribute:
     @property
     def shares(self) -> list[str]:
         """Of values, nulls, ambiguous ones, and all others: invalid, cut or unsure."""
-        counts, total = [self.values, self.statuses["null"], self.statuses["ambiguous"]], self.statuses.total()
+        counts, total = (
+            [self.values, self.statuses["null"], self.statuses["ambiguous"]],
+            self.statuses.total(),
+        )
         return [share(count, total) for count in (*counts, total - sum(counts))]
 
     @property
@@ -78,7 +88,9 @@ class SampleAttribute:
 
 @dataclass
 class AnswerSample:
-    """`rows` rows of some units; errors from the rows of `error_units` of the `failed_units` that have failures."""
+    """`rows` rows of some units; errors from the rows of `error_units` of the `failed_units` that
+    have failures.
+    """
 
     rows: int = 0
     documents: list[SampleDocument] = field(default_factory=list)
@@ -111,13 +123,19 @@ def _in_range(confidence: float | None) -> list[float]:
 def read_sample(units: Sequence[CommittedUnit]) -> AnswerSample:
     """Reads the sample; objects that cannot be read are left out."""
     with_failures = [unit for unit in units if unit.failed]
-    tables = [rows for rows in storage.in_threads(_rows, spread(units, _UNITS), _THREADS) if rows is not None]
+    tables = [
+        rows
+        for rows in storage.in_threads(_rows, spread(units, _UNITS), _THREADS)
+        if rows is not None
+    ]
     chosen = storage.in_threads(failed_documents, spread(with_failures, _FAILED_UNITS), _THREADS)
     failures = [rows for rows in chosen if rows is not None]
     sample = AnswerSample(failed_units=len(with_failures), error_units=len(failures))
     for row in (row for rows in tables for row in rows):
         sample.add(row)
-    sample.errors.update(dead_letters.normalize(row["source"], row["error"]) for rows in failures for row in rows)
+    sample.errors.update(
+        dead_letters.normalize(row["source"], row["error"]) for rows in failures for row in rows
+    )
     sample.documents = _documents([list(by_document(rows).values()) for rows in tables], failures)
     return sample
 
@@ -126,7 +144,10 @@ def _rows(unit: CommittedUnit) -> list[Row] | None:
     try:
         with storage.open_file(unit.path) as file:
             batches = pq.ParquetFile(file).iter_batches(batch_size=_ROWS)
-            return [{**row, "unit": unit.unit} for row in next((writer.as_records(batch) for batch in batches), [])]
+            return [
+                {**row, "unit": unit.unit}
+                for row in next((writer.as_records(batch) for batch in batches), [])
+            ]
     except (pa.ArrowException, OSError):
         return None
 
@@ -141,17 +162,26 @@ def failed_documents(unit: CommittedUnit) -> list[Row] | None:
 
 
 def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[SampleDocument]:
-    failed = [row for rows in failures for row in rows[: max(1, _FAILED_DOCUMENTS // max(len(failures), 1))]]
+    failed = [
+        row
+        for rows in failures
+        for row in rows[: max(1, _FAILED_DOCUMENTS // max(len(failures), 1))]
+    ]
     failed = failed[:_FAILED_DOCUMENTS]
     failed_places = by_document(failed)
     limit = _DOCUMENTS - len(failed)
     each = -(-limit // max(len(units), 1))
     chosen = []
     for groups in units:
-        chosen += spread([rows for rows in groups if (rows[0]["source"], rows[0]["row"]) not in failed_places], each)
+        chosen += spread(
+            [rows for rows in groups if (rows[0]["source"], rows[0]["row"]) not in failed_places],
+            each,
+        )
     documents = list(map(document_of, [*([row] for row in failed), *spread(chosen, limit)]))
     sizes = itertools.accumulate(document.size for document in documents)
-    shown = [document for document, size in zip(documents, sizes, strict=True) if size <= _CHARACTERS]
+    shown = [
+        document for document, size in zip(documents, sizes, strict=True) if size <= _CHARACTERS
+    ]
     return sorted(shown, key=lambda d: (d.source, d.row))
 
 
@@ -160,16 +190,26 @@ def document_of(rows: list[Row]) -> SampleDocument:
     first, entries = rows[0], []
     for answer in (answer for row in rows for answer in row_values(row)):
         shown = answer.value if answer.value is not None else answer.raw
-        value = None if shown is None else clean(shown, _VALUE_CHARACTERS if answer.name else _TEXT_CHARACTERS)
+        value = (
+            None
+            if shown is None
+            else clean(shown, _VALUE_CHARACTERS if answer.name else _TEXT_CHARACTERS)
+        )
         name = clean(answer.name or answer.key, 200)
-        entries.append(replace(answer, name=name, value=value, status=clean(answer.status, 40), raw=None))
+        entries.append(
+            replace(answer, name=name, value=value, status=clean(answer.status, 40), raw=None)
+        )
     errors = [row["error"] for row in rows if row.get("error")]
     return SampleDocument(
-        id=clean(first["id"], 200), source=clean(first["source"], 200), row=int(first["row"]),
+        id=clean(first["id"], 200),
+        source=clean(first["source"], 200),
+        row=int(first["row"]),
         status="ok" if all(row["status"] == "ok" for row in rows) else "error",
         error=clean(errors[0], 600) if errors else None,
         category=clean(first["category"], 100) if first.get("category") else None,
         attempts=max(int(row.get("attempts") or 1) for row in rows),
         truncated=any(bool(row.get("truncated")) for row in rows),
-        entries=entries[:_ENTRIES], left_out=max(0, len(entries) - _ENTRIES), unit=first.get("unit", ""),
-    )  # fmt: skip
+        entries=entries[:_ENTRIES],
+        left_out=max(0, len(entries) - _ENTRIES),
+        unit=first.get("unit", ""),
+    )

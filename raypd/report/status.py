@@ -1,4 +1,7 @@
-"""How a run stands, from its folder alone and so from any machine. Cheap: it reads some footers, and none twice."""
+"""How a run stands, from its folder alone and so from any machine.
+
+Cheap: it reads some footers, and none twice.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,7 +33,10 @@ class WorkerState:
 
 @dataclass
 class Status:
-    """One look at a run. Times are unix seconds, `eta_seconds` from now; None is what nothing on storage tells."""
+    """One look at a run.
+
+    Times are unix seconds, `eta_seconds` from now; None is what nothing on storage tells.
+    """
 
     run: str
     state: str
@@ -45,7 +51,8 @@ class Status:
     failed: int
     sessions: int
     running_seconds: float
-    extracted: int | None = None  # documents of all nights, where `documents` are those of a nightly table
+    # Documents of all nights, where `documents` are those of a nightly table.
+    extracted: int | None = None
     unreadable: int = 0  # units of the input that cannot be read
     documents_per_second: float | None = None
     eta_seconds: float | None = None
@@ -61,7 +68,9 @@ class Status:
 
 
 class Watch:
-    """Looks at a run again and again, and keeps what a committed unit holds until its object is replaced."""
+    """Looks at a run again and again, and keeps what a committed unit holds until its object is
+    replaced.
+    """
 
     def __init__(self, root: str, overrides: Sequence[str] = ()) -> None:
         self.root, self._fake = root, is_fake(load_record(root, overrides).config)
@@ -77,47 +86,76 @@ class Watch:
         for item, unit in zip(chosen, storage.in_threads(read_unit, chosen, _THREADS), strict=True):
             self._summaries[item] = unit
             self._errors.pop(item.path, None)
-        units = Units([unit for unit in map(self._summaries.get, objects) if unit is not None], len(objects))
+        units = Units(
+            [unit for unit in map(self._summaries.get, objects) if unit is not None], len(objects)
+        )
         sessions, manifest = files.sessions_of(units), files.manifest
         documents, failed, exact = units.total("documents"), units.total("failed"), units.all_read
         if not exact and manifest is not None and manifest.units == len(objects):
             documents, failed, exact = manifest.documents, manifest.failed, True
         planned, planned_exact = _planned(plan, len(objects), documents, exact)
         status = Status(
-            run=self.root, state=files.state_of(sessions), fake=self._fake, at=files.now, units=len(objects),
+            run=self.root,
+            state=files.state_of(sessions),
+            fake=self._fake,
+            at=files.now,
+            units=len(objects),
             units_planned=max(plan.units, len(objects)) if plan else None,
-            documents=table.documents if table else documents, extracted=documents if table else None,
-            failed=table.failed if table else failed, exact=exact or table is not None,
-            documents_planned=planned, planned_exact=planned_exact,
-            sessions=len(sessions), running_seconds=sum(s.seconds for s in sessions),
+            documents=table.documents if table else documents,
+            extracted=documents if table else None,
+            failed=table.failed if table else failed,
+            exact=exact or table is not None,
+            documents_planned=planned,
+            planned_exact=planned_exact,
+            sessions=len(sessions),
+            running_seconds=sum(s.seconds for s in sessions),
             heard=max((s.ended for s in sessions), default=None),
-            unreadable=files.unreadable, errors=self._last_errors(units.read),
-        )  # fmt: skip
+            unreadable=files.unreadable,
+            errors=self._last_errors(units.read),
+        )
         if status.unreadable:
             unreadable = counted(status.unreadable, "unit")
-            status.notes.append(f"{unreadable} of the input cannot be read: their documents are not in these figures")
+            status.notes.append(
+                f"{unreadable} of the input cannot be read: their documents are not in these "
+                "figures"
+            )
         if table:
             extracted = counted(documents, "document")
-            status.notes.append(f"the table is that of the night {table.night}; {extracted} extracted in all nights")
+            status.notes.append(
+                f"the table is that of the night {table.night}; {extracted} extracted in all nights"
+            )
         status.notes += bill.cost.notes if bill else ["no bill is kept for this run"]
         if bill:
-            status.usd, status.budget_usd, status.deadline = bill.usd, bill.newest.budget_usd, bill.newest.deadline
+            status.usd, status.budget_usd, status.deadline = (
+                bill.usd,
+                bill.newest.budget_usd,
+                bill.newest.deadline,
+            )
             status.workers = _workers(bill.newest)
         _forecast(status, bill.newest if bill else None)
         return status
 
     def _last_errors(self, units: Sequence[CommittedUnit]) -> list[str]:
-        failed = sorted((u for u in units if u.failed), key=lambda u: -u.committed_at)[:_ERROR_UNITS]
+        failed = sorted((u for u in units if u.failed), key=lambda u: -u.committed_at)[
+            :_ERROR_UNITS
+        ]
         for unit in failed:
             if unit.path not in self._errors:
                 rows = failed_documents(unit) or []
-                self._errors[unit.path] = [dead_letters.normalize(row["source"], row["error"]) for row in rows]
+                self._errors[unit.path] = [
+                    dead_letters.normalize(row["source"], row["error"]) for row in rows
+                ]
         reasons = dict.fromkeys(error for unit in failed for error in self._errors[unit.path])
         return [clean(error, 160) for error in list(reasons)[:_ERRORS]]
 
 
-def _planned(plan: PlanTotals | None, units: int, documents: int, exact: bool) -> tuple[int | None, bool]:
-    """(documents of the run, whether counted). Units cut by bytes are taken to hold about as many documents each."""
+def _planned(
+    plan: PlanTotals | None, units: int, documents: int, exact: bool
+) -> tuple[int | None, bool]:
+    """(documents of the run, whether counted).
+
+    Units cut by bytes are taken to hold about as many documents each.
+    """
     if plan is None or not plan.documents:
         return None, False
     if plan.exact or not units:
@@ -126,7 +164,9 @@ def _planned(plan: PlanTotals | None, units: int, documents: int, exact: bool) -
 
 
 def _forecast(status: Status, bill: Bill | None) -> None:
-    """Speed of the last minutes, and from it the end and the bill at the end. bill: of the newest session."""
+    """Speed of the last minutes, and from it the end and the bill at the end. bill: of the newest
+    session.
+    """
     running, rate = status.state == "running", None
     if running and bill:
         rate = _recent(bill)
@@ -140,12 +180,17 @@ def _forecast(status: Status, bill: Bill | None) -> None:
         remaining = max(0, status.documents_planned - status.documents)
         status.eta_seconds = remaining / rate
         if bill and status.usd is not None and status.usd_per_hour is not None:
-            server = bill.parts.get("endpoint", 0.0) / (bill.totals.get("documents") or 1)  # for a document's tokens
-            status.usd_at_end = status.usd + status.usd_per_hour * status.eta_seconds / 3600 + server * remaining
+            # For a document's tokens.
+            server = bill.parts.get("endpoint", 0.0) / (bill.totals.get("documents") or 1)
+            status.usd_at_end = (
+                status.usd + status.usd_per_hour * status.eta_seconds / 3600 + server * remaining
+            )
 
 
 def _recent(bill: Bill) -> float | None:
-    points = [(moment, documents) for moment, _, documents, *_ in bill.series if moment >= bill.began]
+    points = [
+        (moment, documents) for moment, _, documents, *_ in bill.series if moment >= bill.began
+    ]
     if not points:
         return None
     end, done = points[-1]

@@ -18,11 +18,26 @@ from raypd.report.status import Status, Watch, WorkerState
 from raypd.run import text
 
 _WORKERS = 12  # shown one by one
-_COLORS = {"complete": "green", "running": "cyan", "busy": "green", "idle": "yellow", "startup": "yellow"}
+_COLORS = {
+    "complete": "green",
+    "running": "cyan",
+    "busy": "green",
+    "idle": "yellow",
+    "startup": "yellow",
+}
 
 
-def show(watch: Watch, *, again: float | None = None, as_json: bool = False, console: Console | None = None) -> None:
-    """Prints how a run stands. again: seconds between looks, None: one. Raises RunError where the first look fails."""
+def show(
+    watch: Watch,
+    *,
+    again: float | None = None,
+    as_json: bool = False,
+    console: Console | None = None,
+) -> None:
+    """Prints how a run stands. again: seconds between looks, None: one.
+
+    Raises RunError where the first look fails.
+    """
     console = console or Console(highlight=False, markup=False)
     with raised_as(RunError, f"{watch.root}: cannot be read"):
         status = watch.look()
@@ -32,10 +47,17 @@ def show(watch: Watch, *, again: float | None = None, as_json: bool = False, con
         _follow(watch, status, again, lambda look: console.print(render(look, console.width)))
     else:
         with Live(console=console, auto_refresh=False) as live:
-            _follow(watch, status, again, lambda look: live.update(render(look, console.width), refresh=True))
+            _follow(
+                watch,
+                status,
+                again,
+                lambda look: live.update(render(look, console.width), refresh=True),
+            )
 
 
-def _follow(watch: Watch, status: Status, again: float | None, show_look: Callable[[Status], None]) -> None:
+def _follow(
+    watch: Watch, status: Status, again: float | None, show_look: Callable[[Status], None]
+) -> None:
     show_look(status)
     with contextlib.suppress(KeyboardInterrupt):  # the way to leave it
         while again is not None and status.state == "running":
@@ -48,10 +70,18 @@ def _follow(watch: Watch, status: Status, again: float | None, show_look: Callab
 
 
 def render(status: Status, width: int = 100) -> RenderableType:
-    """The look as rich draws it. Texts of documents are shown as they are, never as rich's markup."""
+    """The look as rich draws it.
+
+    Texts of documents are shown as they are, never as rich's markup.
+    """
     parts: list[RenderableType] = []
     if status.fake:
-        parts.append(Text("model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red"))
+        parts.append(
+            Text(
+                "model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.",
+                style="bold red",
+            )
+        )
     state = (f"  {status.state}", _COLORS.get(status.state, "red"))
     parts.append(Text.assemble(text.clean(status.run), state, style="bold"))
     if status.documents_planned:
@@ -78,7 +108,9 @@ def _grid(rows: Iterable[tuple[RenderableType, RenderableType]]) -> Table:
 
 
 def _figures(status: Status) -> Iterator[tuple[str, str]]:
-    about, about_planned = ("" if exact else "about " for exact in (status.exact, status.planned_exact))
+    about, about_planned = (
+        "" if exact else "about " for exact in (status.exact, status.planned_exact)
+    )
     done, planned = f"{about}{text.count(status.documents)}", status.documents_planned
     if planned:
         done += f" of {about_planned}{text.count(planned)}, {text.share(status.documents, planned)}"
@@ -90,8 +122,17 @@ def _figures(status: Status) -> Iterator[tuple[str, str]]:
     if status.documents_per_second is not None:
         yield "speed", f"{text.number(status.documents_per_second)} documents/s"
     if status.eta_seconds is not None:
-        yield "left", f"{text.duration(status.eta_seconds)}, until {text.when(status.at + status.eta_seconds)}"
-    yield "ran", f"{text.duration(status.running_seconds)} in {text.counted(status.sessions, 'session')}"
+        yield (
+            "left",
+            (
+                f"{text.duration(status.eta_seconds)}, until "
+                f"{text.when(status.at + status.eta_seconds)}"
+            ),
+        )
+    yield (
+        "ran",
+        f"{text.duration(status.running_seconds)} in {text.counted(status.sessions, 'session')}",
+    )
     if status.heard is not None and status.state != "complete":
         yield "heard", f"{text.duration(max(0.0, status.at - status.heard))} ago"
     if status.usd is not None:

@@ -10,7 +10,8 @@ from raypd.run import layout
 from raypd.run.read import spread
 from raypd.run.records import UnitSummary
 
-READ_UNITS = 20_000  # more units than this are read in part, evenly spread, and their figures scaled up
+# More units than this are read in part, evenly spread, and their figures scaled up.
+READ_UNITS = 20_000
 _THREADS = 32
 
 
@@ -21,7 +22,9 @@ class CommittedUnit(UnitSummary):
 
 @dataclass
 class Units:
-    """All committed units, or with `scale` above 1 an even choice that stands for that many times as many."""
+    """All committed units, or with `scale` above 1 an even choice that stands for that many times
+    as many.
+    """
 
     read: list[CommittedUnit] = field(default_factory=list)
     committed: int = 0
@@ -51,11 +54,18 @@ def unit_objects(runs: Sequence[str]) -> list[storage.Object]:
 
 
 def read_units(objects: Sequence[storage.Object]) -> Units:
-    """The summaries of committed units, of very many an even choice. Damaged ones are named, and not counted."""
+    """The summaries of committed units, of very many an even choice.
+
+    Damaged ones are named, and not counted.
+    """
     chosen = spread(objects, READ_UNITS)
     units = list(storage.in_threads(read_unit, chosen, _THREADS))
     intact = sorted((unit for unit in units if unit is not None), key=lambda u: u.committed_at)
-    return Units(intact, len(objects), [item.path for item, unit in zip(chosen, units, strict=True) if unit is None])
+    return Units(
+        intact,
+        len(objects),
+        [item.path for item, unit in zip(chosen, units, strict=True) if unit is None],
+    )
 
 
 def read_unit(item: storage.Object) -> CommittedUnit | None:

@@ -25,8 +25,13 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """SIGTERM ends what runs within as Ctrl-C does, and only the first of them counts until it has ended."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is _interrupt:
+    """SIGTERM ends what runs within as Ctrl-C does, and only the first of them counts until it has
+    ended.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is _interrupt
+    ):
         yield
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}

@@ -13,7 +13,8 @@ PLAN = "plan"  # <id>/<number>.parquet: its units
 PLAN_TOTALS = "plan/plan.json"
 PLAN_ALONE = "plan/alone.json"  # objects that share no unit
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows
-FAILURES = "failures"  # <unit>.txt: why a unit failed; <unit>.attempts.json: who is at it, its deaths; cards/: of GPUs
+# <unit>.txt: why a unit failed; <unit>.attempts.json: who is at it, its deaths; cards/: of GPUs.
+FAILURES = "failures"
 RETRIES = "retries"  # <number>/: a second chance for failed documents, laid out like a run
 RETRY = "retry.json"  # in that folder: what it is going to try
 RETRIED = "done.json"  # in that folder: what it brought
@@ -38,10 +39,14 @@ FILES = "files.txt"  # all objects of its table
 
 
 def output_folder(config: RunConfig) -> str:
-    """The run's folder, absolute. A relative path in a job's copy of its working folder would vanish with the copy."""
+    """The run's folder, absolute.
+
+    A relative path in a job's copy of its working folder would vanish with the copy.
+    """
     path = config.output.path
     here = os.getcwd()
-    in_copy = "runtime_resources/working_dir_files" in here or "_ray_pkg_" in here  # `ray job submit --working-dir`
+    # `ray job submit --working-dir`.
+    in_copy = "runtime_resources/working_dir_files" in here or "_ray_pkg_" in here
     if in_copy and "://" not in path and not Path(path).expanduser().is_absolute():
         path = str(Path.home() / "raypd" / path)
     return storage.absolute(path)

@@ -1,5 +1,7 @@
-"""Who works on a run: one session at a time, which replaces lease.json every few seconds by a conditional write. Others
-watch by their own monotonic clock whether it changes, and take over when it does not: no two clocks are compared."""
+"""Who works on a run: one session at a time, which replaces lease.json every few seconds by a
+conditional write. Others watch by their own monotonic clock whether it changes, and take over when
+it does not: no two clocks are compared.
+"""
 
 import contextlib
 import os
@@ -23,7 +25,10 @@ _working: set[str] = set()  # sessions of this process that hold a run, or begin
 
 
 class RunLease:
-    """Holds an output folder once it is made. Raises RunError when another session that is alive holds it, OSError."""
+    """Holds an output folder once it is made.
+
+    Raises RunError when another session that is alive holds it, OSError.
+    """
 
     def __init__(self, output: str, say: Say = lambda line: None) -> None:
         self.began = time.time()
@@ -62,8 +67,14 @@ class RunLease:
             lease = self._lease()
             if storage.put_new(self._lease_path, lease):
                 if storage.put_new(self._lease_path, self._lease()):
-                    advice = "(If-None-Match), so two runs at once would not know of each other: choose another store"
-                    raise RunError(f"output.path {self._output}: the store there ignores conditional writes {advice}")
+                    advice = (
+                        "(If-None-Match), so two runs at once would not know of each other: "
+                        "choose another store"
+                    )
+                    raise RunError(
+                        f"output.path {self._output}: the store there ignores conditional "
+                        f"writes {advice}"
+                    )
                 return storage.version(self._lease_path)
             version, holder = self._current()
             if holder is None:
@@ -91,7 +102,10 @@ class RunLease:
             self._say(f"session {holder.session} was killed: taking its place")
             return
         if alive is None:
-            self._say(f"session {holder.session} on {holder.host} holds this run: looking for its heartbeat")
+            self._say(
+                f"session {holder.session} on {holder.host} holds this run: looking for its "
+                "heartbeat"
+            )
             ends = time.monotonic() + STALE_SECONDS
             while time.monotonic() < ends and storage.version(self._lease_path) == version:
                 time.sleep(min(1.0, STALE_SECONDS / 10))
@@ -103,8 +117,10 @@ class RunLease:
             if holder.ended:
                 return
         raise RunError(
-            f"output.path {self._output}: session {holder.session} has been at work on it since {holder.since}, as "
-            f"process {holder.pid} on {holder.host}. Stop that one, or wait for it; once it is dead, the same command "
+            f"output.path {self._output}: session {holder.session} has been at work on it "
+            f"since {holder.since}, as "
+            f"process {holder.pid} on {holder.host}. Stop that one, or wait for it; once "
+            "it is dead, the same command "
             "takes its place"
         )
 
@@ -115,31 +131,43 @@ class RunLease:
 
     def _live(self) -> None:
         while not self._ended.wait(BEAT_SECONDS) and self.lost is None:
-            with contextlib.suppress(OSError):  # storage that is away for a moment must not end a run
+            # Storage that is away for a moment must not end a run.
+            with contextlib.suppress(OSError):
                 self._beat()
                 self._write(None)
 
     def _beat(self, ended: bool = False) -> None:
-        for _ in range(2):  # the last one may have been written, though the store had not answered so
+        # The last one may have been written, though the store had not answered so.
+        for _ in range(2):
             if storage.put_if(self._lease_path, self._lease(ended), self._version):
                 self._version = storage.version(self._lease_path)
                 return
             self._version, holder = self._current()
             if holder is None or holder.session != self.id:
-                by = f"session {holder.session} took it over" if holder else "its lease.json was deleted"
+                by = (
+                    f"session {holder.session} took it over"
+                    if holder
+                    else "its lease.json was deleted"
+                )
                 self.lost = f"this session was out of reach for too long, and {by}"
                 return
 
     def _write(self, how: str | None) -> None:
         seconds = round(time.monotonic() - self._clock, 3)
-        # Ends and heartbeats are counted from the beginning: a clock that is set in between does not move them.
+        # Ends and heartbeats are counted from the beginning: a clock that is set in between does
+        # not move them.
         now = self.began + seconds
-        records.write(self._path, Session(self.began, self.id, now, *((now, seconds, how) if how else ())))
+        records.write(
+            self._path, Session(self.began, self.id, now, *((now, seconds, how) if how else ()))
+        )
 
 
 @contextlib.contextmanager
 def held(output: str, say: Say) -> Iterator[RunLease]:
-    """Holds a folder for a block, which ends complete or as its error says. RunError: a living session holds it."""
+    """Holds a folder for a block, which ends complete or as its error says.
+
+    RunError: a living session holds it.
+    """
     storage.make_folder(output)
     lease, how = RunLease(output, say), "failed"
     try:
@@ -154,7 +182,9 @@ def held(output: str, say: Say) -> Iterator[RunLease]:
 
 
 def killed(output: str) -> str | None:
-    """The session that holds a run and whose process, of this machine, is gone; None: none that is seen from here."""
+    """The session that holds a run and whose process, of this machine, is gone; None: none that is
+    seen from here.
+    """
     try:
         holder = records.read(Lease, storage.join(output, layout.LEASE))
     except (OSError, RecordError):
@@ -163,9 +193,14 @@ def killed(output: str) -> str | None:
 
 
 def _machine() -> str | None:
-    """The boot of this machine and the space in which its process ids are counted; None where that is not known."""
+    """The boot of this machine and the space in which its process ids are counted; None where that
+    is not known.
+    """
     with contextlib.suppress(OSError):
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+        return (
+            f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} "
+            f"{os.readlink('/proc/self/ns/pid')}"
+        )
     return None
 
 

@@ -1,4 +1,7 @@
-"""What a run has left in its folder. A file that is not there is None; of many, those that are torn are left out."""
+"""What a run has left in its folder.
+
+A file that is not there is None; of many, those that are torn are left out.
+"""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +28,9 @@ def record(kind: type[_R], *path: str) -> _R | None:
 
 
 def runs(root: str) -> list[str]:
-    """The folders of a run: its own, or of a nightly folder those of all nights, the oldest first."""
+    """The folders of a run: its own, or of a nightly folder those of all nights, the oldest
+    first.
+    """
     if not is_nightly(root):
         return [root]
     folder = storage.join(root, layout.NIGHTS)
@@ -44,10 +49,15 @@ def sessions(outputs: Sequence[str]) -> list[records.Session]:
 
 
 def bills(outputs: Sequence[str]) -> tuple[list[records.Bill], list[str]]:
-    """The bills of all sessions of some runs, the oldest first, and the paths of torn files. Raises OSError."""
+    """The bills of all sessions of some runs, the oldest first, and the paths of torn files.
+
+    Raises OSError.
+    """
     intact, torn = [], []
     for folder in (storage.join(output, layout.LEDGER) for output in outputs):
-        for path in (storage.join(folder, name) for name in storage.names(folder) if name.endswith(".json")):
+        for path in (
+            storage.join(folder, name) for name in storage.names(folder) if name.endswith(".json")
+        ):
             try:
                 intact.append(records.read(records.Bill, path))
             except records.RecordError:
@@ -56,17 +66,24 @@ def bills(outputs: Sequence[str]) -> tuple[list[records.Bill], list[str]]:
 
 
 def failures(output: str) -> Iterator[tuple[str, str]]:
-    """(unit, the last line of its worker) of every unit whose worker has failed, also of those that are done since."""
+    """(unit, the last line of its worker) of every unit whose worker has failed, also of those that
+    are done since.
+    """
     folder = storage.join(output, layout.FAILURES)
     for name in storage.names(folder):
         if name.endswith(".txt"):
             with contextlib.suppress(FileNotFoundError):  # done meanwhile
                 text = storage.read(storage.join(folder, name)).decode(errors="replace").strip()
-                yield name.removesuffix(".txt"), text.splitlines()[-1] if text else "its worker left no reason"
+                yield (
+                    name.removesuffix(".txt"),
+                    text.splitlines()[-1] if text else "its worker left no reason",
+                )
 
 
 def by_document(rows: Iterable[_Row]) -> dict[tuple[str, int], list[_Row]]:
-    """(source, row) -> the rows of that document, in order: one with questions or turns has several."""
+    """(source, row) -> the rows of that document, in order: one with questions or turns has
+    several.
+    """
     documents: dict[tuple[str, int], list[_Row]] = {}
     for row in rows:
         documents.setdefault((row["source"], row["row"]), []).append(row)

@@ -1,4 +1,7 @@
-"""The files in a run's folder as types: fields are the JSON's keys, also of other versions. Unix seconds, USD."""
+"""The files in a run's folder as types: fields are the JSON's keys, also of other versions.
+
+Unix seconds, USD.
+"""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -13,8 +16,10 @@ from raypd.errors import raised_as
 from raypd.run.text import iso
 
 _R = TypeVar("_R")
-Spans = list[tuple[float, float, str, str | None]]  # (began, ended, startup | busy | idle | lost, first unit in it)
-Counts = dict[str, int | float]  # documents, prefill_tokens, shared_tokens, decode_tokens, seconds; on a bill also usd
+# (began, ended, startup | busy | idle | lost, first unit in it)
+Spans = list[tuple[float, float, str, str | None]]
+# Documents, prefill_tokens, shared_tokens, decode_tokens, seconds; on a bill also usd.
+Counts = dict[str, int | float]
 _adapter = cache(TypeAdapter)
 
 
@@ -23,17 +28,25 @@ class RecordError(ValueError):
 
 
 def from_json(kind: type[_R], tree: Any, file: str) -> _R:
-    """The record of parsed JSON. Raises RecordError at a wrong type or missing key; `file` is for its message."""
+    """The record of parsed JSON.
+
+    Raises RecordError at a wrong type or missing key; `file` is for its message.
+    """
     try:
         return _adapter(kind).validate_python(tree)  # type: ignore[arg-type]  # a type is hashable
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise RecordError(f"{file}: cannot be read: {key + ': ' if key else ''}{first['msg']}") from None
+        raise RecordError(
+            f"{file}: cannot be read: {key + ': ' if key else ''}{first['msg']}"
+        ) from None
 
 
 def read(kind: type[_R], path: str) -> _R:
-    """The record in a file. Raises RecordError where it holds no such record, OSError where it cannot be read."""
+    """The record in a file.
+
+    Raises RecordError where it holds no such record, OSError where it cannot be read.
+    """
     with raised_as(RecordError, f"{path}: cannot be read", ValueError):
         tree = json.loads(storage.read(path))
     return from_json(kind, tree, path)
@@ -45,8 +58,13 @@ def write(path: str, record: Any, indent: int | None = 2) -> None:
 
 
 def encoded(record: Any, indent: int | None = 2) -> bytes:
-    """The file of a record (a dataclass). Raises ValueError at NaN or an infinite number, which JSON does not have."""
-    text = json.dumps(asdict(record), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
+    """The file of a record (a dataclass).
+
+    Raises ValueError at NaN or an infinite number, which JSON does not have.
+    """
+    text = json.dumps(
+        asdict(record), indent=indent, ensure_ascii=False, allow_nan=False, default=str
+    )
     return (text + "\n").encode()
 
 
@@ -66,7 +84,8 @@ class PlanTotals:
 
     id: str
     units: int = 0
-    documents: int = 0  # of the units that can be read; counted where `exact`, else partly estimated
+    # Of the units that can be read; counted where `exact`, else partly estimated.
+    documents: int = 0
     bytes: int = 0  # as stored
     exact: bool = True
     objects: int = 0
@@ -74,7 +93,8 @@ class PlanTotals:
     chunks: int = 0
     listing: str = ""  # digest of the objects' names, sizes and versions
     alone: int = 0  # objects that share no unit, because one of their unit could not be read
-    cut: dict[str, Any] = field(default_factory=dict)  # keys of the configuration that decide how objects are cut
+    # Keys of the configuration that decide how objects are cut.
+    cut: dict[str, Any] = field(default_factory=dict)
     version: int | None = None  # of a Delta or Iceberg table
     fingerprint: str = ""  # of the run; "": of a night or a retry
 
@@ -95,7 +115,9 @@ class Lease:
 
 @dataclass
 class Session:
-    """sessions/<id>.json: when a session began, was last alive and ended, and how (complete, interrupted, ...)."""
+    """sessions/<id>.json: when a session began, was last alive and ended, and how (complete,
+    interrupted, ...).
+    """
 
     began: float
     id: str = ""
@@ -199,19 +221,29 @@ class CardUse:
     most_mhz: float = 0.0  # that they could have
 
     def __str__(self) -> str:
-        clock = f"{self.mhz:,.0f} of {self.most_mhz:,.0f} MHz" if self.most_mhz else f"{self.mhz:,.0f} MHz"
+        clock = (
+            f"{self.mhz:,.0f} of {self.most_mhz:,.0f} MHz"
+            if self.most_mhz
+            else f"{self.mhz:,.0f} MHz"
+        )
         return f"GPUs {self.busy:.0%} busy, {self.memory_gib:.3g} GiB at most, {clock}"
 
     def plus(self, other: "CardUse") -> "CardUse":
         count = max(self.samples + other.samples, 1)
-        busy, *clocks = ((getattr(self, name) * self.samples + getattr(other, name) * other.samples) / count
-                         for name in ("busy", "mhz", "most_mhz"))  # fmt: skip
-        return CardUse(self.samples + other.samples, busy, max(self.memory_gib, other.memory_gib), *clocks)
+        busy, *clocks = (
+            (getattr(self, name) * self.samples + getattr(other, name) * other.samples) / count
+            for name in ("busy", "mhz", "most_mhz")
+        )
+        return CardUse(
+            self.samples + other.samples, busy, max(self.memory_gib, other.memory_gib), *clocks
+        )
 
 
 @dataclass
 class WorkerTime:
-    """All that a worker process did since it began, as reported to the ledger and as on the bill."""
+    """All that a worker process did since it began, as reported to the ledger and as on the
+    bill.
+    """
 
     worker: str
     node: str
@@ -221,7 +253,8 @@ class WorkerTime:
     pid: int = 0
     sequence: int = -1  # number of the last report
     seconds: Seconds = field(default_factory=Seconds)
-    open: dict[str, tuple[float, float]] = field(default_factory=dict)  # unit not committed: busy (prefill, decode) s
+    # Unit not committed: busy (prefill, decode) s.
+    open: dict[str, tuple[float, float]] = field(default_factory=dict)
     spans: Spans = field(default_factory=list)
     categories: dict[str, Counts] = field(default_factory=dict)  # of committed units
     open_categories: dict[str, Counts] = field(default_factory=dict)  # of `open`
@@ -262,13 +295,16 @@ class Bill:
     nodes: list[NodeTime] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=dict)  # USD by `billing.bill.PARTS`
     seconds: dict[str, float] = field(default_factory=dict)  # slot-seconds by the same
-    categories: dict[str, Counts] = field(default_factory=dict)  # the bill, in proportion to busy seconds
+    # The bill, in proportion to busy seconds.
+    categories: dict[str, Counts] = field(default_factory=dict)
     methods: dict[str, Counts] = field(default_factory=dict)  # the same
     workers: list[WorkerTime] = field(default_factory=list)
-    series: list[list[float]] = field(default_factory=list)  # time, usd, documents, failed, decode tokens
+    # Time, usd, documents, failed, decode tokens.
+    series: list[list[float]] = field(default_factory=list)
     kwh: float | None = None  # of the GPUs; None where one was not measured
     totals: dict[str, int] = field(default_factory=dict)  # documents, ok, failed, tokens by kind
-    shares: list[tuple[float, int]] = field(default_factory=list)  # (from when on, runs on the cluster)
+    # (from when on, runs on the cluster)
+    shares: list[tuple[float, int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -431,7 +467,9 @@ class MachineEstimate:
 
 @dataclass
 class HostedPrice:
-    """What a service asks for a million tokens of its batch API, in USD, at its list price of a date."""
+    """What a service asks for a million tokens of its batch API, in USD, at its list price of a
+    date.
+    """
 
     model: str
     input: float

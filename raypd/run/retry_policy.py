@@ -1,7 +1,9 @@
-"""What becomes of a unit whose worker process dies: it is bisected until the document that kills is found. After a
-death it is alone in its worker and goes in groups, with a checkpoint on storage (the group's rows) before each: those
-are the suspects of the next death, and are divided again. A document that was alone when its process died becomes an
-error row, so 256 documents cost three deaths a culprit. Deaths are counted on storage: they outlive the driver."""
+"""What becomes of a unit whose worker process dies: it is bisected until the document that kills is
+found. After a death it is alone in its worker and goes in groups, with a checkpoint on storage (the
+group's rows) before each: those are the suspects of the next death, and are divided again. A
+document that was alone when its process died becomes an error row, so 256 documents cost three
+deaths a culprit. Deaths are counted on storage: they outlive the driver.
+"""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -22,8 +24,10 @@ class Attempt:
     number: int = 1  # of the attempts that counted
     deaths: int = 0  # worker processes that died of it
     blind: int = 0  # of these, those that left no checkpoint though they should
-    suspects: tuple[int, ...] | None = None  # rows of the checkpoint at the last death; None: not known
-    quarantined: dict[int, int] = field(default_factory=dict)  # row -> how many of the deaths it explains
+    # Rows of the checkpoint at the last death; None: not known.
+    suspects: tuple[int, ...] | None = None
+    # Row -> how many of the deaths it explains.
+    quarantined: dict[int, int] = field(default_factory=dict)
 
     @property
     def bisecting(self) -> bool:
@@ -31,7 +35,9 @@ class Attempt:
         return self.deaths > 0
 
     def groups(self, rows: Sequence[int]) -> list[list[int]]:
-        """The rows in the order and in the groups in which they are decoded: suspects first, then all others."""
+        """The rows in the order and in the groups in which they are decoded: suspects first, then
+        all others.
+        """
         remaining = [row for row in rows if row not in self.quarantined]
         if not self.bisecting:
             return [remaining]
@@ -39,26 +45,41 @@ class Attempt:
         suspects = [row for row in remaining if row in suspected] or remaining
         size = -(-len(suspects) // _PARTS) or 1
         groups = [suspects[start : start + size] for start in range(0, len(suspects), size)]
-        unsuspected = [row for row in remaining if row not in suspected] if len(suspects) < len(remaining) else []
+        unsuspected = (
+            [row for row in remaining if row not in suspected]
+            if len(suspects) < len(remaining)
+            else []
+        )
         return [*groups, unsuspected] if unsuspected else groups
 
     def after_death(self, checkpoint: Sequence[int]) -> "Attempt | None":
-        """The next attempt; None: the unit is given up. checkpoint: the rows of the last one, none without one."""
+        """The next attempt; None: the unit is given up. checkpoint: the rows of the last one, none
+        without one.
+        """
         rows = tuple(checkpoint) if self.bisecting else ()
         deaths = self.deaths + 1
         blind = self.blind + (self.bisecting and not rows)
         if deaths >= _MOST_DEATHS or blind >= _MOST_BLIND:
             return None
-        after = replace(self, number=self.number + 1, deaths=deaths, blind=blind, suspects=rows or None)
+        after = replace(
+            self, number=self.number + 1, deaths=deaths, blind=blind, suspects=rows or None
+        )
         unexplained = deaths - sum(self.quarantined.values())
         if len(rows) == 1 and unexplained >= _LEAST_DEATHS:
-            return replace(after, quarantined={**self.quarantined, rows[0]: unexplained}, suspects=None)
+            return replace(
+                after, quarantined={**self.quarantined, rows[0]: unexplained}, suspects=None
+            )
         return after
 
     def reason(self, row: int, failure_reason: str | None) -> str:
-        """Why a quarantined row has no answer; `failure_reason`: what the unit's last worker wrote, if anything."""
+        """Why a quarantined row has no answer; `failure_reason`: what the unit's last worker wrote,
+        if anything.
+        """
         lines = (failure_reason or "").strip().splitlines()
-        return f"killed its worker process {self.quarantined[row]} times{f': {lines[-1]}' if lines else ''}"
+        return (
+            f"killed its worker process {self.quarantined[row]} "
+            f"times{f': {lines[-1]}' if lines else ''}"
+        )
 
 
 @dataclass
@@ -75,15 +96,20 @@ class AttemptRecord:
 class UnitLog:
     """The attempts at the units of a run, on storage, as a worker process reads and writes them."""
 
-    def __init__(self, output: str, session: str, node: str, process: str, is_alive: Callable[[str], bool]) -> None:
+    def __init__(
+        self, output: str, session: str, node: str, process: str, is_alive: Callable[[str], bool]
+    ) -> None:
         self.output, self.session, self.node, self.process = output, session, node, process
         self._is_alive = is_alive
 
     def next(self, unit: str) -> tuple[Attempt | None, bool]:
-        """The next attempt (None: the unit is given up), and whether the last one's process died. Raises OSError. A
-        process that ended with its node or with its session blames no document."""
+        """The next attempt (None: the unit is given up), and whether the last one's process died.
+
+        Raises OSError. A process that ended with its node or with its session blames no document.
+        """
         path = attempts_path(self.output, unit)
-        if not storage.exists(path):  # as for nearly every unit: an answer without a body, which nothing can cut
+        # As for nearly every unit: an answer without a body, which nothing can cut.
+        if not storage.exists(path):
             return Attempt(), False
         try:
             last = records.read(AttemptRecord, path)
@@ -99,17 +125,27 @@ class UnitLog:
         return following, True
 
     def begin(self, unit: str, attempt: Attempt, group: Sequence[int] = ()) -> None:
-        """Writes down that this process makes an attempt, or goes on with a group of its rows. Raises OSError."""
+        """Writes down that this process makes an attempt, or goes on with a group of its rows.
+
+        Raises OSError.
+        """
         record = AttemptRecord(attempt, self.session, self.node, self.process, tuple(group))
         records.write(attempts_path(self.output, unit), record, indent=None)
 
     def end(self, unit: str, attempt: Attempt | None = None) -> None:
-        """No process is at the unit any more. attempt: the one to go on with; None: the unit is done."""
-        with contextlib.suppress(OSError):  # the worst that comes of it is an attempt that counts as a death
+        """No process is at the unit any more. attempt: the one to go on with; None: the unit is
+        done.
+        """
+        # The worst that comes of it is an attempt that counts as a death.
+        with contextlib.suppress(OSError):
             if attempt is None:
                 storage.delete(attempts_path(self.output, unit))
             else:
-                records.write(attempts_path(self.output, unit), AttemptRecord(attempt, "", "", ""), indent=None)
+                records.write(
+                    attempts_path(self.output, unit),
+                    AttemptRecord(attempt, "", "", ""),
+                    indent=None,
+                )
 
 
 def attempts_path(output: str, unit: str) -> str:

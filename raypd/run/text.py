@@ -11,8 +11,18 @@ Show = Callable[[float], str]  # a figure as people read it
 Say = Callable[[str], None]  # tells the user a line
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _MARKS = 4  # accents on one letter
-# Characters that change what stands around them: directions of writing, and separators that end a line of a script.
-_TURNING = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C, 0x2028, 0x2029, 0xFEFF}
+# Characters that change what stands around them: directions of writing, and separators that end a
+# line of a script.
+_TURNING = {
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+    0x200E,
+    0x200F,
+    0x061C,
+    0x2028,
+    0x2029,
+    0xFEFF,
+}
 
 
 def count(value: float) -> str:
@@ -54,7 +64,9 @@ def cost(value: float) -> str:
 
 
 def share(part: float, total: float) -> str:
-    """A percentage that never rounds something to 0% or not all to 100%; NONE for a total that is not above 0."""
+    """A percentage that never rounds something to 0% or not all to 100%; NONE for a total that is
+    not above 0.
+    """
     if total <= 0:
         return NONE
     value = 100 * part / total
@@ -89,7 +101,9 @@ def iso(seconds: float | None = None) -> str:
 
 
 def clean(value: object, limit: int = 0) -> str:
-    """Foreign text, control and direction characters made visible, cut after `limit` (0: never); no HTML escaping."""
+    """Foreign text, control and direction characters made visible, cut after `limit` (0: never); no
+    HTML escaping.
+    """
     text = str(value)
     if limit and len(text) > limit:
         text = f"{text[:limit]}… ({count(len(text))} characters)"
@@ -97,16 +111,22 @@ def clean(value: object, limit: int = 0) -> str:
     for c in text:
         marks = marks + 1 if unicodedata.combining(c) else 0
         if marks <= _MARKS:  # more of them would cover the lines above
-            harmless = c in "\n\t" or (unicodedata.category(c) not in ("Cc", "Cs", "Cn") and ord(c) not in _TURNING)
+            harmless = c in "\n\t" or (
+                unicodedata.category(c) not in ("Cc", "Cs", "Cn") and ord(c) not in _TURNING
+            )
             out += c if harmless else f"\\u{ord(c):04x}"
     return out
 
 
 def one_line(value: object, limit: int = 0) -> str:
-    """As `clean`, and line ends and tabs visible too: an id must not look like lines of raypd's own."""
+    """As `clean`, and line ends and tabs visible too: an id must not look like lines of raypd's
+    own.
+    """
     return clean(value, limit).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def said(value: object) -> str:
-    """A message as it may stand on a terminal and in a log: as `clean`, and without secrets (by their form)."""
+    """A message as it may stand on a terminal and in a log: as `clean`, and without secrets (by
+    their form).
+    """
     return clean(redact(str(value)))

@@ -1,4 +1,6 @@
-"""A unit of work, committed as one and once: its id is a pure function of what is read and of the fingerprint."""
+"""A unit of work, committed as one and once: its id is a pure function of what is read and of the
+fingerprint.
+"""
 
 import hashlib
 import re
@@ -19,9 +21,11 @@ class Part:
     size: int
     format: str
     compression: str | None
-    start: int = 0  # bytes in uncompressed JSONL (lines that begin there) and in a CSV's text, else rows
+    # Bytes in uncompressed JSONL (lines that begin there) and in a CSV's text, else rows.
+    start: int = 0
     end: int = 0
-    expected: int = 0  # documents: counted where `exact`, else estimated from the object's first lines
+    # Documents: counted where `exact`, else estimated from the object's first lines.
+    expected: int = 0
     exact: bool = True
     bytes: int = 0  # that the range takes of the object as stored
     line: int = 1  # of CSV: on which the range begins, from 1
@@ -38,18 +42,26 @@ class Unit:
 
     id: str
     parts: tuple[Part, ...]
-    damaged: str | None = None  # why the object cannot be read: the plan lists such a unit, nobody works on it
-    only: tuple[int, ...] | None = None  # numbers of the wanted documents in it (from 0, in order); None: all
+    # Why the object cannot be read: the plan lists such a unit, nobody works on it.
+    damaged: str | None = None
+    # Numbers of the wanted documents in it (from 0, in order); None: all.
+    only: tuple[int, ...] | None = None
 
     @property
     def rows(self) -> int | None:
         """Documents in it; None where only reading it can tell."""
-        return self.expected if self.only is not None or all(part.exact for part in self.parts) else None
+        return (
+            self.expected
+            if self.only is not None or all(part.exact for part in self.parts)
+            else None
+        )
 
     @property
     def expected(self) -> int:
         """Documents in it, counted or estimated."""
-        return len(self.only) if self.only is not None else sum(part.expected for part in self.parts)
+        return (
+            len(self.only) if self.only is not None else sum(part.expected for part in self.parts)
+        )
 
     @property
     def bytes(self) -> int:

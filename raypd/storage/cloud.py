@@ -1,5 +1,7 @@
-"""Google's and Azure's storage (gs://, az://, abfss://) through obstore, under the promises of S3; see `Storage`.
-Credentials are those that obstore finds in the environment or gets from the machine's identity."""
+"""Google's and Azure's storage (gs://, az://, abfss://) through obstore, under the promises of S3;
+see `Storage`. Credentials are those that obstore finds in the environment or gets from the
+machine's identity.
+"""
 
 import contextlib
 import re
@@ -22,7 +24,10 @@ def split(path: str) -> tuple[str, str]:
     if match := _SHAPE.fullmatch(path):
         return match[1], match[2] or ""
     try:
-        shapes = "gs://bucket/prefix, az://container/prefix or abfss://container@account.dfs.core.windows.net/prefix"
+        shapes = (
+            "gs://bucket/prefix, az://container/prefix or "
+            "abfss://container@account.dfs.core.windows.net/prefix"
+        )
         raise InputError(f"{without_credentials(path)}: write {shapes}")
     except ValueError as error:
         raise InputError(str(error)) from None
@@ -33,7 +38,9 @@ class CloudReader(RangeReader):
         condition = {"if_match": f'"{self.version}"'} if self.version else {}
         try:
             with self._client.opened(self.path, "read") as (obstore, store, key):
-                answer = obstore.get(store, key, options={"range": (begin, begin + length), **condition})
+                answer = obstore.get(
+                    store, key, options={"range": (begin, begin + length), **condition}
+                )
                 data, current = answer.bytes().to_bytes(), answer.meta
         except StorageError as error:
             if " 416 " not in str(error):
@@ -65,7 +72,9 @@ class CloudStore(ObjectStore):
         return None
 
     def objects(self, prefix: str) -> Iterator[Object]:
-        """What begins with a prefix; the folder that it lies in is listed, as obstore asks for whole names."""
+        """What begins with a prefix; the folder that it lies in is listed, as obstore asks for
+        whole names.
+        """
         bucket, key = split(prefix)
         with self.opened(prefix, "list") as (obstore, store, _):
             for page in obstore.list(store, key.rpartition("/")[0] or None):
@@ -109,18 +118,24 @@ class CloudStore(ObjectStore):
         return _stamp(current) == version and self.put_new(path, data, mode)
 
     def delete(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError), self.opened(path, "delete") as (obstore, store, key):
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self.opened(path, "delete") as (obstore, store, key),
+        ):
             obstore.delete(store, key)
 
     @contextlib.contextmanager
     def opened(self, path: str, action: str) -> Iterator[tuple[Any, Any, str]]:
-        """obstore, the store and the key of a path; obstore's errors become FileNotFoundError, Changed, StorageError or
-        Unavailable. action: what the credentials must allow."""
+        """obstore, the store and the key of a path; obstore's errors become FileNotFoundError,
+        Changed, StorageError or Unavailable. action: what the credentials must allow.
+        """
         bucket, key = split(path)
         try:
             import obstore
         except ImportError:
-            raise ConfigError(f"{path} needs the package obstore: pip install 'raypd[cloud]'") from None
+            raise ConfigError(
+                f"{path} needs the package obstore: pip install 'raypd[cloud]'"
+            ) from None
         errors = obstore.exceptions
         try:
             if bucket not in self._stores:
@@ -135,12 +150,20 @@ class CloudStore(ObjectStore):
         from obstore import store
 
         settings, hour = self.settings, timedelta(hours=1)
-        connect, read = timedelta(seconds=settings.connect_timeout), timedelta(seconds=settings.read_timeout)
+        connect, read = (
+            timedelta(seconds=settings.connect_timeout),
+            timedelta(seconds=settings.read_timeout),
+        )
         return cast(Any, store.from_url)(
             bucket,
             config={"skip_signature": True} if settings.anonymous else None,
             # http: for an emulator that the environment names.
-            client_options={"connect_timeout": connect, "read_timeout": read, "timeout": hour, "allow_http": True},
+            client_options={
+                "connect_timeout": connect,
+                "read_timeout": read,
+                "timeout": hour,
+                "allow_http": True,
+            },
             retry_config={"max_retries": settings.max_attempts - 1, "retry_timeout": hour},
         )
 
@@ -156,19 +179,32 @@ def _object(path: str, prefix: str, item: Any) -> Object:
 def _explained(error: Exception, path: str, action: str) -> Exception:
     """An error in words; never its body or query, in which a token may stand."""
     text = str(error)
-    status, code = (re.search(p, text) for p in (r"status code: (\d{3}) ?([^:\n]*)", r"<Code>(\w+)</Code>"))
-    number, said = (int(status[1]), f"{status[1]} {code[1] if code else status[2]} ") if status else (0, "")
+    status, code = (
+        re.search(p, text) for p in (r"status code: (\d{3}) ?([^:\n]*)", r"<Code>(\w+)</Code>")
+    )
+    number, said = (
+        (int(status[1]), f"{status[1]} {code[1] if code else status[2]} ") if status else (0, "")
+    )
     if re.search(r"NoSuchBucket|ContainerNotFound|bucket does not exist", text):
         return StorageError(f"{path}: there is no {split(path)[0]}; check the name and the account")
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{path}: no such object")
     if _NOBODY.search(text):
-        names = "GOOGLE_APPLICATION_CREDENTIALS" if path.startswith("gs://") else "AZURE_STORAGE_ACCOUNT_NAME and _KEY"
-        return Unavailable(f"{path}: {said}the store refuses these credentials: renew them, or set {names} "
-                           "(docs/storage.md); the same command resumes")  # fmt: skip
+        names = (
+            "GOOGLE_APPLICATION_CREDENTIALS"
+            if path.startswith("gs://")
+            else "AZURE_STORAGE_ACCOUNT_NAME and _KEY"
+        )
+        return Unavailable(
+            f"{path}: {said}the store refuses these credentials: renew them, or set {names} "
+            "(docs/storage.md); the same command resumes"
+        )
     passes, reason = number in (408, 429) or number >= 500, f"the store answered {said}to {action}"
     if number == 403:
-        reason = f"forbidden: the credentials must allow to {action} here (the store says: {said.strip()})"
+        reason = (
+            f"forbidden: the credentials must allow to {action} here (the store says: "
+            f"{said.strip()})"
+        )
     elif not status:
         reason = re.sub(r"\?\S+", "", text.split("\n\nDebug source")[0]).strip()
         passes = "HTTP error" in reason or "Error performing" in reason

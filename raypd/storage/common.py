@@ -12,10 +12,22 @@ from raypd.errors import InputError, RunError, did_you_mean
 SINCE_PLANNED = "since it was planned"  # in every reason why a file is not the one that was planned
 # `**` as a whole part, a set of characters within a part, any other character.
 _TOKEN = re.compile(r"(?<![^/])\*\*(?:/|$)|\[!?\]?[^]/]*\]|.", re.DOTALL)
-# Errors about one file; all others (EIO, ESTALE, EMFILE, ENOSPC, ...) are about disk, mount or machine.
+# Errors about one file; all others (EIO, ESTALE, EMFILE, ENOSPC, ...) are about disk, mount or
+# machine.
 _OF_THE_FILE = frozenset(
     getattr(errno, name)
-    for name in ("ENOENT", "EACCES", "EPERM", "EISDIR", "ENOTDIR", "ENAMETOOLONG", "ELOOP", "EINVAL", "ENXIO", "ESPIPE")
+    for name in (
+        "ENOENT",
+        "EACCES",
+        "EPERM",
+        "EISDIR",
+        "ENOTDIR",
+        "ENAMETOOLONG",
+        "ELOOP",
+        "EINVAL",
+        "ENXIO",
+        "ESPIPE",
+    )
 )
 
 
@@ -28,11 +40,15 @@ class Object:
 
 
 class StorageError(OSError, RunError):
-    """A store refused, did not answer or is not what it should be; the text says where and what to do."""
+    """A store refused, did not answer or is not what it should be; the text says where and what to
+    do.
+    """
 
 
 class Unavailable(StorageError):
-    """A store that is out of reach, overloaded, or lets this caller in nowhere: never to be taken for damage."""
+    """A store that is out of reach, overloaded, or lets this caller in nowhere: never to be taken
+    for damage.
+    """
 
 
 class Changed(StorageError):
@@ -43,7 +59,9 @@ class Changed(StorageError):
 
 
 def outage(error: BaseException, path: str) -> Unavailable | None:
-    """Unavailable for an error about storage as a whole; None: about the file (refused, missing, damaged)."""
+    """Unavailable for an error about storage as a whole; None: about the file (refused, missing,
+    damaged).
+    """
     if isinstance(error, Unavailable):
         return error
     if isinstance(error, StorageError) or not isinstance(error, OSError):
@@ -61,7 +79,9 @@ def literal(glob: str) -> str:
 
 
 def choose(items: Iterable[Object], glob: str | None) -> Generator[Object, None, bool | None]:
-    """The listed files that a glob matches, without hidden ones; returns whether any was listed if none is chosen."""
+    """The listed files that a glob matches, without hidden ones; returns whether any was listed if
+    none is chosen.
+    """
     matcher = pattern(glob) if glob is not None else None
     listed = matched = False
     for item in items:
@@ -74,7 +94,9 @@ def choose(items: Iterable[Object], glob: str | None) -> Generator[Object, None,
 
 
 def find_objects(client: Any, path: str) -> Iterator[Object]:
-    """`Storage.find` on an object store: `single` this path, `objects` of a prefix, `beside` names in a folder."""
+    """`Storage.find` on an object store: `single` this path, `objects` of a prefix, `beside` names
+    in a folder.
+    """
     try:
         if not path.endswith("/") and (item := client.single(path)) is not None:
             yield item
@@ -88,10 +110,16 @@ def find_objects(client: Any, path: str) -> Iterator[Object]:
             return
         if glob is not None:
             empty = any(prefix.split("/", 3)[3:]) and not listed
-            raise InputError(f"{path}: no object matches" + (f"; none is under {prefix} at all" if empty else ""))
+            raise InputError(
+                f"{path}: no object matches" + (f"; none is under {prefix} at all" if empty else "")
+            )
         if listed:
-            raise InputError(f"{path}: it holds only hidden objects (a part of their names begins with . or _)")
-        raise InputError(f"{path}: no such object, and none under it{_near(client, path.rstrip('/'))}")
+            raise InputError(
+                f"{path}: it holds only hidden objects (a part of their names begins with . or _)"
+            )
+        raise InputError(
+            f"{path}: no such object, and none under it{_near(client, path.rstrip('/'))}"
+        )
     except Unavailable:
         raise
     except (StorageError, FileNotFoundError) as error:
@@ -111,7 +139,9 @@ def _near(client: Any, path: str) -> str:
 
 
 def pattern(glob: str) -> re.Pattern[str]:
-    """A glob as a regular expression over whole paths: `*` and `?` stop at /, `**` as a whole part does not."""
+    """A glob as a regular expression over whole paths: `*` and `?` stop at /, `**` as a whole part
+    does not.
+    """
     return re.compile(_TOKEN.sub(_token, glob), re.DOTALL)
 
 

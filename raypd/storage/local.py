@@ -1,4 +1,7 @@
-"""Local folders, and file systems that all machines of a cluster share. See `Storage` for each function."""
+"""Local folders, and file systems that all machines of a cluster share.
+
+See `Storage` for each function.
+"""
 
 import contextlib
 import hashlib
@@ -15,17 +18,28 @@ from typing import BinaryIO
 from raypd.errors import InputError, did_you_mean
 from raypd.storage.common import Changed, Object, StorageError, choose, literal
 
-# Above this a file is known by size and time of change: every worker would have to read all of it for a hash.
+# Above this a file is known by size and time of change: every worker would have to read all of it
+# for a hash.
 _HASHED_BYTES = 64 << 20
 _TEMPORARY = ".tmp-"
 _STALE_SECONDS = 24 * 3600
 
 
 def local_path(path: str) -> Path:
-    """A path of the configuration as an absolute one. Raises InputError for a URI of another kind of storage."""
+    """A path of the configuration as an absolute one.
+
+    Raises InputError for a URI of another kind of storage.
+    """
     scheme, separator, remainder = path.partition("://")
     if separator and scheme != "file":
-        near = {"s3a": "s3", "s3n": "s3", "S3": "s3", "gcs": "gs", "abfs": "abfss", "azure": "az"}.get(scheme)
+        near = {
+            "s3a": "s3",
+            "s3n": "s3",
+            "S3": "s3",
+            "gcs": "gs",
+            "abfs": "abfss",
+            "azure": "az",
+        }.get(scheme)
         hint = f"; write {near}://" if near else "; give a local path, s3://, gs:// or az://"
         raise InputError(f"{path}: {scheme}:// is not a storage that raypd reads or writes{hint}")
     return Path(os.path.abspath(os.path.expanduser(remainder if separator else path)))
@@ -48,12 +62,18 @@ def find(path: str) -> Iterator[Object]:
     if listed is not None and glob is not None:
         raise InputError(f"{path}: no file matches{_missing(root)}")
     if listed is not None:
-        only = "only hidden files (a part of their names begins with . or _)" if listed else "no files"
+        only = (
+            "only hidden files (a part of their names begins with . or _)" if listed else "no files"
+        )
         raise InputError(f"{path}: the folder holds {only}")
 
 
 def walk(folder: str) -> Iterator[Object]:
-    return (item for item in _objects(local_path(folder)) if not os.path.basename(item.name).startswith(_TEMPORARY))
+    return (
+        item
+        for item in _objects(local_path(folder))
+        if not os.path.basename(item.name).startswith(_TEMPORARY)
+    )
 
 
 def _objects(root: Path, every: bool = False) -> Iterator[Object]:
@@ -77,7 +97,9 @@ def _stamp(status: os.stat_result) -> str:
 
 
 def _files(folder: Path, every: bool) -> Iterator[Path]:
-    """The files below a folder in the order of their parts; every: also pipes, links to nothing and to folders."""
+    """The files below a folder in the order of their parts; every: also pipes, links to nothing and
+    to folders.
+    """
     try:
         with os.scandir(folder) as scan:
             entries = sorted(scan, key=lambda e: e.name)
@@ -103,12 +125,16 @@ def _missing(folder: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    hint = did_you_mean(path.name, os.listdir(path.parent) if path.parent.is_dir() else [], path.parent.joinpath)
+    hint = did_you_mean(
+        path.name, os.listdir(path.parent) if path.parent.is_dir() else [], path.parent.joinpath
+    )
     return f"; {hint}" if hint else _missing(path.parent)
 
 
 def names(folder: str, kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:
-    """Names of what is of a kind right in a folder, hidden ones left out; none where there is no folder."""
+    """Names of what is of a kind right in a folder, hidden ones left out; none where there is no
+    folder.
+    """
     try:
         with os.scandir(local_path(folder)) as entries:
             return sorted(e.name for e in entries if not e.name.startswith(".") and kind(e))
@@ -117,7 +143,10 @@ def names(folder: str, kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:
 
 
 def open_read(path: str, offset: int, expected: str | None) -> BinaryIO:
-    """The bytes of a file from `offset` on. Raises OSError; Changed when it is not the version wanted."""
+    """The bytes of a file from `offset` on.
+
+    Raises OSError; Changed when it is not the version wanted.
+    """
     file = open(local_path(path), "rb", buffering=1 << 20)  # noqa: SIM115
     # Opened first: an open file stays as it is when the path is replaced.
     if expected is not None and version(path) != expected:
@@ -167,7 +196,8 @@ def put_new(path: str, data: bytes, private: bool) -> bool:
         except FileExistsError:
             return False
         except OSError:
-            # File systems without hard links: not safe against two writers at one instant, but never torn.
+            # File systems without hard links: not safe against two writers at one instant, but
+            # never torn.
             if os.path.exists(path):
                 return False
             os.rename(temporary, path)
@@ -199,10 +229,14 @@ def put(path: str, data: bytes, private: bool = False) -> None:
 
 @contextlib.contextmanager
 def _written(path: str, data: bytes, mode: int = 0o666) -> Iterator[str]:
-    """A temporary file of this content beside `path`, to be moved there; what stays of it is removed."""
+    """A temporary file of this content beside `path`, to be moved there; what stays of it is
+    removed.
+    """
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
-    temporary = os.path.join(folder, f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    temporary = os.path.join(
+        folder, f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    )
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
@@ -215,7 +249,8 @@ def _written(path: str, data: bytes, mode: int = 0o666) -> Iterator[str]:
         finally:
             os.close(handle)
     except OSError as error:
-        error.filename = error.filename or path  # "No space left on device" alone does not say which
+        # "No space left on device" alone does not say which.
+        error.filename = error.filename or path
         raise
     finally:  # a full disk must not be filled further by remains
         with contextlib.suppress(FileNotFoundError):
@@ -223,13 +258,21 @@ def _written(path: str, data: bytes, mode: int = 0o666) -> Iterator[str]:
 
 
 def clean_temporary(folder: str) -> int:
-    """Removes what dead writers left below a folder (their process is gone, or the file is a day old); how many."""
+    """Removes what dead writers left below a folder (their process is gone, or the file is a day
+    old); how many.
+    """
     removed = 0
     for path in local_path(folder).rglob(f"{_TEMPORARY}*"):
         host, _, process = path.name.removeprefix(_TEMPORARY).rpartition("-")[0].rpartition("-")
-        dead = host == socket.gethostname() and process.isdigit() and not os.path.exists(f"/proc/{process}")
+        dead = (
+            host == socket.gethostname()
+            and process.isdigit()
+            and not os.path.exists(f"/proc/{process}")
+        )
         with contextlib.suppress(FileNotFoundError):
-            if (dead and os.path.isdir("/proc")) or time.time() - path.stat().st_mtime > _STALE_SECONDS:
+            if (
+                dead and os.path.isdir("/proc")
+            ) or time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 path.unlink()
                 removed += 1
     return removed

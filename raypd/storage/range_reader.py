@@ -1,4 +1,6 @@
-"""What all object stores share, and a file-like view of one version of an object, read by ranges."""
+"""What all object stores share, and a file-like view of one version of an object, read by
+ranges.
+"""
 
 import contextlib
 import io
@@ -8,17 +10,22 @@ from typing import Any
 
 from raypd.storage.common import Changed, Object
 
-_FIRST = 1 << 20  # bytes of the first range read in sequence; each further one is twice as long, up to _MOST
+# Bytes of the first range read in sequence; each further one is twice as long, up to _MOST.
+_FIRST = 1 << 20
 _MOST = 8 << 20
 _LEAST_RANDOM = 64 << 10
 
 
 class RangeReader(io.RawIOBase):
-    """A file-like view of an object that never mixes two versions of it: every request names the one that it wants.
-    Raises Changed, FileNotFoundError, StorageError. version: the ETag to insist on; None: the one that the first answer
-    brings. ahead: read ahead, for reading in sequence. client: with `head`."""
+    """A file-like view of an object that never mixes two versions of it: every request names the
+    one that it wants. Raises Changed, FileNotFoundError, StorageError. version: the ETag to insist
+    on; None: the one that the first answer brings. ahead: read ahead, for reading in sequence.
+    client: with `head`.
+    """
 
-    def __init__(self, client: Any, path: str, version: str | None, size: int | None, ahead: bool) -> None:
+    def __init__(
+        self, client: Any, path: str, version: str | None, size: int | None, ahead: bool
+    ) -> None:
         self._client, self.path = client, path
         self._pinned, self.version = version is not None, version
         self._size = size
@@ -29,7 +36,9 @@ class RangeReader(io.RawIOBase):
 
     @abstractmethod
     def _fetch(self, begin: int, length: int) -> bytes:
-        """Bytes [begin, begin + length) as far as the object has them; sets `version` and, where it can, `_size`."""
+        """Bytes [begin, begin + length) as far as the object has them; sets `version` and, where it
+        can, `_size`.
+        """
 
     def readable(self) -> bool:
         return True
@@ -50,14 +59,18 @@ class RangeReader(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fills the buffer; less than all of it at the end of the object alone, as pyarrow takes it."""
+        """Fills the buffer; less than all of it at the end of the object alone, as pyarrow takes
+        it.
+        """
         view, filled = memoryview(buffer).cast("B"), 0
         while filled < len(view) and (self._size is None or self._position < self._size):
             index = self._position - self._begin
             if not 0 <= index < len(self._window):
                 self._begin, index = self._position, 0
                 try:
-                    self._window = self._fetch(self._position, max(len(view) - filled, self._ahead or _LEAST_RANDOM))
+                    self._window = self._fetch(
+                        self._position, max(len(view) - filled, self._ahead or _LEAST_RANDOM)
+                    )
                 except FileNotFoundError:
                     if self._pinned:
                         raise Changed(self.path) from None
@@ -90,7 +103,9 @@ class ObjectStore:
         """Pages of names right in a folder: of folders, and of objects."""
 
     def names(self, folder: str) -> list[str]:
-        return sorted(name for _, names in self.level(folder) for name in names if name and name[0] != ".")
+        return sorted(
+            name for _, names in self.level(folder) for name in names if name and name[0] != "."
+        )
 
     def folders(self, folder: str) -> list[str]:
         return sorted(name for names, _ in self.level(folder) for name in names)

@@ -1,4 +1,7 @@
-"""Objects on S3: listed, looked at, read by ranges, written under conditions. See `Storage` for each function."""
+"""Objects on S3: listed, looked at, read by ranges, written under conditions.
+
+See `Storage` for each function.
+"""
 
 import logging
 import random
@@ -42,13 +45,18 @@ class S3Reader(RangeReader):
                 break
             if attempt == attempts:
                 why = f"at byte {begin + len(data)} ({reason or 'the answer was too short'})"
-                raise Unavailable(f"{self.path}: the body broke off {attempts} times, the last time {why}")
+                raise Unavailable(
+                    f"{self.path}: the body broke off {attempts} times, the last time {why}"
+                )
             time.sleep(random.random() * min(_LONGEST_WAIT, 0.1 * 2**attempt))
         return bytes(data)
 
     def _get(self, begin: int, end: int) -> Any:
         """The answer to one ranged GET; None where the range lies behind the end."""
-        keys = {"Range": f"bytes={begin}-{end - 1}", **({"IfMatch": f'"{self.version}"'} if self.version else {})}
+        keys = {
+            "Range": f"bytes={begin}-{end - 1}",
+            **({"IfMatch": f'"{self.version}"'} if self.version else {}),
+        }
         with self._client.translated(self.path, "s3:GetObject"):
             try:
                 response = self._client.boto().get_object(**target(self.path), **keys)
@@ -58,7 +66,8 @@ class S3Reader(RangeReader):
                     return None
                 raise
         version = response["ETag"].strip('"')
-        if self.version is not None and version != self.version:  # a store that does not know If-Match
+        # A store that does not know If-Match.
+        if self.version is not None and version != self.version:
             response["Body"].close()
             raise Changed(self.path)
         self.version = version
@@ -69,7 +78,9 @@ class S3Reader(RangeReader):
             self._size = int(response["ContentLength"])
         else:
             response["Body"].close()
-            raise StorageError(f"{self.path}: the store does not answer requests for a range of bytes")
+            raise StorageError(
+                f"{self.path}: the store does not answer requests for a range of bytes"
+            )
         return response
 
 
@@ -94,26 +105,37 @@ class S3(S3Client, ObjectStore):
     def head(self, path: str) -> Object:
         with self.translated(path, "s3:GetObject"):
             answer = self.boto().head_object(**target(path))
-        return Object(path, path.rpartition("/")[2], answer["ContentLength"], answer["ETag"].strip('"'))
+        return Object(
+            path, path.rpartition("/")[2], answer["ContentLength"], answer["ETag"].strip('"')
+        )
 
     def single(self, path: str) -> Object | None:
         bucket, key = split(path)
         if not key:
             return None
-        with self.translated(path, "s3:ListBucket"):  # not HEAD: it needs another permission, and has no reason
+        # Not HEAD: it needs another permission, and has no reason.
+        with self.translated(path, "s3:ListBucket"):
             item = self.first(bucket, key)
         return _object(path, item) if item is not None and item["Key"] == key else None
 
     def objects(self, prefix: str) -> Iterator[Object]:
         for page in self._pages(prefix):
             # Keys that end in / are folders that some tools make.
-            yield from (_object(prefix, item) for item in page.get("Contents", []) if not item["Key"].endswith("/"))
+            yield from (
+                _object(prefix, item)
+                for item in page.get("Contents", [])
+                if not item["Key"].endswith("/")
+            )
 
     def _pages(self, path: str, **options: str) -> Iterator[dict[str, Any]]:
         """Of a thousand keys, of which one is held at a time."""
         bucket, prefix = split(path)
         with self.translated(path, "s3:ListBucket"):
-            yield from self.boto().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, **options)
+            yield from (
+                self.boto()
+                .get_paginator("list_objects_v2")
+                .paginate(Bucket=bucket, Prefix=prefix, **options)
+            )
 
     def level(self, folder: str) -> Iterator[tuple[list[str], list[str]]]:
         for page in self._pages(folder.rstrip("/") + "/", Delimiter="/"):
@@ -147,18 +169,28 @@ class S3(S3Client, ObjectStore):
                 except ClientError as error:
                     code = code_of(error)
                     if code in UNMET:
-                        # The SDK tries again when an answer is lost; then the first try was written.
-                        again = error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0) > 0 or attempt > 1
+                        # The SDK tries again when an answer is lost; then the first try was
+                        # written.
+                        again = (
+                            error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0) > 0
+                            or attempt > 1
+                        )
                         return again and self.holds(path, data)
                     if code in MISSING and "IfMatch" in condition:
                         return False
-                    if code not in ("ConditionalRequestConflict", "OperationAborted", "409") or attempt == _CONFLICTS:
+                    if (
+                        code not in ("ConditionalRequestConflict", "OperationAborted", "409")
+                        or attempt == _CONFLICTS
+                    ):
                         raise
                 time.sleep(0.2 * 2**attempt)
                 attempt += 1
 
     def _send(self, path: str, data: bytes, condition: dict[str, str]) -> None:
-        """One PUT, or a multipart upload whose completion carries the condition. Raises botocore's errors."""
+        """One PUT, or a multipart upload whose completion carries the condition.
+
+        Raises botocore's errors.
+        """
         boto, place = self.boto(), target(path)
         if len(data) <= MULTIPART_BYTES:
             boto.put_object(Body=data, **place, **condition)
@@ -170,7 +202,9 @@ class S3(S3Client, ObjectStore):
                 body = memoryview(data)[begin : begin + PART_BYTES].tobytes()
                 answer = boto.upload_part(Body=body, PartNumber=number, UploadId=upload, **place)
                 parts.append({"PartNumber": number, "ETag": answer["ETag"]})
-            boto.complete_multipart_upload(UploadId=upload, MultipartUpload={"Parts": parts}, **place, **condition)
+            boto.complete_multipart_upload(
+                UploadId=upload, MultipartUpload={"Parts": parts}, **place, **condition
+            )
         except BaseException:
             try:  # the parts that were sent cost money and show in no listing of objects
                 boto.abort_multipart_upload(UploadId=upload, **place)

@@ -1,4 +1,6 @@
-"""The connection to S3, made from the settings, and its errors in words (why boto3 and retries: docs/storage.md)."""
+"""The connection to S3, made from the settings, and its errors in words (why boto3 and retries:
+docs/storage.md).
+"""
 
 import contextlib
 import re
@@ -17,20 +19,41 @@ MISSING = ("NoSuchKey", "404", "NotFound")
 _FORBIDDEN = ("AccessDenied", "403", "Forbidden", "AllAccessDisabled")
 UNMET = ("PreconditionFailed", "412")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
-_UNKNOWN_CALLER = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidClientTokenId")
-_ELSEWHERE = ("PermanentRedirect", "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
+_UNKNOWN_CALLER = (
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "InvalidToken",
+    "InvalidClientTokenId",
+)
+_ELSEWHERE = (
+    "PermanentRedirect",
+    "301",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+)
 _BUSY = ("SlowDown", "ServiceUnavailable", "503", "429", "TooManyRequests", "RequestLimitExceeded")
-_UNREACHABLE = ("EndpointConnectionError", "ConnectionClosedError", "SSLError", "ProxyConnectionError")
+_UNREACHABLE = (
+    "EndpointConnectionError",
+    "ConnectionClosedError",
+    "SSLError",
+    "ProxyConnectionError",
+)
 _ADVICE = {
-    "NoCredentialsError": ": set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, storage.profile, an instance's role, or "
+    "NoCredentialsError": ": set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, storage.profile, an instance's "  # noqa: E501
+    "role, or "
     "storage.anonymous=true for a public bucket",
-    "ProfileNotFound": "; it is storage.profile or AWS_PROFILE", "NoRegionError": "; set storage.region",
+    "ProfileNotFound": "; it is storage.profile or AWS_PROFILE",
+    "NoRegionError": "; set storage.region",
     "InvalidRegionError": "; set storage.region",
-}  # fmt: skip
+}
 # What the SDK finds wrong with the settings or the name before it asks anybody.
 _BEFORE = (
-    "NoCredentialsError", "PartialCredentialsError", "NoRegionError", "InvalidRegionError", "ParamValidationError",
-)  # fmt: skip
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "NoRegionError",
+    "InvalidRegionError",
+    "ParamValidationError",
+)
 
 
 def split(path: str) -> tuple[str, str]:
@@ -41,7 +64,9 @@ def split(path: str) -> tuple[str, str]:
             without_credentials(path)
         except ValueError as error:
             raise InputError(str(error)) from None
-        raise InputError(f"{path}: {bucket!r} is not the name of a bucket; write s3://bucket/prefix")
+        raise InputError(
+            f"{path}: {bucket!r} is not the name of a bucket; write s3://bucket/prefix"
+        )
     return bucket, key
 
 
@@ -59,7 +84,9 @@ class BrokenOff(Unavailable):
 
 
 class S3Client:
-    """boto3's client under the settings of a configuration, made when it is first needed; for many threads."""
+    """boto3's client under the settings of a configuration, made when it is first needed; for many
+    threads.
+    """
 
     def __init__(self, settings: StorageConfig) -> None:
         self.settings = settings
@@ -83,10 +110,12 @@ class S3Client:
 
         settings = self.settings
         config = Config(
-            connect_timeout=settings.connect_timeout, read_timeout=settings.read_timeout,
-            retries={"mode": "standard", "total_max_attempts": settings.max_attempts}, max_pool_connections=32,
+            connect_timeout=settings.connect_timeout,
+            read_timeout=settings.read_timeout,
+            retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
+            max_pool_connections=32,
             signature_version=UNSIGNED if settings.anonymous else None,
-        )  # fmt: skip
+        )
         try:
             session = boto3.Session(profile_name=settings.profile, region_name=settings.region)
             client = session.client("s3", endpoint_url=settings.endpoint_url, config=config)
@@ -100,28 +129,44 @@ class S3Client:
         return client
 
     def object_store(self) -> dict[str, str]:
-        """The same settings and credentials for libraries on the Rust crate object_store, as deltalake."""
+        """The same settings and credentials for libraries on the Rust crate object_store, as
+        deltalake.
+        """
         settings, client = self.settings, self.boto()
         endpoint = client.meta.endpoint_url
         options = {
-            "aws_endpoint_url": endpoint, "aws_region": client.meta.region_name,
-            "aws_allow_http": str(endpoint.startswith("http://")).lower(), "aws_conditional_put": "etag",
+            "aws_endpoint_url": endpoint,
+            "aws_region": client.meta.region_name,
+            "aws_allow_http": str(endpoint.startswith("http://")).lower(),
+            "aws_conditional_put": "etag",
             "aws_skip_signature": str(settings.anonymous).lower(),
             "aws_request_payer": str(settings.requester_pays).lower(),
             "aws_server_side_encryption": settings.sse if settings.sse != "none" else None,
             "aws_sse_kms_key_id": settings.kms_key_id,
-        }  # fmt: skip
+        }
         if self._credentials is not None:
             credentials = self._credentials.get_frozen_credentials()
-            options |= {"aws_access_key_id": credentials.access_key, "aws_secret_access_key": credentials.secret_key}
+            options |= {
+                "aws_access_key_id": credentials.access_key,
+                "aws_secret_access_key": credentials.secret_key,
+            }
             options["aws_session_token"] = credentials.token
         return {name: value for name, value in options.items() if value}
 
     def _add_to_request(self, params: dict[str, Any], model: Any, **_: Any) -> None:
         settings = self.settings
-        extra = {"RequestPayer": "requester" if settings.requester_pays else None, "SSEKMSKeyId": settings.kms_key_id,
-                 "ServerSideEncryption": settings.sse if settings.sse != "none" else None}  # fmt: skip
-        params.update({key: value for key, value in extra.items() if value and key in model.input_shape.members})
+        extra = {
+            "RequestPayer": "requester" if settings.requester_pays else None,
+            "SSEKMSKeyId": settings.kms_key_id,
+            "ServerSideEncryption": settings.sse if settings.sse != "none" else None,
+        }
+        params.update(
+            {
+                key: value
+                for key, value in extra.items()
+                if value and key in model.input_shape.members
+            }
+        )
 
     def first(self, bucket: str, prefix: str) -> dict[str, Any] | None:
         """The first entry of a listing. Raises botocore's errors."""
@@ -130,7 +175,9 @@ class S3Client:
 
     @contextlib.contextmanager
     def translated(self, path: str, action: str) -> Iterator[None]:
-        """Raises botocore's errors as FileNotFoundError, StorageError or Unavailable. action: the permission needed."""
+        """Raises botocore's errors as FileNotFoundError, StorageError or Unavailable. action: the
+        permission needed.
+        """
         try:
             try:
                 yield
@@ -139,17 +186,23 @@ class S3Client:
         except BotoCoreError as error:
             kind = StorageError if type(error).__name__ in _BEFORE else Unavailable
             raise kind(f"{path}: {self._text(error)}") from None
-        except HTTPError as error:  # an answer's body that breaks off: botocore neither tries it again nor names it
+        # An answer's body that breaks off: botocore neither tries it again nor names it.
+        except HTTPError as error:
             raise BrokenOff(f"{path}: {self._text(error)}") from None
-        except RuntimeError as error:  # how botocore reports renewed credentials that have expired all the same
+        # How botocore reports renewed credentials that have expired all the same.
+        except RuntimeError as error:
             if "credentials" not in str(error).lower():
                 raise
-            text = f"{path}: {self._text(error)}; renew the credentials, and the same command resumes"
+            text = (
+                f"{path}: {self._text(error)}; renew the credentials, and the same command resumes"
+            )
             raise Unavailable(text) from None
 
     def _detailed(self, error: ClientError, path: str) -> ClientError:
-        """The reason behind an answer that names none, by a listing of that one key: an answer to HEAD has no body, and
-        a missing key is "forbidden" where s3:ListBucket is allowed only under a prefix, as in infra/iam."""
+        """The reason behind an answer that names none, by a listing of that one key: an answer to
+        HEAD has no body, and a missing key is "forbidden" where s3:ListBucket is allowed only under
+        a prefix, as in infra/iam.
+        """
         bucket, key = split(path)
         of_object = error.operation_name in ("HeadObject", "GetObject") and key
         if not of_object or code_of(error) not in (*_FORBIDDEN, "400"):
@@ -163,36 +216,59 @@ class S3Client:
         return ClientError({"Error": {"Code": "NoSuchKey"}}, error.operation_name)
 
     def _explained(self, error: ClientError, path: str, action: str) -> OSError:
-        """A refusal of the server as an error that says what to do; Unavailable where any object would fare alike."""
+        """A refusal of the server as an error that says what to do; Unavailable where any object
+        would fare alike.
+        """
         code, bucket = code_of(error), split(path)[0]
         address = f" at {self.settings.endpoint_url}" if self.settings.endpoint_url else ""
         message = self._scrubbed(str(error.response.get("Error", {}).get("Message", "")))
-        quote = f" (the store says: {message})" if message and message not in (code, "Forbidden", "Not Found") else ""
+        quote = (
+            f" (the store says: {message})"
+            if message and message not in (code, "Forbidden", "Not Found")
+            else ""
+        )
         metadata = error.response.get("ResponseMetadata", {})
         headers, tries = metadata.get("HTTPHeaders", {}), metadata.get("RetryAttempts", 0) + 1
         status = int(metadata.get("HTTPStatusCode", 0))
         if code == "NoSuchBucket":
-            return StorageError(f"{path}: there is no bucket {bucket!r}{address}; check name and storage.endpoint_url")
+            return StorageError(
+                f"{path}: there is no bucket {bucket!r}{address}; check name and "
+                "storage.endpoint_url"
+            )
         if code in UNMET:
             return Changed(path)
         if code in MISSING:
             return FileNotFoundError(f"{path}: no such object")
         if code in _ELSEWHERE or (code == "400" and headers.get("x-amz-bucket-region")):
-            region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
-            named, value = (f"region {region}", f"={region}") if region else ("another region", " to it")
-            return StorageError(f"{path}: the bucket {bucket!r} is in {named}: set storage.region{value}")
+            region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get(
+                "Region"
+            )
+            named, value = (
+                (f"region {region}", f"={region}") if region else ("another region", " to it")
+            )
+            return StorageError(
+                f"{path}: the bucket {bucket!r} is in {named}: set storage.region{value}"
+            )
         if code in _EXPIRED:
-            return Unavailable(f"{path}: the credentials have expired: renew them; the same command resumes{quote}")
+            return Unavailable(
+                f"{path}: the credentials have expired: renew them; the same command resumes{quote}"
+            )
         if code in _UNKNOWN_CALLER:
-            return Unavailable(f"{path}: the store{address} does not accept the credentials {self._whose()}{quote}")
+            return Unavailable(
+                f"{path}: the store{address} does not accept the credentials {self._whose()}{quote}"
+            )
         if code == "RequestTimeTooSkewed":
             return Unavailable(f"{path}: the clock of this machine is wrong; set it{quote}")
         if code in _FORBIDDEN:
-            return StorageError(f"{path}: forbidden: the credentials {self._whose()} need {action} here{quote}")
+            return StorageError(
+                f"{path}: forbidden: the credentials {self._whose()} need {action} here{quote}"
+            )
         if code == "InvalidObjectState":
             return StorageError(f"{path}: the object is archived; restore it first{quote}")
         if code in _BUSY or "Throttl" in code or status in (429, 503):
-            return Unavailable(f"{path}: the store is overloaded ({code}), still so at attempt {tries}{quote}")
+            return Unavailable(
+                f"{path}: the store is overloaded ({code}), still so at attempt {tries}{quote}"
+            )
         # 501 is a request that the store does not know, not one that it fails at.
         passes = code in ("InternalError", "RequestTimeout") or (status >= 500 and status != 501)
         kind = Unavailable if passes else StorageError

@@ -9,8 +9,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
-    """`map` in a pool of threads, in the order of the items, which are read as needed; the first error ends it."""
+def in_threads(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Iterator[Result]:
+    """`map` in a pool of threads, in the order of the items, which are read as needed; the first
+    error ends it.
+    """
     waiting: deque[Future[Result]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:

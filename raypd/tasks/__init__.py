@@ -10,7 +10,8 @@ from raypd.tasks.base import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# By kind, and imported when one is built: they bring torch. The columns of their rows are in `columns.SHAPES`.
+# By kind, and imported when one is built: they bring torch. The columns of their rows are in
+# `columns.SHAPES`.
 TASKS = {
     "extraction": "raypd.tasks.extraction:ExtractionTask",
     "question_answering": "raypd.tasks.question_answering:QuestionAnsweringTask",
@@ -19,16 +20,24 @@ TASKS = {
 
 
 def build_task(
-    config: RunConfig, tokenizer: "PreTrainedTokenizerBase", context_length: int, model: "PreTrainedModel | None" = None
+    config: RunConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    context_length: int,
+    model: "PreTrainedModel | None" = None,
 ) -> Task:
-    """The task that a configuration names; Medusa heads follow `model`'s device (None: they stay as they were saved).
-    Raises ConfigError where prompt and answer cannot fit `context_length` positions or a template or example cannot be
-    used; ModelError where the tokenizer lacks control tokens of the method, or its heads do not fit the model."""
+    """The task that a configuration names; Medusa heads follow `model`'s device (None: they stay as
+    they were saved). Raises ConfigError where prompt and answer cannot fit `context_length`
+    positions or a template or example cannot be used; ModelError where the tokenizer lacks control
+    tokens of the method, or its heads do not fit the model.
+    """
     return resolve_name(TASKS[config.task.kind])(config, tokenizer, context_length, model)
 
 
 def check_task(config: RunConfig) -> None:
-    """Makes the task out of the tokenizer alone, without context and heads, before a start. Raises as `build_task`."""
+    """Makes the task out of the tokenizer alone, without context and heads, before a start.
+
+    Raises as `build_task`.
+    """
     if config.model.has_weights and not REGISTRY[config.decoding.method].heads:
         task_alone(config)
 

@@ -1,4 +1,6 @@
-"""What may stand in an attribute's slot, as an automaton; its characters are the bytes of the text, as latin-1."""
+"""What may stand in an attribute's slot, as an automaton; its characters are the bytes of the text,
+as latin-1.
+"""
 
 import json
 from collections.abc import Sequence
@@ -8,20 +10,31 @@ from transformers import PreTrainedTokenizerBase
 
 from raypd.config import FORMATS, NUMBERS, Attribute
 from raypd.decoding.automata import BARE_TEXT, STRING, JsonObject, ListOf, joined
-from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf, OrNull, TransitionTable, Vocabulary, one_of
+from raypd.decoding.grammar import (
+    Automaton,
+    JsonString,
+    Number,
+    OneOf,
+    OrNull,
+    TransitionTable,
+    Vocabulary,
+    one_of,
+)
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks import pattern_table
 from raypd.tasks.prompting import encode
 from raypd.tasks.sandbox import Unfinished, run_once
 
-# In a slot thousands may be grouped, and a comma that no digit follows, a brace or the line's end closes it.
+# In a slot thousands may be grouped, and a comma that no digit follows, a brace or the line's end
+# closes it.
 _INTEGER_SLOT = r"-?(0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(,[0-9]{3}){1,5})(,[ \n\"}]|[}\n])"
 _ENDS = (", ", ",\n", ',"', ",}", "}", "\n")  # of one of some numbers, likewise
 # Unrolled: as an alternative under a star the same language takes xgrammar milliseconds a token.
 _JSON_STRING = r'"[^"\\\x00-\x1f]*(\\(["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"'
 _JSON_NUMBER = NUMBERS["number"] + r"([eE][+-]?[0-9]+)?"
 _PATTERNS = {"text": _JSON_STRING, **NUMBERS}
-_OURS = frozenset({_INTEGER_SLOT, _JSON_NUMBER, *_PATTERNS.values(), *FORMATS.values()})  # ready in milliseconds
+# Ready in milliseconds.
+_OURS = frozenset({_INTEGER_SLOT, _JSON_NUMBER, *_PATTERNS.values(), *FORMATS.values()})
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
@@ -34,8 +47,10 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
 
 
 def automaton_of(attribute: Attribute, bare: bool = False) -> Automaton:
-    """The automaton of an attribute's slot; of a text, `bare`, without quotes. Raises ValueError where its pattern
-    cannot be used."""
+    """The automaton of an attribute's slot; of a text, `bare`, without quotes.
+
+    Raises ValueError where its pattern cannot be used.
+    """
     null = attribute.nullable
     if attribute.many:
         return OrNull(ListOf(_item(attribute), attribute.max_items, attribute.min_items or 0), null)
@@ -43,21 +58,33 @@ def automaton_of(attribute: Attribute, bare: bool = False) -> Automaton:
         return BARE_TEXT if bare else JsonString()
     if attribute.values and attribute.type != "enum":
         numbers = one_of([value + end for value in attribute.values for end in _ENDS])
-        whole = {reduce(numbers.next, value + end, 0) for value in attribute.values for end in ("", ",")}
-        return OrNull(TransitionTable(numbers.table, numbers.finals, standing=whole | numbers.finals), null)
+        whole = {
+            reduce(numbers.next, value + end, 0) for value in attribute.values for end in ("", ",")
+        }
+        return OrNull(
+            TransitionTable(numbers.table, numbers.finals, standing=whole | numbers.finals), null
+        )
     if attribute.type == "number":
         return Number()
     if attribute.type == "integer":
         table, finals = _edges(_INTEGER_SLOT)
-        return OrNull(TransitionTable(table, finals, standing=set(range(len(table))) - {0, table[0]["-"]}), null)
+        return OrNull(
+            TransitionTable(table, finals, standing=set(range(len(table))) - {0, table[0]["-"]}),
+            null,
+        )
     if attribute.type in ("boolean", "enum"):
         return OneOf([*map(_as_bytes, _words(attribute)), *["null"] * null])
     return OrNull(_item(attribute), null)
 
 
 def record_pattern(attributes: Sequence[Attribute]) -> str:
-    """What stands behind an object's opening brace and newline, as a regular expression: one member a line."""
-    members = (f"{_literal(json.dumps(a.name, ensure_ascii=False))}: {_value_pattern(a)}" for a in attributes)
+    """What stands behind an object's opening brace and newline, as a regular expression: one member
+    a line.
+    """
+    members = (
+        f"{_literal(json.dumps(a.name, ensure_ascii=False))}: {_value_pattern(a)}"
+        for a in attributes
+    )
     return ",\n".join(members) + "\n\\}"
 
 
@@ -67,7 +94,10 @@ def _value_pattern(attribute: Attribute) -> str:
     elif attribute.type in _PATTERNS:
         item = _PATTERNS[attribute.type]
     elif attribute.type == "rows":
-        cells = (f"{_literal(json.dumps(c.name, ensure_ascii=False))}: {_value_pattern(c)}" for c in attribute.columns)
+        cells = (
+            f"{_literal(json.dumps(c.name, ensure_ascii=False))}: {_value_pattern(c)}"
+            for c in attribute.columns
+        )
         item = rf"\{{{', '.join(cells)}\}}"
     else:
         item = f'"({str(attribute.regex).removeprefix("^").removesuffix("$")})"'
@@ -83,7 +113,10 @@ def _literal(text: str) -> str:
 
 
 def json_object(pattern: str | None) -> Automaton:
-    """A JSON object: one that a pattern describes, or any. Raises ValueError where the pattern cannot be used."""
+    """A JSON object: one that a pattern describes, or any.
+
+    Raises ValueError where the pattern cannot be used.
+    """
     if pattern is None:
         scalars = [TransitionTable(*_edges(_JSON_NUMBER)), one_of(["true", "false", "null"])]
         return JsonObject(TransitionTable(*_edges(_JSON_STRING)), scalars)
@@ -114,13 +147,19 @@ def _cell(column: Attribute) -> TransitionTable:
         return value
     null, first = one_of(["null"]), len(value.table)
     after = [{char: state + first for char, state in row.items()} for row in null.table]
-    return TransitionTable([{**value.table[0], **after[0]}, *value.table[1:], *after], [*value.finals, first + 4])
+    return TransitionTable(
+        [{**value.table[0], **after[0]}, *value.table[1:], *after], [*value.finals, first + 4]
+    )
 
 
 def _words(attribute: Attribute) -> list[str]:
     if attribute.type == "boolean":
         return ["true", "false"]
-    return [f'"{value}"' for value in attribute.values] if attribute.type == "enum" else attribute.values
+    return (
+        [f'"{value}"' for value in attribute.values]
+        if attribute.type == "enum"
+        else attribute.values
+    )
 
 
 def _as_bytes(text: str) -> str:
@@ -128,8 +167,14 @@ def _as_bytes(text: str) -> str:
 
 
 def _quoted(pattern: str) -> tuple[pattern_table.Edges, list[int]]:
-    """A JSON string of a pattern's values that have no quote, backslash or control character: all need no escape."""
-    bare = pattern.removeprefix("^").removesuffix("$") if not pattern.endswith("\\$") else pattern.removeprefix("^")
+    """A JSON string of a pattern's values that have no quote, backslash or control character: all
+    need no escape.
+    """
+    bare = (
+        pattern.removeprefix("^").removesuffix("$")
+        if not pattern.endswith("\\$")
+        else pattern.removeprefix("^")
+    )
     table, finals = _edges(bare, without='"\\' + "".join(map(chr, range(32))))
     end = len(table) + 1
     moved = [{char: after + 1 for char, after in row.items()} for row in table]
@@ -140,7 +185,10 @@ def _quoted(pattern: str) -> tuple[pattern_table.Edges, list[int]]:
 
 @lru_cache(64)
 def _edges(pattern: str, without: str = "") -> tuple[pattern_table.Edges, list[int]]:
-    """(transitions, final states) of a regular expression, as `table_of`. Raises ValueError where it cannot be used."""
+    """(transitions, final states) of a regular expression, as `table_of`.
+
+    Raises ValueError where it cannot be used.
+    """
     if pattern in _OURS:
         return pattern_table.table_of(pattern, without)
     try:
@@ -148,10 +196,17 @@ def _edges(pattern: str, without: str = "") -> tuple[pattern_table.Edges, list[i
     except Unfinished as unfinished:
         reason, table, finals = str(unfinished), [], []
     if reason:
-        raise ValueError(f"the pattern {_shown(pattern)} cannot be decoded: {reason.partition('. This may')[0]}")
+        raise ValueError(
+            f"the pattern {_shown(pattern)} cannot be decoded: {reason.partition('. This may')[0]}"
+        )
     if reason is not None:
-        advice = "say [0-9A-Za-z] in place of \\w and ., and + with max_length in place of a range of repetitions"
-        raise ValueError(f"the pattern {_shown(pattern)} is too large to be ready in a few seconds: {advice}")
+        advice = (
+            "say [0-9A-Za-z] in place of \\w and ., and + with max_length in place of a range "
+            "of repetitions"
+        )
+        raise ValueError(
+            f"the pattern {_shown(pattern)} is too large to be ready in a few seconds: {advice}"
+        )
     return table, finals
 
 

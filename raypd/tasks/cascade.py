@@ -1,4 +1,6 @@
-"""A cascade: of the documents that the first model is not sure of a second is asked, for the unsure values."""
+"""A cascade: of the documents that the first model is not sure of a second is asked, for the unsure
+values.
+"""
 
 import json
 import math
@@ -25,7 +27,9 @@ class SecondProgram:
 class Cascade:
     """The task of a run with a second model."""
 
-    def __init__(self, first: Task, second: Task, config: RunConfig, second_sampling: Any = None) -> None:
+    def __init__(
+        self, first: Task, second: Task, config: RunConfig, second_sampling: Any = None
+    ) -> None:
         self.first, self.second, self.second_sampling = first, second, second_sampling
         self.settings, self.categories = config.cascade, config.extraction.categories
 
@@ -37,7 +41,9 @@ class Cascade:
 
 @dataclass
 class _Group:
-    """Documents of which a share may go to the second model. unsure: the first model's records, not passed on yet."""
+    """Documents of which a share may go to the second model. unsure: the first model's records, not
+    passed on yet.
+    """
 
     documents: int
     unanswered: int
@@ -45,7 +51,9 @@ class _Group:
 
 
 class _Answers:
-    """The first model's answers to the documents of one plan, until it is known which of them the second is asked."""
+    """The first model's answers to the documents of one plan, until it is known which of them the
+    second is asked.
+    """
 
     def __init__(self, cascade: Cascade, documents: Sequence[Document]) -> None:
         self.cascade = cascade
@@ -76,7 +84,9 @@ class _Answers:
         """Asks the second model of the least sure documents of a group; the other records stand."""
         settings = self.cascade.settings
         most = math.ceil(settings.share * group.documents - 1e-9)  # 0.07 * 100 is a little over 7
-        ranked = sorted(group.unsure, key=lambda r: (-doubt(r.columns["values"], settings.under), r.index))
+        ranked = sorted(
+            group.unsure, key=lambda r: (-doubt(r.columns["values"], settings.under), r.index)
+        )
         group.unsure = []
         out: list[Request | Record] = [marked(record) for record in ranked[most:]]
         for record in ranked[:most]:
@@ -97,7 +107,11 @@ class _Answers:
                 out.append(merged(record, item, category, cascade.settings.under))
             else:
                 program = SecondProgram(item.program)
-                out.append(item.then(take, program=program, sampling=cascade.second_sampling, billed=SECOND))
+                out.append(
+                    item.then(
+                        take, program=program, sampling=cascade.second_sampling, billed=SECOND
+                    )
+                )
         return out
 
 
@@ -106,7 +120,9 @@ def is_unsure(value: Row, under: float) -> bool:
 
 
 def doubt(values: Sequence[Row], under: float) -> float:
-    """How many of a document's unsure values will be wrong, by their confidences; 0: none is unsure."""
+    """How many of a document's unsure values will be wrong, by their confidences; 0: none is
+    unsure.
+    """
     return sum(1 - (value["confidence"] or 0.0) for value in values if is_unsure(value, under))
 
 
@@ -116,13 +132,17 @@ def merged(first: Record, second: Record, category: Category, under: float) -> R
         return Record(first.index, error=f"the cascade's second model: {second.error}")
     records = [json.loads(record.columns["record"]) for record in (first, second)]
     values, named = [], {}
-    for attribute, *rows in zip(category.attributes, first.columns["values"], second.columns["values"], strict=True):
+    for attribute, *rows in zip(
+        category.attributes, first.columns["values"], second.columns["values"], strict=True
+    ):
         by = int(is_unsure(rows[0], under))
         values.append({**rows[by], "model": MODELS[by]})
         named[attribute.name] = value_in(records[by], attribute)
     record = json.dumps(record_of(category, named), ensure_ascii=False)
     truncated = first.columns["truncated"] or second.columns["truncated"]
-    return Record(first.index, {**first.columns, "record": record, "values": values, "truncated": truncated})
+    return Record(
+        first.index, {**first.columns, "record": record, "values": values, "truncated": truncated}
+    )
 
 
 def marked(record: Record) -> Record:

@@ -1,4 +1,6 @@
-"""The rows of every kind of task: the columns that all have, those of the task, and which of these are the answer."""
+"""The rows of every kind of task: the columns that all have, those of the task, and which of these
+are the answer.
+"""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,49 +15,67 @@ from raypd.config import OWN_COLUMNS, Attribute, Category, ExtractionConfig, Run
 from raypd.tasks.base import Record
 
 Row = dict[str, Any]
-OWN = pa.schema([pa.field(name, pa.type_for_alias(kind), name == "error") for name, kind in OWN_COLUMNS.items()])
+OWN = pa.schema(
+    [pa.field(name, pa.type_for_alias(kind), name == "error") for name, kind in OWN_COLUMNS.items()]
+)
 _VALUE = [
     ("name", pa.string()),
     ("value", pa.string()),  # as text, whatever its type; null where there is none
     ("number", pa.float64()),
     ("boolean", pa.bool_()),
-    ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens' (docs/values.md)
-    ("status", pa.string()),  # ok, null, truncated (at K_max), invalid, ambiguous (not one number), unsure
+    # Of a choice its probability, else the mean of its tokens' (docs/values.md)
+    ("confidence", pa.float32()),
+    # Ok, null, truncated (at K_max), invalid, ambiguous (not one number), unsure.
+    ("status", pa.string()),
     ("raw", pa.string()),  # what was decoded, where no value could be made of it
-    # Where a text stands in the document's: characters [begin, end); null where it does not stand there. page: from 1,
-    # where form feeds end pages, as in the text of a PDF.
+    # Where a text stands in the document's: characters [begin, end); null where it does not stand
+    # there. page: from 1, where form feeds end pages, as in the text of a PDF.
     ("span", pa.struct([("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32())])),
     ("span_exact", pa.bool_()),  # whether letter for letter, or but for case and white space
-    ("window", pa.int32()),  # of a document in several (task.too_long), from 0: where the value was found
+    # Of a document in several (task.too_long), from 0: where the value was found.
+    ("window", pa.int32()),
 ]
 _MODEL = ("model", pa.string())  # that answered, in a run with a cascade: first or second
 VALUE = pa.struct(_VALUE)
-EXTRACTION = pa.schema([
-    ("category", pa.string()),
-    ("record", pa.string()),  # the values as a JSON object
-    ("values", pa.list_(VALUE)),
-    ("truncated", pa.bool_()),  # the document was cut to fit
-])  # fmt: skip
-QUESTION_ANSWERING = pa.schema([
-    ("question_id", pa.string()),  # its own, or its number in the row (from 0)
-    ("question", pa.string()),
-    ("answer", pa.string()),  # text, or the choice's text; null where the context does not say
-    ("choice_index", pa.int32()),  # of the answer among the choices, from 0; null for free answers
-    ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens'
-    ("answer_status", pa.string()),  # ok | null | truncated (cut at max_answer_tokens) | invalid (empty)
-    ("truncated", pa.bool_()),  # the context was cut to fit
-])  # fmt: skip
-GENERATION = pa.schema([
-    ("sample", pa.int32()),  # of task.samples
-    ("turn", pa.int32()),  # of a conversation
-    ("text", pa.string()),
-    ("finish_reason", pa.string()),  # stop: all threads of the text came to their end; else length
-    ("tokens", pa.int32()),
-    ("confidence", pa.float32()),  # geometric mean of the token probabilities
-    ("raw", pa.string()),  # with markup, where the method writes any
-    ("counters", pa.string()),  # prompt_tokens and the method's own, as a JSON object
-    ("warnings", pa.list_(pa.string())),
-])  # fmt: skip
+EXTRACTION = pa.schema(
+    [
+        ("category", pa.string()),
+        ("record", pa.string()),  # the values as a JSON object
+        ("values", pa.list_(VALUE)),
+        ("truncated", pa.bool_()),  # the document was cut to fit
+    ]
+)
+QUESTION_ANSWERING = pa.schema(
+    [
+        ("question_id", pa.string()),  # its own, or its number in the row (from 0)
+        ("question", pa.string()),
+        ("answer", pa.string()),  # text, or the choice's text; null where the context does not say
+        (
+            "choice_index",
+            pa.int32(),
+        ),  # of the answer among the choices, from 0; null for free answers
+        ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens'
+        # Ok | null | truncated (cut at max_answer_tokens) | invalid (empty)
+        ("answer_status", pa.string()),
+        ("truncated", pa.bool_()),  # the context was cut to fit
+    ]
+)
+GENERATION = pa.schema(
+    [
+        ("sample", pa.int32()),  # of task.samples
+        ("turn", pa.int32()),  # of a conversation
+        ("text", pa.string()),
+        (
+            "finish_reason",
+            pa.string(),
+        ),  # stop: all threads of the text came to their end; else length
+        ("tokens", pa.int32()),
+        ("confidence", pa.float32()),  # geometric mean of the token probabilities
+        ("raw", pa.string()),  # with markup, where the method writes any
+        ("counters", pa.string()),  # prompt_tokens and the method's own, as a JSON object
+        ("warnings", pa.list_(pa.string())),
+    ]
+)
 _STATUSES = {"stop": "ok", "length": "truncated"}  # of a text
 
 
@@ -88,12 +108,22 @@ class RowShape:
             return []
         if self.many:
             return [
-                RowValue(v["name"], v["name"], v["value"], v["status"], v.get("confidence"), v.get("raw"), _ends(v))
+                RowValue(
+                    v["name"],
+                    v["name"],
+                    v["value"],
+                    v["status"],
+                    v.get("confidence"),
+                    v.get("raw"),
+                    _ends(v),
+                )
                 for v in row[self.answer] or []
             ]
         value = row[self.answer]
         status = row[self.status] if self.status else "null" if value is None else "ok"
-        key = ", ".join(f"{part} {row[part]}" if len(self.parts) > 1 else str(row[part]) for part in self.parts)
+        key = ", ".join(
+            f"{part} {row[part]}" if len(self.parts) > 1 else str(row[part]) for part in self.parts
+        )
         name = str(row[self.name]) if self.name else ""
         return [RowValue(key, name, value, _STATUSES.get(status, status), row.get("confidence"))]
 
@@ -105,14 +135,19 @@ def _ends(value: Mapping[str, Any]) -> tuple[int, int] | None:
 
 SHAPES = {
     "extraction": RowShape(EXTRACTION, "values", many=True),
-    "question_answering": RowShape(QUESTION_ANSWERING, "answer", "answer_status", "question", ("question_id",), True),
+    "question_answering": RowShape(
+        QUESTION_ANSWERING, "answer", "answer_status", "question", ("question_id",), True
+    ),
     "generation": RowShape(GENERATION, "text", "finish_reason", parts=("turn", "sample")),
 }
 
 
 def shape_of(names: Collection[str]) -> RowShape | None:
     """The shape of rows with these columns; None of typed ones (see `record_row`)."""
-    return next((s for s in SHAPES.values() if {s.answer, s.status, s.name, *s.parts} <= {None, *names}), None)
+    return next(
+        (s for s in SHAPES.values() if {s.answer, s.status, s.name, *s.parts} <= {None, *names}),
+        None,
+    )
 
 
 def parts_of(table: pa.Table) -> Any:
@@ -132,13 +167,19 @@ def row_values(row: Mapping[str, Any]) -> list[RowValue]:
     return [] if shape is None else shape.values(row)
 
 
-# ------------------------------------------------------------------------------------------------- typed columns
-_SPAN = pa.struct([("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32()), ("exact", pa.bool_())])
+# ------------------------------------------------------------------------
+# typed columns
+_SPAN = pa.struct(
+    [("begin", pa.int32()), ("end", pa.int32()), ("page", pa.int32()), ("exact", pa.bool_())]
+)
 _TYPES = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(), "date": pa.date32()}
 
 
 def columns_of(config: RunConfig) -> pa.Schema:
-    """The task's columns as a run's table has them. Times stay text: Spark and Athena read it, and offsets are kept."""
+    """The task's columns as a run's table has them.
+
+    Times stay text: Spark and Athena read it, and offsets are kept.
+    """
     if not isinstance(config.task, ExtractionConfig) or config.output.columns == "record":
         schema = SHAPES[config.task.kind].schema
         if config.cascade.model is None:
@@ -174,7 +215,10 @@ def _details(attribute: Attribute, config: RunConfig) -> Row:
 
 
 def _fields(tree: Row) -> list[pa.Field]:
-    return [pa.field(name, pa.struct(_fields(kind)) if isinstance(kind, dict) else kind) for name, kind in tree.items()]
+    return [
+        pa.field(name, pa.struct(_fields(kind)) if isinstance(kind, dict) else kind)
+        for name, kind in tree.items()
+    ]
 
 
 def _put(tree: Row, path: list[str], value: Any) -> None:
@@ -190,13 +234,18 @@ def _get(tree: Any, path: list[str]) -> Any:
 
 
 def value_in(record: Any, attribute: Attribute) -> Any:
-    """What a record, or labels, have of an attribute: in its nested object, or under its name; None: nothing."""
+    """What a record, or labels, have of an attribute: in its nested object, or under its name;
+    None: nothing.
+    """
     nested = _get(record, attribute.place)
     return nested if nested is not None else record.get(attribute.name)
 
 
 def lacks(labels: Mapping[str, Any], attribute: Attribute, category: Category) -> bool:
-    """Whether labels say nothing of an attribute, not even null. Raises ValueError where its object is none."""
+    """Whether labels say nothing of an attribute, not even null.
+
+    Raises ValueError where its object is none.
+    """
     if attribute.name in labels:
         return False
     tree: Any = labels
@@ -204,9 +253,14 @@ def lacks(labels: Mapping[str, Any], attribute: Attribute, category: Category) -
         if tree is None:
             break
         if not isinstance(tree, Mapping):
-            raise ValueError(f"attribute {attribute.name!r}: a label of {attribute.place[end - 2]!r} is no object")
+            raise ValueError(
+                f"attribute {attribute.name!r}: a label of {attribute.place[end - 2]!r} is no "
+                "object"
+            )
         if key not in tree:  # an optional one is absent where it is null, as `record_of` has it
-            return not attribute.omit_null and attribute.place[:end] not in category.optional_objects
+            return (
+                not attribute.omit_null and attribute.place[:end] not in category.optional_objects
+            )
         tree = tree[key]
     return False
 
@@ -218,7 +272,9 @@ def record_of(category: Category, named: Mapping[str, Any]) -> Row:
         value = named.get(attribute.name)
         if attribute.type == "rows" and value is not None:
             missing = {column.name for column in attribute.columns if column.omit_null}
-            value = [{n: v for n, v in row.items() if v is not None or n not in missing} for row in value]
+            value = [
+                {n: v for n, v in row.items() if v is not None or n not in missing} for row in value
+            ]
         if value is not None or not attribute.omit_null:
             _put(record, attribute.place, value)
     for *above, last in sorted(category.optional_objects, key=len, reverse=True):
@@ -231,12 +287,22 @@ def _holds(value: Any) -> bool:
     return any(map(_holds, value.values())) if isinstance(value, dict) else value is not None
 
 
-def value_row(name: str, value: Any, status: str, confidence: float | None, raw: str | None = None) -> Row:
+def value_row(
+    name: str, value: Any, status: str, confidence: float | None, raw: str | None = None
+) -> Row:
     """A row of the column `values`. value: as JSON has it; raw: what was decoded."""
-    text = value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = (
+        value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    )
     boolean = value if isinstance(value, bool) else None
     number = float(value) if isinstance(value, (int, float)) and boolean is None else None
-    row = {"name": name, "value": text, "number": number, "boolean": boolean, "confidence": confidence}
+    row = {
+        "name": name,
+        "value": text,
+        "number": number,
+        "boolean": boolean,
+        "confidence": confidence,
+    }
     return {**row, "status": status, "raw": raw if value is None and status != "null" else None}
 
 
@@ -246,7 +312,10 @@ def typed_row(columns: Row, config: RunConfig) -> Row:
     if category is None:
         return columns
     row: Row = {"category": columns["category"], "truncated": columns["truncated"]}
-    record, values = json.loads(columns["record"]), {value["name"]: value for value in columns["values"]}
+    record, values = (
+        json.loads(columns["record"]),
+        {value["name"]: value for value in columns["values"]},
+    )
     for attribute in category.attributes:
         head, *inner = attribute.place
         value = values.get(attribute.name, {})
@@ -276,7 +345,9 @@ def _arrow(attribute: Attribute, value: Any) -> Any:
 
 
 def record_row(row: Row) -> Row:
-    """A row with `record` and `values`, also out of typed columns, which lack raw; any other as it is."""
+    """A row with `record` and `values`, also out of typed columns, which lack raw; any other as it
+    is.
+    """
     heads = [name for name in row if f"{name}__status" in row and f"{name}__confidence" in row]
     if "record" in row or not heads:
         return row
@@ -288,16 +359,26 @@ def record_row(row: Row) -> Row:
             value = _get(cells, path)
             _put(record, [head, *path], value)
             confidence, span, window = (
-                _get(row, [f"{head}__{detail}", *path]) for detail in ("confidence", "span", "window")
+                _get(row, [f"{head}__{detail}", *path])
+                for detail in ("confidence", "span", "window")
             )
-            details = {"span": span and {key: span.get(key) for key in ("begin", "end", "page")}, "window": window}
+            details = {
+                "span": span and {key: span.get(key) for key in ("begin", "end", "page")},
+                "window": window,
+            }
             if f"{head}__model" in row:
                 details["model"] = _get(row, [f"{head}__model", *path])
             details["span_exact"] = span and span["exact"]
-            values.append({**value_row(".".join([head, *path]), value, status, confidence), **details})
+            values.append(
+                {**value_row(".".join([head, *path]), value, status, confidence), **details}
+            )
     kept = {name: value for name, value in row.items() if name.split("__")[0] not in heads}
     ok = row.get("status", "ok") == "ok"
-    return {**kept, "record": json.dumps(record, ensure_ascii=False) if ok else None, "values": values if ok else None}
+    return {
+        **kept,
+        "record": json.dumps(record, ensure_ascii=False) if ok else None,
+        "values": values if ok else None,
+    }
 
 
 def _leaves(path: list[str], status: Any) -> Iterator[tuple[list[str], str]]:

@@ -17,8 +17,11 @@ from raypd.tasks.labels import labels_of
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
-    """The rows of `task.few_shot` as the template shows them. Raises ConfigError with file and line. An answer: the
-    letters of `answer_idx` where there are choices, else `answer`, the first of `answers`, or null."""
+    """The rows of `task.few_shot` as the template shows them.
+
+    Raises ConfigError with file and line. An answer: the letters of `answer_idx` where there are
+    choices, else `answer`, the first of `answers`, or null.
+    """
     if task.few_shot is None:
         return []
     examples = []
@@ -28,8 +31,10 @@ def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
             examples.append({"context": row[task.context_column].strip(), "questions": questions})
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ConfigError(
-                f"{place}: not a solved example ({type(error).__name__}: {in_words(error)}); it needs "
-                f"{task.context_column}, and {task.questions_column} as a list of objects with question and answers"
+                f"{place}: not a solved example ({type(error).__name__}: "
+                f"{in_words(error)}); it needs "
+                f"{task.context_column}, and {task.questions_column} as a list of objects "
+                "with question and answers"
             ) from None
     return examples
 
@@ -51,35 +56,45 @@ def _solved(question: dict[str, Any]) -> dict[str, str]:
     if choices:
         index = question["answer_idx"]
         indices = index if isinstance(index, list) else [index]
-        return {"text": text, "answer": ", ".join(ascii_uppercase[range(len(choices))[i]] for i in indices)}
+        return {
+            "text": text,
+            "answer": ", ".join(ascii_uppercase[range(len(choices))[i]] for i in indices),
+        }
     answers = question["answers"] if "answers" in question else [question["answer"]]
     answer = answers[0] if answers else None
     return {"text": text, "answer": "null" if answer is None else str(answer).strip()}
 
 
-# ------------------------------------------------------------------------------------------------------ of extraction
+# ------------------------------------------------------------------------
+# of extraction
 class LabelledExamples:
     """The rows of `task.examples`, by category."""
 
     def __init__(self, config: RunConfig) -> None:
         """Raises ConfigError with file and line, or where there is no example."""
         self.settings, categories = config.extraction.examples, config.extraction.categories
-        self._of: dict[str, list[tuple[str, str]]] = {name: [] for name in categories}  # (text, as a prompt shows it)
+        # (text, as a prompt shows it)
+        self._of: dict[str, list[tuple[str, str]]] = {name: [] for name in categories}
         self._similar = cache(self._similarity)
         if self.settings is None:
             return
         for place, row in _rows(self.settings.path, "task.examples.path"):
             try:
                 document = Document(0, "", row)
-                name, text = category_of(document, config.input, categories), text_of(document, config.text_columns())
+                name, text = (
+                    category_of(document, config.input, categories),
+                    text_of(document, config.text_columns()),
+                )
                 column, attributes = self.settings.labels_column, categories[name].attributes
                 if (labels := labels_of(row, column, attributes, config.text_columns())) is None:
                     raise ValueError("no labels")
                 answer = _answer(categories[name], labels)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigError(
-                    f"{place}: not a labelled document ({type(error).__name__}: {in_words(error)}); it needs the "
-                    f"columns of the input and {self.settings.labels_column!r} (task.examples.labels_column)"
+                    f"{place}: not a labelled document ({type(error).__name__}: "
+                    f"{in_words(error)}); it needs the "
+                    f"columns of the input and {self.settings.labels_column!r} "
+                    "(task.examples.labels_column)"
                 ) from None
             self._of[name].append((text, f"<document>\n{text}\n</document>\n{answer}\n\n"))
         if not any(self._of.values()):
@@ -91,10 +106,18 @@ class LabelledExamples:
 
     def in_common(self, category: str) -> list[tuple[str, str]]:
         """The same, (text, as a prompt shows it) of each."""
-        return [] if self.settings is None or self.settings.nearest else self._of[category][: self.settings.count]
+        return (
+            []
+            if self.settings is None or self.settings.nearest
+            else self._of[category][: self.settings.count]
+        )
 
-    def nearest(self, category: str, text: str, encode: Callable[[str], list[int]], limit: int) -> list[int]:
-        """What a document's prompt shows, the most alike last, in at most `limit` tokens; none that says the same."""
+    def nearest(
+        self, category: str, text: str, encode: Callable[[str], list[int]], limit: int
+    ) -> list[int]:
+        """What a document's prompt shows, the most alike last, in at most `limit` tokens; none that
+        says the same.
+        """
         examples = self._of[category]
         if self.settings is None or not self.settings.nearest or not examples:
             return []
@@ -119,11 +142,17 @@ class LabelledExamples:
 
 
 def _answer(category: Category, target: Any) -> str:
-    """A record as it is to be written. Raises ValueError for a label that does not fit its attribute's type."""
+    """A record as it is to be written.
+
+    Raises ValueError for a label that does not fit its attribute's type.
+    """
     lines = []
     for attribute in category.attributes:
         value = value_in(target, attribute)
         if value is not None and not attribute.fits(value):
             raise ValueError(f"attribute {attribute.name!r}: a label does not fit its type")
-        lines.append(f"{json.dumps(attribute.name, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}")
+        lines.append(
+            f"{json.dumps(attribute.name, ensure_ascii=False)}: "
+            f"{json.dumps(value, ensure_ascii=False)}"
+        )
     return "{\n" + ",\n".join(lines) + "\n}"

@@ -1,5 +1,8 @@
-"""Generation: prompts or conversations in, text out. Of a list of role/content records the next turn is written; a list
-of strings are a user's turns: each is answered, with the answers before it in its context."""
+"""Generation: prompts or conversations in, text out.
+
+Of a list of role/content records the next turn is written; a list of strings are a user's turns:
+each is answered, with the answers before it in its context.
+"""
 
 import dataclasses
 import json
@@ -40,7 +43,9 @@ class _Chat:
 
 
 class StopStrings:
-    """Says that an answer is complete: at an end token, or at a stop string, which may begin in an earlier token."""
+    """Says that an answer is complete: at an end token, or at a stop string, which may begin in an
+    earlier token.
+    """
 
     def __init__(self, table: list[bytes], ends: frozenset[int], stop: Sequence[str]) -> None:
         self._table, self._ends = table, ends
@@ -64,27 +69,41 @@ class StopStrings:
 
 class GenerationTask:
     def __init__(
-        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None
+        self,
+        config: RunConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        context_length: int,
+        model: PreTrainedModel | None,
     ) -> None:
         assert isinstance(config.task, GenerationConfig)
         self.config, self.task = config, config.task
         self.tokenizer, self.context_length = tokenizer, context_length
-        self._here = config.engine.kind == "raypd" and config.model.endpoint is None  # others take a prompt alone
+        # Others take a prompt alone.
+        self._here = config.engine.kind == "raypd" and config.model.endpoint is None
         self._bytes = token_bytes(tokenizer)
         self._ends = end_tokens(tokenizer)
         options, spec = config.decoding, REGISTRY[config.decoding.method]
         self._text_model = TextModel(
-            options=options, context_length=context_length, ends=self._ends,
-            sampling=Sampling(options.sampling.temperature, options.sampling.top_k, options.sampling.top_p),
-            control_tokens=tuple(control_token(tokenizer, t, config.model.name) for t in spec.required_tokens(options)),
+            options=options,
+            context_length=context_length,
+            ends=self._ends,
+            sampling=Sampling(
+                options.sampling.temperature, options.sampling.top_k, options.sampling.top_p
+            ),
+            control_tokens=tuple(
+                control_token(tokenizer, t, config.model.name)
+                for t in spec.required_tokens(options)
+            ),
             heads=load_heads(str(options.heads), model) if spec.heads else None,
-            encode=partial(encode, tokenizer, special=True), token_bytes=lambda: markup_bytes(tokenizer),
+            encode=partial(encode, tokenizer, special=True),
+            token_bytes=lambda: markup_bytes(tokenizer),
             decode=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
-        )  # fmt: skip
+        )
         self._method_class: type[TextMethod] = resolve_name(spec.text_method)
         self._method = lru_cache(_METHODS)(self._method_for)
         self._rules = lru_cache(_METHODS)(self._rules_for)
-        self._method(config.decoding.max_new_tokens, self._text_model.sampling)  # what cannot be had is said at once
+        # What cannot be had is said at once.
+        self._method(config.decoding.max_new_tokens, self._text_model.sampling)
         self.end = end_of_turn(tokenizer)
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
@@ -104,48 +123,71 @@ class GenerationTask:
         return vocabulary_of(self.tokenizer)
 
     def _rules_for(self, pattern: str | None, limit: int) -> Bounded:
-        """What holds answers of `limit` tokens to a schema's pattern, or to any JSON object. Raises ValueError."""
+        """What holds answers of `limit` tokens to a schema's pattern, or to any JSON object.
+
+        Raises ValueError.
+        """
         try:
             grammar = Grammar(json_object(pattern), self._vocabulary)
         except ValueError:
-            raise ValueError(f"{SCHEMA}: too large, or with a pattern that cannot be decoded") from None
+            raise ValueError(
+                f"{SCHEMA}: too large, or with a pattern that cannot be decoded"
+            ) from None
         if pattern is None:  # no bound on what is open: an answer that is too long is cut
             return Bounded(grammar, None)
         if grammar.distance() > limit:
-            raise ValueError(f"{SCHEMA}: its shortest answer takes {grammar.distance()} tokens, {limit} may be written")
+            raise ValueError(
+                f"{SCHEMA}: its shortest answer takes {grammar.distance()} tokens, {limit} may "
+                "be written"
+            )
         return Bounded(grammar, limit)
 
-    def _program(self, method: TextMethod, parameters: Parameters, tokens: list[int], seed: int) -> Program[Any]:
+    def _program(
+        self, method: TextMethod, parameters: Parameters, tokens: list[int], seed: int
+    ) -> Program[Any]:
         stops = StopStrings(self._bytes, self._ends, parameters.stop)
         if not parameters.json:
             return method.program(Prompt(tokens), stops, seed)
         rules = self._rules(parameters.pattern, parameters.max_new_tokens)
         return autoregressive(
-            Prompt(tokens), parameters.max_new_tokens, lambda answer: rules.stops(answer) or stops(answer),
-            rules.allowed_token_ids, parameters.pattern or ANY_OBJECT,
+            Prompt(tokens),
+            parameters.max_new_tokens,
+            lambda answer: rules.stops(answer) or stops(answer),
+            rules.allowed_token_ids,
+            parameters.pattern or ANY_OBJECT,
             rules.forced if self._here else lambda answer: (),
-        )  # fmt: skip
+        )
 
     def _method_for(self, max_new_tokens: int, sampling: Sampling) -> TextMethod:
         options = self._text_model.options.model_copy(update={"max_new_tokens": max_new_tokens})
-        return self._method_class(dataclasses.replace(self._text_model, options=options, sampling=sampling))
+        return self._method_class(
+            dataclasses.replace(self._text_model, options=options, sampling=sampling)
+        )
 
     def _next(self, chat: _Chat) -> Request | Record:
         parameters, prompt = chat.request.parameters, chat.request.unanswered[0]
         failed = partial(Record, chat.document.index, {"sample": chat.sample, "turn": chat.turn})
-        sampling = Sampling(parameters.temperature, self.config.decoding.sampling.top_k, parameters.top_p)
+        sampling = Sampling(
+            parameters.temperature, self.config.decoding.sampling.top_k, parameters.top_p
+        )
         method = self._method(parameters.max_new_tokens, sampling)
         turns = [*chat.request.turns, {"role": "user", "content": prompt}]
         tokens = self.tokens_of(turns)
         room = self.context_length - parameters.max_new_tokens
         if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
             key = "max_tokens" if self.task.openai else "decoding.max_new_tokens"
-            reason = f"{TOO_LONG}: {len(tokens)} tokens, at most {max(0, room)} leave room for {key} "
-            reason += f"({parameters.max_new_tokens}) in the model's context of {self.context_length}"
+            reason = (
+                f"{TOO_LONG}: {len(tokens)} tokens, at most {max(0, room)} leave room for {key} "
+            )
+            reason += (
+                f"({parameters.max_new_tokens}) in the model's context of {self.context_length}"
+            )
             return failed(reason)
         tokens = tokens[-room:]
         if parameters.seed is None:
-            seed = seed_of(self.config.decoding.sampling.seed, [chat.document.id, chat.sample, chat.turn])
+            seed = seed_of(
+                self.config.decoding.sampling.seed, [chat.document.id, chat.sample, chat.turn]
+            )
         else:
             seed = seed_of(parameters.seed, [chat.sample, chat.turn])
         try:
@@ -153,7 +195,9 @@ class GenerationTask:
         except ValueError as error:
             return failed(str(error))
         finish = partial(self._finish, chat, turns, len(tokens))
-        return Request([chat.document.index], program, finish, seed, lambda why: [failed(why)], sampling)
+        return Request(
+            [chat.document.index], program, finish, seed, lambda why: [failed(why)], sampling
+        )
 
     def tokens_of(self, turns: Turns) -> list[int]:
         """Ids of a conversation; control strings in the text of a turn stay text."""
@@ -165,21 +209,29 @@ class GenerationTask:
         text = rendered(self.tokenizer, marked, thinking=self.task.thinking)
         tokens: list[int] = []
         for turn, mark in zip(turns, marks, strict=True):
-            if mark in text:  # a template may leave out what it does not know, such as a system turn
+            # A template may leave out what it does not know, such as a system turn.
+            if mark in text:
                 before, _, text = text.partition(mark)
                 tokens += encode(self.tokenizer, before, special=True)
                 tokens += encode(self.tokenizer, turn["content"], special=False)
         return tokens + encode(self.tokenizer, text, special=True)
 
-    def _finish(self, chat: _Chat, turns: Turns, prompt_tokens: int, answer: TextAnswer) -> list[Record | Request]:
+    def _finish(
+        self, chat: _Chat, turns: Turns, prompt_tokens: int, answer: TextAnswer
+    ) -> list[Record | Request]:
         generated = answer.generated(self._text_model.decode)
         text, stopped = _cut(generated, chat.request.parameters.stop)
         columns = {
-            "sample": chat.sample, "turn": chat.turn, "text": text, "finish_reason": "stop" if stopped else "length",
-            "tokens": generated.tokens, "confidence": confidence(generated.logprobs), "raw": generated.raw,
+            "sample": chat.sample,
+            "turn": chat.turn,
+            "text": text,
+            "finish_reason": "stop" if stopped else "length",
+            "tokens": generated.tokens,
+            "confidence": confidence(generated.logprobs),
+            "raw": generated.raw,
             "counters": json.dumps({"prompt_tokens": prompt_tokens, **generated.counters}),
             "warnings": generated.warnings,
-        }  # fmt: skip
+        }
         done: list[Record | Request] = [Record(index=chat.document.index, columns=columns)]
         if unanswered := chat.request.unanswered[1:]:
             turns = [*turns, {"role": "assistant", "content": text}]

@@ -1,5 +1,7 @@
-"""What a document of task `generation` asks for; with `task.openai` it is a line of OpenAI's batch files. What cannot
-be done is an error, and never passed over. No torch here: `model: fake` has none."""
+"""What a document of task `generation` asks for; with `task.openai` it is a line of OpenAI's batch
+files. What cannot be done is an error, and never passed over. No torch here: `model: fake` has
+none.
+"""
 
 import json
 from collections.abc import Iterator
@@ -18,13 +20,27 @@ from raypd.tasks.sandbox import Unfinished, run_once
 URL = "/v1/chat/completions"
 TOO_LONG = "too long"  # an error record of a prompt that does not fit the context begins so
 RESPONSE_FORMAT = "response_format"
-SCHEMA = "response_format.json_schema.schema"  # an error record of one that cannot be used begins so
-_NOT_HELD = NOT_HELD - {"prefixItems"} | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+# An error record of one that cannot be used begins so.
+SCHEMA = "response_format.json_schema.schema"
+_NOT_HELD = NOT_HELD - {"prefixItems"} | {
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+}
 _OF_A_LINE = ("custom_id", "method", "url", "body")
-_LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}  # change no answer
-_NOTHING = {"stream": (False,), "logprobs": (False,), "frequency_penalty": (0,), "presence_penalty": (0,),
-            "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"),
-            "modalities": (["text"],)}  # fmt: skip
+# Change no answer.
+_LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+_NOTHING = {
+    "stream": (False,),
+    "logprobs": (False,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "modalities": (["text"],),
+}
 
 
 class BadRequest(ValueError):
@@ -95,19 +111,30 @@ class _ChatBody(BaseModel):
 
 
 def read_request(document: Document, config: RunConfig) -> ChatRequest:
-    """What a document asks for. Raises ValueError for no prompt, BadRequest for a request that cannot be done."""
+    """What a document asks for.
+
+    Raises ValueError for no prompt, BadRequest for a request that cannot be done.
+    """
     task, decoding = config.task, config.decoding
     assert isinstance(task, GenerationConfig)
     sampling = decoding.sampling
     if not task.openai:
-        keys = Parameters(decoding.max_new_tokens, sampling.temperature, sampling.top_p, tuple(task.stop), task.samples)
+        keys = Parameters(
+            decoding.max_new_tokens,
+            sampling.temperature,
+            sampling.top_p,
+            tuple(task.stop),
+            task.samples,
+        )
         return ChatRequest(*conversation(document.fields.get(task.prompt_column), task), keys)
     body = _body(document.fields)
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
     if not all(stop or []):
         raise BadRequest("stop: an empty text", "stop", "invalid_value")
     try:
-        turns, unanswered = conversation([_turn(*message) for message in enumerate(body.messages)], task)
+        turns, unanswered = conversation(
+            [_turn(*message) for message in enumerate(body.messages)], task
+        )
     except BadRequest:
         raise
     except ValueError as error:
@@ -115,20 +142,29 @@ def read_request(document: Document, config: RunConfig) -> ChatRequest:
     parameters = Parameters(
         body.max_completion_tokens or body.max_tokens or decoding.max_new_tokens,
         sampling.temperature if body.temperature is None else body.temperature,
-        sampling.top_p if body.top_p is None else body.top_p, tuple(task.stop if stop is None else stop),
-        body.n or task.samples, body.seed, *_held_to(body.response_format, config),
-    )  # fmt: skip
+        sampling.top_p if body.top_p is None else body.top_p,
+        tuple(task.stop if stop is None else stop),
+        body.n or task.samples,
+        body.seed,
+        *_held_to(body.response_format, config),
+    )
     return ChatRequest(turns, unanswered, parameters)
 
 
 def _body(fields: dict[str, Any]) -> _ChatBody:
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
-        raise BadRequest("custom_id: a request needs one, a text", "custom_id", "missing_required_parameter")
+        raise BadRequest(
+            "custom_id: a request needs one, a text", "custom_id", "missing_required_parameter"
+        )
     if fields.get("method") != "POST":
-        raise BadRequest(f"method: expected POST, found {fields.get('method')!r}", "method", "invalid_method")
+        raise BadRequest(
+            f"method: expected POST, found {fields.get('method')!r}", "method", "invalid_method"
+        )
     if fields.get("url") != URL:
-        raise BadRequest(f"url: {fields.get('url')!r} is not supported; {URL} alone is", "url", "invalid_url")
+        raise BadRequest(
+            f"url: {fields.get('url')!r} is not supported; {URL} alone is", "url", "invalid_url"
+        )
     if unknown := sorted(fields.keys() - set(_OF_A_LINE)):
         reason = f"{unknown[0]}: unknown key; a line has {', '.join(_OF_A_LINE)}"
         raise BadRequest(reason, unknown[0], "unknown_parameter")
@@ -136,13 +172,25 @@ def _body(fields: dict[str, Any]) -> _ChatBody:
         body = _ChatBody.model_validate(fields.get("body"))
     except ValidationError as error:
         first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"] if part not in ("str", "list[_ContentPart]", "list[str]"))
-        raise BadRequest(f"{param or 'body'}: {first['msg']}", param or "body", "invalid_value") from None
+        param = ".".join(
+            str(part)
+            for part in first["loc"]
+            if part not in ("str", "list[_ContentPart]", "list[str]")
+        )
+        raise BadRequest(
+            f"{param or 'body'}: {first['msg']}", param or "body", "invalid_value"
+        ) from None
     for name, value in (body.model_extra or {}).items():
         if name not in _LABELS and value is not None and value not in _NOTHING.get(name, ()):
-            raise BadRequest(f"{name} is not supported: leave it out", name, "unsupported_parameter")
+            raise BadRequest(
+                f"{name} is not supported: leave it out", name, "unsupported_parameter"
+            )
     if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise BadRequest("max_tokens and max_completion_tokens are both set: keep one", "max_tokens", "invalid_value")
+        raise BadRequest(
+            "max_tokens and max_completion_tokens are both set: keep one",
+            "max_tokens",
+            "invalid_value",
+        )
     return body
 
 
@@ -151,7 +199,9 @@ def _held_to(response: _ResponseFormat | None, config: RunConfig) -> tuple[bool,
         return False, None
     method = config.decoding.method
     if method != "autoregressive":
-        reason = f"response_format {response.type}: decoding.method {method} cannot hold an answer to it"
+        reason = (
+            f"response_format {response.type}: decoding.method {method} cannot hold an answer to it"
+        )
         raise BadRequest(f"{reason}; autoregressive can", RESPONSE_FORMAT, "unsupported_parameter")
     if response.type == "json_object":
         return True, None
@@ -171,12 +221,19 @@ def _held_to(response: _ResponseFormat | None, config: RunConfig) -> tuple[bool,
         raise BadRequest(f"{SCHEMA}: {error}", RESPONSE_FORMAT, "invalid_value") from None
 
 
-def _check_held(root: Any, schema: Any, within: tuple[str, ...], left: Iterator[int], depth: int = 0) -> None:
-    """Raises ValueError for what a pattern does not hold an answer to: bounds of numbers, a schema without an end."""
+def _check_held(
+    root: Any, schema: Any, within: tuple[str, ...], left: Iterator[int], depth: int = 0
+) -> None:
+    """Raises ValueError for what a pattern does not hold an answer to: bounds of numbers, a schema
+    without an end.
+    """
     if not isinstance(schema, dict):
         return
     if next(left, None) is None or depth > DEEPEST:
-        raise ValueError(f"more than {MOST_PROPERTIES:,} schemas with what it refers to, or {DEEPEST} in one another")
+        raise ValueError(
+            f"more than {MOST_PROPERTIES:,} schemas with what it refers to, or {DEEPEST} in "
+            "one another"
+        )
     for keyword in _NOT_HELD & schema.keys():
         raise ValueError(f"{keyword} would not be held to; take it out")
     if isinstance(ref := schema.get("$ref"), str):
@@ -196,8 +253,14 @@ def _turn(number: int, message: _Message) -> dict[str, str]:
     where = f"messages.{number}"
     for name, value in (message.model_extra or {}).items():
         if value not in (None, []):
-            raise BadRequest(f"{where}.{name} is not supported: leave it out", where, "unsupported_parameter")
-    parts = [_ContentPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+            raise BadRequest(
+                f"{where}.{name} is not supported: leave it out", where, "unsupported_parameter"
+            )
+    parts = (
+        [_ContentPart(type="text", text=message.content)]
+        if isinstance(message.content, str)
+        else message.content
+    )
     for part in parts:
         if part.type != "text" or part.text is None:
             reason = f"{where}.content: {part.type} is not supported, text alone is"

@@ -1,5 +1,7 @@
-"""A regular expression as a table of states, a JSON Schema as one; a user's in a process of its own: this file. A
-pattern can take minutes and all memory to be made ready: repetitions of repetitions multiply."""
+"""A regular expression as a table of states, a JSON Schema as one; a user's in a process of its
+own: this file. A pattern can take minutes and all memory to be made ready: repetitions of
+repetitions multiply.
+"""
 
 import contextlib
 import json
@@ -17,10 +19,16 @@ Edges = list[dict[str, int]]
 
 
 def table_of(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
-    """(transitions, final states): the index of a vocabulary of single bytes, but those in `without`. An end stands
-    behind the pattern: a final state leads no further than a token. Raises ValueError: no pattern, or without end."""
-    tokens: dict[str | bytes, list[int]] = {bytes([b]): [b] for b in range(256) if chr(b) not in without or b == _END}
-    index = outlines_core.Index(f"({pattern}){chr(_END)}", outlines_core.Vocabulary(_END_TOKEN, tokens))
+    """(transitions, final states): the index of a vocabulary of single bytes, but those in
+    `without`. An end stands behind the pattern: a final state leads no further than a token. Raises
+    ValueError: no pattern, or without end.
+    """
+    tokens: dict[str | bytes, list[int]] = {
+        bytes([b]): [b] for b in range(256) if chr(b) not in without or b == _END
+    }
+    index = outlines_core.Index(
+        f"({pattern}){chr(_END)}", outlines_core.Vocabulary(_END_TOKEN, tokens)
+    )
     transitions, ended = index.get_transitions(), set(index.get_final_states())
     table: Edges = []
     finals = []
@@ -47,7 +55,8 @@ def _main() -> None:
     given = json.load(sys.stdin)
     try:
         if isinstance(given, str):  # a schema
-            pattern = build_regex_from_schema(given, "[ ]?", 64)  # it writes {} for references in more than 64
+            # It writes {} for references in more than 64.
+            pattern = build_regex_from_schema(given, "[ ]?", 64)
             large, answer = len(pattern) > _MOST_LETTERS, [None, pattern, []]
         else:
             table, finals = table_of(*given)

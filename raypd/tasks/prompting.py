@@ -1,5 +1,8 @@
-"""From a template and a document to token ids. What stands before `{{ documents }}` is tokenized once a category;
-documents with special tokens split, so that none can end the user's turn."""
+"""From a template and a document to token ids.
+
+What stands before `{{ documents }}` is tokenized once a category; documents with special tokens
+split, so that none can end the user's turn.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _SHOWN_VALUES = 100  # of an enum: ten thousand would fill the context of every 
 
 
 def template_text(path: str | None, name: str) -> str:
-    """The text of a template: a file of the user's or, where there is none, that of raypd. Raises ConfigError."""
+    """The text of a template: a file of the user's or, where there is none, that of raypd.
+
+    Raises ConfigError.
+    """
     file = Path(path) if path else _HERE / name
     try:
         return file.read_text(encoding="utf-8")
@@ -33,22 +39,32 @@ def template_text(path: str | None, name: str) -> str:
 
 
 def messages(task: ExtractionConfig) -> dict[str, str]:
-    """Category -> its message, DOCUMENTS in their place; a user's template is rendered apart. Raises ConfigError."""
+    """Category -> its message, DOCUMENTS in their place; a user's template is rendered apart.
+
+    Raises ConfigError.
+    """
     text = template_text(task.template, "extraction.j2")
     common = {"documents": DOCUMENTS, "instruction": (task.instruction or "").strip()}
-    shown = [{**common, "category": {"name": name, **_shown(category)}} for name, category in task.categories.items()]
+    shown = [
+        {**common, "category": {"name": name, **_shown(category)}}
+        for name, category in task.categories.items()
+    ]
     where = task.template or _HERE / "extraction.j2"
     try:
         rendered_messages = (render_apart if task.template else render)(text, shown)
     except TemplateFault as fault:
-        raise ConfigError(f"task.template {where}{f':{fault.line}' if fault.line else ''}: {fault}") from None
+        raise ConfigError(
+            f"task.template {where}{f':{fault.line}' if fault.line else ''}: {fault}"
+        ) from None
     if any(message.count(DOCUMENTS) != 1 for message in rendered_messages):
         raise ConfigError(f"task.template {where}: it must hold {{{{ documents }}}} once")
     return dict(zip(task.categories, rendered_messages, strict=True))
 
 
 def _shown(category: Category) -> dict[str, Any]:
-    """A category as templates see it: types stand behind descriptions, and of an enum of many values only some."""
+    """A category as templates see it: types stand behind descriptions, and of an enum of many
+    values only some.
+    """
     tree = category.model_dump()
     for attribute, shown in zip(category.attributes, tree["attributes"], strict=True):
         shown["description"] = "; ".join(filter(None, [attribute.description, attribute.hint]))
@@ -58,7 +74,10 @@ def _shown(category: Category) -> dict[str, Any]:
 
 
 def check_template(config: RunConfig) -> None:
-    """Renders a template of the user's once, and reads examples, before anything is started. Raises ConfigError."""
+    """Renders a template of the user's once, and reads examples, before anything is started.
+
+    Raises ConfigError.
+    """
     if not isinstance(config.task, ExtractionConfig):
         return
     if config.task.template:
@@ -69,21 +88,31 @@ def check_template(config: RunConfig) -> None:
 def pieces(
     tokenizer: PreTrainedTokenizerBase, message: str, marks: Sequence[str], cue: str = "\n\n"
 ) -> list[list[int]]:
-    """Ids of what stands before, between and behind the marks, each once in the message, in this order; it becomes a
-    user's turn, with the answer's header behind it, or for models without a chat template `cue`. Each piece is
-    tokenized alone, so that the same ids come out whatever is put in the place of a mark."""
+    """Ids of what stands before, between and behind the marks, each once in the message, in this
+    order; it becomes a user's turn, with the answer's header behind it, or for models without a
+    chat template `cue`. Each piece is tokenized alone, so that the same ids come out whatever is
+    put in the place of a mark.
+    """
     if tokenizer.chat_template:
         text = _of_model(tokenizer, [{"role": "user", "content": message.strip()}])
     else:
         text = f"{tokenizer.bos_token or ''}{message.rstrip()}{cue}"
-    return [encode(tokenizer, piece, special=True) for piece in re.split("|".join(map(re.escape, marks)), text)]
+    return [
+        encode(tokenizer, piece, special=True)
+        for piece in re.split("|".join(map(re.escape, marks)), text)
+    ]
 
 
 def rendered(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], *, thinking: bool = False, header: bool = True
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[dict[str, str]],
+    *,
+    thinking: bool = False,
+    header: bool = True,
 ) -> str:
-    """Turns in the chat template, `header`: with the answer's; applied here alone, so that parts fit together. Raises
-    ValueError: the template refuses the turns, is wrong, or does not end."""
+    """Turns in the chat template, `header`: with the answer's; applied here alone, so that parts
+    fit together. Raises ValueError: the template refuses the turns, is wrong, or does not end.
+    """
     from transformers.utils import chat_template_utils
 
     chat_template_utils.ImmutableSandboxedEnvironment = BoundedSandbox
@@ -92,12 +121,16 @@ def rendered(
         with time_limit(_TEMPLATE_SECONDS):
             return str(tokenizer.apply_chat_template(list(turns), tokenize=False, **options))
     except TimeoutError:
-        raise ValueError(f"the model's chat template does not end within {_TEMPLATE_SECONDS:g} s") from None
+        raise ValueError(
+            f"the model's chat template does not end within {_TEMPLATE_SECONDS:g} s"
+        ) from None
     except Exception as error:  # whatever a template raises
         raise ValueError(f"the model's chat template cannot be applied: {error}") from None
 
 
-def _of_model(tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], header: bool = True) -> str:
+def _of_model(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], header: bool = True
+) -> str:
     """Turns of raypd's own in the chat template, which must do. Raises ModelError."""
     try:
         return rendered(tokenizer, turns, header=header)
@@ -106,12 +139,18 @@ def _of_model(tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids that end an answer: the end of a text, and what the chat template writes behind an answer."""
-    return frozenset(end for end in (tokenizer.eos_token_id, _behind_an_answer(tokenizer)) if end is not None)
+    """Ids that end an answer: the end of a text, and what the chat template writes behind an
+    answer.
+    """
+    return frozenset(
+        end for end in (tokenizer.eos_token_id, _behind_an_answer(tokenizer)) if end is not None
+    )
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What a model ends its answer with: the token behind an answer in the chat template, or else the end of a text."""
+    """What a model ends its answer with: the token behind an answer in the chat template, or else
+    the end of a text.
+    """
     end = _behind_an_answer(tokenizer)
     return int(tokenizer.eos_token_id) if end is None else end
 
@@ -126,5 +165,9 @@ def _behind_an_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
-    """Ids of a piece of text; `special`: control strings such as <|im_end|> become their tokens, else plain text."""
-    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=not special)["input_ids"])
+    """Ids of a piece of text; `special`: control strings such as <|im_end|> become their tokens,
+    else plain text.
+    """
+    return list(
+        tokenizer(text, add_special_tokens=False, split_special_tokens=not special)["input_ids"]
+    )

@@ -1,5 +1,7 @@
-"""Many questions on one context, one record a question (IPPD, sections 3 and 4); choices are answered by a letter.
-Pieces (instruction, context, question) are tokenized one by one, so that all methods feed the same ids."""
+"""Many questions on one context, one record a question (IPPD, sections 3 and 4); choices are
+answered by a letter. Pieces (instruction, context, question) are tokenized one by one, so that all
+methods feed the same ids.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +25,19 @@ from raypd.tasks.few_shot import load_examples
 from raypd.tasks.prompting import encode, end_tokens, pieces, template_text
 from raypd.tasks.sandbox import render
 
-_CONTEXT, _QUESTION = "\u241econtext\u241e", "\u241equestion\u241e"  # stand for them while the template is applied
+# Stand for them while the template is applied.
+_CONTEXT, _QUESTION = "\u241econtext\u241e", "\u241equestion\u241e"
 _LEAST_CONTEXT = 16  # tokens of a context that must fit beside the longest question
 
 
 def _line_ends(texts: Sequence[str], ends: frozenset[int], tokens: Sequence[int]) -> bool:
-    """Whether an answer is complete: at one of the end tokens, or at a newline behind its first word."""
+    """Whether an answer is complete: at one of the end tokens, or at a newline behind its first
+    word.
+    """
     last = tokens[-1]
-    return last in ends or ("\n" in texts[last] and "\n" in "".join(texts[token] for token in tokens).lstrip())
+    return last in ends or (
+        "\n" in texts[last] and "\n" in "".join(texts[token] for token in tokens).lstrip()
+    )
 
 
 @dataclass
@@ -54,12 +61,18 @@ class _Page:
 
     def good(self) -> list[tuple[int, _PageQuestion]]:
         """(number, question) of what can be decoded."""
-        return [(n, question) for n, question in enumerate(self.questions) if question.error is None]
+        return [
+            (n, question) for n, question in enumerate(self.questions) if question.error is None
+        ]
 
 
 class QuestionAnsweringTask:
     def __init__(
-        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: object = None
+        self,
+        config: RunConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        context_length: int,
+        model: object = None,
     ) -> None:
         assert isinstance(config.task, QuestionAnsweringConfig)
         self.task, self.decoding = config.task, config.decoding
@@ -69,16 +82,21 @@ class QuestionAnsweringTask:
         self._vocabulary = vocabulary_of(tokenizer)
         self._rules = cache(self._rules_for)
         shown = {
-            "instruction": (self.task.instruction or "").strip(), "unanswerable": self.task.unanswerable,
-            "examples": load_examples(self.task), "context": _CONTEXT, "question": _QUESTION,
-        }  # fmt: skip
+            "instruction": (self.task.instruction or "").strip(),
+            "unanswerable": self.task.unanswerable,
+            "examples": load_examples(self.task),
+            "context": _CONTEXT,
+            "question": _QUESTION,
+        }
         (message,) = render(template_text(None, "question_answering.j2"), [shown])
         around = pieces(tokenizer, message, [_CONTEXT, _QUESTION], cue="\nAnswer:")
         self._instruction, self._between, self._behind = around
         if self._remaining_tokens([]) < _LEAST_CONTEXT:
             raise ConfigError(
-                f"task: instruction and examples ({len(self._instruction)} tokens) and an answer leave no room for a "
-                f"context in the model's {self.context_length} tokens; show fewer examples (task.few_shot) or lower "
+                f"task: instruction and examples ({len(self._instruction)} tokens) and an "
+                "answer leave no room for a "
+                f"context in the model's {self.context_length} tokens; show fewer examples "
+                "(task.few_shot) or lower "
                 f"task.max_answer_tokens ({self.task.max_answer_tokens})"
             )
 
@@ -114,18 +132,24 @@ class QuestionAnsweringTask:
             raise ValueError(f"empty: no questions in {column}")
         questions = [self._question(number, question) for number, question in enumerate(fields)]
         tokens = self._encode(context)
-        limit = self._remaining_tokens([question for question in questions if question.error is None])
+        limit = self._remaining_tokens(
+            [question for question in questions if question.error is None]
+        )
         if len(tokens) > limit and self.task.too_long == "refuse":
             beside = f"at most {limit} fit beside its questions (task.too_long is refuse)"
             raise ValueError(f"too long: {len(tokens)} tokens, {beside}")
         return _Page(document, tokens[:limit] + self._between, len(tokens) > limit, questions)
 
     def _question(self, number: int, fields: Any) -> _PageQuestion:
-        """One question as ids, with the rules of its answer, or with the reason why it cannot be used."""
+        """One question as ids, with the rules of its answer, or with the reason why it cannot be
+        used.
+        """
         if not isinstance(fields, dict):
             fields = {"question": fields}
         name = fields.get("id")
-        question = _PageQuestion(str(number) if name is None or not _writable(str(name)) else str(name))
+        question = _PageQuestion(
+            str(number) if name is None or not _writable(str(name)) else str(name)
+        )
         try:
             self._fill(question, fields)
         except ValueError as error:
@@ -140,12 +164,18 @@ class QuestionAnsweringTask:
         question.text = text.strip()
         shown = " " + question.text
         if choices is not None:
-            if not isinstance(choices, list) or not all(isinstance(c, (str, int, float)) for c in choices):
+            if not isinstance(choices, list) or not all(
+                isinstance(c, (str, int, float)) for c in choices
+            ):
                 raise ValueError("has choices that are no list of texts")
             if not 1 <= len(choices) <= len(ascii_uppercase):
-                raise ValueError(f"has {len(choices)} choices: 1 to {len(ascii_uppercase)} have letters")
+                raise ValueError(
+                    f"has {len(choices)} choices: 1 to {len(ascii_uppercase)} have letters"
+                )
             question.choices = [str(choice).strip() for choice in choices]
-            shown += "".join(f"\n{a}. {c}" for a, c in zip(ascii_uppercase, question.choices, strict=False))
+            shown += "".join(
+                f"\n{a}. {c}" for a, c in zip(ascii_uppercase, question.choices, strict=False)
+            )
         if not _writable(shown):
             question.text = question.text.encode("utf-8", "replace").decode()
             raise ValueError("holds half a surrogate pair")
@@ -153,7 +183,9 @@ class QuestionAnsweringTask:
         question.program = Question(piece, self._line_end)
         if question.choices is not None and not fields.get("multi_select"):
             question.rules = self._rules(len(question.choices))
-            question.program = Question(piece, question.rules.stops, question.rules.allowed_token_ids)
+            question.program = Question(
+                piece, question.rules.stops, question.rules.allowed_token_ids
+            )
         if self._remaining_tokens([question]) < _LEAST_CONTEXT:
             raise ValueError(f"is too long: {len(piece)} tokens leave no room for a context")
 
@@ -169,18 +201,33 @@ class QuestionAnsweringTask:
 
     def _stacked(self, stack: list[_Page]) -> Request:
         """One program for all questions of some rows (section 4.1)."""
-        contexts = [Context(page.context, [question.program for _, question in page.good()]) for page in stack]
+        contexts = [
+            Context(page.context, [question.program for _, question in page.good()])
+            for page in stack
+        ]
         program = intra_prompt(PromptTree(self._instruction, contexts), self.task.max_answer_tokens)
 
         def records(answers: Iterator[Continuation | str]) -> list[Record]:
-            return [r for page in stack for r in self._records(page, {n: next(answers) for n, _ in page.good()})]
+            return [
+                r
+                for page in stack
+                for r in self._records(page, {n: next(answers) for n, _ in page.good()})
+            ]
 
         seed = seed_of(self.decoding.sampling.seed, [page.document.id for page in stack])
         indices = [page.document.index for page in stack]
-        return Request(indices, program, lambda a: records(iter(a)), seed, lambda why: records(itertools.repeat(why)))
+        return Request(
+            indices,
+            program,
+            lambda a: records(iter(a)),
+            seed,
+            lambda why: records(itertools.repeat(why)),
+        )
 
     def _one_by_one(self, page: _Page) -> list[Request]:
-        """One program a question; the last to end hands over the records of the row, in the order of its questions."""
+        """One program a question; the last to end hands over the records of the row, in the order
+        of its questions.
+        """
         before = [*self._instruction, *page.context]
         answers: dict[int, Continuation | str] = {}
 
@@ -190,8 +237,16 @@ class QuestionAnsweringTask:
 
         requests = []
         for n, question in page.good():
-            tokens, stops, allowed = question.program.tokens, question.program.stops, question.program.allowed_token_ids
-            letters = None if question.rules is None else rf" ?[A-{ascii_uppercase[len(question.choices or []) - 1]}]"
+            tokens, stops, allowed = (
+                question.program.tokens,
+                question.program.stops,
+                question.program.allowed_token_ids,
+            )
+            letters = (
+                None
+                if question.rules is None
+                else rf" ?[A-{ascii_uppercase[len(question.choices or []) - 1]}]"
+            )
             prompt = Prompt([*before, *tokens], shared=len(before))
             program = autoregressive(prompt, self.task.max_answer_tokens, stops, allowed, letters)
             seed = seed_of(self.decoding.sampling.seed, [page.document.id, str(n)])
@@ -200,7 +255,9 @@ class QuestionAnsweringTask:
         return requests
 
     def _records(self, page: _Page, answers: Mapping[int, Continuation | str]) -> list[Record]:
-        """The row's records in the order of its questions; an answer may be the reason why there is none."""
+        """The row's records in the order of its questions; an answer may be the reason why there is
+        none.
+        """
         records = []
         for n, question in enumerate(page.questions):
             columns: dict[str, Any] = {"question_id": question.id, "question": question.text}
@@ -221,8 +278,17 @@ class QuestionAnsweringTask:
             if letter is None:
                 return columns | {"answer_status": "invalid"}
             index = ascii_uppercase.index(letter)
-            return columns | {"answer": question.choices[index], "choice_index": index, "answer_status": "ok"}
-        text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip().partition("\n")[0].rstrip()
+            return columns | {
+                "answer": question.choices[index],
+                "choice_index": index,
+                "answer_status": "ok",
+            }
+        text = (
+            str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True))
+            .strip()
+            .partition("\n")[0]
+            .rstrip()
+        )
         if self.task.unanswerable and text.strip(" \"'.").lower() == "null":
             return columns | {"answer_status": "null"}
         if not text:

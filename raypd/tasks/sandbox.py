@@ -1,4 +1,6 @@
-"""Renders templates: in Jinja's sandbox; a user's in a process of its own, which is this file with JSON on stdin."""
+"""Renders templates: in Jinja's sandbox; a user's in a process of its own, which is this file with
+JSON on stdin.
+"""
 
 import contextlib
 import ctypes
@@ -29,13 +31,19 @@ class TemplateFault(Exception):
 
 
 class BoundedSandbox(ImmutableSandboxedEnvironment):
-    """Of a model's own template, in this process: no single operation takes minutes, or all memory."""
+    """Of a model's own template, in this process: no single operation takes minutes, or all
+    memory.
+    """
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         wide = operator == "%" and isinstance(left, str) and re.search(r"%[^a-z%]*(\*|\d{5})", left)
-        sizes = [] if operator == "%" else [len(n) if hasattr(n, "__len__") else abs(n) for n in (left, right)]
+        sizes = (
+            []
+            if operator == "%"
+            else [len(n) if hasattr(n, "__len__") else abs(n) for n in (left, right)]
+        )
         if wide or max(sizes, default=0) > 10_000:  # as a number, or characters, or items
             raise jinja2.sandbox.SecurityError(f"{operator} with more than 10,000")
         return super().call_binop(context, operator, left, right)
@@ -43,14 +51,18 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
 def render(text: str, values: list[dict[str, Any]]) -> list[str]:
     """A template of raypd's own with each of some values, in this process. Raises TemplateFault."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     try:
         template = environment.from_string(text)
         return [template.render(**names) for names in values]
     except jinja2.TemplateSyntaxError as error:
         raise TemplateFault(f"not a valid Jinja2 template: {error.message}", error.lineno) from None
     except jinja2.UndefinedError as error:
-        raise TemplateFault(f"{error.message}; it may use category, instruction and documents") from None
+        raise TemplateFault(
+            f"{error.message}; it may use category, instruction and documents"
+        ) from None
     except MemoryError:
         raise TemplateFault("it takes too much memory") from None
     except Exception as error:  # a template can raise whatever a filter or an operator does
@@ -58,7 +70,9 @@ def render(text: str, values: list[dict[str, Any]]) -> list[str]:
 
 
 def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
-    """As `render`, for templates of others: in a process that ends after CPU_SECONDS, with little memory."""
+    """As `render`, for templates of others: in a process that ends after CPU_SECONDS, with little
+    memory.
+    """
     try:
         answer = run_apart(__file__, [text, values])
     except Unfinished as reason:
@@ -75,11 +89,16 @@ class Unfinished(Exception):
 
 
 def run_apart(file: str, value: Any) -> Any:
-    """What a Python file, which limits itself, prints to JSON on stdin; None: a limit ended it. Raises Unfinished."""
+    """What a Python file, which limits itself, prints to JSON on stdin; None: a limit ended it.
+
+    Raises Unfinished.
+    """
     # -P: this folder has a numbers.py, which is not Python's.
     command = [sys.executable, "-P", file]
     try:
-        done = subprocess.run(command, input=json.dumps(value).encode(), capture_output=True, timeout=_WALL_SECONDS)
+        done = subprocess.run(
+            command, input=json.dumps(value).encode(), capture_output=True, timeout=_WALL_SECONDS
+        )
     except subprocess.TimeoutExpired:
         raise Unfinished(f"no end within {_WALL_SECONDS:.0f} s") from None
     if done.returncode < 0:
@@ -94,7 +113,9 @@ run_once = lru_cache(128)(run_apart)  # of values that can be hashed
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Ends Python code of this thread with a TimeoutError: a template of the model's own, which may never end."""
+    """Ends Python code of this thread with a TimeoutError: a template of the model's own, which may
+    never end.
+    """
     thread = ctypes.c_ulong(threading.get_ident())
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
     timer = threading.Timer(seconds, raise_in, (thread, ctypes.py_object(TimeoutError)))
@@ -112,7 +133,8 @@ def _main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    # Objects that have their keys and nothing to call: in a dict `attribute.values` would be a method.
+    # Objects that have their keys and nothing to call: in a dict `attribute.values` would be a
+    # method.
     text, values = json.load(sys.stdin, object_hook=lambda tree: SimpleNamespace(**tree))
     try:
         answer: dict[str, Any] = {"texts": render(text, list(map(vars, values)))}

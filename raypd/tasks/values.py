@@ -15,9 +15,11 @@ from raypd.tasks.numbers import read_number
 Status = Literal["ok", "null", "truncated", "invalid", "ambiguous", "unsure"]
 _DECODER = json.JSONDecoder(strict=False)
 _NULLS = {"", "null", "none", "n/a"}
-_BARE = re.compile(r"(?:[^,}\n]|,(?= *\d))*")  # up to a comma that no digit follows, a brace or a newline
+# Up to a comma that no digit follows, a brace or a newline.
+_BARE = re.compile(r"(?:[^,}\n]|,(?= *\d))*")
 _BETWEEN = re.compile(r"[\s,]*")
-_STRING = re.compile(r'(?:[^"\\\n]|\\.)*', re.DOTALL)  # up to a quote that is not escaped, or a newline
+# Up to a quote that is not escaped, or a newline.
+_STRING = re.compile(r'(?:[^"\\\n]|\\.)*', re.DOTALL)
 _QUOTED = re.compile(rf'"{_STRING.pattern}"?', re.DOTALL)
 _BEGINS_AS_NUMBER = re.compile(r"[^a-zA-Z[{]*[\d¼½¾]")
 
@@ -25,7 +27,8 @@ _BEGINS_AS_NUMBER = re.compile(r"[^a-zA-Z[{]*[\d¼½¾]")
 @dataclass
 class CheckedValue:
     status: Status
-    value: Any  # typed, as JSON has it; None unless the status is ok or, of a text or a list, truncated
+    # Typed, as JSON has it; None unless the status is ok or, of a text or a list, truncated.
+    value: Any
     raw: str  # what was decoded, as JSON
 
 
@@ -33,8 +36,10 @@ Rated = tuple[CheckedValue, float | None]  # a value and its confidence
 
 
 def _read_json(text: str, closed: bool = True) -> tuple[object, Status]:
-    """The scalar that `text` begins with; a string may end at a newline or, not `closed`, where it was cut. What begins
-    as a number is kept as it is written: it may go on as none, such as 7/8 or 1,000."""
+    """The scalar that `text` begins with; a string may end at a newline or, not `closed`, where it
+    was cut. What begins as a number is kept as it is written: it may go on as none, such as 7/8 or
+    1,000.
+    """
     text = text.lstrip()
     if not text.startswith('"'):
         bare = _BARE.match(text).group().strip()  # type: ignore[union-attr]
@@ -63,14 +68,22 @@ def _string_end(text: str) -> int | None:
 
 def check(attribute: Attribute, text: str, closed: bool = True, bare: bool = False) -> CheckedValue:
     """What was decoded for an attribute. bare: a text has no quotes, and ends at a newline."""
-    kind = _check_list if attribute.many else _check_bare if bare and attribute.type == "text" else _check_item
+    kind = (
+        _check_list
+        if attribute.many
+        else _check_bare
+        if bare and attribute.type == "text"
+        else _check_item
+    )
     checked = kind(attribute, text, closed)
     valid = checked.value is None or checked.status == "truncated" or attribute.fits(checked.value)
     return checked if valid else CheckedValue("invalid", None, text)
 
 
 def _check_bare(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
-    checked = _check_item(attribute, json.dumps(text.partition("\n")[0].strip(), ensure_ascii=False), True)
+    checked = _check_item(
+        attribute, json.dumps(text.partition("\n")[0].strip(), ensure_ascii=False), True
+    )
     return checked if closed or checked.value is None else replace(checked, status="truncated")
 
 
@@ -90,7 +103,9 @@ def _check_list(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
                 value, end = _DECODER.raw_decode(text, _BETWEEN.match(text, end).end())  # type: ignore[union-attr]
                 if end < len(text):  # the digits of a number that are missing would make it another
                     items.append(value)
-    checked = [_check_item(attribute, json.dumps(value, ensure_ascii=False), True) for value in items]
+    checked = [
+        _check_item(attribute, json.dumps(value, ensure_ascii=False), True) for value in items
+    ]
     if any(item.status not in ("ok", "null") for item in checked):
         return CheckedValue("invalid", None, text)
     return CheckedValue(status, [item.value for item in checked if item.status == "ok"], text)  # type: ignore[arg-type]
@@ -99,14 +114,26 @@ def _check_list(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
 def _check_row(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
     """An object of a list; its keys may differ in case and punctuation."""
     try:
-        cells = {bare(name): json.dumps(cell, ensure_ascii=False) for name, cell in _DECODER.decode(text).items()}
+        cells = {
+            bare(name): json.dumps(cell, ensure_ascii=False)
+            for name, cell in _DECODER.decode(text).items()
+        }
     except (ValueError, AttributeError):
-        return CheckedValue("null" if text.casefold() in _NULLS else "invalid" if closed else "truncated", None, text)
-    row = {column.name: _check_item(column, cells.get(bare(column.name), "null"), True) for column in attribute.columns}
+        return CheckedValue(
+            "null" if text.casefold() in _NULLS else "invalid" if closed else "truncated",
+            None,
+            text,
+        )
+    row = {
+        column.name: _check_item(column, cells.get(bare(column.name), "null"), True)
+        for column in attribute.columns
+    }
     if any(cell.status not in ("ok", "null") for cell in row.values()):
         return CheckedValue("invalid", None, text)
     empty = all(cell.value is None for cell in row.values())
-    return CheckedValue("null" if empty else "ok", None if empty else {n: c.value for n, c in row.items()}, text)
+    return CheckedValue(
+        "null" if empty else "ok", None if empty else {n: c.value for n, c in row.items()}, text
+    )
 
 
 def _check_item(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
@@ -131,13 +158,21 @@ def _check_item(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
         return CheckedValue("ambiguous", None, text)
     if attribute.type == "integer" and math.isfinite(number) and number == int(number):
         number = int(number)
-    return CheckedValue("ok", number, text) if math.isfinite(number) else CheckedValue("invalid", None, text)
+    return (
+        CheckedValue("ok", number, text)
+        if math.isfinite(number)
+        else CheckedValue("invalid", None, text)
+    )
 
 
 def _says_null(attribute: Attribute, word: str) -> bool:
-    """Whether a text stands for null: not where it is an enum's value, or of a pattern that has no null."""
+    """Whether a text stands for null: not where it is an enum's value, or of a pattern that has no
+    null.
+    """
     asked = attribute.type == "enum" or (attribute.type == "pattern" and attribute.required)
-    return word.casefold() in _NULLS and not (asked and attribute.item.fits(_typed(attribute, word)))
+    return word.casefold() in _NULLS and not (
+        asked and attribute.item.fits(_typed(attribute, word))
+    )
 
 
 def _typed(attribute: Attribute, value: object) -> str | bool | None:
@@ -157,11 +192,16 @@ def _depth(text: str) -> int:
 
 
 def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
-    """Where in an autoregressive answer the value of key `name` stands: (start, end, closed); None if it does not."""
+    """Where in an autoregressive answer the value of key `name` stands: (start, end, closed); None
+    if it does not.
+    """
     exact = re.escape(json.dumps(name, ensure_ascii=False))
     # a model may write Model name as model_name
     words = r"[ _./-]*".join(map(re.escape, re.split(r"[ _./-]+", name)))
-    keys = [*re.finditer(rf"{exact}\s*:\s*", text), *re.finditer(rf'"{words}"\s*:\s*', text, re.IGNORECASE)]
+    keys = [
+        *re.finditer(rf"{exact}\s*:\s*", text),
+        *re.finditer(rf'"{words}"\s*:\s*', text, re.IGNORECASE),
+    ]
     top = _depth(text.partition('"')[0])
     if (key := next((key for key in keys if _depth(text[: key.start()]) == top), None)) is None:
         return None
@@ -178,11 +218,16 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
 
 
 class JsonObjectEnd:
-    """Tells when an answer that begins inside a JSON object is complete. Call with all tokens so far, after each token.
-    That is at its closing brace, at an end token, when every name has its value, and when a key comes a second time
-    (the first one counts; a small model may go round in circles)."""
+    """Tells when an answer that begins inside a JSON object is complete.
 
-    def __init__(self, texts: Sequence[str], end_tokens: frozenset[int], names: Sequence[str]) -> None:
+    Call with all tokens so far, after each token. That is at its closing brace, at an end token,
+    when every name has its value, and when a key comes a second time (the first one counts; a small
+    model may go round in circles).
+    """
+
+    def __init__(
+        self, texts: Sequence[str], end_tokens: frozenset[int], names: Sequence[str]
+    ) -> None:
         self._texts, self._ends = texts, end_tokens
         self._names = set(map(bare, names))
         self._keys: set[str] = set()
@@ -211,7 +256,8 @@ class JsonObjectEnd:
                 self._escaped = True
             elif char in '"\n':
                 self._inside = False
-                self._after_colon &= char == '"' or self._depth > 1  # a string that was cut by the line is a value
+                # A string that was cut by the line is a value.
+                self._after_colon &= char == '"' or self._depth > 1
             self._word += char
         elif char == '"':
             self._inside, self._word = True, ""
@@ -235,7 +281,9 @@ class JsonObjectEnd:
 
 
 def find_span(text: str, value: str) -> tuple[int, int, bool] | None:
-    """(begin, end, exact) of a value's first place, whole words first; not exact: in another case or white space."""
+    """(begin, end, exact) of a value's first place, whole words first; not exact: in another case
+    or white space.
+    """
     if not value.strip():
         return None
     if (begin := _place(text, value)) is not None:
@@ -265,8 +313,12 @@ def _is_word(char: str) -> bool:
     return char.isalnum() or char == "_"
 
 
-def span_of(attribute: Attribute, value: Any, text: str, begins: int, source: str) -> dict[str, Any]:
-    """`span` and `span_exact` of a value that is a text, in `text`: a part of source that `begins` at a character."""
+def span_of(
+    attribute: Attribute, value: Any, text: str, begins: int, source: str
+) -> dict[str, Any]:
+    """`span` and `span_exact` of a value that is a text, in `text`: a part of source that `begins`
+    at a character.
+    """
     span = find_span(text, value) if isinstance(value, str) and not attribute.many else None
     if span is None:
         return {"span": None, "span_exact": None}
@@ -276,5 +328,7 @@ def span_of(attribute: Attribute, value: Any, text: str, begins: int, source: st
 
 
 def span_source(document: Document, columns: Sequence[str]) -> str:
-    """What spans count in: the document's one text column; of several nothing, as their text is raypd's."""
+    """What spans count in: the document's one text column; of several nothing, as their text is
+    raypd's.
+    """
     return str(document.fields.get(columns[0])) if len(columns) == 1 else ""

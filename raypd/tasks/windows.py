@@ -1,4 +1,6 @@
-"""A document that does not fit the context: cut into windows that overlap, and the answers of all of them as one."""
+"""A document that does not fit the context: cut into windows that overlap, and the answers of all
+of them as one.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +13,12 @@ _BORDER = re.compile(r"\n|(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")  # behind a 
 _OVERLAP = 8  # the end of a window, up to an eighth of it, is also the beginning of the next
 
 
-def windows(text: str, encode: Callable[[str], list[int]], limit: int) -> list[tuple[int, str, list[int]]]:
-    """First character, text and ids of windows that hold all of a text; cut between sentences, else between words."""
+def windows(
+    text: str, encode: Callable[[str], list[int]], limit: int
+) -> list[tuple[int, str, list[int]]]:
+    """First character, text and ids of windows that hold all of a text; cut between sentences, else
+    between words.
+    """
     pieces = list(_pieces(text, encode, limit, 0))  # (begin, end, tokens)
     result: list[tuple[int, str, list[int]]] = []
     first = reached = 0
@@ -34,8 +40,12 @@ def windows(text: str, encode: Callable[[str], list[int]], limit: int) -> list[t
     return result
 
 
-def _pieces(text: str, encode: Callable[[str], list[int]], limit: int, offset: int) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, tokens) of parts of a text, which fit a window each. offset: where the text stands."""
+def _pieces(
+    text: str, encode: Callable[[str], list[int]], limit: int, offset: int
+) -> Iterator[tuple[int, int, int]]:
+    """(begin, end, tokens) of parts of a text, which fit a window each. offset: where the text
+    stands.
+    """
     ends = [border.end() for border in _BORDER.finditer(text)]
     begin = 0
     for end in dict.fromkeys([*ends, len(text)]):
@@ -52,15 +62,25 @@ def _pieces(text: str, encode: Callable[[str], list[int]], limit: int, offset: i
         begin = end
 
 
-def merged(attributes: Sequence[Attribute], answers: Sequence[Sequence[Rated]]) -> list[tuple[int, Rated]]:
-    """Of each attribute the window and its value: the surest value, else the surest null; lists are united."""
+def merged(
+    attributes: Sequence[Attribute], answers: Sequence[Sequence[Rated]]
+) -> list[tuple[int, Rated]]:
+    """Of each attribute the window and its value: the surest value, else the surest null; lists are
+    united.
+    """
     result = []
     for place, attribute in enumerate(attributes):
         rated = [answer[place] for answer in answers]
-        ranks = [(v.value is not None, v.status in ("ok", "null"), sure or 0.0) for v, sure in rated]
+        ranks = [
+            (v.value is not None, v.status in ("ok", "null"), sure or 0.0) for v, sure in rated
+        ]
         best = ranks.index(max(ranks))
         value, rating = rated[best]
-        lists = [(checked.value, sure) for checked, sure in rated if checked.value] if attribute.many else []
+        lists = (
+            [(checked.value, sure) for checked, sure in rated if checked.value]
+            if attribute.many
+            else []
+        )
         if len(lists) > 1:
             united = []
             for item in (item for items, _ in lists for item in items):

@@ -1,5 +1,7 @@
-"""`model: fake`: an engine and a task that take the time and count the tokens of real ones, without weights. Answers
-have a length drawn from the document's id. Nothing here imports torch, so that a machine carries many workers."""
+"""`model: fake`: an engine and a task that take the time and count the tokens of real ones, without
+weights. Answers have a length drawn from the document's id. Nothing here imports torch, so that a
+machine carries many workers.
+"""
 
 import json
 import math
@@ -12,7 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from raypd.config import Category, ExtractionConfig, FakeConfig, GenerationConfig, QuestionAnsweringConfig, RunConfig
+from raypd.config import (
+    Category,
+    ExtractionConfig,
+    FakeConfig,
+    GenerationConfig,
+    QuestionAnsweringConfig,
+    RunConfig,
+)
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.tasks import columns
@@ -29,7 +38,8 @@ class Program:
     prefix: str  # the instruction, computed once an engine
     shared: int  # tokens of the prefix
     prompt: int  # tokens behind the prefix; in the engine those that are still to be put in
-    lanes: list[int]  # of every value that is decoded in parallel; autoregressive decoding has one lane
+    # Of every value that is decoded in parallel; autoregressive decoding has one lane.
+    lanes: list[int]
     tag: Any = None
     depth: int = 0  # tokens of every lane that are decoded
     counts: TokenCounts = field(default_factory=TokenCounts)
@@ -42,7 +52,11 @@ class FakeEngine:
     """Continuous batching: a step sleeps for a fixed time and for the time of its tokens."""
 
     def __init__(self, costs: FakeConfig, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self.costs, self.max_num_seqs, self.max_num_batched_tokens = costs, max_num_seqs, max_num_batched_tokens
+        self.costs, self.max_num_seqs, self.max_num_batched_tokens = (
+            costs,
+            max_num_seqs,
+            max_num_batched_tokens,
+        )
         self.queue: deque[Program] = deque()
         self.sequences: list[Program] = []
         self._prefixes: set[str] = set()  # that are in the cache
@@ -81,8 +95,12 @@ class FakeEngine:
                 decode += tokens
             room -= tokens
         self._spend(began, prefill, decode)
-        ended = [sequence for sequence in self.sequences if not sequence.prompt and not sequence.live()]
-        self.sequences = [sequence for sequence in self.sequences if sequence.prompt or sequence.live()]
+        ended = [
+            sequence for sequence in self.sequences if not sequence.prompt and not sequence.live()
+        ]
+        self.sequences = [
+            sequence for sequence in self.sequences if sequence.prompt or sequence.live()
+        ]
         for sequence in ended:
             sequence.counts.steps = sequence.depth + 1
         return [Finished(sequence.tag, sequence.lanes, None, sequence.counts) for sequence in ended]
@@ -99,8 +117,8 @@ class FakeEngine:
         costs = self.costs
         seconds = costs.step_seconds + prefill / costs.prefill_tokens_per_second
         seconds += decode / costs.decode_tokens_per_second
-        # Every sleep lasts a little too long. Up to 10 ms of that are subtracted from the next, so that many short
-        # steps keep the configured rate.
+        # Every sleep lasts a little too long. Up to 10 ms of that are subtracted from the next, so
+        # that many short steps keep the configured rate.
         self._free = max(self._free, began - 0.01) + seconds
         if (remaining := self._free - time.monotonic()) > 2e-4:
             time.sleep(remaining)
@@ -116,14 +134,22 @@ class FakeTask:
         if isinstance(self.task, ExtractionConfig):
             for name, message in messages(self.task).items():
                 form = " {:.4}:" if config.decoding.bare else ',\n"{}":'
-                keys = "".join(form.format(attribute.name) for attribute in self.task.categories[name].attributes)
-                self._prompts[name] = self._tokens(message.replace(DOCUMENTS, "")), self._tokens(keys)
+                keys = "".join(
+                    form.format(attribute.name)
+                    for attribute in self.task.categories[name].attributes
+                )
+                self._prompts[name] = (
+                    self._tokens(message.replace(DOCUMENTS, "")),
+                    self._tokens(keys),
+                )
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         stacks: dict[str, list[tuple[Document, int]]] = {}
         plans: dict[str, Callable[[Document], Iterator[Request]]] = {
-            "extraction": partial(self._extract, stacks), "question_answering": self._question,
-            "generation": self._generate}  # fmt: skip
+            "extraction": partial(self._extract, stacks),
+            "question_answering": self._question,
+            "generation": self._generate,
+        }
         plan = plans.get(self.task.kind, self._any)
         for document in documents:
             try:
@@ -138,7 +164,9 @@ class FakeTask:
     def _any(self, document: Document) -> Iterator[Request]:
         """Of a task that is not known here: one answer a document, whose texts are `fake`."""
         prompt = self._tokens(text_of(document, self.config.text_columns()))
-        lanes = self._lengths(document.id, 1, self.costs.answer_tokens, self.config.decoding.max_new_tokens)
+        lanes = self._lengths(
+            document.id, 1, self.costs.answer_tokens, self.config.decoding.max_new_tokens
+        )
         row = {f.name: "fake" for f in columns.SHAPES[self.task.kind].schema if f.type == "string"}
         yield self._request(document.index, prompt, lanes, [row])
 
@@ -150,8 +178,12 @@ class FakeTask:
         draw = random.Random(zlib.crc32(id.encode()))
         return [min(longest, 1 + int(draw.random() * (2 * mean - 1))) for _ in range(count)]
 
-    def _extract(self, stacks: dict[str, list[tuple[Document, int]]], document: Document) -> Iterator[Request]:
-        """The request of a stack that the document fills; `stacks`: by category, with the lengths of documents."""
+    def _extract(
+        self, stacks: dict[str, list[tuple[Document, int]]], document: Document
+    ) -> Iterator[Request]:
+        """The request of a stack that the document fills; `stacks`: by category, with the lengths
+        of documents.
+        """
         task = self.config.extraction
         name = category_of(document, self.config.input, task.categories)
         length = self._tokens(text_of(document, list(self.config.input.text_columns)))
@@ -166,15 +198,19 @@ class FakeTask:
         count, decoding = len(category.attributes), self.config.decoding
         tokens, lanes = sum(length for _, length in stack), []
         for document, _ in stack:
-            lanes += self._lengths(document.id, count, self.costs.value_tokens, decoding.max_value_tokens)
+            lanes += self._lengths(
+                document.id, count, self.costs.value_tokens, decoding.max_value_tokens
+            )
         if REGISTRY[self._method].whole_record:  # it writes the keys, too
             lanes = [min(keys + sum(lanes), decoding.max_new_tokens)]
         else:
             tokens += keys * len(stack)
             lanes = [sum(lanes)] if self._method == "guided" else lanes
         documents = [document.index for document, _ in stack]
-        program = Program(name, shared, tokens, lanes)
-        return Request(documents, program, lambda _: [Record(i, _record(name, category)) for i in documents])  # type: ignore[arg-type]
+        program: Any = Program(name, shared, tokens, lanes)
+        return Request(
+            documents, program, lambda _: [Record(i, _record(name, category)) for i in documents]
+        )
 
     def _question(self, document: Document) -> Iterator[Request]:
         """All questions of a context at once, whatever the method."""
@@ -188,32 +224,52 @@ class FakeTask:
             name = str(number if fields.get("id") is None else fields["id"])
             answer = {"answer": "fake", "answer_status": "ok", "truncated": False}
             rows.append({"question_id": name, "question": str(fields.get("question")), **answer})
-        texts = [self.task.instruction or "x" * 200, text_of(document, [self.task.context_column]), *map(str, column)]
-        lanes = self._lengths(document.id, len(rows), self.costs.value_tokens, self.task.max_answer_tokens)
+        texts = [
+            self.task.instruction or "x" * 200,
+            text_of(document, [self.task.context_column]),
+            *map(str, column),
+        ]
+        lanes = self._lengths(
+            document.id, len(rows), self.costs.value_tokens, self.task.max_answer_tokens
+        )
         yield self._request(document.index, sum(map(self._tokens, texts)), lanes, rows)
 
     def _generate(self, document: Document) -> Iterator[Request]:
         """All turns at once."""
         assert isinstance(self.task, GenerationConfig)
         request = read_request(document, self.config)
-        turns, longest = [turn["content"] for turn in request.turns], request.parameters.max_new_tokens
+        turns, longest = (
+            [turn["content"] for turn in request.turns],
+            request.parameters.max_new_tokens,
+        )
         for sample in range(request.parameters.samples):
             id = f"{document.id}/{sample}"
             lengths = self._lengths(id, len(request.unanswered), self.costs.answer_tokens, longest)
             prompt = sum(map(self._tokens, turns))
             for turn, (text, length) in enumerate(zip(request.unanswered, lengths, strict=True)):
                 prompt += self._tokens(text)
-                row = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
+                row = {
+                    "sample": sample,
+                    "turn": turn,
+                    "text": "fake",
+                    "finish_reason": "stop",
+                    "tokens": length,
+                }
                 row |= {"counters": json.dumps({"prompt_tokens": prompt}), "warnings": []}
                 yield self._request(document.index, prompt, [length], [row])
                 prompt += length
 
-    def _request(self, index: int, prompt: int, lanes: list[int], rows: list[dict[str, Any]]) -> Request:
-        return Request([index], Program("", 0, prompt, lanes), lambda _: [Record(index, row) for row in rows])  # type: ignore[arg-type]
+    def _request(
+        self, index: int, prompt: int, lanes: list[int], rows: list[dict[str, Any]]
+    ) -> Request:
+        program: Any = Program("", 0, prompt, lanes)
+        return Request([index], program, lambda _: [Record(index, row) for row in rows])
 
 
 def _record(name: str, category: Category) -> dict[str, Any]:
-    texts = {a.name: "fake" if a.type == "text" and not a.many else None for a in category.attributes}
+    texts = {
+        a.name: "fake" if a.type == "text" and not a.many else None for a in category.attributes
+    }
     values = [columns.value_row(n, v, "ok" if v else "null", None) for n, v in texts.items()]
     record = json.dumps(columns.record_of(category, texts), ensure_ascii=False)
     return {"category": name, "record": record, "values": values, "truncated": False}
@@ -223,4 +279,6 @@ def make(config: RunConfig) -> tuple[FakeEngine, FakeTask]:
     """Engine and task of `model: fake`, after the seconds that a model would take to load."""
     time.sleep(config.model.fake.load_seconds)
     sizes = config.engine
-    return FakeEngine(config.model.fake, sizes.most_seqs, sizes.batched_tokens(gpu=False)), FakeTask(config)
+    return FakeEngine(
+        config.model.fake, sizes.most_seqs, sizes.batched_tokens(gpu=False)
+    ), FakeTask(config)

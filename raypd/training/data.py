@@ -30,9 +30,15 @@ def check(config: RunConfig) -> None:
     kind, method = config.task.kind, config.decoding.method
     if method not in METHODS.get(kind, ()):
         trainable = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
-        raise ConfigError(f"decoding.method {method} of task.kind {kind} cannot be trained yet; these can: {trainable}")
+        raise ConfigError(
+            f"decoding.method {method} of task.kind {kind} cannot be trained yet; these can: "
+            f"{trainable}"
+        )
     if kind == "extraction" and config.extraction.too_long == "windows":
-        raise ConfigError("task.too_long windows: nobody knows which window has a value; set task.too_long=truncate")
+        raise ConfigError(
+            "task.too_long windows: nobody knows which window has a value; set "
+            "task.too_long=truncate"
+        )
     for key in ("annotations", "preference"):
         if getattr(config.training, key) is not None and method != "pasta":
             raise ConfigError(f"training.{key} is for decoding.method pasta, and this is {method}")
@@ -41,7 +47,9 @@ def check(config: RunConfig) -> None:
 
 
 def check_input(config: RunConfig) -> None:
-    """Raises InputError, or RunError where storage fails, for documents that no worker would find either."""
+    """Raises InputError, or RunError where storage fails, for documents that no worker would find
+    either.
+    """
     plan(config)
     if config.training.validation is not None:
         plan(_of_validation(config))
@@ -50,7 +58,10 @@ def check_input(config: RunConfig) -> None:
 def prepare(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
 ) -> tuple[TrainingData, list[list[Example]], list[list[Example]]]:
-    """The data's description, packs of an epoch and of a validation. Raises InputError: none, or max_skipped_share."""
+    """The data's description, packs of an epoch and of a validation.
+
+    Raises InputError: none, or max_skipped_share.
+    """
     training = config.training
     documents = _documents(config)
     if training.validation is not None:
@@ -67,19 +78,27 @@ def prepare(
     else:
         make = GenerationExamples(config, tokenizer, context_length)
     generator = torch.Generator().manual_seed(0)  # a validation has the same masks each time
-    examples, validation = list(make(documents)), [example.drawn(generator) for example in make(held_out)]
+    examples, validation = (
+        list(make(documents)),
+        [example.drawn(generator) for example in make(held_out)],
+    )
     _check_skipped(config, make, len(documents) + len(held_out))
     skipped = dict(make.skipped.most_common())
     for usable, key in ((examples, "input.path"), (validation, "training.validation")):
         if not usable:
             raise InputError(f"{key}: no document that can be used{listed(make.skipped, 5)}")
     groups = _passes(examples, config, training.seed)
-    said = [json.dumps([d.id, d.fields], sort_keys=True, default=str) for d in (*documents, *held_out)]
+    said = [
+        json.dumps([d.id, d.fields], sort_keys=True, default=str) for d in (*documents, *held_out)
+    ]
     facts = TrainingData(
-        documents=len(documents), validation_documents=len(held_out), tokens=sum(map(count_tokens, groups)),
-        targets=sum(len(example.targets) for example in examples), skipped=skipped,
+        documents=len(documents),
+        validation_documents=len(held_out),
+        tokens=sum(map(count_tokens, groups)),
+        targets=sum(len(example.targets) for example in examples),
+        skipped=skipped,
         digest=hashlib.sha256("".join(said).encode()).hexdigest()[:16],
-    )  # fmt: skip
+    )
     return facts, groups, _passes(validation, config, 0)
 
 
@@ -92,7 +111,11 @@ def _passes(examples: list[Example], config: RunConfig, seed: int) -> list[list[
 def _documents(config: RunConfig) -> list[Document]:
     training = config.training
     named = label_columns(config.extraction.categories) if config.task.kind == "extraction" else []
-    columns = [training.labels_column, *named] if training.labels is None and training.preference is None else []
+    columns = (
+        [training.labels_column, *named]
+        if training.labels is None and training.preference is None
+        else []
+    )
     documents: list[Document] = []
     for unit in plan(config):
         for document in read_unit(unit, config, columns):
@@ -107,7 +130,9 @@ def _documents(config: RunConfig) -> list[Document]:
 
 def _of_validation(config: RunConfig) -> RunConfig:
     source = config.input.model_copy(update={"path": config.training.validation})
-    return config.model_copy(update={"input": source, "training": config.training.model_copy(update={"labels": None})})
+    return config.model_copy(
+        update={"input": source, "training": config.training.model_copy(update={"labels": None})}
+    )
 
 
 def _is_held_out(document: Document, config: RunConfig) -> bool:
@@ -117,9 +142,14 @@ def _is_held_out(document: Document, config: RunConfig) -> bool:
 
 def _check_skipped(config: RunConfig, make: Examples, documents: int) -> None:
     limit = config.training.max_skipped_share
-    for lost, total, kind in ((make.lost, documents, "documents"), (make.lost_labels, make.labels, "labels")):
+    for lost, total, kind in (
+        (make.lost, documents, "documents"),
+        (make.lost_labels, make.labels, "labels"),
+    ):
         share = lost / max(1, total)
         if share > limit:
             most = f"training.max_skipped_share is {limit:.0%}"
             reasons = listed(make.skipped, 5)
-            raise InputError(f"{lost} of {total} {kind} cannot be trained on ({share:.0%}; {most}){reasons}")
+            raise InputError(
+                f"{lost} of {total} {kind} cannot be trained on ({share:.0%}; {most}){reasons}"
+            )

@@ -1,6 +1,8 @@
-"""A training example is what a decoding method would have fed, had the model answered with the gold tokens. The
-method's own program runs with a teacher in the model's place; the number of a feed is the step of its tokens, and what
-the teacher answers at `sample_at` are the targets. So the mask of training is `visible` over what decoding feeds."""
+"""A training example is what a decoding method would have fed, had the model answered with the gold
+tokens. The method's own program runs with a teacher in the model's place; the number of a feed is
+the step of its tokens, and what the teacher answers at `sample_at` are the targets. So the mask of
+training is `visible` over what decoding feeds.
+"""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -22,11 +24,14 @@ from raypd.tasks.base import Document
 from raypd.tasks.prompting import encode
 
 IGNORED = -100  # a label that is none, for torch
-Teacher = Callable[[Feed], list[int]]  # gives for a feed the tokens to be predicted at its `sample_at`
+# Gives for a feed the tokens to be predicted at its `sample_at`.
+Teacher = Callable[[Feed], list[int]]
 
 
 class Skip(Exception):
-    """An example that cannot be trained on; its message is the same for all examples of its kind."""
+    """An example that cannot be trained on; its message is the same for all examples of its
+    kind.
+    """
 
 
 @dataclass
@@ -40,9 +45,11 @@ class Example:
     reach: np.ndarray  # [segments, segments] of Reach
     targets: dict[int, int]  # the token to be predicted at an index; other indices have none
     shared: int = 0  # the first tokens, an instruction in common with other examples
-    until: dict[int, int] = field(default_factory=dict)  # the step before which a token left the cache
+    # The step before which a token left the cache.
+    until: dict[int, int] = field(default_factory=dict)
     initial: float = 0.0  # log-probability of the targets under the model before a preference round
-    draw: "Callable[[Example, torch.Generator | None], Example] | None" = None  # what is trained on, if random
+    # What is trained on, if random.
+    draw: "Callable[[Example, torch.Generator | None], Example] | None" = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -51,18 +58,25 @@ class Example:
         return self if self.draw is None else self.draw(self, generator)
 
     def visibility(self) -> np.ndarray:
-        """What each own token sees: bool [n - shared, n], by the rule of decoding with its step condition."""
+        """What each own token sees: bool [n - shared, n], by the rule of decoding with its step
+        condition.
+        """
         own_tokens = slice(self.shared, None)
         queries = self.segments[own_tokens], self.positions[own_tokens]
-        visibility = visible(self.reach, *queries, self.segments, self.positions, self.steps[own_tokens], self.steps)
+        visibility = visible(
+            self.reach, *queries, self.segments, self.positions, self.steps[own_tokens], self.steps
+        )
         for key, step in self.until.items():
             visibility[self.steps[own_tokens] >= step, key] = False
         return visibility
 
     def ahead(self, further: int) -> list[int]:
-        """For each target the one so many tokens further along its path; IGNORED where the path ends before."""
+        """For each target the one so many tokens further along its path; IGNORED where the path
+        ends before.
+        """
         visibility = self.visibility()
-        following = {}  # index of a target -> that of the next one: the fed token that it predicted; -1: none
+        # Index of a target -> that of the next one: the fed token that it predicted; -1: none.
+        following = {}
         for index, token in self.targets.items():
             fed = (self.tokens == token) & (self.positions == self.positions[index] + 1)
             fed[self.shared :] &= visibility[:, index]
@@ -81,7 +95,8 @@ class Examples(ABC):
         self.config, self.tokenizer = config, tokenizer
         self.column = config.training.labels_column
         self.skipped: Counter[str] = Counter()  # by the reason
-        self.lost = self.labels = self.lost_labels = 0  # documents; labels; of these lost without their document
+        # Documents; labels; of these lost without their document.
+        self.lost = self.labels = self.lost_labels = 0
 
     @abstractmethod
     def __call__(self, documents: Sequence[Document]) -> Iterable[Example]: ...
@@ -95,11 +110,15 @@ class Examples(ABC):
 
 
 def listed(skipped: Counter[str], most_common: int | None = None) -> str:
-    return "".join(f"\n  {count:,} x {reason}" for reason, count in skipped.most_common(most_common))
+    return "".join(
+        f"\n  {count:,} x {reason}" for reason, count in skipped.most_common(most_common)
+    )
 
 
 def check_usable(document: Document) -> None:
-    """Raises Skip for a document that could not be read or labelled, without the place in its message."""
+    """Raises Skip for a document that could not be read or labelled, without the place in its
+    message.
+    """
     if document.error is not None:
         raise Skip(document.error.partition(": ")[2] or document.error)
 
@@ -107,12 +126,17 @@ def check_usable(document: Document) -> None:
 def written(prompt: list[int], answer: list[int], shared: int = 0) -> Example:
     """An answer token by token, as `autoregressive` writes it."""
     tokens = iter(answer)
-    program = autoregressive(Prompt(prompt, shared), len(answer), lambda ids: len(ids) == len(answer))
+    program = autoregressive(
+        Prompt(prompt, shared), len(answer), lambda ids: len(ids) == len(answer)
+    )
     return trace(program, lambda feed: [next(tokens) for _ in feed.sample_at])[0]
 
 
 def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
-    """Runs a program with a teacher: the example, and its answer. Raises ValueError where it moves tokens or drafts."""
+    """Runs a program with a teacher: the example, and its answer.
+
+    Raises ValueError where it moves tokens or drafts.
+    """
     tokens: list[int] = []
     positions: list[int] = []
     segments: list[int] = []
@@ -127,7 +151,9 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
             raise ValueError("a program that moves or drafts tokens cannot be traced")
         until |= dict.fromkeys(feed.drop, step)
         gold = teacher(feed)
-        targets |= {len(tokens) + index: token for index, token in zip(feed.sample_at, gold, strict=True)}
+        targets |= {
+            len(tokens) + index: token for index, token in zip(feed.sample_at, gold, strict=True)
+        }
         tokens += feed.tokens
         positions += feed.positions
         segments += feed.segments if feed.segments is not None else [0] * len(feed.tokens)

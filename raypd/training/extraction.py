@@ -1,4 +1,6 @@
-"""Training examples of extraction, for `hyper_parallel` (HPD, section 4.4) and `autoregressive`: values as decoded."""
+"""Training examples of extraction, for `hyper_parallel` (HPD, section 4.4) and `autoregressive`:
+values as decoded.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,9 +24,13 @@ _NULL = "null says that there is no value"
 
 
 class ExtractionExamples(Examples):
-    """Makes examples of documents with labels, for the task and decoding that the model will be run with."""
+    """Makes examples of documents with labels, for the task and decoding that the model will be run
+    with.
+    """
 
-    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+    def __init__(
+        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
+    ) -> None:
         super().__init__(config, tokenizer)
         self.categories = config.extraction.categories
         self.task = ExtractionTask(config, tokenizer, context_length)
@@ -61,11 +67,22 @@ class ExtractionExamples(Examples):
                 raise Skip(f"answers of more than {limit} tokens")
             return written(list(prompt.tokens), answer, prompt.shared)
         schemas = [(document.fields[self.column], self._category(document)) for document in stack]
-        asked = [(labels, a, lacks(labels, a, category)) for labels, category in schemas for a in category.attributes]
+        asked = [
+            (labels, a, lacks(labels, a, category))
+            for labels, category in schemas
+            for a in category.attributes
+        ]
         bare = self.config.decoding.bare
-        texts = ("\n" if lacking else value_text(a, value_in(labels, a), bare) for labels, a, lacking in asked)
+        texts = (
+            "\n" if lacking else value_text(a, value_in(labels, a), bare)
+            for labels, a, lacking in asked
+        )
         example, values = trace(program, slots_teacher(list(map(self.encode, texts))))
-        ends = [int(example.positions[index]) for index in sorted(example.targets) if example.steps[index] == 0]
+        ends = [
+            int(example.positions[index])
+            for index in sorted(example.targets)
+            if example.steps[index] == 0
+        ]
         limit = self.config.decoding.max_value_tokens
         for end, value, (*_, lacking) in zip(ends, values, asked, strict=True):
             if lacking:
@@ -74,8 +91,11 @@ class ExtractionExamples(Examples):
                 self._skip_label(f"values of more than {limit} tokens (decoding.max_value_tokens)")
             else:
                 continue
-            gap = range(end, end + limit)  # its tokens stay, as when decoding cuts a value, but are no targets
-            example.targets = {i: t for i, t in example.targets.items() if example.positions[i] not in gap}
+            # Its tokens stay, as when decoding cuts a value, but are no targets.
+            gap = range(end, end + limit)
+            example.targets = {
+                i: t for i, t in example.targets.items() if example.positions[i] not in gap
+            }
         if not example.targets:
             raise Skip("no label that can be trained on")
         return example
@@ -84,12 +104,15 @@ class ExtractionExamples(Examples):
         return self.categories[category_of(document, self.config.input, self.categories)]
 
     def _check_labels(self, document: Document) -> None:
-        """Raises Skip for labels that cannot be used, ValueError for a document without a category."""
+        """Raises Skip for labels that cannot be used, ValueError for a document without a
+        category.
+        """
         category = self._category(document)
         attributes = category.attributes
         try:
             labels = labels_of(document.fields, self.column, attributes, self.config.text_columns())
-        except ValueError as error:  # without the text, so that all of its kind are counted together
+        # Without the text, so that all of its kind are counted together.
+        except ValueError as error:
             raise Skip(f"a label {str(error)[str(error).find('is no value') :]}") from None
         if not isinstance(labels, dict):
             raise Skip(f"column {self.column!r}: expected an object of attribute: value")
@@ -101,7 +124,8 @@ class ExtractionExamples(Examples):
         for name, value in labels.items():
             if value is not None and name not in names:
                 self._skip_label(f"labels of {name!r}, which the category does not have")
-        for attribute in attributes:  # one bad label spoils the document: a wrong value or null would be learned
+        # One bad label spoils the document: a wrong value or null would be learned.
+        for attribute in attributes:
             if not (attribute.nullable and lacks(labels, attribute, category)):
                 value_text(attribute, value_in(labels, attribute))
             elif self.config.decoding.method == "autoregressive":  # writes all of them
@@ -109,25 +133,41 @@ class ExtractionExamples(Examples):
 
 
 def value_text(attribute: Attribute, value: object, bare: bool = False) -> str:
-    """A gold value as it stands behind its key, up to the closing quote or newline. bare: texts have no quotes. Raises
-    Skip for another type."""
+    """A gold value as it stands behind its key, up to the closing quote or newline. bare: texts
+    have no quotes. Raises Skip for another type.
+    """
     bare = bare and attribute.type == "text" and not attribute.many
     if value is None:
         if not attribute.nullable:
             raise Skip(f"attribute {attribute.name!r}: it is required, and has no label")
         return "\n" if bare else " null\n"
-    if attribute.type == "rows" and isinstance(value, list) and all(isinstance(row, dict) for row in value):
-        value = [{column.name: row.get(column.name) for column in attribute.columns} for row in value]
+    if (
+        attribute.type == "rows"
+        and isinstance(value, list)
+        and all(isinstance(row, dict) for row in value)
+    ):
+        value = [
+            {column.name: row.get(column.name) for column in attribute.columns} for row in value
+        ]
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a table that lacks some has all as floats
     exact = attribute.many or attribute.regex is not None or attribute.type == "integer"
     if exact or (attribute.type == "number" and attribute.values):
         text = json.dumps(value, ensure_ascii=False)
-        if check(attribute, text) != CheckedValue("ok", value, text) or (attribute.regex is not None and "\\" in text):
-            raise Skip(f"attribute {attribute.name!r}: a label is no {'list of ' * attribute.many}{attribute.type}")
+        if check(attribute, text) != CheckedValue("ok", value, text) or (
+            attribute.regex is not None and "\\" in text
+        ):
+            raise Skip(
+                f"attribute {attribute.name!r}: a label is no "
+                f"{'list of ' * attribute.many}{attribute.type}"
+            )
         return f" {text}\n" if attribute.type in NUMBERS and not attribute.many else f" {text}"
     if attribute.type == "number":
-        if isinstance(value, bool) or not isinstance(value, (int, float, str)) or not any(map(str.isdigit, str(value))):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float, str))
+            or not any(map(str.isdigit, str(value)))
+        ):
             raise Skip(f"attribute {attribute.name!r}: a label is no number")
         return f" {value}\n"
     if attribute.type == "boolean":
@@ -139,19 +179,30 @@ def value_text(attribute: Attribute, value: object, bare: bool = False) -> str:
         raise Skip(f"attribute {attribute.name!r}: a label is none of its values")
     if not text.strip():
         raise Skip(f"attribute {attribute.name!r}: a label is empty text; {_NULL}")
-    return f" {' '.join(text.split())}\n" if bare else f" {json.dumps(text.strip(), ensure_ascii=False)}"
+    return (
+        f" {' '.join(text.split())}\n"
+        if bare
+        else f" {json.dumps(text.strip(), ensure_ascii=False)}"
+    )
 
 
 def record_text(attributes: Sequence[Attribute], target: dict[str, Any]) -> str:
-    """The whole answer behind its opening brace and newline, as an autoregressive model is to write it."""
+    """The whole answer behind its opening brace and newline, as an autoregressive model is to write
+    it.
+    """
     names = (json.dumps(attribute.name, ensure_ascii=False) for attribute in attributes)
-    values = (value_text(attribute, value_in(target, attribute)).rstrip() for attribute in attributes)
+    values = (
+        value_text(attribute, value_in(target, attribute)).rstrip() for attribute in attributes
+    )
     return ",\n".join(f"{name}:{value}" for name, value in zip(names, values, strict=True)) + "\n}"
 
 
 def slots_teacher(gold: Sequence[Sequence[int]]) -> Teacher:
-    """Answers the slots of `hyper_parallel` with their values' tokens. Its first feed asks at the end of every slot;
-    the k-th behind it feeds the last token of every open slot, whose place is k tokens behind the slot's end."""
+    """Answers the slots of `hyper_parallel` with their values' tokens.
+
+    Its first feed asks at the end of every slot; the k-th behind it feeds the last token of every
+    open slot, whose place is k tokens behind the slot's end.
+    """
     numbers: dict[int, int] = {}  # position of a slot's end -> number of the slot
     feeds = count()
 

@@ -1,4 +1,6 @@
-"""`raypd train`: Ray Train runs the trainer on every worker; the driver shows progress and keeps bill and weights."""
+"""`raypd train`: Ray Train runs the trainer on every worker; the driver shows progress and keeps
+bill and weights.
+"""
 
 import contextlib
 import hashlib
@@ -35,21 +37,31 @@ from raypd.training.weights import export, kind_of_weights, load_for_training
 
 _SHOWN_SECONDS = 1.0
 _LOOK_SECONDS = 3.0  # between two looks at the budget and the time
-Outcome = tuple[TrainingAttempt, TrainingData, Any]  # what came of a learning rate, the data, the best checkpoint
+# What came of a learning rate, the data, the best checkpoint.
+Outcome = tuple[TrainingAttempt, TrainingData, Any]
 _KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}
 
 
 def run_training(
-    config: RunConfig, *, verbose: bool = False, say: text.Say = console.say, ends: float | None = None
+    config: RunConfig,
+    *,
+    verbose: bool = False,
+    say: text.Say = console.say,
+    ends: float | None = None,
 ) -> TrainingRecord:
-    """Trains with every learning rate, or goes on where the same command was cut off. `say` shows the user a line.
+    """Trains with every learning rate, or goes on where the same command was cut off.
 
-    ends: unix second at which it stops; None: it has the time that it takes. Raises ConfigError, InputError, ModelError
-    before anything is trained; BudgetReached where cost.budget_usd is spent or `ends` has come; RunError where the
-    workers ended (the same command goes on from the latest checkpoint); Interrupted at SIGINT or SIGTERM."""
+    `say` shows the user a line.
+
+    ends: unix second at which it stops; None: it has the time that it takes. Raises ConfigError,
+    InputError, ModelError before anything is trained; BudgetReached where cost.budget_usd is spent
+    or `ends` has come; RunError where the workers ended (the same command goes on from the latest
+    checkpoint); Interrupted at SIGINT or SIGTERM.
+    """
     storage.configure(config.storage)
     check(config)
-    storage.configure(config.storage)  # `check` has looked into runs, each as it reached its own storage
+    # `check` has looked into runs, each as it reached its own storage.
+    storage.configure(config.storage)
     check_template(config)
     check_model_config(config.model, machine=False)
     check_task(config)
@@ -59,14 +71,28 @@ def run_training(
     with ray_session.connected(config.cluster, verbose):
         resources = ray_session.worker_resources(config)
         session = uuid.uuid4().hex[:12]
-        ledger = ledger_actor.start(config, output, session, time.time(), resources.cpus, resources.gpus)
-        limits = _Limits(config, sum(bill.usd for bill in book.bills(output) if bill.session != session), ledger, ends)
+        ledger = ledger_actor.start(
+            config, output, session, time.time(), resources.cpus, resources.gpus
+        )
+        limits = _Limits(
+            config,
+            sum(bill.usd for bill in book.bills(output) if bill.session != session),
+            ledger,
+            ends,
+        )
         try:
-            outcomes = [_fit(config, output, rate, resources, say, limits) for rate in config.training.learning_rates]
+            outcomes = [
+                _fit(config, output, rate, resources, say, limits)
+                for rate in config.training.learning_rates
+            ]
         except KeyboardInterrupt:
             if limits.reached is not None:
-                raise BudgetReached(f"{limits.reached}; what is trained is kept up to its latest checkpoint") from None
-            raise console.Interrupted("interrupted; the same command goes on from the latest checkpoint") from None
+                raise BudgetReached(
+                    f"{limits.reached}; what is trained is kept up to its latest checkpoint"
+                ) from None
+            raise console.Interrupted(
+                "interrupted; the same command goes on from the latest checkpoint"
+            ) from None
         finally:
             ledger_actor.close(ledger)
         return _finish(config, output, outcomes)
@@ -74,7 +100,9 @@ def run_training(
 
 @dataclass
 class _Limits:
-    """The money and the time of a training. spent: USD of its earlier sessions; reached: why it has to stop."""
+    """The money and the time of a training. spent: USD of its earlier sessions; reached: why it has
+    to stop.
+    """
 
     config: RunConfig
     spent: float
@@ -83,7 +111,10 @@ class _Limits:
     reached: str | None = None
 
     def look(self) -> None:
-        """Stops the main thread, as Ctrl-C does, at the end of the money or of the time. Called again and again."""
+        """Stops the main thread, as Ctrl-C does, at the end of the money or of the time.
+
+        Called again and again.
+        """
         if self.reached is not None:
             return
         budget = self.config.cost.budget_usd
@@ -95,7 +126,8 @@ class _Limits:
                 total = self.spent + standing.usd
                 if total + standing.usd_per_second * self.config.cost.reserve_seconds > budget:
                     self.reached = (
-                        f"cost.budget_usd {text.usd(budget)} is reached ({text.usd(total)}): the same command with "
+                        f"cost.budget_usd {text.usd(budget)} is reached "
+                        f"({text.usd(total)}): the same command with "
                         "more goes on"
                     )
         if self.reached is not None:
@@ -103,7 +135,12 @@ class _Limits:
 
 
 def _fit(
-    config: RunConfig, output: str, rate: float, resources: ray_session.WorkerResources, say: text.Say, limits: _Limits
+    config: RunConfig,
+    output: str,
+    rate: float,
+    resources: ray_session.WorkerResources,
+    say: text.Say,
+    limits: _Limits,
 ) -> Outcome:
     """One learning rate through Ray Train."""
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
@@ -111,24 +148,33 @@ def _fit(
     from ray.train.torch import TorchTrainer
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # relative paths mean on a worker what they mean here
+    # Relative paths mean on a worker what they mean here.
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     board = Queue(actor_options={"num_cpus": 0})
     curve: Curve = []
     filesystem, folder = _filesystem(config, storage.join(output, layout.CHECKPOINTS))
     per_worker = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
     workers = config.cluster.max_workers
-    best_two = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="eval_loss", checkpoint_score_order="min")
-    together = workers > 1 or config.training.sharding != "none"  # torch's store listens on every address
+    best_two = CheckpointConfig(
+        num_to_keep=2, checkpoint_score_attribute="eval_loss", checkpoint_score_order="min"
+    )
+    # Torch's store listens on every address.
+    together = workers > 1 or config.training.sharding != "none"
     trainer = (TorchTrainer if together else DataParallelTrainer)(
         _train_on_worker,
         train_loop_config={"config": config, "rate": rate, "resources": resources, "board": board},
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu=resources.gpus > 0, resources_per_worker=per_worker),
+        scaling_config=ScalingConfig(
+            num_workers=workers, use_gpu=resources.gpus > 0, resources_per_worker=per_worker
+        ),
         run_config=TrainRun(
-            name=_name(config, rate), storage_path=folder, storage_filesystem=filesystem,
-            checkpoint_config=best_two, failure_config=FailureConfig(max_failures=2),
+            name=_name(config, rate),
+            storage_path=folder,
+            storage_filesystem=filesystem,
+            checkpoint_config=best_two,
+            failure_config=FailureConfig(max_failures=2),
             worker_runtime_env={} if resources.gpus else {"env_vars": _allocator()},
         ),
-    )  # fmt: skip
+    )
     say(f"learning rate {rate:g}: {text.counted(workers, 'worker')} starting")
     follower = threading.Thread(target=_follow, args=(board, curve, rate, say, limits), daemon=True)
     follower.start()
@@ -139,7 +185,8 @@ def _fit(
     except SystemExit:  # Ray Train's own way to end at SIGINT
         raise KeyboardInterrupt from None
     finally:
-        with contextlib.suppress(ray.exceptions.RayError):  # the cluster has gone, and with it the follower
+        # The cluster has gone, and with it the follower.
+        with contextlib.suppress(ray.exceptions.RayError):
             board.put(None)
         follower.join()
     checkpoint, metrics = min(result.best_checkpoints, key=lambda kept: kept[1]["eval_loss"])
@@ -148,18 +195,26 @@ def _fit(
 
 
 def _allocator() -> dict[str, str]:
-    """Ray's jemalloc: glibc's free lists get ever longer, and a training on a CPU half as fast after 15 minutes. Pages
-    unused for a minute are freed, or the worker grows until Ray ends it."""
+    """Ray's jemalloc: glibc's free lists get ever longer, and a training on a CPU half as fast
+    after 15 minutes. Pages unused for a minute are freed, or the worker grows until Ray ends it.
+    """
     library = Path(ray.__file__).with_name("core") / "libjemalloc.so"
     if not library.is_file():  # macOS
         return {}
-    return {"LD_PRELOAD": str(library), "MALLOC_CONF": "thp:always,dirty_decay_ms:60000,muzzy_decay_ms:60000"}
+    return {
+        "LD_PRELOAD": str(library),
+        "MALLOC_CONF": "thp:always,dirty_decay_ms:60000,muzzy_decay_ms:60000",
+    }
 
 
 def _name(config: RunConfig, rate: float) -> str:
     """The name of the checkpoints: it differs with every key that changes the weights."""
-    keys = config.training.model_dump_json(exclude_defaults=True, exclude={"learning_rates", "max_skipped_share"})
-    digest = hashlib.sha256(json.dumps([config.fingerprint(), str(config.input.path), keys]).encode()).hexdigest()
+    keys = config.training.model_dump_json(
+        exclude_defaults=True, exclude={"learning_rates", "max_skipped_share"}
+    )
+    digest = hashlib.sha256(
+        json.dumps([config.fingerprint(), str(config.input.path), keys]).encode()
+    ).hexdigest()
     return f"{rate:g}-{digest[:12]}"
 
 
@@ -180,16 +235,25 @@ def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]
         loaded = load_for_training(config)
         data, train, validation = prepare(config, loaded.tokenizer, loaded.context_length)
     except UserError as error:
-        raise RuntimeError(json.dumps([type(error).__name__, str(error)])) from None  # Ray Train hands on text alone
+        # Ray Train hands on text alone.
+        raise RuntimeError(json.dumps([type(error).__name__, str(error)])) from None
     first = ray.train.get_context().get_world_rank() == 0
     report = arguments["board"].actor.put.remote if first else lambda progress: None
     with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch:
-        trainer = make_trainer(loaded, config, train, validation, Path(scratch), arguments["rate"], report)
+        trainer = make_trainer(
+            loaded, config, train, validation, Path(scratch), arguments["rate"], report
+        )
         trainer.add_callback(RayTrainReportCallback())
         trainer = prepare_trainer(trainer)
         checkpoint = ray.train.get_checkpoint()
-        with contextlib.nullcontext() if checkpoint is None else checkpoint.as_directory() as folder:
-            latest = None if folder is None else str(Path(folder, RayTrainReportCallback.CHECKPOINT_NAME))
+        with (
+            contextlib.nullcontext() if checkpoint is None else checkpoint.as_directory() as folder
+        ):
+            latest = (
+                None
+                if folder is None
+                else str(Path(folder, RayTrainReportCallback.CHECKPOINT_NAME))
+            )
             trainer.train(resume_from_checkpoint=latest)
     return data, trainer.state.global_step, int(trainer.state.num_input_tokens_seen)
 
@@ -204,11 +268,15 @@ def _explained(error: Exception) -> UserError:
     last = [line for line in str(reasons[0]).splitlines() if line.strip()][-1]
     if "low on memory" in str(reasons[0]):  # of which Ray says twenty lines
         last = "the machine ran out of memory (a lower training.batch_tokens takes less)"
-    return RunError(f"a training worker ended: {last}; the same command goes on from the latest checkpoint")
+    return RunError(
+        f"a training worker ended: {last}; the same command goes on from the latest checkpoint"
+    )
 
 
 def _follow(board: Any, curve: Curve, rate: float, say: text.Say, limits: _Limits) -> None:
-    """Keeps the losses that the first worker puts on the board, and shows how far it is, until None comes."""
+    """Keeps the losses that the first worker puts on the board, and shows how far it is, until None
+    comes.
+    """
     shown, due, look_due = 0, 0.0, 0.0
     while True:
         if time.monotonic() > look_due:
@@ -231,27 +299,42 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
     if not storage.is_remote(path):
         return None, path
     if not path.startswith("s3://"):
-        raise ConfigError(f"output.path {path}: a training's checkpoints go to a local folder or s3://")
+        raise ConfigError(
+            f"output.path {path}: a training's checkpoints go to a local folder or s3://"
+        )
     section = config.storage
-    return fs.S3FileSystem(region=section.region, endpoint_override=section.endpoint_url), path.removeprefix("s3://")
+    return fs.S3FileSystem(
+        region=section.region, endpoint_override=section.endpoint_url
+    ), path.removeprefix("s3://")
 
 
 def _finish(config: RunConfig, output: str, outcomes: list[Outcome]) -> TrainingRecord:
     best, data, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
     weights = storage.join(output, kind_of_weights(config))
-    if storage.exists(calibration := storage.join(weights, CALIBRATION)):  # of weights that were trained before
+    # Of weights that were trained before.
+    if storage.exists(calibration := storage.join(weights, CALIBRATION)):
         storage.delete(calibration)
-    with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch, checkpoint.as_directory() as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch,
+        checkpoint.as_directory() as folder,
+    ):
         exported = Path(scratch, "weights")
         export(config, Path(folder, "checkpoint"), exported)
-        write_card(exported, config, data.digest, data.documents, best.learning_rate, best.validation_loss)
+        write_card(
+            exported, config, data.digest, data.documents, best.learning_rate, best.validation_loss
+        )
         for file in sorted(exported.iterdir()):
             storage.put(storage.join(weights, file.name), file.read_bytes())
     bills = book.bills(output)
     record = TrainingRecord(
-        method=config.decoding.method, data=data, attempts=[attempt for attempt, *_ in outcomes], weights=weights,
-        seconds=sum(bill.until - bill.began for bill in bills), usd=sum(bill.usd for bill in bills),
-        config=manifest.recorded(config), versions=manifest.versions(),
-    )  # fmt: skip
+        method=config.decoding.method,
+        data=data,
+        attempts=[attempt for attempt, *_ in outcomes],
+        weights=weights,
+        seconds=sum(bill.until - bill.began for bill in bills),
+        usd=sum(bill.usd for bill in bills),
+        config=manifest.recorded(config),
+        versions=manifest.versions(),
+    )
     records.write(storage.join(output, layout.TRAINING), record)
     return record

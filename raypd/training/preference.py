@@ -1,6 +1,8 @@
-"""Preference rounds for PASTA (BoNBoN, section 4): a model learns from the best and the worst of its own answers, by
-theoretical speedup (section 5.1) + quality_weight x (wins less losses against the baseline, in both orders). A run
-keeps texts, not tokens: a sample counts where the interpreter, fed with the tokens of its text, makes the same."""
+"""Preference rounds for PASTA (BoNBoN, section 4): a model learns from the best and the worst of
+its own answers, by theoretical speedup (section 5.1) + quality_weight x (wins less losses against
+the baseline, in both orders). A run keeps texts, not tokens: a sample counts where the interpreter,
+fed with the tokens of its text, makes the same.
+"""
 
 import hashlib
 import json
@@ -28,8 +30,10 @@ from raypd.training.example import Example, Skip, listed, trace
 from raypd.training.generation import GenerationExamples, ThreadsTeacher, TokenPiece
 from raypd.training.teacher import Place, Row
 
-_COLUMNS = [*("id", "source", "row", "status", "sample", "turn", "text", "finish_reason"),
-            *("tokens", "raw", "counters", "warnings")]  # fmt: skip
+_COLUMNS = [
+    *("id", "source", "row", "status", "sample", "turn", "text", "finish_reason"),
+    *("tokens", "raw", "counters", "warnings"),
+]
 _ORDERS = ("first", "second")  # where the sample stands
 _VERDICT = re.compile(r"\b(first|second|tie)\b", re.IGNORECASE)
 _UNLIKE = "samples whose text does not come back token by token"
@@ -37,17 +41,29 @@ _PROMPT = (Path(__file__).parent / "templates" / "compare.txt").read_text(encodi
 
 
 def check(config: RunConfig) -> None:
-    """Raises ConfigError: a run of `training.preference` is not there, not decoded as `config` says, or cannot be."""
+    """Raises ConfigError: a run of `training.preference` is not there, not decoded as `config`
+    says, or cannot be.
+    """
     preference = config.training.preference
     assert preference is not None
     if config.training.labels is not None:
         raise ConfigError("training.labels and training.preference are both set: keep one")
     if config.model.adapter is not None:
-        raise ConfigError("model.adapter: a preference round begins from model.name alone; use training.weights full")
-    if not isinstance(preference.judged, dict) and (preference.samples is None or preference.rounds > 1):
+        raise ConfigError(
+            "model.adapter: a preference round begins from model.name alone; use "
+            "training.weights full"
+        )
+    if not isinstance(preference.judged, dict) and (
+        preference.samples is None or preference.rounds > 1
+    ):
         advice = "give keys of its model, such as {model.name: ...}: it is asked about new samples"
-        raise ConfigError(f"training.preference.judged {preference.judged}: is a judge's run; {advice}")
-    overrides = [f"storage.{key}={value}" for key, value in config.storage.model_dump(exclude_defaults=True).items()]
+        raise ConfigError(
+            f"training.preference.judged {preference.judged}: is a judge's run; {advice}"
+        )
+    overrides = [
+        f"storage.{key}={value}"
+        for key, value in config.storage.model_dump(exclude_defaults=True).items()
+    ]
     for name, method in (("samples", "pasta"), ("baseline", "autoregressive"), ("judged", None)):
         run = getattr(preference, name)
         if not isinstance(run, str):  # it is made
@@ -59,7 +75,10 @@ def check(config: RunConfig) -> None:
 
 
 def _recorded(run: str, method: str | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """The configuration of a run of generation. Raises ConfigError where it is none, or none with the method."""
+    """The configuration of a run of generation.
+
+    Raises ConfigError where it is none, or none with the method.
+    """
     recorded = load_record(storage.absolute(run), overrides).config
     kind, used = recorded["task"]["kind"], recorded["decoding"]["method"]
     if kind != "generation" or method not in (None, used):
@@ -69,18 +88,34 @@ def _recorded(run: str, method: str | None, overrides: Sequence[str]) -> dict[st
 
 
 def _check_alike(config: RunConfig, run: str, recorded: dict[str, Any]) -> None:
-    keys = [("task", name) for name in ("prompt_column", "system", "chat_template", "thinking", "too_long")]
-    for section, name in [*keys, *(("decoding", name) for name in ANSWER_KEYS["generation"]["pasta"])]:
+    keys = [
+        ("task", name)
+        for name in ("prompt_column", "system", "chat_template", "thinking", "too_long")
+    ]
+    for section, name in [
+        *keys,
+        *(("decoding", name) for name in ANSWER_KEYS["generation"]["pasta"]),
+    ]:
         here = getattr(getattr(config, section), name)
         if (there := recorded[section].get(name, here)) != here:
             advice = "set it to the run's, since examples are what decoding fed"
-            raise ConfigError(f"{run}: was decoded with {section}.{name} {there!r}, and here it is {here!r}: {advice}")
+            raise ConfigError(
+                f"{run}: was decoded with {section}.{name} {there!r}, and here it is {here!r}: "
+                f"{advice}"
+            )
 
 
 def _rows(run: str) -> dict[Place, list[Row]]:
-    """The first answers of a run (later ones have other prompts) to each of its documents, in the order of samples."""
-    rows = by_document(row for row in rows_of(run, _COLUMNS) if row["status"] == "ok" and row["turn"] == 0)
-    return {place: sorted(answers, key=lambda row: int(row["sample"])) for place, answers in rows.items()}
+    """The first answers of a run (later ones have other prompts) to each of its documents, in the
+    order of samples.
+    """
+    rows = by_document(
+        row for row in rows_of(run, _COLUMNS) if row["status"] == "ok" and row["turn"] == 0
+    )
+    return {
+        place: sorted(answers, key=lambda row: int(row["sample"]))
+        for place, answers in rows.items()
+    }
 
 
 def _runs(config: RunConfig) -> tuple[str, str, str]:
@@ -90,8 +125,12 @@ def _runs(config: RunConfig) -> tuple[str, str, str]:
     return str(keys.samples), str(keys.baseline), str(keys.judged)
 
 
-def _compared(samples: str, baseline: str, skipped: Counter[str]) -> Iterator[tuple[Place, Row, list[Row]]]:
-    """(place of a prompt, the baseline's answer, all samples that came to their end), for each that has both."""
+def _compared(
+    samples: str, baseline: str, skipped: Counter[str]
+) -> Iterator[tuple[Place, Row, list[Row]]]:
+    """(place of a prompt, the baseline's answer, all samples that came to their end), for each that
+    has both.
+    """
     answers = _rows(baseline)
     for place, rows in _rows(samples).items():
         complete = [row for row in rows if row["finish_reason"] == "stop"]
@@ -114,7 +153,9 @@ def comparisons(config: RunConfig, skipped: Counter[str]) -> Iterator[dict[str, 
             skipped["prompts that are not in input.path any more"] += 1
             continue
         turns, following = conversation(document.fields.get(config.task.prompt_column), config.task)
-        request = "\n\n".join([*(f"[{turn['role']}] {turn['content']}" for turn in turns), following[0]])
+        request = "\n\n".join(
+            [*(f"[{turn['role']}] {turn['content']}" for turn in turns), following[0]]
+        )
         for row in rows:
             for order in _ORDERS:
                 first, second = (row, answer) if order == "first" else (answer, row)
@@ -123,7 +164,9 @@ def comparisons(config: RunConfig, skipped: Counter[str]) -> Iterator[dict[str, 
 
 
 def _comparison(place: Place, row: Row, answer: Row, order: str) -> str:
-    """The id of a comparison, with a digest of both texts, so that verdicts on another round's samples do not count."""
+    """The id of a comparison, with a digest of both texts, so that verdicts on another round's
+    samples do not count.
+    """
     digest = hashlib.sha256(json.dumps([row["text"], answer["text"]]).encode()).hexdigest()[:8]
     return json.dumps([*place, row["sample"], digest, order])
 
@@ -136,19 +179,33 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
             *_, order = json.loads(row["id"])
         except (TypeError, ValueError):
             advice = "give the judge's run over a round's comparisons.jsonl"
-            raise ConfigError(f"training.preference.judged {run}: {row['id']!r} is no comparison; {advice}") from None
+            raise ConfigError(
+                f"training.preference.judged {run}: {row['id']!r} is no comparison; {advice}"
+            ) from None
         last = (row["text"].strip().splitlines() or [""])[-1]
-        words = {word.lower() for word in _VERDICT.findall(last)} if row["finish_reason"] == "stop" else set()
+        words = (
+            {word.lower() for word in _VERDICT.findall(last)}
+            if row["finish_reason"] == "stop"
+            else set()
+        )
         if len(words) != 1:
             skipped["verdicts that say none of first, second and tie: taken as a tie"] += 1
-        verdicts[row["id"]] = (1 if order in words else -1) if len(words) == 1 and "tie" not in words else 0
+        verdicts[row["id"]] = (
+            (1 if order in words else -1) if len(words) == 1 and "tie" not in words else 0
+        )
     return verdicts
 
 
 def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
-    """Puts the samples, each with its `score`, into labels_column of the documents; documents without get an error.
-    Raises InputError: no sample is of any of them; ConfigError: the run that judged judges something else."""
-    preference, skipped, (runs, baseline, judged) = config.training.preference, Counter[str](), _runs(config)
+    """Puts the samples, each with its `score`, into labels_column of the documents; documents
+    without get an error. Raises InputError: no sample is of any of them; ConfigError: the run that
+    judged judges something else.
+    """
+    preference, skipped, (runs, baseline, judged) = (
+        config.training.preference,
+        Counter[str](),
+        _runs(config),
+    )
     assert preference is not None
     verdicts = _verdicts(judged, skipped)
     scored: dict[Place, list[Row]] = {}
@@ -169,17 +226,23 @@ def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
         matched += bool(samples)
         document.fields[config.training.labels_column] = samples
         if not samples and document.error is None:
-            document.error = "training.preference: no sample that the baseline and the judge answered, too"
+            document.error = (
+                "training.preference: no sample that the baseline and the judge answered, too"
+            )
     if not matched:
         raise InputError(
-            f"training.preference: no prompt of input.path has a sample of {runs} that was judged in {judged} against "
+            f"training.preference: no prompt of input.path has a sample of {runs} that was "
+            f"judged in {judged} against "
             f"{baseline}; give runs over the same input{listed(skipped)}"
         )
     return skipped
 
 
 class PairExamples(GenerationExamples):
-    """Of each prompt with scored samples the best and the worst, in turn. Prompts without a pair are not lost."""
+    """Of each prompt with scored samples the best and the worst, in turn.
+
+    Prompts without a pair are not lost.
+    """
 
     def examples(self, document: Document) -> Iterator[Example]:
         ranked = sorted(document.fields[self.column], key=lambda row: -row["score"])
@@ -190,21 +253,32 @@ class PairExamples(GenerationExamples):
         if best == worst:
             raise Skip("prompts with less than two samples that come back")
         if ranked[best]["score"] == ranked[worst]["score"]:
-            self.skipped["prompts whose samples all score alike (more samples would tell them apart)"] += 1
+            self.skipped[
+                "prompts whose samples all score alike (more samples would tell them apart)"
+            ] += 1
             return
         for example in (sampled(best), sampled(worst)):
             assert example is not None
-            example.shared = min(example.targets)  # all of the prompt but its last token, which predicts
+            # All of the prompt but its last token, which predicts.
+            example.shared = min(example.targets)
             yield example
 
     def _sampled(self, document: Document, row: Row) -> Example | None:
-        """What the interpreter fed for a sample; None, and counted, where its tokens cannot be told from its text."""
+        """What the interpreter fed for a sample; None, and counted, where its tokens cannot be told
+        from its text.
+        """
         request = next(self.task.plan([document]))
         if isinstance(request, Record):
             raise Skip(str(request.error))
         try:
             example, answer = trace(request.program, ThreadsTeacher(*self._threads(row["raw"])))
-            counted = (answer.raw, answer.warnings, answer.tokens, len(answer.threads), answer.longest_path)
+            counted = (
+                answer.raw,
+                answer.warnings,
+                answer.tokens,
+                len(answer.threads),
+                answer.longest_path,
+            )
             kept = (row["counters"]["threads"], row["counters"]["longest_path"])
             if counted != (row["raw"], row["warnings"] or [], row["tokens"], *kept):
                 raise ValueError(_UNLIKE)
@@ -214,7 +288,10 @@ class PairExamples(GenerationExamples):
         return example
 
     def _threads(self, raw: str) -> tuple[list[TokenPiece], list[list[int]]]:
-        """Tokens of the main thread, and of each child up to </async>. Raises ValueError where tags do not match."""
+        """Tokens of the main thread, and of each child up to </async>.
+
+        Raises ValueError where tags do not match.
+        """
         if "\ufffd" in raw:
             raise ValueError("bytes that are no text")
         lexer = Lexer(lambda flaw: None)

@@ -1,5 +1,7 @@
-"""The runs that a training needs and lacks are made in its folder, and go on as any run: of a preference round (PASTA,
-section 4) the baseline, the samples and the judge's word on both; a teacher's marks."""
+"""The runs that a training needs and lacks are made in its folder, and go on as any run: of a
+preference round (PASTA, section 4) the baseline, the samples and the judge's word on both; a
+teacher's marks.
+"""
 
 import json
 from collections import Counter
@@ -21,16 +23,24 @@ from raypd.training.job import run_training
 
 SAMPLES = 10  # of a prompt, as in the paper
 _KEY = "training.preference"
-_PLAIN: dict[str, Any] = {"model": {}, "decoding": {"method": "autoregressive"}}  # where keys say nothing else
+# Where keys say nothing else.
+_PLAIN: dict[str, Any] = {"model": {}, "decoding": {"method": "autoregressive"}}
 
 
 def train(config: RunConfig, *, verbose: bool = False) -> TrainingRecord:
-    """As `run_training`, after the runs that it lacks; of preference rounds, each from the weights before, the last."""
+    """As `run_training`, after the runs that it lacks; of preference rounds, each from the weights
+    before, the last.
+    """
     storage.configure(config.storage)
     check(config)
-    storage.configure(config.storage)  # `check` has looked into runs, each as it reached its own storage
+    # `check` has looked into runs, each as it reached its own storage.
+    storage.configure(config.storage)
     output, keys = layout.output_folder(config), config.training.preference
-    given = {f"{_KEY}.{name}": getattr(keys, name) for name in ("baseline", "judged")} if keys is not None else {}
+    given = (
+        {f"{_KEY}.{name}": getattr(keys, name) for name in ("baseline", "judged")}
+        if keys is not None
+        else {}
+    )
     for key, value in (given | {"training.annotations": config.training.annotations}).items():
         if isinstance(value, dict):  # known before the first of them is run
             with raised_as(ConfigError, key, ConfigError, ModelError):
@@ -38,7 +48,12 @@ def train(config: RunConfig, *, verbose: bool = False) -> TrainingRecord:
                 if run.model.has_weights:
                     check_model_config(run.model, machine=False)
     if isinstance(teacher := config.training.annotations, dict):
-        path = _run(config, "marked", _over(output, "responses", annotate.requests(config)) | teacher, verbose)
+        path = _run(
+            config,
+            "marked",
+            _over(output, "responses", annotate.requests(config)) | teacher,
+            verbose,
+        )
         config = with_changes(config, {"training.annotations": path})
     if keys is None:
         return run_training(config, verbose=verbose)
@@ -52,19 +67,26 @@ def train(config: RunConfig, *, verbose: bool = False) -> TrainingRecord:
 
 
 def _with_runs(config: RunConfig, verbose: bool) -> RunConfig:
-    """The configuration of a round with the folders of its runs, after those that are keys, or none, were made."""
+    """The configuration of a round with the folders of its runs, after those that are keys, or
+    none, were made.
+    """
     keys = config.training.preference
     assert keys is not None
     if isinstance(keys.baseline, dict):
         plain = {"method": "autoregressive", "max_new_tokens": config.decoding.max_new_tokens}
         asked = {"model": {}, "decoding": plain, "task.samples": 1, **keys.baseline}
-        config = with_changes(config, {f"{_KEY}.baseline": _run(config, "baseline", asked, verbose)})
+        config = with_changes(
+            config, {f"{_KEY}.baseline": _run(config, "baseline", asked, verbose)}
+        )
     if keys.samples is None:
         drawn = {"task.samples": SAMPLES, "decoding.sampling.temperature": 1.0}
         config = with_changes(config, {f"{_KEY}.samples": _run(config, "samples", drawn, verbose)})
     if isinstance(keys.judged, dict):
         skipped = Counter[str]()
-        asked = _over(config.output.path, "comparisons", preference.comparisons(config, skipped)) | keys.judged
+        asked = (
+            _over(config.output.path, "comparisons", preference.comparisons(config, skipped))
+            | keys.judged
+        )
         if skipped:
             console.say(f"left out:{listed(skipped)}")
         config = with_changes(config, {f"{_KEY}.judged": _run(config, "judged", asked, verbose)})
@@ -83,5 +105,7 @@ def _over(folder: str, name: str, prompts: Iterable[Mapping[str, str]]) -> dict[
 def _run(config: RunConfig, name: str, changes: Mapping[str, Any], verbose: bool) -> str:
     path = storage.join(layout.output_folder(config), name)
     console.say(f"{name}: {path}")
-    run_extract(with_changes(config, {"training": {}, **changes, "output.path": path}), verbose=verbose)
+    run_extract(
+        with_changes(config, {"training": {}, **changes, "output.path": path}), verbose=verbose
+    )
     return path

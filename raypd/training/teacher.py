@@ -1,4 +1,6 @@
-"""Labels from elsewhere: corrections, or answers of a larger model (distillation, HPD section 4.4) or of the model."""
+"""Labels from elsewhere: corrections, or answers of a larger model (distillation, HPD section 4.4)
+or of the model.
+"""
 
 import json
 from collections.abc import Sequence
@@ -17,14 +19,19 @@ Place = tuple[str, int]  # source and place in it, of a document
 
 
 def label(documents: Sequence[Document], run: str, config: RunConfig) -> None:
-    """Puts the answers of a run over the same input, or errors, into the column of labels. Raises InputError: it has
-    none. run: its folder, or a file of labels by id, as `raypd review` or a spreadsheet writes it."""
+    """Puts the answers of a run over the same input, or errors, into the column of labels.
+
+    Raises InputError: it has none. run: its folder, or a file of labels by id, as `raypd review` or
+    a spreadsheet writes it.
+    """
     if run.lower().endswith(ENDINGS):
         _label_by_id(documents, run, config)
         return
     rows = by_document(rows_of(run))
     if not rows:
-        raise InputError(f"training.labels {run}: holds no answers; give the output folder of a run")
+        raise InputError(
+            f"training.labels {run}: holds no answers; give the output folder of a run"
+        )
     for document in documents:
         answers = rows.get((document.source, document.place))
         answer = _answer(answers) if answers else None
@@ -44,7 +51,10 @@ def _label_by_id(documents: Sequence[Document], file: str, config: RunConfig) ->
         if by_id.setdefault(key, labels) != labels:
             raise InputError(f"{file}:{number}: the id {key!r} has other labels above")
     if not any(by_id.values()):
-        raise InputError(f"labels {file}: no column {config.training.labels_column!r}, and none called as an attribute")
+        raise InputError(
+            f"labels {file}: no column {config.training.labels_column!r}, and none called as "
+            "an attribute"
+        )
     for document in documents:
         if document.id in by_id:
             others = {name: value for name, value in document.fields.items() if name not in names}
@@ -60,6 +70,13 @@ def _answer(rows: Sequence[Row]) -> Any:
     if "record" in rows[0]:
         if any(value["status"] not in ("ok", "null") for value in rows[0]["values"]):
             return None
-        return {**dict.fromkeys(value["name"] for value in rows[0]["values"]), **json.loads(rows[0]["record"])}
+        return {
+            **dict.fromkeys(value["name"] for value in rows[0]["values"]),
+            **json.loads(rows[0]["record"]),
+        }
     turns = sorted((row for row in rows if row["sample"] == 0), key=lambda row: row["turn"])
-    return [row["text"] for row in turns] if all(row["finish_reason"] == "stop" for row in turns) else None
+    return (
+        [row["text"] for row in turns]
+        if all(row["finish_reason"] == "stop" for row in turns)
+        else None
+    )

@@ -1,4 +1,6 @@
-"""Dead letters: documents of a run that have no answer and units that could not be done, with their reasons."""
+"""Dead letters: documents of a run that have no answer and units that could not be done, with their
+reasons.
+"""
 
 import re
 from collections import Counter
@@ -18,7 +20,14 @@ _EXAMPLES = 3
 _LOOKED_AT = 512  # units, for the most frequent reason
 _ROWS_READ = 20  # units of these that have failures
 SCHEMA = pa.schema(
-    {"id": "string", "source": "string", "row": "int64", "attempts": "int32", "reason": "string", "unit": "string"}
+    {
+        "id": "string",
+        "source": "string",
+        "row": "int64",
+        "attempts": "int32",
+        "reason": "string",
+        "unit": "string",
+    }
 )
 COLUMNS = ["id", "status", "error", "source", "row", "attempts"]
 _MOST_REASONS = 10_000  # kinds that are counted apart
@@ -41,17 +50,27 @@ class Summary:
     run: str
     documents: int
     reasons: list[Reason]
-    units: list[dict[str, str]]  # not committed: `unit`, and the last line that its worker wrote as `reason`
+    # Not committed: `unit`, and the last line that its worker wrote as `reason`.
+    units: list[dict[str, str]]
     retried: int  # documents that --retry-errors tries again
 
 
 def letters(output: str) -> Iterator[pa.Table]:
-    """The error rows, with SCHEMA's columns, a table a unit that has any; of others only footers. Raises RunError."""
+    """The error rows, with SCHEMA's columns, a table a unit that has any; of others only footers.
+
+    Raises RunError.
+    """
     if is_nightly(output):  # the objects of the table, which have no summaries
-        units = ((path.rpartition("/")[2].removesuffix(".parquet"), path) for path in objects(output))
+        units = (
+            (path.rpartition("/")[2].removesuffix(".parquet"), path) for path in objects(output)
+        )
         tables = ((unit_id, _failed(read_object(path, COLUMNS))) for unit_id, path in units)
     else:
-        failed = (unit for unit in sorted(writer.objects(output)) if writer.read_summary(output, *unit).failed)
+        failed = (
+            unit
+            for unit in sorted(writer.objects(output))
+            if writer.read_summary(output, *unit).failed
+        )
         tables = ((unit_id, error_rows(path)) for unit_id, path in failed)
     for unit_id, rows in tables:
         if len(rows):
@@ -69,13 +88,19 @@ def _failed(rows: pa.Table) -> pa.Table:
 
 
 def summarize(output: str) -> Summary:
-    """Groups a run's dead letters by reason. Memory grows with the number of kinds of reasons, not of documents."""
+    """Groups a run's dead letters by reason.
+
+    Memory grows with the number of kinds of reasons, not of documents.
+    """
     reasons: dict[str, Reason] = {}
     documents = retried = 0
-    for rows in (rows for table in letters(output) for rows in read.by_document(table.to_pylist()).values()):
+    for rows in (
+        rows for table in letters(output) for rows in read.by_document(table.to_pylist()).values()
+    ):
         documents += 1
         retried += any(not of_input(row["source"], row["reason"]) for row in rows)
-        kinds = {normalize(row["source"], row["reason"]): row for row in reversed(rows)}  # the first of each
+        # The first of each.
+        kinds = {normalize(row["source"], row["reason"]): row for row in reversed(rows)}
         for kind, row in kinds.items():
             can_change = not of_input(row["source"], row["reason"])
             if kind not in reasons and len(reasons) >= _MOST_REASONS:
@@ -92,9 +117,13 @@ def summarize(output: str) -> Summary:
 
 
 def most_frequent(output: str) -> str | None:
-    """Why most documents of a run failed, as far as an even choice of its units tells; None where it has none."""
+    """Why most documents of a run failed, as far as an even choice of its units tells; None where
+    it has none.
+    """
     chosen = read.spread(list(writer.objects(output)), _LOOKED_AT)
-    summaries = storage.in_threads(lambda item: (item, writer.read_summary(output, *item)), chosen, 16)
+    summaries = storage.in_threads(
+        lambda item: (item, writer.read_summary(output, *item)), chosen, 16
+    )
     failed = [item for item, summary in summaries if summary.failed][:_ROWS_READ]
     rows = [row for _, path in failed for row in error_rows(path).to_pylist()]
     reasons = Counter(normalize(row["source"], row["error"]) for row in rows)
@@ -102,7 +131,9 @@ def most_frequent(output: str) -> str | None:
 
 
 def of_input(source: str, reason: str | None) -> bool:
-    """Whether the input is at fault, which no retry changes: such reasons begin with the place (`name:13: `)."""
+    """Whether the input is at fault, which no retry changes: such reasons begin with the place
+    (`name:13: `).
+    """
     return _place(source).match(reason or "") is not None
 
 
@@ -113,7 +144,8 @@ def _place(source: str) -> re.Pattern[str]:
 def normalize(source: str, reason: str | None) -> str:
     """A reason without its place, its numbers and the names in it, so that alike reasons are one.
 
-    >>> normalize("a.jsonl", "a.jsonl:13: not JSON: Expecting ',' delimiter: line 1 column 30 (char 29)")
+    >>> normalize("a.jsonl", "a.jsonl:13: not JSON: Expecting ',' delimiter: line 1 column 30 (char
+        29)")
     "not JSON: Expecting ',' delimiter: line N column N (char N)"
     """
     text = _place(source).sub("", (reason or "").strip())

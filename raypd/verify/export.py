@@ -1,4 +1,6 @@
-"""Rows in one local file: a run's answers (`raypd export`), its failed documents (`raypd errors --output`)."""
+"""Rows in one local file: a run's answers (`raypd export`), its failed documents (`raypd errors
+--output`).
+"""
 
 import os
 import re
@@ -18,23 +20,35 @@ from raypd.tasks.columns import columns_of
 from raypd.verify.scratch import Scratch, quoted
 from raypd.verify.table_object import objects, read_object
 
-_FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}  # suffix -> DuckDB's COPY
-_FORMULA = re.compile(r"[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+$)")  # of a cell; a number may have a sign
+# Suffix -> DuckDB's COPY.
+_FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}
+# Of a cell; a number may have a sign.
+_FORMULA = re.compile(r"[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+$)")
 
 
 def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
-    """Writes a run, or a table of nights, a column for each attribute; of how many documents. Raises ConfigError."""
+    """Writes a run, or a table of nights, a column for each attribute; of how many documents.
+
+    Raises ConfigError.
+    """
     config = with_changes(load_run(run, list(overrides)), {"output.columns": "typed"})
     schema = writer.output_schema(columns_of(config))
     nightly = is_nightly(run)
     paths = objects(run) if nightly else [path for _, path in sorted(writer.objects(run))]
-    columns = pa.schema([f for f in schema if not f.name.endswith(("__status", "__span", "__window", "__model"))])
-    tables = (read_object(path) if nightly else writer.read_table("", "", path=path)[1] for path in paths)
+    columns = pa.schema(
+        [f for f in schema if not f.name.endswith(("__status", "__span", "__window", "__model"))]
+    )
+    tables = (
+        read_object(path) if nightly else writer.read_table("", "", path=path)[1] for path in paths
+    )
     return write_file(path, columns, (writer.typed_table(table, config) for table in tables))
 
 
 def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
-    """Writes a schema's columns of tables to a local file, whole or not; of how many documents. Raises ConfigError."""
+    """Writes a schema's columns of tables to a local file, whole or not; of how many documents.
+
+    Raises ConfigError.
+    """
     written = _FORMATS.get(Path(path).suffix.lower())
     if written is None or storage.is_remote(path):
         raise ConfigError(f"{path}: give a local file that ends in {', '.join(_FORMATS)}")
@@ -43,10 +57,16 @@ def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
         with Scratch(rows=schema) as scratch:
             for table in (table.select(schema.names) for table in tables):
                 if written.startswith("csv"):
-                    cells = [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
+                    cells = [
+                        {name: _cell(value) for name, value in row.items()}
+                        for row in table.to_pylist()
+                    ]
                     table = pa.Table.from_pylist(cells, schema)
                 scratch.add("rows", table)
-            scratch.run(f"COPY (FROM rows ORDER BY source, row, rowid) TO {quoted([part])} (FORMAT {written})")
+            scratch.run(
+                f"COPY (FROM rows ORDER BY source, row, rowid) TO {quoted([part])} (FORMAT "
+                f"{written})"
+            )
             count = scratch.number("SELECT count(*) FROM (SELECT DISTINCT source, row FROM rows)")
         os.replace(part, path)
     except (OSError, duckdb.Error) as error:
@@ -57,4 +77,6 @@ def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
 
 
 def _cell(value: object) -> object:
-    return ("'" if _FORMULA.match(value) else "") + clean(value) if isinstance(value, str) else value
+    return (
+        ("'" if _FORMULA.match(value) else "") + clean(value) if isinstance(value, str) else value
+    )

@@ -7,24 +7,34 @@ from raypd.verify import dead_letters
 from raypd.verify.verification import Finding, Verification
 
 _PREDICATES = {
-    "missing": "without a row", "doubled": "with rows more than once", "foreign": "that the input does not have",
-    "damaged": "of damaged objects", "unreadable": "of input that cannot be read now",
-}  # fmt: skip
+    "missing": "without a row",
+    "doubled": "with rows more than once",
+    "foreign": "that the input does not have",
+    "damaged": "of damaged objects",
+    "unreadable": "of input that cannot be read now",
+}
 _EXAMPLES_SHOWN = 5
 _UNITS_SHOWN = 10
 
 
 def describe(result: Verification) -> str:
-    """A verification in lines: counts, then what is wrong with a few examples each, then the verdict."""
+    """A verification in lines: counts, then what is wrong with a few examples each, then the
+    verdict.
+    """
     out = [
         f"run:    {result.run} (configuration {result.fingerprint})",
         f"input:  {counted(result.documents, 'document')} in {counted(result.units, 'unit')}",
-        f"output: {counted(result.found, 'document')} in {counted(result.objects, 'object')}: {result.ok:,} ok, "
+        f"output: {counted(result.found, 'document')} in "
+        f"{counted(result.objects, 'object')}: {result.ok:,} ok, "
         f"{result.failed:,} failed" + (f" (raypd errors {result.run})" if result.failed else ""),
     ]
     for name, predicate in _PREDICATES.items():
         finding: Finding = getattr(result, name)
-        units = f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
+        units = (
+            f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}"
+            if finding.units
+            else ""
+        )
         if finding.units or finding.documents:
             out.append(f"{name}: {counted(finding.documents, 'document')} {predicate}{units}")
             out += _indented(finding.examples)
@@ -37,8 +47,10 @@ def describe(result: Verification) -> str:
         out.append(f"delta: {result.delta}")
     if (repeated := result.repeated_ids).units:
         out.append(
-            f"note: {counted(repeated.units, 'id')} of the input stand{'s' if repeated.units == 1 else ''} on "
-            f"{counted(repeated.documents, 'document')}, which keep rows of their own (source and row tell them apart):"
+            f"note: {counted(repeated.units, 'id')} of the input "
+            f"stand{'s' if repeated.units == 1 else ''} on "
+            f"{counted(repeated.documents, 'document')}, which keep rows of their own "
+            "(source and row tell them apart):"
         )
         out += _indented(repeated.examples)
     if result.passed_over:
@@ -57,29 +69,41 @@ def _verdict(result: Verification) -> str:
     damaged_input = result.damaged_input.units and not result.damaged_allowed
     advice = {
         "delete the damaged objects": result.damaged.units,
-        "if the input has changed since the run, run it into a new output.path": result.foreign.units,
+        "if the input has changed since the run, run it into a new output.path": result.foreign.units,  # noqa: E501
         "run the same command again: it does what is missing": missing,
-        "put the damaged input right and run again, or let it be with input.on_damaged=skip": damaged_input,
-        "put the input back where it was, or name it: raypd verify RUN input.path=...": result.unreadable.units,
+        "put the damaged input right and run again, or let it be with input.on_damaged=skip": damaged_input,  # noqa: E501
+        "put the input back where it was, or name it: raypd verify RUN input.path=...": result.unreadable.units,  # noqa: E501
     }
     words = "; ".join(sentence for sentence, applies in advice.items() if applies)
     return "NOT OK" + (f": {words}" if words else "")
 
 
 def describe_errors(summary: dead_letters.Summary) -> str:
-    """Dead letters in lines: reasons with counts, examples of each, then the units that failed whole."""
+    """Dead letters in lines: reasons with counts, examples of each, then the units that failed
+    whole.
+    """
     if not summary.documents and not summary.units:
         return f"{summary.run}: no dead letters"
-    out = [f"{counted(summary.documents, 'failed document')} of {counted(len(summary.reasons), 'kind')}"]
+    out = [
+        (
+            f"{counted(summary.documents, 'failed document')} of "
+            f"{counted(len(summary.reasons), 'kind')}"
+        )
+    ]
     for group in summary.reasons:
         mark = "" if group.can_change else "  [as it stands in the input]"
-        out.append(f"{group.documents:>{len(f'{summary.reasons[0].documents:,}')},}  {one_line(group.reason)}{mark}")
+        out.append(
+            f"{group.documents:>{len(f'{summary.reasons[0].documents:,}')},}  "
+            f"{one_line(group.reason)}{mark}"
+        )
     out += ["examples:"] if summary.reasons else []
     for row in (row for group in summary.reasons for row in group.examples):
         place = f"({row['source']}, at {row['row']}, attempts {row['attempts']})"
         out.append(one_line(f"    {row['id']} {place}: {row['reason']}"))
     if summary.units:
-        out.append(f"{counted(len(summary.units), 'unit')} not done, with the last line of the worker:")
+        out.append(
+            f"{counted(len(summary.units), 'unit')} not done, with the last line of the worker:"
+        )
         out += _indented([f"{u['unit']}: {u['reason']}" for u in summary.units], _UNITS_SHOWN)
     if summary.retried:
         out.append(f"--retry-errors tries {counted(summary.retried, 'document')} again")

@@ -1,6 +1,8 @@
-"""--retry-errors: a small run in <run>/retries/<number>/ over the failed documents, which survives what a run survives.
-Then every object that had failures is replaced, whole and by a conditional write, with one that has the new rows: a
-reader sees every document exactly once. Its summary says so, so that a retry that was cut off goes on where it was."""
+"""--retry-errors: a small run in <run>/retries/<number>/ over the failed documents, which survives
+what a run survives. Then every object that had failures is replaced, whole and by a conditional
+write, with one that has the new rows: a reader sees every document exactly once. Its summary says
+so, so that a retry that was cut off goes on where it was.
+"""
 
 import time
 from dataclasses import dataclass, replace
@@ -41,30 +43,48 @@ class Retried:
     waiting: int = 0  # units that were never committed; a plain run does them
 
     def describe(self) -> str:
-        lines = [f"retried {counted(self.tried, 'failed document')}: {self.ok:,} ok now, {self.failed:,} failed again"]
+        lines = [
+            (
+                f"retried {counted(self.tried, 'failed document')}: {self.ok:,} ok now, "
+                f"{self.failed:,} failed again"
+            )
+        ]
         if not self.tried:
-            lines = ["nothing to retry" if self.left_out else "nothing to retry: no document has failed"]
+            lines = [
+                "nothing to retry" if self.left_out else "nothing to retry: no document has failed"
+            ]
         if self.left_out:
             lines.append(
-                f"{self.left_out:,} left as they are: they cannot be read as they stand in the input (`raypd errors` "
+                f"{self.left_out:,} left as they are: they cannot be read as they stand in "
+                "the input (`raypd errors` "
                 "lists them; --all-errors tries them too)"
             )
         if self.waiting:
             units = "1 unit is" if self.waiting == 1 else f"{self.waiting:,} units are"
-            lines.append(f"{units} not done yet; the command without --retry-errors does what is left")
+            lines.append(
+                f"{units} not done yet; the command without --retry-errors does what is left"
+            )
         return "\n".join(lines)
 
 
 def retry_errors(
-    config: RunConfig, *, everything: bool = False, verbose: bool = False, build: Build | None = None
+    config: RunConfig,
+    *,
+    everything: bool = False,
+    verbose: bool = False,
+    build: Build | None = None,
 ) -> Retried:
-    """Tries failed documents again; the same call goes on where one was cut off. everything: also the input's own.
-    verbose, build: as in `driver.run_extract`, and its errors are raised; ConfigError: no run, or a damaged record of a
-    retry; RunError: another session retries, or a unit of the run is gone."""
+    """Tries failed documents again; the same call goes on where one was cut off. everything: also
+    the input's own. verbose, build: as in `driver.run_extract`, and its errors are raised;
+    ConfigError: no run, or a damaged record of a retry; RunError: another session retries, or a
+    unit of the run is gone.
+    """
     storage.configure(config.storage)
     output = layout.output_folder(config)
     if not storage.exists(storage.join(output, layout.RUN)):
-        raise ConfigError(f"output.path {output}: no run here, so nothing to retry; run it without --retry-errors")
+        raise ConfigError(
+            f"output.path {output}: no run here, so nothing to retry; run it without --retry-errors"
+        )
     manifest.check(config, output)
     retries = storage.join(output, layout.RETRIES)
     with held(retries, console.say) as lease:
@@ -78,12 +98,16 @@ def retry_errors(
             result = _plan(config, output, number, everything)
             folder = _folder(output, result.number)
         except records.RecordError as error:
-            raise ConfigError(f"{error}; delete this file, and the same command plans its retry again") from None
+            raise ConfigError(
+                f"{error}; delete this file, and the same command plans its retry again"
+            ) from None
         if not result.tried:
             return result
         plan = stored(folder)
         if plan is None:
-            raise RunError(f"{folder}: its plan is gone; delete this folder and run the same command again")
+            raise RunError(
+                f"{folder}: its plan is gone; delete this folder and run the same command again"
+            )
         cost, spent = config.cost, sum(bill.usd for bill in book.bills(output))
         if cost.budget_usd is not None:  # which has paid the run
             cost = cost.model_copy(update={"budget_usd": max(0.0, cost.budget_usd - spent)})
@@ -92,7 +116,9 @@ def retry_errors(
         try:
             driver.run_extract(inner, verbose=verbose, build=build, planned=plan)
         except BudgetReached as reached:
-            raise BudgetReached(f"{reached}; to all budgets here add {usd(spent)}, which the run has cost") from None
+            raise BudgetReached(
+                f"{reached}; to all budgets here add {usd(spent)}, which the run has cost"
+            ) from None
         if lease.lost is not None:
             raise RunError(f"{lease.lost}; the same command goes on")
         paths, number, result.tried = dict(writer.objects(output)), result.number, 0
@@ -104,10 +130,13 @@ def retry_errors(
             result.tried += done.documents
             result.ok += done.ok
             result.failed += done.failed
-        # What the retry took in time and money is the run's: its sessions and bills become those of the run.
+        # What the retry took in time and money is the run's: its sessions and bills become those of
+        # the run.
         for part in (layout.SESSIONS, layout.LEDGER):
             for name in storage.names(storage.join(folder, part)):
-                storage.put_new(storage.join(output, part, name), storage.read(storage.join(folder, part, name)))
+                storage.put_new(
+                    storage.join(output, part, name), storage.read(storage.join(folder, part, name))
+                )
         records.write(storage.join(folder, layout.RETRIED), result)
     driver.finish(config, output, planner.plan(config, output))
     return result
@@ -118,13 +147,17 @@ def _folder(output: str, number: int) -> str:
 
 
 def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retried:
-    """Stores a new retry's plan, if there is something to try, and then retry.json, which makes it count. Its number is
-    above that of every retry whose rows are in the run's objects, even of one without a record."""
+    """Stores a new retry's plan, if there is something to try, and then retry.json, which makes it
+    count. Its number is above that of every retry whose rows are in the run's objects, even of one
+    without a record.
+    """
     result = Retried(number)
     committed = dict(writer.objects(output))
 
     def look(unit: Unit) -> tuple[Unit, list[int] | None, int, int]:
-        """The unit, its documents to try (None: it is not committed), how many are not, and its last retry's number."""
+        """The unit, its documents to try (None: it is not committed), how many are not, and its
+        last retry's number.
+        """
         path = committed.get(unit.id)
         if path is None:
             return unit, None, 0, 0
@@ -136,14 +169,20 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
         rows, left_out = [], 0
         for number, answers in enumerate(documents.values()):
             errors = [row["error"] for row in answers if row["status"] != "ok"]
-            if errors and not everything and all(dead_letters.of_input(answers[0]["source"], e) for e in errors):
+            if (
+                errors
+                and not everything
+                and all(dead_letters.of_input(answers[0]["source"], e) for e in errors)
+            ):
                 left_out += 1
             elif errors:
                 rows.append(number)
         return unit, rows, left_out, summary.retries
 
     planned = PlanWriter()
-    for unit, rows, left_out, retries in storage.in_threads(look, planner.plan(config, output), _THREADS):
+    for unit, rows, left_out, retries in storage.in_threads(
+        look, planner.plan(config, output), _THREADS
+    ):
         result.left_out += left_out
         result.number = max(result.number, retries + 1)
         if rows is None:
@@ -158,20 +197,28 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
     return result
 
 
-def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) -> records.UnitSummary:
+def _merge(
+    output: str, path: str | None, folder: str, unit: Unit, number: int
+) -> records.UnitSummary:
     """Replaces one object of the run, at `path`; what the retry's own says."""
     if path is None:
-        raise RunError(f"{output}: unit {unit.whole} is gone since its retry began; run without --retry-errors first")
+        raise RunError(
+            f"{output}: unit {unit.whole} is gone since its retry began; run without "
+            "--retry-errors first"
+        )
     done, fresh = writer.read_table(folder, unit.id)
     for _ in range(_ATTEMPTS):
-        version = storage.version(path)  # first: what is read after it is this version or a younger one
+        # First: what is read after it is this version or a younger one.
+        version = storage.version(path)
         summary, old = writer.read_table("", unit.whole, path=path)
         if summary.retries >= number:
             return done
         table = merged(old, fresh)
         ok, failed = writer.count_documents(table)
         counts = {name: summary.counts.get(name, 0) + count for name, count in done.counts.items()}
-        new = replace(summary, ok=ok, failed=failed, retries=number, counts={**summary.counts, **counts})
+        new = replace(
+            summary, ok=ok, failed=failed, retries=number, counts={**summary.counts, **counts}
+        )
         new.truncated = writer.count_truncated(table)
         new.seconds = round(summary.seconds + done.seconds, 3)
         new.busy_seconds = round(summary.busy_seconds + done.busy_seconds, 3)
@@ -183,12 +230,18 @@ def _merge(output: str, path: str | None, folder: str, unit: Unit, number: int) 
 
 
 def merged(old: pa.Table, fresh: pa.Table) -> pa.Table:
-    """A unit's old rows, a document's fresh ones in place of its old unless more are errors; attempts are added up."""
+    """A unit's old rows, a document's fresh ones in place of its old unless more are errors;
+    attempts are added up.
+    """
     again = by_document(fresh.to_pylist())
     rows: list[dict[str, Any]] = []
     for place, was in by_document(old.to_pylist()).items():
         now = again.get(place, [])
-        attempts = max(row["attempts"] for row in was) + max((row["attempts"] for row in now), default=0)
+        attempts = max(row["attempts"] for row in was) + max(
+            (row["attempts"] for row in now), default=0
+        )
         errors, before = (sum(row["status"] != "ok" for row in answers) for answers in (now, was))
-        rows += [{**row, "attempts": attempts} for row in (now if now and errors <= before else was)]
+        rows += [
+            {**row, "attempts": attempts} for row in (now if now and errors <= before else was)
+        ]
     return pa.Table.from_pylist(rows, old.schema.remove_metadata())

@@ -1,4 +1,6 @@
-"""Tables too long for memory, filled by threads, then queried with SQL: DuckDB, in a temporary folder."""
+"""Tables too long for memory, filled by threads, then queried with SQL: DuckDB, in a temporary
+folder.
+"""
 
 import tempfile
 import threading
@@ -15,20 +17,29 @@ _BUFFERED_ROWS = 100_000
 
 
 class Scratch(ExitStack):
-    """Tables (at first `tables`) in TMPDIR, GBs a hundred million documents: `create`, `add` by any thread, query."""
+    """Tables (at first `tables`) in TMPDIR, GBs a hundred million documents: `create`, `add` by any
+    thread, query.
+    """
 
     def __init__(self, **tables: pa.Schema) -> None:
         super().__init__()
-        folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="raypd-", ignore_cleanup_errors=True)))
+        folder = Path(
+            self.enter_context(
+                tempfile.TemporaryDirectory(prefix="raypd-", ignore_cleanup_errors=True)
+            )
+        )
         self._lock = threading.RLock()
-        self._buffers: dict[str, list[pa.Table]] = {}  # the first of each is empty, and has the schema
+        # The first of each is empty, and has the schema.
+        self._buffers: dict[str, list[pa.Table]] = {}
         settings: dict[str, Any] = {
             "memory_limit": _MEMORY,
             "temp_directory": str(folder / "spilled"),
             "preserve_insertion_order": "false",  # it costs memory
         }
         # In a file: tables in memory would count against its limit.
-        self._connection = self.enter_context(duckdb.connect(folder / "scratch.duckdb", config=settings))
+        self._connection = self.enter_context(
+            duckdb.connect(folder / "scratch.duckdb", config=settings)
+        )
         self._connection.execute("SET enable_progress_bar = false")
         for name, schema in tables.items():
             self.create(name, schema)

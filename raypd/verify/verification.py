@@ -1,4 +1,6 @@
-"""The proof that a run lost and doubled nothing: input and output become tables on disk, which SQL compares."""
+"""The proof that a run lost and doubled nothing: input and output become tables on disk, which SQL
+compares.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +20,8 @@ from raypd.tasks.columns import parts_of
 from raypd.verify.scratch import Scratch
 
 _EXAMPLES = 20
-# object: a document's unit, or the path of an object. part: what tells the rows of one document apart.
+# object: a document's unit, or the path of an object. part: what tells the rows of one document
+# apart.
 _ROW = {"id": "string", "source": "string", "row": "int64", "object": "string"}
 INPUT = pa.schema({**_ROW, "committed": "bool"})
 OUTPUT = pa.schema({**_ROW, "ok": "bool", "part": "string"})
@@ -28,7 +31,9 @@ _Fault = tuple[str, int, str]  # a finding with all of a unit: its name, documen
 
 @dataclass
 class Finding:
-    """What is wrong in one way: how many documents, how many units or objects, and the first of them in words."""
+    """What is wrong in one way: how many documents, how many units or objects, and the first of
+    them in words.
+    """
 
     documents: int = 0
     units: int = 0
@@ -40,9 +45,14 @@ class Finding:
         self.examples = list(dict.fromkeys([*self.examples, *examples]))[:_EXAMPLES]
 
     def add_query(self, scratch: Scratch, query: str) -> None:
-        """Adds the documents that SQL finds: its columns are id, source, row and object (or NULL)."""
+        """Adds the documents that SQL finds: its columns are id, source, row and object (or
+        NULL).
+        """
         shown = scratch.rows(f"SELECT * FROM ({query}) ORDER BY source, row LIMIT {_EXAMPLES}")
-        words = (f"{r['id']} ({r['source']}, at {r['row']}) in {r['object']}".removesuffix(" in None") for r in shown)
+        words = (
+            f"{r['id']} ({r['source']}, at {r['row']}) in {r['object']}".removesuffix(" in None")
+            for r in shown
+        )
         self.add(scratch.number(f"SELECT count(*) FROM ({query})"), 0, list(words))
 
 
@@ -59,11 +69,16 @@ class Verification:
     ok: int = 0
     failed: int = 0
     missing: Finding = field(default_factory=Finding)  # documents of the input without a row
-    doubled: Finding = field(default_factory=Finding)  # documents with rows from two objects, or too many in one
-    foreign: Finding = field(default_factory=Finding)  # rows whose document is not in the input (anymore)
-    damaged: Finding = field(default_factory=Finding)  # objects of the output that cannot be read whole
-    unreadable: Finding = field(default_factory=Finding)  # input that cannot be read now, so not compared
-    repeated_ids: Finding = field(default_factory=Finding)  # shared by documents of the input; none is doubled
+    # Documents with rows from two objects, or too many in one.
+    doubled: Finding = field(default_factory=Finding)
+    # Rows whose document is not in the input (anymore)
+    foreign: Finding = field(default_factory=Finding)
+    # Objects of the output that cannot be read whole.
+    damaged: Finding = field(default_factory=Finding)
+    # Input that cannot be read now, so not compared.
+    unreadable: Finding = field(default_factory=Finding)
+    # Shared by documents of the input; none is doubled.
+    repeated_ids: Finding = field(default_factory=Finding)
     damaged_input: Finding = field(default_factory=Finding)  # unreadable, and without an object
     damaged_allowed: bool = False  # by input.on_damaged: skip
     passed_over: str = ""  # files that raypd does not read
@@ -71,13 +86,17 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether every document of the input stands in the output exactly once, and nothing else does."""
+        """Whether every document of the input stands in the output exactly once, and nothing else
+        does.
+        """
         wrong = [self.missing, self.doubled, self.foreign, self.damaged, self.unreadable]
         wrong += [] if self.damaged_allowed else [self.damaged_input]
         return not self.delta and not any(finding.documents or finding.units for finding in wrong)
 
     def add_counts(self, scratch: Scratch, expected: str, present: str) -> None:
-        """Counts the documents of two tables: those that should be there, and those that are (with a column ok)."""
+        """Counts the documents of two tables: those that should be there, and those that are (with
+        a column ok).
+        """
         self.documents = scratch.number(f"SELECT count(*) FROM {expected}")
         self.ok = scratch.number(f"SELECT count(*) FROM {present} WHERE ok")
         self.found = scratch.number(f"SELECT count(*) FROM {present}")
@@ -85,9 +104,14 @@ class Verification:
 
 
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
-    """Compares a run's output with its input. Changes nothing. config: its section `input` says where that lies now.
-    Raises InputError: the input cannot be planned; RunError: storage is out of reach, so nothing is called missing."""
-    result = Verification(output, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
+    """Compares a run's output with its input.
+
+    Changes nothing. config: its section `input` says where that lies now. Raises InputError: the
+    input cannot be planned; RunError: storage is out of reach, so nothing is called missing.
+    """
+    result = Verification(
+        output, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip"
+    )
     committed: dict[str, str] = {}  # unit -> path
     for unit_id, path in writer.objects(output):
         result.objects += 1
@@ -97,20 +121,29 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
     folder = writer.units_folder(output)
     for name in storage.names(folder):
         if not name.endswith(".parquet") and name[0] not in "._":
-            result.foreign.add(0, 1, [f"file {name}: no unit of raypd's, and readers of the folder see it"])
+            result.foreign.add(
+                0, 1, [f"file {name}: no unit of raypd's, and readers of the folder see it"]
+            )
     with Scratch(input=INPUT, output=OUTPUT, objects=_OBJECTS) as scratch:
 
         def add(unit: Unit) -> tuple[str, _Fault | None]:
-            """Adds a unit's documents and the rows of its object; its id, and what is wrong with all of it."""
+            """Adds a unit's documents and the rows of its object; its id, and what is wrong with
+            all of it.
+            """
             path = committed.get(unit.id)
             try:
                 documents = read_unit(unit, config)
             except InputError as error:
-                left_out = path is None and len(unit.parts) == 1 and SINCE_PLANNED not in str(error)  # by the run
+                # By the run.
+                left_out = path is None and len(unit.parts) == 1 and SINCE_PLANNED not in str(error)
                 return unit.id, ("damaged_input" if left_out else "unreadable", 0, str(error))
             add_documents(scratch, documents, unit.id, path is not None)
             if path is None:
-                return unit.id, ("missing", len(documents), f"unit {unit.id}: {len(documents)} documents")
+                return unit.id, (
+                    "missing",
+                    len(documents),
+                    f"unit {unit.id}: {len(documents)} documents",
+                )
             return unit.id, _add_object(scratch, unit.id, path, config, len(documents))
 
         plan = planner.plan(config, output)
@@ -120,29 +153,45 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
         for unit in plan.damaged():
             result.damaged_input.add(0, 1, [str(unit.damaged)])
         foreign = sorted(committed.keys() - faults.keys())
-        result.foreign.add(0, len(foreign), [f"object {unit_id}: not a unit of this input" for unit_id in foreign])
-        of_foreign = storage.in_threads(lambda u: _add_object(scratch, u, committed[u], None, 0), foreign, threads)
+        result.foreign.add(
+            0, len(foreign), [f"object {unit_id}: not a unit of this input" for unit_id in foreign]
+        )
+        of_foreign = storage.in_threads(
+            lambda u: _add_object(scratch, u, committed[u], None, 0), foreign, threads
+        )
         for name, documents, words in filter(None, [*faults.values(), *of_foreign]):
             getattr(result, name).add(documents, 1, [words])
         _compare(result, scratch)
     return result
 
 
-def add_documents(scratch: Scratch, documents: Sequence[Document], unit: str, committed: bool) -> None:
-    """Adds documents of the input to the table `input`. committed: whether their unit has an object."""
+def add_documents(
+    scratch: Scratch, documents: Sequence[Document], unit: str, committed: bool
+) -> None:
+    """Adds documents of the input to the table `input`. committed: whether their unit has an
+    object.
+    """
     rows = [{"id": d.id, "source": d.source, "row": d.place, "object": unit} for d in documents]
     scratch.add("input", [{**row, "committed": committed} for row in rows])
 
 
 def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
-    """Adds an object's rows to the table `output`. object: what a finding calls it: its unit, or its path."""
+    """Adds an object's rows to the table `output`. object: what a finding calls it: its unit, or
+    its path.
+    """
     columns = [table[name] for name in ("id", "source", "row")]
     ok = pc.equal(table["status"], "ok")
-    scratch.add("output", pa.table([*columns, [object] * len(table), ok, parts_of(table)], schema=OUTPUT))
+    scratch.add(
+        "output", pa.table([*columns, [object] * len(table), ok, parts_of(table)], schema=OUTPUT)
+    )
 
 
-def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None, documents: int) -> _Fault | None:
-    """Adds an object's rows; of a planned unit after a check of its summary. config None: the object is foreign."""
+def _add_object(
+    scratch: Scratch, unit: str, path: str, config: RunConfig | None, documents: int
+) -> _Fault | None:
+    """Adds an object's rows; of a planned unit after a check of its summary. config None: the
+    object is foreign.
+    """
     try:
         summary, table = writer.read_table("", unit, path=path)
         if config is not None:
@@ -150,7 +199,10 @@ def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None
             holds = (unit, config.fingerprint(), *writer.count_documents(table))
             if stated != holds:
                 advice = f"and it is {holds}; delete the object and the same command redoes it"
-                raise Damaged(f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = {stated}, {advice}")
+                raise Damaged(
+                    f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = "
+                    f"{stated}, {advice}"
+                )
             scratch.add("objects", [{"path": path, "columns": str(table.schema.remove_metadata())}])
         add_rows(scratch, table, unit)
         return None
@@ -159,26 +211,43 @@ def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None
 
 
 def _compare(result: Verification, scratch: Scratch) -> None:
-    # All objects have the same columns; one that has others has a damaged footer (no checksum is over that).
-    for row in scratch.rows("FROM objects WHERE columns <> (SELECT mode(columns) FROM objects) ORDER BY path"):
+    # All objects have the same columns; one that has others has a damaged footer (no checksum is
+    # over that).
+    for row in scratch.rows(
+        "FROM objects WHERE columns <> (SELECT mode(columns) FROM objects) ORDER BY path"
+    ):
         result.damaged.add(0, 1, [f"{row['path']}: has other columns than most; delete it"])
     scratch.run("""
         CREATE TABLE found AS SELECT bool_and(ok) AS ok
         FROM output SEMI JOIN input USING (id, source, row, object) GROUP BY source, row""")
     result.add_counts(scratch, "input", "found")
-    result.missing.add_query(scratch, """
+    result.missing.add_query(
+        scratch,
+        """
         SELECT id, source, row, NULL AS object FROM input ANTI JOIN output USING (id, source, row, object)
-        WHERE committed""")  # fmt: skip
-    result.foreign.add_query(scratch, """
+        WHERE committed""",  # noqa: E501
+    )
+    result.foreign.add_query(
+        scratch,
+        """
         SELECT DISTINCT id, source, row, CASE WHEN object NOT IN (SELECT DISTINCT object FROM input) THEN object END
-        AS object FROM output ANTI JOIN input USING (id, source, row)""")  # fmt: skip
-    result.doubled.add_query(scratch, """
+        AS object FROM output ANTI JOIN input USING (id, source, row)""",  # noqa: E501
+    )
+    result.doubled.add_query(
+        scratch,
+        """
         SELECT any_value(id) AS id, source, row, CASE WHEN count(DISTINCT object) > 1
         THEN string_agg(DISTINCT object, ' and ') END AS object FROM output SEMI JOIN input USING (id, source, row)
-        GROUP BY source, row HAVING count(DISTINCT object) > 1 OR count(*) > count(DISTINCT part)""")  # fmt: skip
+        GROUP BY source, row HAVING count(DISTINCT object) > 1 OR count(*) > count(DISTINCT part)""",  # noqa: E501
+    )
     # Ids that several documents share: worth knowing before a join by id, and no doing of raypd.
-    repeated = "SELECT id, count(*) AS times, min(source) AS source FROM input GROUP BY id HAVING count(*) > 1"
-    counts = scratch.row(f"SELECT coalesce(sum(times), 0)::BIGINT AS documents, count(*) AS units FROM ({repeated})")
+    repeated = (
+        "SELECT id, count(*) AS times, min(source) AS source FROM input GROUP BY id HAVING "
+        "count(*) > 1"
+    )
+    counts = scratch.row(
+        f"SELECT coalesce(sum(times), 0)::BIGINT AS documents, count(*) AS units FROM ({repeated})"
+    )
     shown = scratch.rows(f"{repeated} ORDER BY times DESC, id LIMIT {_EXAMPLES}")
     words = [f"{r['id']}: {r['times']} documents, one in {r['source']}" for r in shown]
     result.repeated_ids.add(**counts, examples=words)

@@ -1,4 +1,6 @@
-"""What a method lacks of its model is found before any work; in one call every document comes out."""
+"""What a method lacks of its model is found before any work; in one call every document comes
+out.
+"""
 
 import json
 import threading
@@ -21,7 +23,15 @@ from tests.runs import config_tree, run_config
 from tests.tiny import save_tiny
 
 MANY = {"attributes": [{"name": f"Attribute {number}"} for number in range(200)]}
-LONG = {"attributes": [{"name": "Fit", "type": "enum", "values": [f"{'very ' * 9}{end}" for end in ("wide", "slim")]}]}
+LONG = {
+    "attributes": [
+        {
+            "name": "Fit",
+            "type": "enum",
+            "values": [f"{'very ' * 9}{end}" for end in ("wide", "slim")],
+        }
+    ]
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +56,31 @@ def test_what_fits_passes(folders):
     check(folders, "medusa", heads=str(folders / "heads"))
 
 
-@pytest.mark.parametrize(("method", "decoding", "words"), [
-    ("apar", {}, r"no control token \[Fork\].*raypd model add-tokens .* --for apar"),
-    ("space", {}, r"no control token \[Mask\].*raypd model add-tokens .* --for space"),
-    ("medusa", {"heads": "nowhere"}, "decoding.heads nowhere: no Medusa heads there"),
-    ("medusa", {"heads": "plain"}, "no Medusa heads there: config.json is that of something else"),
-    ("medusa", {"heads": "heads", "model": "control"}, r"hidden size 64 and vocabulary 256; .*' has 64 and 259"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "decoding", "words"),
+    [
+        ("apar", {}, r"no control token \[Fork\].*raypd model add-tokens .* --for apar"),
+        ("space", {}, r"no control token \[Mask\].*raypd model add-tokens .* --for space"),
+        ("medusa", {"heads": "nowhere"}, "decoding.heads nowhere: no Medusa heads there"),
+        (
+            "medusa",
+            {"heads": "plain"},
+            "no Medusa heads there: config.json is that of something else",
+        ),
+        (
+            "medusa",
+            {"heads": "heads", "model": "control"},
+            r"hidden size 64 and vocabulary 256; .*' has 64 and 259",
+        ),
+    ],
+)
 def test_what_is_missing_is_named(folders, method, decoding, words):
     names = {"model": "plain", **decoding}
     model = names.pop("model")
-    places = {key: str(folders / name) if (folders / name).exists() else name for key, name in names.items()}
+    places = {
+        key: str(folders / name) if (folders / name).exists() else name
+        for key, name in names.items()
+    }
     with pytest.raises(ModelError, match=words):
         check(folders, method, model, **places)
 
@@ -66,26 +90,55 @@ def no_ray(monkeypatch):
     monkeypatch.setattr(ray_session, "connect", lambda *_: pytest.fail("Ray was started"))
 
 
-@pytest.mark.parametrize(("more", "error", "reason"), [
-    (["--method", "apar"], ModelError, "add-tokens"),
-    (["output.partition={status: x}"], ConfigError, "output.partition: 'status' is a column of the output"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "error", "reason"),
+    [
+        (["--method", "apar"], ModelError, "add-tokens"),
+        (
+            ["output.partition={status: x}"],
+            ConfigError,
+            "output.partition: 'status' is a column of the output",
+        ),
+    ],
+)
 def test_the_command_refuses_before_it_starts_anything(folders, tmp_path, more, error, reason):
     (tmp_path / "in.jsonl").write_text('{"id": "1", "prompt": "Hi"}\n')
-    words = ["generate", str(tmp_path / "in.jsonl"), "-m", str(folders / "plain"), "-o", str(tmp_path / "out")]
+    words = [
+        "generate",
+        str(tmp_path / "in.jsonl"),
+        "-m",
+        str(folders / "plain"),
+        "-o",
+        str(tmp_path / "out"),
+    ]
     with pytest.raises(error, match=reason):
         CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("category", "words"), [
-    (MANY, "task.categories.shoes: .*200 attributes.*leave no room.*lower decoding.max_value_tokens .30."),
-    (LONG, "task.categories.shoes: 'Fit' needs 47 tokens.*decoding.max_value_tokens is 30")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("category", "words"),
+    [
+        (
+            MANY,
+            "task.categories.shoes: .*200 attributes.*leave no room.*lower "
+            "decoding.max_value_tokens .30.",
+        ),
+        (LONG, "task.categories.shoes: 'Fit' needs 47 tokens.*decoding.max_value_tokens is 30"),
+    ],
+)
 @pytest.mark.parametrize("command", ["extract", "estimate", "train"])
-def test_answers_that_cannot_fit_are_refused_before_ray(folders, tmp_path, command, category, words):
-    (tmp_path / "in.jsonl").write_text('{"id": "1", "category": "shoes", "title": "Acme", "target": {}}\n')
+def test_answers_that_cannot_fit_are_refused_before_ray(
+    folders, tmp_path, command, category, words
+):
+    (tmp_path / "in.jsonl").write_text(
+        '{"id": "1", "category": "shoes", "title": "Acme", "target": {}}\n'
+    )
     places = (tmp_path / "in.jsonl", tmp_path / "out")
-    sections = {"input": {"text_columns": ["title"]}, "model": {"name": str(folders / "plain"), "device": "cpu"}}
+    sections = {
+        "input": {"text_columns": ["title"]},
+        "model": {"name": str(folders / "plain"), "device": "cpu"},
+    }
     sections["decoding"] = {"method": "hyper_parallel"}
     tree = config_tree({"categories": {"shoes": category}}, *places, **sections)
     (tmp_path / "run.yaml").write_text(json.dumps(tree))
@@ -95,13 +148,31 @@ def test_answers_that_cannot_fit_are_refused_before_ray(folders, tmp_path, comma
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("refusal", "capabilities", "dtype", "words"), [
-    (None, {"avx512_bf16"}, "bfloat16", "in bfloat16, with AVX-512 BF16"),
-    (None, {"avx512_bf16", "amx_bf16"}, "bfloat16", "in bfloat16, by oneDNN with AMX"),
-    (None, {"avx512_bf16"}, "float32", "in float32, by torch alone: the fast path is for bfloat16"),
-    ("cannot be compiled (x)", {"avx512_bf16"}, "bfloat16", "torch alone: the fast path cannot be compiled (x)"),
-    ("needs a processor with AVX-512 BF16", set(), "float32", "the fast path needs a processor with AVX-512 BF16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("refusal", "capabilities", "dtype", "words"),
+    [
+        (None, {"avx512_bf16"}, "bfloat16", "in bfloat16, with AVX-512 BF16"),
+        (None, {"avx512_bf16", "amx_bf16"}, "bfloat16", "in bfloat16, by oneDNN with AMX"),
+        (
+            None,
+            {"avx512_bf16"},
+            "float32",
+            "in float32, by torch alone: the fast path is for bfloat16",
+        ),
+        (
+            "cannot be compiled (x)",
+            {"avx512_bf16"},
+            "bfloat16",
+            "torch alone: the fast path cannot be compiled (x)",
+        ),
+        (
+            "needs a processor with AVX-512 BF16",
+            set(),
+            "float32",
+            "the fast path needs a processor with AVX-512 BF16",
+        ),
+    ],
+)
 def test_it_says_why_the_fast_path_is_not_taken(refusal, capabilities, dtype, words, monkeypatch):
     monkeypatch.setattr(native, "refusal", lambda: refusal)
     monkeypatch.setattr(native, "has", lambda capability: capability in capabilities)
@@ -114,7 +185,10 @@ class LosingTask:
     """Answers the first and the last document."""
 
     def plan(self, documents):
-        yield from (Record(document.index, {"text": document.id}) for document in (documents[0], documents[-1]))
+        yield from (
+            Record(document.index, {"text": document.id})
+            for document in (documents[0], documents[-1])
+        )
 
 
 def test_a_document_without_a_record_is_named():
@@ -122,6 +196,10 @@ def test_a_document_without_a_record_is_named():
     parts.task = LosingTask()
     before = {*threading.enumerate()}
     with pytest.raises(RunError, match="1 documents got no answer, 'lost' among them"):
-        answer(parts, [Document(i, name, {}) for i, name in enumerate(("a", "lost", "c"))], Meter("", "autoregressive"))
+        answer(
+            parts,
+            [Document(i, name, {}) for i, name in enumerate(("a", "lost", "c"))],
+            Meter("", "autoregressive"),
+        )
     # At the end of Python a thread in a pass would crash.
     assert "engine" not in {thread.name for thread in {*threading.enumerate()} - before}

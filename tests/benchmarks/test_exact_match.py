@@ -25,7 +25,9 @@ def loaded(dtype=torch.float32) -> LoadedModel:
 def test_gaps_and_the_first_difference_are_those_of_the_reference():
     model, stock = pair("llama")
     allow = lambda tokens: AllowedTokens(np.arange(60, 90)) if len(tokens) == 2 else None  # noqa: E731
-    (found,) = Engine(model).run([with_gaps(autoregressive(Prompt([5, 6, 7]), 6, lambda tokens: False, allow))])
+    (found,) = Engine(model).run(
+        [with_gaps(autoregressive(Prompt([5, 6, 7]), 6, lambda tokens: False, allow))]
+    )
     expected = reference.autoregressive(stock, [5, 6, 7], 6, lambda tokens: False, allow)
     assert found.tokens == [t for t, _, _ in expected]
     assert found.gaps == pytest.approx([gap for _, _, gap in expected], abs=1e-4)
@@ -58,5 +60,10 @@ def test_a_form_that_answers_otherwise_is_seen(monkeypatch):
     outcomes = match.compare(RAGGED, 3)
     assert [o.differences["IPPD"] is None for o in outcomes] == [False] + [True] * 6
     text = exact_match.table("data", "float32", outcomes)
-    says(text, "data float32: 4 contexts, 7 questions", "IPPD: 6 of 7 equal (85.7%)", "batch 3: 7 of 7 equal (100.0%)",
-         f"id0 0: token {outcomes[0].tokens} of {outcomes[0].tokens}, gap")  # fmt: skip
+    says(
+        text,
+        "data float32: 4 contexts, 7 questions",
+        "IPPD: 6 of 7 equal (85.7%)",
+        "batch 3: 7 of 7 equal (100.0%)",
+        f"id0 0: token {outcomes[0].tokens} of {outcomes[0].tokens}, gap",
+    )

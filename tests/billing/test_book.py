@@ -1,4 +1,7 @@
-"""The book: workers' reports in any order, dead sessions; sums to the micro-dollar. The meter: time without gaps."""
+"""The book: workers' reports in any order, dead sessions; sums to the micro-dollar.
+
+The meter: time without gaps.
+"""
 
 import json
 import sys
@@ -21,7 +24,8 @@ from tests.runs import run_config
 
 NODE = NodeTime("n", 100.0, usd_per_hour=36.0, slots=1, price_source="test")
 HOUR = 3600.0
-OPEN = {"prefill": 600.0, "decode": 1200.0, "open": {"u": (200.0, 400.0)}}  # 10 of 30 minutes are of a unit in flight
+# 10 of 30 minutes are of a unit in flight.
+OPEN = {"prefill": 600.0, "decode": 1200.0, "open": {"u": (200.0, 400.0)}}
 
 
 def new(session: str = "s") -> Book:
@@ -30,21 +34,41 @@ def new(session: str = "s") -> Book:
     return own
 
 
-def report(sequence: int, worker: str = "w", heard: float = 110.0, documents: int = 0, **busy: float) -> WorkerTime:
-    own = {**zero(), "documents": documents, "prefill_tokens": 10 * documents, "seconds": sum(busy.values())}
-    return WorkerTime(worker, "n", 100.0, heard, sequence=sequence, seconds=Seconds(**busy), categories={"a": own},
-                      method="hyper_parallel", ok=documents)  # fmt: skip
+def report(
+    sequence: int, worker: str = "w", heard: float = 110.0, documents: int = 0, **busy: float
+) -> WorkerTime:
+    own = {
+        **zero(),
+        "documents": documents,
+        "prefill_tokens": 10 * documents,
+        "seconds": sum(busy.values()),
+    }
+    return WorkerTime(
+        worker,
+        "n",
+        100.0,
+        heard,
+        sequence=sequence,
+        seconds=Seconds(**busy),
+        categories={"a": own},
+        method="hyper_parallel",
+        ok=documents,
+    )
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 20), st.booleans()), max_size=40))
 def test_a_ledger_that_is_killed_loses_nothing_that_was_written_and_doubles_nothing(events) -> None:
-    """Workers report late and again; the ledger dies now and then and goes on from what it last wrote."""
+    """Workers report late and again; the ledger dies now and then and goes on from what it last
+    wrote.
+    """
     own, written, latest = new(), {}, {}
     own.see([NODE, NodeTime("h", 90.0, head=True, usd_per_hour=1.0)], 2, 101.0)
     file = own.bill(101.0)
     for worker, sequence, dies in events:
         before = own.workers[worker].sequence if worker in own.workers else -1
-        assert own.take(report(sequence, worker, documents=sequence, decode=sequence / 10)) == (sequence > before)
+        assert own.take(report(sequence, worker, documents=sequence, decode=sequence / 10)) == (
+            sequence > before
+        )
         latest[worker] = max(latest.get(worker, -1), sequence)
         if dies:
             own = Book(from_json(Bill, json.loads(json.dumps(asdict(file))), "s.json"))
@@ -81,8 +105,13 @@ def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
     assert dead.parts["lost"] == pytest.approx(0.08)
 
 
-def test_every_token_that_a_server_was_asked_for_is_paid_also_those_of_a_session_that_died(tmp_path) -> None:
-    model = {"name": "gpt", "endpoint": {"url": "http://a", "usd_per_million_answer_tokens": 1000.0}}
+def test_every_token_that_a_server_was_asked_for_is_paid_also_those_of_a_session_that_died(
+    tmp_path,
+) -> None:
+    model = {
+        "name": "gpt",
+        "endpoint": {"url": "http://a", "usd_per_million_answer_tokens": 1000.0},
+    }
     settings = {"model": model, "decoding": {"method": "autoregressive"}}
     own, meter, usd = Book(Bill("s", 100.0, 0.0), run_config(**settings)), Meter("n"), []
     for end in (lambda: meter.lose("u"), lambda: meter.commit("u", meter.end("u"), 1, 0)):
@@ -93,7 +122,10 @@ def test_every_token_that_a_server_was_asked_for_is_paid_also_those_of_a_session
             usd.append(own.bill(110.0).usd)
     assert usd == [1.0, 1.0, 2.0, 2.0]
     book.write(str(tmp_path), own.last)
-    assert (book.of_run(str(tmp_path), [unit(4)]).parts["endpoint"], book.bills(str(tmp_path))[0].usd) == (2.0, 2.0)
+    assert (
+        book.of_run(str(tmp_path), [unit(4)]).parts["endpoint"],
+        book.bills(str(tmp_path))[0].usd,
+    ) == (2.0, 2.0)
     model["endpoint"]["batch"] = True  # an attempt finds the batches of the one before
     assert Book(own.last, run_config(**settings)).bill(110.0).usd == 1.0
 
@@ -101,7 +133,9 @@ def test_every_token_that_a_server_was_asked_for_is_paid_also_those_of_a_session
 def unit(documents: int, seconds: float = 1.0) -> UnitSummary:
     own = {**zero(), "documents": documents, "decode_tokens": 5 * documents, "seconds": seconds}
     tokens = {"prefill_tokens": 0, "shared_tokens": 0, "decode_tokens": 5 * documents}
-    return UnitSummary("u", "f", "s", "x", 0, documents, documents, 0, 1.0, counts=tokens, categories={"a": own})
+    return UnitSummary(
+        "u", "f", "s", "x", 0, documents, documents, 0, 1.0, counts=tokens, categories={"a": own}
+    )
 
 
 def closed(session: str, documents: int, decode: float) -> Bill:
@@ -117,7 +151,8 @@ def test_what_was_committed_counts_without_its_report_and_a_run_s_bill_is_its_se
     assert (bill.totals["documents"], bill.categories["a"]["documents"]) == (10, 10)
     assert bill.categories["a"]["usd"] == bill.usd == bill.methods["hyper_parallel"]["usd"]
     assert not book.reconcile(bill, [unit(7), unit(3)])
-    assert (book.reconcile(bill, []), bill.categories["a"]) == (True, {**zero(), "usd": bill.usd})  # as of a retry
+    # As of a retry.
+    assert (book.reconcile(bill, []), bill.categories["a"]) == (True, {**zero(), "usd": bill.usd})
     whole = book.summed([closed("s", 4, 9.0), closed("t", 6, 9.0)])
     assert (whole.usd, whole.documents, whole.usd_per_1000_documents) == (0.2, 10, 20.0)
     assert (round(sum(whole.parts.values()), 6), book.summed([])) == (whole.usd, None)
@@ -131,41 +166,82 @@ def node(began=0.0, usd=1.0, slots=1, ended=None, head=False) -> NodeTime:
     return NodeTime("n", began, head, usd_per_hour=usd, ended=ended, slots=slots)
 
 
-@pytest.mark.parametrize(("node", "workers", "expected"), [
-    # An hour of the paper's machine.
-    (node(usd=30.13118), [worker(startup=360, prefill=900, decode=1800, idle=180, lost=360)],
-     {"startup": 3.013118, "prefill": 7.532795, "decode": 15.06559, "idle": 1.506559, "lost": 3.013118}),
-    # A node is billed within the session only.
-    (node(-HOUR, 10.0, ended=1800.0), [], {"idle": 5.0}), (node(1800.0, 10.0), [], {"idle": 5.0}),
-    (node(2 * HOUR, 10.0), [], {}),
-    # A head without workers, a node that can have none, a laptop that is head and worker.
-    (node(slots=0, head=True), [], {"head": 1.0}), (node(slots=0), [], {"other": 1.0}),
-    (node(head=True), [worker(decode=HOUR)], {"decode": 1.0}),
-    # 8 slots x 900 s before the first worker; then one of 8 slots has it.
-    (node(usd=8.0, slots=8), [worker(began=900.0, startup=900.0, decode=1800.0)],
-     {"startup": 2.25, "decode": 0.5, "idle": 5.25}),
-    (node(usd=8.0, slots=8), [], {"idle": 8.0}),
-    # The units in flight of a worker that was not heard of are lost, of one that was they are not.
-    (node(), [worker(heard=1800.0, **OPEN)], {"prefill": 0.111111, "decode": 0.222222, "lost": 0.166667, "idle": 0.5}),
-    (node(), [worker(heard=HOUR - 5, **OPEN)], {"prefill": 0.166667, "decode": 0.333333, "idle": 0.5}),
-    # A worker that reports more than it lived is cut.
-    (node(usd=2.0, ended=1800.0), [worker(prefill=900, decode=2700)], {"prefill": 0.25, "decode": 0.75})])  # fmt: skip
-def test_an_hour_by_hand(node: NodeTime, workers: list[WorkerTime], expected: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("node", "workers", "expected"),
+    [
+        # An hour of the paper's machine.
+        (
+            node(usd=30.13118),
+            [worker(startup=360, prefill=900, decode=1800, idle=180, lost=360)],
+            {
+                "startup": 3.013118,
+                "prefill": 7.532795,
+                "decode": 15.06559,
+                "idle": 1.506559,
+                "lost": 3.013118,
+            },
+        ),
+        # A node is billed within the session only.
+        (node(-HOUR, 10.0, ended=1800.0), [], {"idle": 5.0}),
+        (node(1800.0, 10.0), [], {"idle": 5.0}),
+        (node(2 * HOUR, 10.0), [], {}),
+        # A head without workers, a node that can have none, a laptop that is head and worker.
+        (node(slots=0, head=True), [], {"head": 1.0}),
+        (node(slots=0), [], {"other": 1.0}),
+        (node(head=True), [worker(decode=HOUR)], {"decode": 1.0}),
+        # 8 slots x 900 s before the first worker; then one of 8 slots has it.
+        (
+            node(usd=8.0, slots=8),
+            [worker(began=900.0, startup=900.0, decode=1800.0)],
+            {"startup": 2.25, "decode": 0.5, "idle": 5.25},
+        ),
+        (node(usd=8.0, slots=8), [], {"idle": 8.0}),
+        # The units in flight of a worker that was not heard of are lost, of one that was they are
+        # not.
+        (
+            node(),
+            [worker(heard=1800.0, **OPEN)],
+            {"prefill": 0.111111, "decode": 0.222222, "lost": 0.166667, "idle": 0.5},
+        ),
+        (
+            node(),
+            [worker(heard=HOUR - 5, **OPEN)],
+            {"prefill": 0.166667, "decode": 0.333333, "idle": 0.5},
+        ),
+        # A worker that reports more than it lived is cut.
+        (
+            node(usd=2.0, ended=1800.0),
+            [worker(prefill=900, decode=2700)],
+            {"prefill": 0.25, "decode": 0.75},
+        ),
+    ],
+)
+def test_an_hour_by_hand(
+    node: NodeTime, workers: list[WorkerTime], expected: dict[str, float]
+) -> None:
     bill = make([node], workers, Bill("", 0.0, 0.0), HOUR)
     assert {name: billing.usd(value) for name, value in bill.parts.items() if value} == expected
 
 
 def test_two_runs_pay_a_cluster_together_and_one_without_a_price_has_its_seconds() -> None:
-    assert (shared_seconds(0, 100, []), shared_seconds(0, 100, [(40, 2), (60, 1)])) == (100, 40 + 10 + 40)
+    assert (shared_seconds(0, 100, []), shared_seconds(0, 100, [(40, 2), (60, 1)])) == (
+        100,
+        40 + 10 + 40,
+    )
     assert shared_seconds(50, 55, [(40, 2), (60, 4)]) == 2.5
-    one, two = (make([node(usd=10.0)], [], Bill("", began, 0.0, shares=[(600.0, 2)]), HOUR) for began in (0.0, 600.0))
+    one, two = (
+        make([node(usd=10.0)], [], Bill("", began, 0.0, shares=[(600.0, 2)]), HOUR)
+        for began in (0.0, 600.0)
+    )
     assert one.total + two.total == 10_000_000
     bill = make([node(usd=0.0)], [worker(startup=600, decode=3000)], Bill("", 0.0, 0.0), HOUR)
     assert (bill.total, bill.seconds["decode"], bill.seconds["startup"]) == (0, 3000, 600)
 
 
 def test_categories_share_the_whole_bill_by_their_busy_seconds() -> None:
-    shared = billing.shared_out(10, {"a": {"seconds": 1.0}, "b": {"seconds": 2.0}, "c": {"seconds": 0.0}})
+    shared = billing.shared_out(
+        10, {"a": {"seconds": 1.0}, "b": {"seconds": 2.0}, "c": {"seconds": 0.0}}
+    )
     assert (sum(round(own["usd"] * 1e6) for own in shared.values()), shared["c"]["usd"]) == (10, 0)
     assert billing.shared_out(10, {}) == {}
 
@@ -181,21 +257,45 @@ def test_shares_add_up_and_are_in_proportion(total, weights) -> None:
 
 times = st.floats(0, 1e6)
 seconds = st.builds(Seconds, *[st.floats(0, 1e5)] * 5)
-nodes = st.builds(NodeTime, st.sampled_from("abc"), times, head=st.booleans(), usd_per_hour=st.floats(0, 150),
-                  ended=st.none() | times, slots=st.integers(0, 8))  # fmt: skip
-workers = st.builds(WorkerTime, st.just("w"), st.sampled_from("abc"), times, times, ended=st.none() | times,
-                    seconds=seconds, open=st.dictionaries(st.sampled_from("uv"),
-                                                          st.tuples(st.floats(0, 1e5), st.floats(0, 1e5))))  # fmt: skip
+nodes = st.builds(
+    NodeTime,
+    st.sampled_from("abc"),
+    times,
+    head=st.booleans(),
+    usd_per_hour=st.floats(0, 150),
+    ended=st.none() | times,
+    slots=st.integers(0, 8),
+)
+workers = st.builds(
+    WorkerTime,
+    st.just("w"),
+    st.sampled_from("abc"),
+    times,
+    times,
+    ended=st.none() | times,
+    seconds=seconds,
+    open=st.dictionaries(st.sampled_from("uv"), st.tuples(st.floats(0, 1e5), st.floats(0, 1e5))),
+)
 
 
 @given(
-    st.lists(nodes, max_size=3, unique_by=lambda n: n.node), st.lists(workers, max_size=6), times, times,
-    st.booleans(), st.lists(st.tuples(times, st.integers(1, 5)), max_size=3))  # fmt: skip
-def test_nodes_and_parts_add_up_to_the_last_micro_dollar(nodes, workers, began, until, final, shares) -> None:
+    st.lists(nodes, max_size=3, unique_by=lambda n: n.node),
+    st.lists(workers, max_size=6),
+    times,
+    times,
+    st.booleans(),
+    st.lists(st.tuples(times, st.integers(1, 5)), max_size=3),
+)
+def test_nodes_and_parts_add_up_to_the_last_micro_dollar(
+    nodes, workers, began, until, final, shares
+) -> None:
     bill = make(nodes, workers, Bill("", began, 0.0, shares=sorted(shares), final=final), until)
     assert (sum(bill.nodes.values()), sum(bill.parts.values())) == (bill.total, bill.total)
     assert set(bill.parts) == set(billing.PARTS)
-    assert all(value >= 0 for value in (*bill.parts.values(), *(took + 1e-6 for took in bill.seconds.values())))
+    assert all(
+        value >= 0
+        for value in (*bill.parts.values(), *(took + 1e-6 for took in bill.seconds.values()))
+    )
     # ... and to the cent as a reader of the file adds them.
     assert abs(sum(billing.usd(v) for v in bill.parts.values()) - billing.usd(bill.total)) < 0.005
 
@@ -219,7 +319,11 @@ class Engine:
     """Steps that take the seconds and feed the tokens that it is reports."""
 
     def __init__(self, clock: SimpleNamespace, steps: list[tuple[float, int, int]]) -> None:
-        self.clock, self.steps, self.sequences = clock, steps, [SimpleNamespace(counts=TokenCounts())]
+        self.clock, self.steps, self.sequences = (
+            clock,
+            steps,
+            [SimpleNamespace(counts=TokenCounts())],
+        )
 
     def step(self):
         seconds, prefill, decode = self.steps.pop(0)
@@ -230,7 +334,9 @@ class Engine:
         return []
 
 
-def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap(meter: Meter, clock: SimpleNamespace) -> None:
+def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap(
+    meter: Meter, clock: SimpleNamespace
+) -> None:
     clock.now += 2
     engine = Engine(clock, [(4.0, 300, 100), (1.0, 0, 50), (1.0, 0, 0)])
     meter.begin("v")
@@ -238,11 +344,24 @@ def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap(meter: Meter, cl
     meter.step(engine, {"u": 1})  # all of it decoding
     clock.now += 0.01  # a pause that belongs to the steps
     meter.step(engine, {"u": 1})  # nothing was fed: as the one before
-    report, expected = meter.report(), {"startup": 10, "prefill": 3, "decode": 3.01, "idle": 2, "lost": 0}
+    report, expected = (
+        meter.report(),
+        {"startup": 10, "prefill": 3, "decode": 3.01, "idle": 2, "lost": 0},
+    )
     assert vars(report.seconds) == pytest.approx(expected, abs=1e-6)
-    assert report.open == {"u": pytest.approx((2.25, 0.75 + 2.01)), "v": pytest.approx((0.75, 0.25))}
-    assert [(kind, unit) for _, _, kind, unit in report.spans] == [("startup", None), ("idle", None), ("busy", "u")]
-    assert [end for _, end, *_ in report.spans] == [*(began for began, *_ in report.spans[1:]), clock.now]
+    assert report.open == {
+        "u": pytest.approx((2.25, 0.75 + 2.01)),
+        "v": pytest.approx((0.75, 0.25)),
+    }
+    assert [(kind, unit) for _, _, kind, unit in report.spans] == [
+        ("startup", None),
+        ("idle", None),
+        ("busy", "u"),
+    ]
+    assert [end for _, end, *_ in report.spans] == [
+        *(began for began, *_ in report.spans[1:]),
+        clock.now,
+    ]
 
 
 def test_a_step_that_runs_is_reported_as_far_as_it_is(meter: Meter, clock: SimpleNamespace) -> None:
@@ -263,7 +382,10 @@ def test_a_step_that_runs_is_reported_as_far_as_it_is(meter: Meter, clock: Simpl
 def test_the_documents_of_one_prompt_share_its_tokens(meter: Meter) -> None:
     meter.tokens("u", ["a", "b", "b"], TokenCounts(7, 0, 1))
     found = meter.end("u").categories
-    assert [(found[name]["prefill_tokens"], found[name]["decode_tokens"]) for name in "ab"] == [(2, 0), (5, 1)]
+    assert [(found[name]["prefill_tokens"], found[name]["decode_tokens"]) for name in "ab"] == [
+        (2, 0),
+        (5, 1),
+    ]
 
 
 def test_an_attempt_that_is_not_committed_is_lost(meter: Meter, clock: SimpleNamespace) -> None:
@@ -274,7 +396,9 @@ def test_an_attempt_that_is_not_committed_is_lost(meter: Meter, clock: SimpleNam
     assert (report.seconds.busy, report.seconds.lost, report.open) == (0, pytest.approx(2.0), {})
 
 
-def test_a_unit_s_seconds_go_to_its_categories_by_tokens(meter: Meter, clock: SimpleNamespace) -> None:
+def test_a_unit_s_seconds_go_to_its_categories_by_tokens(
+    meter: Meter, clock: SimpleNamespace
+) -> None:
     meter.documents("u", ["a", "a", "b"])
     meter.step(Engine(clock, [(4.0, 100, 100)]), {"u": 3})
     meter.tokens("u", ["a"], TokenCounts(75, 0, 10))
@@ -285,7 +409,10 @@ def test_a_unit_s_seconds_go_to_its_categories_by_tokens(meter: Meter, clock: Si
     meter.commit("u", done, 2, 1)
     meter.lose("u")  # as the worker always does at the end
     report = meter.report()
-    assert ((report.ok, report.failed, report.seconds.lost), report.categories["a"]["documents"]) == ((2, 1, 0), 2)
+    assert (
+        (report.ok, report.failed, report.seconds.lost),
+        report.categories["a"]["documents"],
+    ) == ((2, 1, 0), 2)
     assert meter.end("w").categories == {}
 
 
@@ -301,22 +428,29 @@ def test_the_picture_of_a_worker_stays_small() -> None:
 def driver(monkeypatch, counts: bool = True) -> list[int]:
     """A driver with two GPUs, whose counters (millijoules) the test moves."""
     counters, error = [1000, 5000], type("NVMLError", (Exception,), {})
-    fake = SimpleNamespace(NVMLError=error, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
-                           nvmlDeviceGetHandleByIndex=lambda index: index,
-                           nvmlDeviceGetHandleByUUID=lambda name: {"GPU-b": 1}[name],
-                           nvmlDeviceGetTotalEnergyConsumption=counters.__getitem__, NVML_CLOCK_SM=1,
-                           nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=[50, 90][card]),
-                           nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=[2 << 30, 40 << 30][card]),
-                           nvmlDeviceGetClockInfo=lambda card, kind: [900, 2100][card],
-                           nvmlDeviceGetMaxClockInfo=lambda card, kind: 2520)  # fmt: skip
+    fake = SimpleNamespace(
+        NVMLError=error,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=lambda name: {"GPU-b": 1}[name],
+        nvmlDeviceGetTotalEnergyConsumption=counters.__getitem__,
+        NVML_CLOCK_SM=1,
+        nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=[50, 90][card]),
+        nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=[2 << 30, 40 << 30][card]),
+        nvmlDeviceGetClockInfo=lambda card, kind: [900, 2100][card],
+        nvmlDeviceGetMaxClockInfo=lambda card, kind: 2520,
+    )
     if not counts:
         fake.nvmlDeviceGetTotalEnergyConsumption = mock.Mock(side_effect=error)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     return counters
 
 
-@pytest.mark.parametrize(("shown", "gpus", "joules"), [
-    ("0,1", 2, 11.0), ("1", 1, 8.0), ("GPU-b", 1, 8.0), ("1", 0.5, 4.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shown", "gpus", "joules"),
+    [("0,1", 2, 11.0), ("1", 1, 8.0), ("GPU-b", 1, 8.0), ("1", 0.5, 4.0)],
+)
 def test_the_counter_of_the_gpus_that_a_worker_sees(monkeypatch, shown, gpus, joules) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     counters, meter = driver(monkeypatch), energy.CardWatch(gpus).joules
@@ -325,7 +459,9 @@ def test_the_counter_of_the_gpus_that_a_worker_sees(monkeypatch, shown, gpus, jo
     assert meter() == joules
 
 
-@pytest.mark.parametrize(("shown", "gpus", "counts"), [("", 0, True), ("", 1, True), ("0", 1, False), ("0", 1, None)])
+@pytest.mark.parametrize(
+    ("shown", "gpus", "counts"), [("", 0, True), ("", 1, True), ("0", 1, False), ("0", 1, None)]
+)
 def test_without_gpu_counter_or_driver_nobody_knows(monkeypatch, shown, gpus, counts) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     driver(monkeypatch, counts is True)
@@ -338,16 +474,23 @@ def test_how_gpus_are_used(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     driver(monkeypatch)
     watch = energy.CardWatch(2)
-    assert [watch(), watch()] == [CardUse(2, 0.7, 40.0, 1500.0, 2520.0), CardUse(4, 0.7, 40.0, 1500.0, 2520.0)]
+    assert [watch(), watch()] == [
+        CardUse(2, 0.7, 40.0, 1500.0, 2520.0),
+        CardUse(4, 0.7, 40.0, 1500.0, 2520.0),
+    ]
     cards = [None, watch(), CardUse(6, 0.2, 41.0, 300.0, 2520.0)]
     assert energy.together(cards) == CardUse(12, 0.45, 41.0, 900.0, 2520.0)
     assert str(watch()) == "GPUs 70% busy, 40 GiB at most, 1,500 of 2,520 MHz"
     error = sys.modules["pynvml"].NVMLError()
-    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetMemoryInfo", mock.Mock(side_effect=error))
+    monkeypatch.setattr(
+        sys.modules["pynvml"], "nvmlDeviceGetMemoryInfo", mock.Mock(side_effect=error)
+    )
     assert (watch().samples, watch.is_lost()) == (8, False)
     error.value = 15
     assert watch.is_lost()
-    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetHandleByIndex", mock.Mock(side_effect=error))
+    monkeypatch.setattr(
+        sys.modules["pynvml"], "nvmlDeviceGetHandleByIndex", mock.Mock(side_effect=error)
+    )
     assert energy.CardWatch(2).is_lost()  # before this process began
 
 

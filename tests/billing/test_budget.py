@@ -1,4 +1,6 @@
-"""A budget is held to the cent over several runs, a deadline asks for the workers it takes or says that it is lost."""
+"""A budget is held to the cent over several runs, a deadline asks for the workers it takes or says
+that it is lost.
+"""
 
 import re
 from dataclasses import replace
@@ -27,7 +29,10 @@ def test_the_end_is_that_of_the_slowest_pace_and_its_message_says_how_to_go_on()
     assert budget.ends(100.0, [(90.0, 10), (98.0, 4)], [2.0, 1.0]) == 90.0 + 1.25 * 20
     assert budget.ends(200.0, [(90.0, 10)], [2.0, 1.0]) == 200.0  # it takes longer than any before
     line = budget.reached(20.0, 19.5, 1500, 5000)
-    assert "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents done for $19.50 ($13.00 per 1,000)" in line
+    assert (
+        "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents done for $19.50 ($13.00 "
+        "per 1,000)"
+    ) in line
     assert "takes about $45.50" in line
     assert 19.5 + 45.5 < float(re.findall(r"cost\.budget_usd=([\d.]+)", line)[0]) < 80
     assert "raise cost.budget_usd" in budget.reached(0.1, 0.09, 0, 5000)
@@ -54,13 +59,26 @@ def test_a_deadline_is_a_duration_or_a_time_and_takes_so_many_workers() -> None:
     assert (workers, seconds > 10.0) == (budget.NEVER, True)
 
 
-@given(st.integers(1, 10**6), st.floats(1, 1e5), st.floats(0.1, 1e3), st.floats(0, 600), st.integers(0, 50))
-def test_so_many_workers_are_enough_and_few_less_are_not(documents, seconds, rate, startup, running) -> None:
+@given(
+    st.integers(1, 10**6),
+    st.floats(1, 1e5),
+    st.floats(0.1, 1e3),
+    st.floats(0, 600),
+    st.integers(0, 50),
+)
+def test_so_many_workers_are_enough_and_few_less_are_not(
+    documents, seconds, rate, startup, running
+) -> None:
     workers, takes = budget.need(documents, seconds, rate, startup, running, budget.NEVER)
     if workers < budget.NEVER:
         assert takes <= (1 + 1e-6) * seconds
         if workers > max(2, running):
-            assert budget.need(documents, seconds, rate, startup, running, max(1, int(workers * 0.95) - 1))[1] > seconds
+            assert (
+                budget.need(
+                    documents, seconds, rate, startup, running, max(1, int(workers * 0.95) - 1)
+                )[1]
+                > seconds
+            )
 
 
 @pytest.fixture
@@ -72,8 +90,14 @@ def session(config, monkeypatch):
         monkeypatch.setattr(accounts_module.ledger_actor, "start", lambda *_: None)
         monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
         monkeypatch.setattr(Accounts, "_ask", lambda self: None)
-        run, share = with_keys(config("x.jsonl", max_workers=8), cost=cost), SimpleNamespace(cpus=1, gpus=0)
-        lease, plan = SimpleNamespace(id="s", began=1000.0), SimpleNamespace(documents=1000, exact=True)
+        run, share = (
+            with_keys(config("x.jsonl", max_workers=8), cost=cost),
+            SimpleNamespace(cpus=1, gpus=0),
+        )
+        lease, plan = (
+            SimpleNamespace(id="s", began=1000.0),
+            SimpleNamespace(documents=1000, exact=True),
+        )
         own = Accounts(run, run.output.path, lease, share, plan, 0, lines.append)
         own._standing = Standing(1000.0, *standing, None, kept=True)
         return own, clock, lines
@@ -95,21 +119,29 @@ def test_units_are_begun_while_their_end_can_be_paid(session) -> None:
     own.ended(unit("empty"), 0)  # says nothing of the pace
     assert not own.admit(unit("b"), 1)
     own.ended(unit("a"), 10)  # 1.6 s a document; with caution a unit takes 20 s
-    assert own.admit(unit("d"), 1)  # 6.60 spent by now, 1.00 in reserve, 2.00 for the unit: 0.40 to spare.
+    # 6.60 spent by now, 1.00 in reserve, 2.00 for the unit: 0.40 to spare.
+    assert own.admit(unit("d"), 1)
     clock.now += 4.1
-    assert (own.admit(unit("e"), 0), own.held, own.look(2)) == (False, True, None)  # what is in flight goes on ...
+    # What is in flight goes on ...
+    assert (own.admit(unit("e"), 0), own.held, own.look(2)) == (False, True, None)
     clock.now += 20.0
-    with pytest.raises(budget.BudgetReached, match="10 of 1,000"):  # ... until only the reserve is left
+    # ... until only the reserve is left.
+    with pytest.raises(budget.BudgetReached, match="10 of 1,000"):
         own.look(2)
 
 
 def test_tokens_of_what_is_in_flight_are_kept_of_the_budget(session) -> None:
     own, _, _ = session(0.0, 0.0, 0, 0.0, 0.0, budget_usd=10.0)
     own._asks_server = True
-    assert (own.admit(unit("a"), 0), own.admit(unit("b"), 0), own.held) == (True, False, False)  # one to learn from
+    # One to learn from.
+    assert (own.admit(unit("a"), 0), own.admit(unit("b"), 0), own.held) == (True, False, False)
     own.ended(unit("a"), 10)
-    own._standing, own._unbilled = replace(own._standing, usd=2.0, documents=10, usd_per_document=0.2), []
-    assert [own.admit(unit(name), 0) for name in "bcd"] == [True, True, True]  # 2.50 each, with caution
+    own._standing, own._unbilled = (
+        replace(own._standing, usd=2.0, documents=10, usd_per_document=0.2),
+        [],
+    )
+    # 2.50 each, with caution.
+    assert [own.admit(unit(name), 0) for name in "bcd"] == [True, True, True]
     own.ended(unit("b"), 10)  # what it took since then is not on the bill yet
     assert (own.admit(unit("e"), 0), own.held) == (False, True)
 
@@ -126,7 +158,8 @@ def test_no_unit_is_begun_before_the_bill_has_a_file(session, monkeypatch) -> No
 
 
 def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
-    own, clock, lines = session(0.0, 0.0, 50, 50.0, 5.0, deadline="300s")  # one document a second and worker
+    # One document a second and worker.
+    own, clock, lines = session(0.0, 0.0, 50, 50.0, 5.0, deadline="300s")
     assert own.look(1) is None  # no unit has ended
     own.admit(unit("a"), 0)
     own.ended(unit("a"), 50)
@@ -134,7 +167,13 @@ def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
     clock.now += 240
     assert own.look(4) == 8
     (line,) = lines
-    says(line, "cannot be met: 950 documents left", "8 workers (cluster.max_workers)", "8 documents/s", "late;")
+    says(
+        line,
+        "cannot be met: 950 documents left",
+        "8 workers (cluster.max_workers)",
+        "8 documents/s",
+        "late;",
+    )
     clock.now += 40
     own.look(8)
     assert len(lines) == 1
@@ -142,11 +181,14 @@ def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
 
 @pytest.mark.slow
 def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
-    """Ten cents a second: every session that is cut stays below its cap with all sessions before it."""
+    """Ten cents a second: every session that is cut stays below its cap with all sessions before
+    it.
+    """
     run = trial(tmp_path, units=40, prices={"local": 360.0}, reserve_seconds=10.0)
     cap, step, sessions = 0.0, 2.5, 0
     while True:
-        cap, step = round(cap + step, 2), 1.3 * step  # on a busy machine the start alone may take the first ones
+        # On a busy machine the start alone may take the first ones.
+        cap, step = round(cap + step, 2), 1.3 * step
         sessions += 1
         assert sessions < 20, "no end"
         process = begin(run, f"cost.budget_usd={cap}")
@@ -177,7 +219,8 @@ def test_a_run_that_misjudged_is_stopped_and_what_is_in_flight_is_lost(tmp_path,
     check_sums(tree)
     assert 4.5 < tree["usd"] <= 6.0
     assert tree["parts"]["lost"] > 0.2
-    assert "is reached" in ended(begin(run, f"cost.budget_usd={tree['usd']}"), code=3)  # not a cent more
+    # Not a cent more.
+    assert "is reached" in ended(begin(run, f"cost.budget_usd={tree['usd']}"), code=3)
     assert files(tmp_path) == [tree]
 
 

@@ -20,46 +20,83 @@ from tests.runs import says
 def own_file(tmp_path, monkeypatch):
     for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    nowhere = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none"))
+    nowhere = dict.fromkeys(
+        ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none")
+    )
     own = {"RAYPD_PRICES": str(tmp_path / "prices.json"), "AWS_EC2_METADATA_DISABLED": "true"}
     for name, value in (nowhere | own).items():
         monkeypatch.setenv(name, value)
 
 
 def test_shipped_prices_are_of_known_instances_with_date_and_source() -> None:
-    found = prices.price("g6e.48xlarge", "us-east-1", "on-demand", CostConfig())  # the paper's machine
-    assert (found.usd_per_hour, found.date, "price list" in found.source) == (30.13118, "2026-09-24", True)
+    # The paper's machine.
+    found = prices.price("g6e.48xlarge", "us-east-1", "on-demand", CostConfig())
+    assert (found.usd_per_hour, found.date, "price list" in found.source) == (
+        30.13118,
+        "2026-09-24",
+        True,
+    )
     assert INSTANCES["g6e.48xlarge"] == prices.Instance("g6e.48xlarge", 8, "L40S", 44, 192, 1536)
     table = prices.shipped()
     assert len(table) > 70
     for (instance_type, region, market), price in table.items():
-        known = (instance_type in INSTANCES, region in prices_aws.SHIPPED_REGIONS, len(price.date) in (7, 10))
+        known = (
+            instance_type in INSTANCES,
+            region in prices_aws.SHIPPED_REGIONS,
+            len(price.date) in (7, 10),
+        )
         assert (*known, market, price.source != "") == (True, True, True, "on-demand", True), price
         assert 0.05 < price.usd_per_hour < 150
     # GPUs of one family cost about the same each, or a digit is wrong.
     for family in ("g5", "g6", "g6e"):
-        each = [table[t, "us-east-1", "on-demand"].usd_per_hour / i.gpus for t, i in INSTANCES.items()
-                if t.startswith(family + ".") and i.gpus > 1]  # fmt: skip
+        each = [
+            table[t, "us-east-1", "on-demand"].usd_per_hour / i.gpus
+            for t, i in INSTANCES.items()
+            if t.startswith(family + ".") and i.gpus > 1
+        ]
         assert max(each) < 1.6 * min(each)
-    assert {t.split(".")[0] for t, _, _ in table} >= {"g5", "g6", "g6e", "p4d", "p4de", "p5", "p5en", "p6-b200"}
+    assert {t.split(".")[0] for t, _, _ in table} >= {
+        "g5",
+        "g6",
+        "g6e",
+        "p4d",
+        "p4de",
+        "p5",
+        "p5en",
+        "p6-b200",
+    }
 
 
 def test_the_configuration_wins_a_market_before_a_type_and_a_zone_before_its_region() -> None:
     cost = CostConfig(prices={"g6e.48xlarge": 20.0, "g6e.48xlarge/spot": 9.0, "local": 0.4})
-    places = (("g6e.48xlarge", None, "spot", cost), (None, None, None, cost), (None, None, None, CostConfig()))
+    places = (
+        ("g6e.48xlarge", None, "spot", cost),
+        (None, None, None, cost),
+        (None, None, None, CostConfig()),
+    )
     assert [prices.price(*place).usd_per_hour for place in places] == [9.0, 0.4, 0.0]
     assert prices.price("g6e.48xlarge", None, None, cost) == Price(20.0, "cost.prices.g6e.48xlarge")
     places = {"us-east-1": Price(0.5, "mean"), "us-east-1a": Price(0.4, "zone")}
     known = {("g5.xlarge", place, "spot"): price for place, price in places.items()}
     for zone, source in (("us-east-1a", "zone"), ("us-east-1b", "mean")):
-        assert prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone=zone, rows=known).source == source
+        assert (
+            prices.price(
+                "g5.xlarge", "us-east-1", "spot", CostConfig(), zone=zone, rows=known
+            ).source
+            == source
+        )
 
 
 def test_of_two_tables_the_newer_row_wins_and_an_unknown_price_is_an_error_or_has_a_bound() -> None:
     with pytest.raises(PriceUnknown) as caught:
         prices.price("g6e.48xlarge", "eu-west-1", "on-demand", CostConfig())
-    says(caught.value, "g6e.48xlarge", "eu-west-1", "raypd prices refresh --region eu-west-1",
-         "cost.prices.g6e.48xlarge")  # fmt: skip
+    says(
+        caught.value,
+        "g6e.48xlarge",
+        "eu-west-1",
+        "raypd prices refresh --region eu-west-1",
+        "cost.prices.g6e.48xlarge",
+    )
     with pytest.raises(PriceUnknown, match="no spot price"):
         prices.price("g6e.48xlarge", "us-east-1", "spot", CostConfig())
     # Without a price, spot is bounded by on-demand.
@@ -68,11 +105,14 @@ def test_of_two_tables_the_newer_row_wins_and_an_unknown_price_is_an_error_or_ha
     for market in ("on-demand", "spot"):
         assert prices.price_or_bound("x9.huge", None, market, CostConfig()) is None
     key, spot = ("g6e.48xlarge", "us-east-1", "on-demand"), ("g6e.48xlarge", "us-east-1", "spot")
-    for rows, usd in (({key: Price(29.0, "AWS", "2026-01-01"), spot: Price(9.0, "AWS", "2026-01-01")}, 30.13118),
-                      ({key: Price(28.0, "AWS", "2026-12-01")}, 28.0)):  # fmt: skip
+    for rows, usd in (
+        ({key: Price(29.0, "AWS", "2026-01-01"), spot: Price(9.0, "AWS", "2026-01-01")}, 30.13118),
+        ({key: Price(28.0, "AWS", "2026-12-01")}, 28.0),
+    ):
         prices.write_refreshed(rows)
         table = prices.table()
-        assert (table[key].usd_per_hour, table[spot].usd_per_hour) == (usd, 9.0)  # what was asked before stays
+        # What was asked before stays.
+        assert (table[key].usd_per_hour, table[spot].usd_per_hour) == (usd, 9.0)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"prices": [1]}', '{"prices": [{"type": "g"}]}'])
@@ -84,7 +124,9 @@ def test_a_damaged_file_is_named(text) -> None:
     assert prices.table() == prices.shipped()
 
 
-@pytest.mark.parametrize(("key", "usd"), [("g5.xlarge", -1), ("g5.xlarge", float("inf")), ("g5.xlarge/sport", 1)])
+@pytest.mark.parametrize(
+    ("key", "usd"), [("g5.xlarge", -1), ("g5.xlarge", float("inf")), ("g5.xlarge/sport", 1)]
+)
 def test_the_configuration_s_prices_are_checked(key, usd) -> None:
     with pytest.raises(ValueError, match=r"g5\.xlarge"):
         CostConfig(prices={key: usd})
@@ -104,7 +146,9 @@ def stubbed(monkeypatch):
     def make(service: str) -> Stubber:
         keys = {"aws_access_key_id": "AKIAXX", "aws_secret_access_key": "testing"}
         client, real = boto3.client(service, region_name="us-east-1", **keys), prices_aws._client
-        monkeypatch.setattr(prices_aws, "_client", lambda s, r: client if s == service else real(s, r))
+        monkeypatch.setattr(
+            prices_aws, "_client", lambda s, r: client if s == service else real(s, r)
+        )
         stub = Stubber(client)
         stub.activate()
         return stub
@@ -114,11 +158,19 @@ def stubbed(monkeypatch):
 
 @mock_aws
 def test_refresh_asks_the_price_list_and_the_spot_history(stubbed, capsys) -> None:
-    stub = stubbed("pricing")  # which moto does not have: one answer for each instance type that raypd knows
+    # Which moto does not have: one answer for each instance type that raypd knows.
+    stub = stubbed("pricing")
     answers = {"g6e.48xlarge": [product("31.5"), product("0.0"), product("9", "Quantity")]}
     for name in INSTANCES:
-        fields = {"regionCode": "us-east-1", "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA",
-                  "capacitystatus": "Used", "marketoption": "OnDemand", "instanceType": name}  # fmt: skip
+        fields = {
+            "regionCode": "us-east-1",
+            "operatingSystem": "Linux",
+            "tenancy": "Shared",
+            "preInstalledSw": "NA",
+            "capacitystatus": "Used",
+            "marketoption": "OnDemand",
+            "instanceType": name,
+        }
         filters = [{"Type": "TERM_MATCH", "Field": f, "Value": v} for f, v in fields.items()]
         expected = {"ServiceCode": "AmazonEC2", "Filters": filters}
         stub.add_response("get_products", {"PriceList": answers.get(name, [])}, expected)
@@ -127,8 +179,13 @@ def test_refresh_asks_the_price_list_and_the_spot_history(stubbed, capsys) -> No
     table = prices.table()
     found = table["g6e.48xlarge", "us-east-1", "on-demand"]
     assert (found.usd_per_hour, found.date) == (31.5, datetime.now(UTC).strftime("%Y-%m-%d"))
-    spot = prices.price("g5.xlarge", "us-east-1", "spot", CostConfig())  # moto invents prices for all types
-    zones = [p.usd_per_hour for k, p in table.items() if k[0] == "g5.xlarge" and re.fullmatch("us-east-1.", k[1])]
+    # Moto invents prices for all types.
+    spot = prices.price("g5.xlarge", "us-east-1", "spot", CostConfig())
+    zones = [
+        p.usd_per_hour
+        for k, p in table.items()
+        if k[0] == "g5.xlarge" and re.fullmatch("us-east-1.", k[1])
+    ]
     assert spot.usd_per_hour == pytest.approx(sum(zones) / len(zones), abs=1e-6)
     assert "us-east-1: 1 on-demand price" in capsys.readouterr().out
     assert "testing" not in path.read_text()
@@ -137,10 +194,19 @@ def test_refresh_asks_the_price_list_and_the_spot_history(stubbed, capsys) -> No
 def test_of_a_history_the_newest_price_of_a_zone_counts(stubbed) -> None:
     stub = stubbed("ec2")
     rows = [
-        {"InstanceType": "g5.xlarge", "AvailabilityZone": zone, "SpotPrice": usd,
-         "Timestamp": datetime(2026, 1, day, tzinfo=UTC)}
-        for zone, usd, day in (("us-east-1a", "0.9", 1), ("us-east-1a", "0.4", 3), ("us-east-1a", "0.8", 2),
-                               ("us-east-1b", "0.6", 1))]  # fmt: skip
+        {
+            "InstanceType": "g5.xlarge",
+            "AvailabilityZone": zone,
+            "SpotPrice": usd,
+            "Timestamp": datetime(2026, 1, day, tzinfo=UTC),
+        }
+        for zone, usd, day in (
+            ("us-east-1a", "0.9", 1),
+            ("us-east-1a", "0.4", 3),
+            ("us-east-1a", "0.8", 2),
+            ("us-east-1b", "0.6", 1),
+        )
+    ]
     for answer in (rows, [])[: -(-len(INSTANCES) // prices_aws._SPOT_PAGE)]:
         stub.add_response("describe_spot_price_history", {"SpotPriceHistory": answer})
     found = prices_aws._spot("us-east-1")
@@ -152,7 +218,9 @@ def test_without_credentials_or_rights_the_user_learns_which(stubbed) -> None:
     with pytest.raises(ConfigError, match="no AWS credentials found"):
         prices_aws.refresh(["us-east-1"])
     assert not prices.refreshed_path().exists()
-    stubbed("pricing").add_client_error("get_products", "AccessDeniedException", "user AKIAXX may not")
+    stubbed("pricing").add_client_error(
+        "get_products", "AccessDeniedException", "user AKIAXX may not"
+    )
     with pytest.raises(ConfigError, match="pricing:GetProducts: AccessDeniedException") as caught:
         prices_aws.refresh(["us-east-1"])
     assert not re.search("AKIAXX|testing", str(caught.value))
@@ -164,7 +232,10 @@ def test_show_prints_prices_and_where_they_are_from(capsys, monkeypatch) -> None
     out = capsys.readouterr().out
     parts = ("8 x L40S 44 GiB", "30.1312", "unknown", "2025-04-14 (more than six months ago)")
     assert [part for part in parts if part not in out] == []
-    for place, message in ((["mars-1"], "raypd prices refresh --region mars-1"), (["us-east-1", "x9.huge"], "x9.huge")):
+    for place, message in (
+        (["mars-1"], "raypd prices refresh --region mars-1"),
+        (["us-east-1", "x9.huge"], "x9.huge"),
+    ):
         with pytest.raises(ConfigError, match=message):
             prices_aws.show(*place)
 
@@ -172,7 +243,17 @@ def test_show_prints_prices_and_where_they_are_from(capsys, monkeypatch) -> None
 def test_an_old_price_says_so() -> None:
     today = date.today()
     days = {"g5.xlarge": today - timedelta(30), "g5.2xlarge": today - timedelta(200)}
-    known = {(name, "us-east-1", "on-demand"): Price(1.0, "a list", str(day)) for name, day in days.items()}
-    new, old = (prices.price(name, "us-east-1", None, CostConfig(), rows=known).source for name in days)
+    known = {
+        (name, "us-east-1", "on-demand"): Price(1.0, "a list", str(day))
+        for name, day in days.items()
+    }
+    new, old = (
+        prices.price(name, "us-east-1", None, CostConfig(), rows=known).source for name in days
+    )
     assert (new, old) == ("a list", "a list; more than six months ago: `raypd prices refresh`")
-    assert [prices.is_old(day) for day in ("", "2025-04", "2025-04-14", str(today)[:7])] == [False, True, True, False]
+    assert [prices.is_old(day) for day in ("", "2025-04", "2025-04-14", str(today)[:7])] == [
+        False,
+        True,
+        True,
+        False,
+    ]

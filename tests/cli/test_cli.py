@@ -1,4 +1,6 @@
-"""The command line as a user types it: errors that name what is wrong, exit codes, nothing printed twice; and a job."""
+"""The command line as a user types it: errors that name what is wrong, exit codes, nothing printed
+twice; and a job.
+"""
 
 import json
 import os
@@ -45,26 +47,65 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["in/a.jsonl"], "in/a.jsonl: give a run's YAML, or say what to extract from this data: --schema"),
-    (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
-    (["run.yaml", "output.partition={_x: y}"], "a key is of a-z, 0-9 and _, as Athena wants it, and begins with"),
-    (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
-    (["run.yaml", "engine.unit_documents=8"], "unit_documents: unknown key; there is cluster.unit_documents"),
-    (["run.yaml", "decoding.metod=autoregressive"], "decoding.metod: unknown key; did you mean 'method'?"),
-    (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
-    (["wrong.yaml"], "wrong.yaml:11: task.categories.book.attributes.0.nmae: unknown key; did you mean 'name'?"),
-    (["run.yaml", "engine.max_num_seqs=0"], "engine.max_num_seqs: give a whole number from 1 on, or auto"),
-    (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
-    (["run.yaml", "input.text_columns=[titel]"], "a.jsonl: no column 'titel' (input.text_columns 'titel'): did"),
-    (["in/c.jsonl", "--schema", "s.json", "-m", "fake"], "the default): it has n; input.text_columns=[NAME] says"),
-    (["run.yaml", "decoding.method=hyper_paralel"], "decoding.method: did you mean 'hyper_parallel'? choose from"),
-    (["run.yaml", "decoding.max_value_tokens=0"], "decoding.max_value_tokens: Input should be greater"),
-    (["run.yaml", "output.path=run.yaml"], "run.yaml: is a file; give a folder"),
-    (["run.yaml", "input.path=ftp://b/a.jsonl"], "ftp:// is not a storage"),
-    (["run.yaml", "task.categories.book.attributes=[{name: 'a\tb'}]"], "a name is printable text without quotes"),
-])  # fmt: skip
-def test_what_cannot_run_is_refused_in_plain_words(folder: Path, raypd, words: list[str], message: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["in/a.jsonl"],
+            "in/a.jsonl: give a run's YAML, or say what to extract from this data: --schema",
+        ),
+        (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
+        (
+            ["run.yaml", "output.partition={_x: y}"],
+            "a key is of a-z, 0-9 and _, as Athena wants it, and begins with",
+        ),
+        (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
+        (
+            ["run.yaml", "engine.unit_documents=8"],
+            "unit_documents: unknown key; there is cluster.unit_documents",
+        ),
+        (
+            ["run.yaml", "decoding.metod=autoregressive"],
+            "decoding.metod: unknown key; did you mean 'method'?",
+        ),
+        (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
+        (
+            ["wrong.yaml"],
+            "wrong.yaml:11: task.categories.book.attributes.0.nmae: unknown key; did you mean "
+            "'name'?",
+        ),
+        (
+            ["run.yaml", "engine.max_num_seqs=0"],
+            "engine.max_num_seqs: give a whole number from 1 on, or auto",
+        ),
+        (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
+        (
+            ["run.yaml", "input.text_columns=[titel]"],
+            "a.jsonl: no column 'titel' (input.text_columns 'titel'): did",
+        ),
+        (
+            ["in/c.jsonl", "--schema", "s.json", "-m", "fake"],
+            "the default): it has n; input.text_columns=[NAME] says",
+        ),
+        (
+            ["run.yaml", "decoding.method=hyper_paralel"],
+            "decoding.method: did you mean 'hyper_parallel'? choose from",
+        ),
+        (
+            ["run.yaml", "decoding.max_value_tokens=0"],
+            "decoding.max_value_tokens: Input should be greater",
+        ),
+        (["run.yaml", "output.path=run.yaml"], "run.yaml: is a file; give a folder"),
+        (["run.yaml", "input.path=ftp://b/a.jsonl"], "ftp:// is not a storage"),
+        (
+            ["run.yaml", "task.categories.book.attributes=[{name: 'a\tb'}]"],
+            "a name is printable text without quotes",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_in_plain_words(
+    folder: Path, raypd, words: list[str], message: str
+) -> None:
     (folder / "in/c.jsonl").write_text('{"n": 1}\n')
     (folder / "s.json").write_text('{"properties": {"author": {"type": "string"}}}')
     (folder / "wrong.yaml").write_text(RUN.replace("name: author", "nmae: author"))
@@ -76,8 +117,19 @@ def test_what_cannot_run_is_refused_in_plain_words(folder: Path, raypd, words: l
 
 
 def test_data_and_a_schema_need_no_yaml(folder: Path, raypd, in_process) -> None:
-    (folder / "book.json").write_text('{"title": "book", "properties": {"author": {"type": "string"}}}')
-    words = ["in/a.jsonl", "--schema", "book.json", "-o", "out", "--model", "fake", "input.text_columns=[title]"]
+    (folder / "book.json").write_text(
+        '{"title": "book", "properties": {"author": {"type": "string"}}}'
+    )
+    words = [
+        "in/a.jsonl",
+        "--schema",
+        "book.json",
+        "-o",
+        "out",
+        "--model",
+        "fake",
+        "input.text_columns=[title]",
+    ]
     code, out, err = raypd("extract", *words)
     assert code == 0, err
     assert "1 document" in out
@@ -96,7 +148,8 @@ def test_an_interruption_while_python_imports_is_one_line(folder: Path) -> None:
 
 def test_what_c_does_at_the_very_end_cannot_abort_it() -> None:
     lines = (
-        "import ctypes as c, raypd.__main__ as m; c.CDLL(None).__cxa_atexit(c.CDLL(None).abort, None, None); m.main()"
+        "import ctypes as c, raypd.__main__ as m; "
+        "c.CDLL(None).__cxa_atexit(c.CDLL(None).abort, None, None); m.main()"
     )
     assert ended(start("-c", lines, "--version")).startswith("raypd 0.")
     assert "no such configuration" in ended(start("-c", lines, "extract", "nope.yaml"), 2)
@@ -118,17 +171,27 @@ def test_the_help_of_estimate_fits_80_columns(raypd, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = raypd("estimate", "--help").out.splitlines()
     assert max(map(len, lines)) <= 80
-    for option in ("--throughput [GPU=]RATE", "--tokens SHARED OWN KEYS VALUES PASSES", "--baseline / --no-baseline"):
+    for option in (
+        "--throughput [GPU=]RATE",
+        "--tokens SHARED OWN KEYS VALUES PASSES",
+        "--baseline / --no-baseline",
+    ):
         assert any(line.startswith(f"  {option}") for line in lines), option
 
 
 def test_the_readme_puts_the_command_on_the_path() -> None:
     """The line that it names, in a new shell, after `make setup`."""
-    (line,) = [line.strip() for line in (ROOT / "README.md").read_text().splitlines() if "/activate" in line]
+    (line,) = [
+        line.strip()
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if "/activate" in line
+    ]
     if not (ROOT / line.split()[1]).exists():
         pytest.skip("needs the virtual environment of `make setup`")
     command = f"{line} && command -v raypd"
-    path = subprocess.check_output(["bash", "-c", command], cwd=ROOT, env={"PATH": "/usr/bin:/bin"}, text=True)
+    path = subprocess.check_output(
+        ["bash", "-c", command], cwd=ROOT, env={"PATH": "/usr/bin:/bin"}, text=True
+    )
     assert Path(path.strip()).parent.name == "bin"
     assert ".venv" in path
 
@@ -138,12 +201,19 @@ def test_config_show_is_yaml_that_reads_back_or_a_section_of_it(folder: Path, ra
     shown = raypd("config", "show", "run.yaml", "engine.max_num_seqs=3").out
     assert "# integer | auto. b: most prompts in decoding at the same time" in shown
     run = RunConfig.model_validate(yaml.safe_load(shown))
-    assert (run.engine.max_num_seqs, run.task.categories["book"].attributes[0].name) == (3, "author")
+    assert (run.engine.max_num_seqs, run.task.categories["book"].attributes[0].name) == (
+        3,
+        "author",
+    )
     defaults = yaml.safe_load(raypd("config", "show").out)
     assert (defaults["decoding"]["stacked_documents"], defaults["input"]["path"]) == (6, None)
     (folder / "training").mkdir()
     shown = raypd("config", "show", "training")
-    assert (shown.code, shown.out.startswith("training:"), "\ntask:" in shown.out) == (0, True, False)
+    assert (shown.code, shown.out.startswith("training:"), "\ntask:" in shown.out) == (
+        0,
+        True,
+        False,
+    )
     assert len(re.findall(r"^(?:# )?task:", raypd("config", "show", "task").out, re.MULTILINE)) == 3
 
 
@@ -167,7 +237,9 @@ def test_the_quickstart_is_written_into_a_new_folder(folder: Path, raypd) -> Non
 @pytest.fixture
 def configuration(tmp_path: Path) -> Path:
     titles = ["" if i == 3 else f"title {i}" for i in range(40)]
-    return Trial(tmp_path, titles, model={"name": "fake", "fake": {"load_seconds": 0, "step_seconds": 0.001}}).file
+    return Trial(
+        tmp_path, titles, model={"name": "fake", "fake": {"load_seconds": 0, "step_seconds": 0.001}}
+    ).file
 
 
 def test_extract_verify_errors_retry(configuration, tmp_path, raypd, in_process) -> None:
@@ -177,7 +249,10 @@ def test_extract_verify_errors_retry(configuration, tmp_path, raypd, in_process)
         (("verify", out), "\nok: "),
         (("errors", out), "1  no text in title  [as it stands in the input]"),
         (("extract", str(configuration), "--retry-errors"), "1 left as they are"),
-        (("extract", str(configuration), "--all-errors"), "retried 1 failed document: 0 ok now, 1 failed again"),
+        (
+            ("extract", str(configuration), "--all-errors"),
+            "retried 1 failed document: 0 ok now, 1 failed again",
+        ),
         (("errors", out), "attempts 2"),
     ):
         ended = raypd(*words)
@@ -199,25 +274,53 @@ def test_two_nights_as_a_job(configuration, tmp_path) -> None:
     assert sorted(ids) == sorted(str(i) for i in range(40))
 
 
-@pytest.mark.parametrize(("titles", "share", "code", "said"), [
-    (["a"] * 12, 1.0, 0, "12 documents: 12 ok"),
-    (["a"] * 14 + [""] * 5 + ["program"], 1.0, 0,
-     "6 of 20 documents failed (30%), most because: no text in title\n"
-     "`raypd errors {out}` lists them; --retry-errors tries again what may pass\n"),
-    ([""] * 12, 1.0, 1, "no document was answered: 12 of 12 documents failed (100%), most because: no text in"),
-    (["a"] * 9 + [""] * 3, 0.2, 1, "more documents failed than cluster.max_failed_share, 0.2: 3 of 12 documents"),
-])  # fmt: skip
-def test_what_a_run_that_has_ended_tells(tmp_path, config, in_process, raypd, titles, share, code, said) -> None:
+@pytest.mark.parametrize(
+    ("titles", "share", "code", "said"),
+    [
+        (["a"] * 12, 1.0, 0, "12 documents: 12 ok"),
+        (
+            ["a"] * 14 + [""] * 5 + ["program"],
+            1.0,
+            0,
+            "6 of 20 documents failed (30%), most because: no text in title\n"
+            "`raypd errors {out}` lists them; --retry-errors tries again what may pass\n",
+        ),
+        (
+            [""] * 12,
+            1.0,
+            1,
+            "no document was answered: 12 of 12 documents failed (100%), most because: no text in",
+        ),
+        (
+            ["a"] * 9 + [""] * 3,
+            0.2,
+            1,
+            "more documents failed than cluster.max_failed_share, 0.2: 3 of 12 documents",
+        ),
+    ],
+)
+def test_what_a_run_that_has_ended_tells(
+    tmp_path, config, in_process, raypd, titles, share, code, said
+) -> None:
     made = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), max_failed_share=share)
     (tmp_path / "run.yaml").write_text(made.model_dump_json())
     ended = raypd("extract", str(tmp_path / "run.yaml"))
     assert f"{len(titles)} documents: " in ended.out  # the summary comes first
-    assert (ended.code, said.format(out=tmp_path / "out") in ended.out + ended.err) == (code, True), ended
+    assert (ended.code, said.format(out=tmp_path / "out") in ended.out + ended.err) == (
+        code,
+        True,
+    ), ended
     assert ("documents failed" in ended.out + ended.err) == ("" in titles)
 
 
 def test_a_boolean_is_that_of_the_record() -> None:
     record = {"Waterproof": True, "Decaf": False, "Brand": "Acme", "Weight in g": 7, "Color": None}
     values = [value_row(name, value, "ok", None) for name, value in record.items()]
-    row = {"id": "1", "status": "ok", "record": json.dumps(record), "values": values, "truncated": False}
+    row = {
+        "id": "1",
+        "status": "ok",
+        "record": json.dumps(record),
+        "values": values,
+        "truncated": False,
+    }
     assert str(_values(row)) == "Waterproof: true  Decaf: false  Brand: Acme  Weight in g: 7"

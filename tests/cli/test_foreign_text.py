@@ -1,4 +1,6 @@
-"""Ids and texts on a terminal steer nothing and look like no line of raypd's own; no cell of a CSV is a formula."""
+"""Ids and texts on a terminal steer nothing and look like no line of raypd's own; no cell of a CSV
+is a formula.
+"""
 
 import csv
 import io
@@ -22,18 +24,34 @@ from raypd.run import console
 from tests.runs import run_here, says, write_rows
 
 FAKED = "ok: every document of the input stands in the output exactly once"
-IDS = ["\x1b]0;another title\x07", "\x1b[31mred", "\x9b31mred, too", "[bold red]loud[/bold red]", "\u202eback to front",
-       f"one\n{FAKED}", "a\r\tb", '=HYPERLINK("http://x")', "+1+1", "-cmd|' /C calc'!A0", "@SUM(A1)", "-5"]  # fmt: skip
+IDS = [
+    "\x1b]0;another title\x07",
+    "\x1b[31mred",
+    "\x9b31mred, too",
+    "[bold red]loud[/bold red]",
+    "\u202eback to front",
+    f"one\n{FAKED}",
+    "a\r\tb",
+    '=HYPERLINK("http://x")',
+    "+1+1",
+    "-cmd|' /C calc'!A0",
+    "@SUM(A1)",
+    "-5",
+]
 
 
 def steers(text: str) -> list[str]:
     """Characters that a terminal does something with, beside the end of a line and the tab."""
-    return [c for c in text if (unicodedata.category(c) == "Cc" and c not in "\n\t") or c == "\u202e"]
+    return [
+        c for c in text if (unicodedata.category(c) == "Cc" and c not in "\n\t") or c == "\u202e"
+    ]
 
 
 @pytest.fixture
 def run(tmp_path: Path, config) -> RunConfig:
-    """Each id once with an answer and once without, then once more in input that is not in the output."""
+    """Each id once with an answer and once without, then once more in input that is not in the
+    output.
+    """
     lines = [{"id": id, "title": title} for id in IDS for title in ("a", "")]
     made = config(str(write_rows(tmp_path / "\x1b[32min.jsonl", lines)), unit_documents=100)
     run_here(made)
@@ -43,10 +61,15 @@ def run(tmp_path: Path, config) -> RunConfig:
 def outputs(run: RunConfig) -> Iterator[tuple[str, str]]:
     """(what a person looks at, all of it)."""
     for words in (["errors"], ["errors", "--json"], ["verify"], ["verify", "--json"]):
-        yield " ".join(words), CliRunner().invoke(app, [words[0], run.output.path, *words[1:]]).output
+        yield (
+            " ".join(words),
+            CliRunner().invoke(app, [words[0], run.output.path, *words[1:]]).output,
+        )
     for terminal in (False, True):
         printed = io.StringIO()
-        console = Console(file=printed, width=160, force_terminal=terminal, color_system=None, highlight=False)
+        console = Console(
+            file=printed, width=160, force_terminal=terminal, color_system=None, highlight=False
+        )
         print_summary(driver.finish(run, run.output.path, planner.plan(run)), console)
         yield "summary", printed.getvalue()
 
@@ -77,7 +100,10 @@ def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, monkeypatch)
     assert (codes, steers(capsys.readouterr().err)) == ([2], [])
     with report_errors():
         raise OSError(28, "No space left on device", "out/lease.json")  # bare, as of a local disk
-    assert (codes, capsys.readouterr().err) == ([2, 1], "error: [Errno 28] No space left on device: 'out/lease.json'\n")
+    assert (codes, capsys.readouterr().err) == (
+        [2, 1],
+        "error: [Errno 28] No space left on device: 'out/lease.json'\n",
+    )
 
 
 def test_no_cell_of_a_csv_is_a_formula(run: RunConfig, tmp_path: Path) -> None:

@@ -20,7 +20,10 @@ from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError
 from tests.runs import says
 
-ROWS = [{"Id": f"n{n}", "subject": f"The {n}th letter to the shop", "kind": "a", "n": n} for n in range(6)]
+ROWS = [
+    {"Id": f"n{n}", "subject": f"The {n}th letter to the shop", "kind": "a", "n": n}
+    for n in range(6)
+]
 SCHEMA = '{"type": "object", "properties": {"product": {"type": "string"}}}'
 
 
@@ -33,7 +36,9 @@ def written(folder: Path, form: str) -> str:
         with pa.ipc.new_stream(path, pa.Table.from_pylist(ROWS).schema) as stream:
             stream.write_table(pa.Table.from_pylist(ROWS))
     elif form == "csv":
-        path.write_text("Id,subject,kind,n\n" + "".join(",".join(map(str, row.values())) + "\n" for row in ROWS))
+        path.write_text(
+            "Id,subject,kind,n\n" + "".join(",".join(map(str, row.values())) + "\n" for row in ROWS)
+        )
     else:
         path.write_bytes(gzip.compress(lines.encode()) if form.endswith("gz") else lines.encode())
     return str(path)
@@ -43,11 +48,17 @@ def written(folder: Path, form: str) -> str:
 def test_the_configuration_runs(form, tmp_path, in_process, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text(SCHEMA)
-    assert init.run(written(tmp_path, form), "s.json", None).endswith("next: `raypd extract letters.yaml`")
+    assert init.run(written(tmp_path, form), "s.json", None).endswith(
+        "next: `raypd extract letters.yaml`"
+    )
     config = load_config("letters.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
     html = ["input.html_columns=[subject]"]
     run = config_over(f"letters.{form}", "extraction", html, None, "fake", None, schema="s.json")
-    assert (config.input.id_column, config.input.text_columns, run.input.id_column) == ("Id", ["subject"], "Id")
+    assert (config.input.id_column, config.input.text_columns, run.input.id_column) == (
+        "Id",
+        ["subject"],
+        "Id",
+    )
     assert "kind" in Path("letters.yaml").read_text()
     assert driver.run_extract(config, build=build).ok == 6
 
@@ -63,18 +74,24 @@ def test_paths_are_those_that_the_configuration_needs(data, tmp_path, in_process
     config = load_config("mine/run.yaml", ["model.name=fake", "model.fake.load_seconds=0"])
     assert driver.run_extract(config, build=build).ok == 6
     words = "letters.yaml: reads subject, id Id; not read (input.text_columns): kind, n\n"
-    says(init.run(data, None, None), words, "input.category_column=null")  # the latter for `schema suggest`
+    # The latter for `schema suggest`.
+    says(init.run(data, None, None), words, "input.category_column=null")
 
 
 def test_columns_of_html_are_seen(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text(SCHEMA)
-    Path("shop.csv").write_text("id,title,description\n" + '1,Mug,"<p>Made of clay, for coffee</p>"\n' * 2)
+    Path("shop.csv").write_text(
+        "id,title,description\n" + '1,Mug,"<p>Made of clay, for coffee</p>"\n' * 2
+    )
     words = "reads title, description (the visible text of its HTML), id id"
     says(init.run("shop.csv", None, None), words, "'input.html_columns=[description]'")
     run = config_over("shop.csv", "extraction", [], None, "fake", None, schema="s.json")
     says(capsys.readouterr().err, words)
-    assert run.input.html_columns == yaml.safe_load(Path("shop.yaml").read_text())["input"]["html_columns"]
+    assert (
+        run.input.html_columns
+        == yaml.safe_load(Path("shop.yaml").read_text())["input"]["html_columns"]
+    )
 
 
 def test_data_on_s3(bucket, tmp_path, monkeypatch):
@@ -82,10 +99,16 @@ def test_data_on_s3(bucket, tmp_path, monkeypatch):
     storage.put(f"{bucket}/letters/a.parquet", Path(written(tmp_path, "parquet")).read_bytes())
     Path("s.json").write_text(SCHEMA)
     keys = [f"storage.endpoint_url={storage.default.s3.settings.endpoint_url}"]
-    assert init.run(f"{bucket}/letters/*", "s.json", None).startswith("letters.yaml: reads subject, id Id")
+    assert init.run(f"{bucket}/letters/*", "s.json", None).startswith(
+        "letters.yaml: reads subject, id Id"
+    )
     run = config_over(f"{bucket}/letters", "extraction", keys, None, "fake", None, schema="s.json")
     for read in (load_config("letters.yaml").input, run.input):
-        assert (read.id_column, read.text_columns, read.path[: len(bucket)]) == ("Id", ["subject"], bucket)
+        assert (read.id_column, read.text_columns, read.path[: len(bucket)]) == (
+            "Id",
+            ["subject"],
+            bucket,
+        )
 
 
 def test_a_table_is_read_as_one(tmp_path, monkeypatch):
@@ -97,13 +120,19 @@ def test_a_table_is_read_as_one(tmp_path, monkeypatch):
     assert load_config("run.yaml").input.format == "delta"
 
 
-@pytest.mark.parametrize(("table", "text"), [("note,product\n{0},{0}", "note"), ("product\n{0}", "product")])
+@pytest.mark.parametrize(
+    ("table", "text"), [("note,product\n{0},{0}", "note"), ("product\n{0}", "product")]
+)
 def test_columns_of_labels_are_no_text(table, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.json").write_text(SCHEMA)
     Path("a.csv").write_text(table.format(LONG))
-    assert init.run("a.csv", "s.json", None).startswith(f"a.yaml: reads {text}, documents are numbered")
-    assert config_over("a.csv", "extraction", [], None, "fake", None, schema="s.json").input.text_columns == [text]
+    assert init.run("a.csv", "s.json", None).startswith(
+        f"a.yaml: reads {text}, documents are numbered"
+    )
+    assert config_over(
+        "a.csv", "extraction", [], None, "fake", None, schema="s.json"
+    ).input.text_columns == [text]
 
 
 def test_a_schema_that_is_none_leaves_no_file(tmp_path, monkeypatch):
@@ -117,7 +146,10 @@ def test_a_schema_that_is_none_leaves_no_file(tmp_path, monkeypatch):
 def test_without_a_schema_it_says_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path, "csv")
-    words = "suggest letters.csv --category letters -o letters.categories.yaml 'input.text_columns=[subject]'"
+    words = (
+        "suggest letters.csv --category letters -o letters.categories.yaml "
+        "'input.text_columns=[subject]'"
+    )
     assert f"`raypd schema {words}" in init.run("letters.csv", None, "mine.yaml")
     Path("letters.categories.yaml").write_text("letters: {attributes: [{name: Product}]}")
     assert load_config("mine.yaml").input.category == "letters"
@@ -128,30 +160,50 @@ def test_without_a_schema_it_says_how_to_get_one(tmp_path, monkeypatch):
 LONG = "a long text of a letter to the shop"
 
 
-@pytest.mark.parametrize(("files", "columns", "format"), [
-    ({"a.csv": f"Title,title,on\n{LONG},{LONG},2024-01-01T00:00:00.000Z\n"}, ["Title", "title"], "auto"),
-    ({"a.csv": f"id, note\n1,{LONG}\n"}, [" note"], "auto"), ({"a.txt.gz": LONG}, ["text"], "files"),
-    ({"a.csv": f"id;body\n1;{LONG}\n"}, ["body"], "auto"),
-    ({"a.json": f'[{{"Item name": "Mug", "color": "red", "note": "{LONG}"}}]'}, ["Item name", "note"], "json"),
-    ({"README.md": LONG, "data.jsonl": f'{{"body": "{LONG}"}}\n'}, ["body"], "auto"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "columns", "format"),
+    [
+        (
+            {"a.csv": f"Title,title,on\n{LONG},{LONG},2024-01-01T00:00:00.000Z\n"},
+            ["Title", "title"],
+            "auto",
+        ),
+        ({"a.csv": f"id, note\n1,{LONG}\n"}, [" note"], "auto"),
+        ({"a.txt.gz": LONG}, ["text"], "files"),
+        ({"a.csv": f"id;body\n1;{LONG}\n"}, ["body"], "auto"),
+        (
+            {"a.json": f'[{{"Item name": "Mug", "color": "red", "note": "{LONG}"}}]'},
+            ["Item name", "note"],
+            "json",
+        ),
+        ({"README.md": LONG, "data.jsonl": f'{{"body": "{LONG}"}}\n'}, ["body"], "auto"),
+    ],
+)
 def test_files_are_read_as_a_run_reads_them(files, columns, format, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("in").mkdir()
     for name, text in files.items():
-        Path("in", name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+        Path("in", name).write_bytes(
+            gzip.compress(text.encode()) if name.endswith("gz") else text.encode()
+        )
     Path("in.categories.yaml").write_text("in: {attributes: [{name: Product}]}")
     said = shlex.split(init.run("in", None, "run.yaml"))
     (override,) = (word for word in said if word.startswith("input.text_columns="))
-    without_yaml = config_over("in", "extraction", [], None, "fake", None, schema="in.categories.yaml").input
+    without_yaml = config_over(
+        "in", "extraction", [], None, "fake", None, schema="in.categories.yaml"
+    ).input
     for read in (load_config("run.yaml", [override.removesuffix("`,")]).input, without_yaml):
         assert (read.text_columns, read.format) == (columns, format)
 
 
-@pytest.mark.parametrize(("name", "content", "message"), [
-    ("a.jsonl", "[1, 2", "it has no rows"), ("a.jsonl", '{"n": 1}\n{"n": 2}\n', "no column of text; it has n"),
-    ("a.csv", "note,note\nx,y\n", "2 columns are called 'note'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "[1, 2", "it has no rows"),
+        ("a.jsonl", '{"n": 1}\n{"n": 2}\n', "no column of text; it has n"),
+        ("a.csv", "note,note\nx,y\n", "2 columns are called 'note'"),
+    ],
+)
 def test_what_has_no_texts_is_refused(name, content, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(content)

@@ -1,7 +1,10 @@
-"""An engine and a task that cost milliseconds and behave as the real ones. Titles steer them: `sleep 0.1` (seconds
-of decoding), `until NAME` (the engine stands still until the output folder, or a whole path NAME, holds that
-file), `kill` (the process dies), `engine` (it raises), `finish` (reading the answer raises), `plan` (planning
-raises), `program` (the program fails), `twice` (two records)."""
+"""An engine and a task that cost milliseconds and behave as the real ones.
+
+Titles steer them: `sleep 0.1` (seconds of decoding), `until NAME` (the engine stands still until
+the output folder, or a whole path NAME, holds that file), `kill` (the process dies), `engine` (it
+raises), `finish` (reading the answer raises), `plan` (planning raises), `program` (the program
+fails), `twice` (two records).
+"""
 
 import os
 import signal
@@ -57,12 +60,16 @@ class FakeEngine:
                     raise RuntimeError("the device is gone")
                 if title == "program":
                     error = ValueError("the program failed")
-            ended.append(Finished(tag, [t.upper() for t in titles], error, TokenCounts(10, 4, 3, 2)))
+            ended.append(
+                Finished(tag, [t.upper() for t in titles], error, TokenCounts(10, 4, 3, 2))
+            )
         return ended
 
 
 class FakeTask:
-    """Answers a document with its title in capitals, in the column `category` of an extraction; two a program."""
+    """Answers a document with its title in capitals, in the column `category` of an extraction; two
+    a program.
+    """
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         pair: list[Document] = []
@@ -92,9 +99,15 @@ def _work(pair: list[Document]) -> Request:
 
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
-    """What a test's worker is built from; it tells its process id in the output folder, if that is local."""
+    """What a test's worker is built from; it tells its process id in the output folder, if that is
+    local.
+    """
     if "://" in config.output.path:
-        return WorkerComponents(FakeEngine(config.engine.most_seqs), FakeTask(), None, config.engine.max_num_seqs)
+        return WorkerComponents(
+            FakeEngine(config.engine.most_seqs), FakeTask(), None, config.engine.max_num_seqs
+        )
     folder = Path(config.output.path)
     (folder / f"worker-{os.getpid()}").touch()
-    return WorkerComponents(FakeEngine(config.engine.most_seqs, folder), FakeTask(), None, config.engine.max_num_seqs)
+    return WorkerComponents(
+        FakeEngine(config.engine.most_seqs, folder), FakeTask(), None, config.engine.max_num_seqs
+    )

@@ -1,4 +1,6 @@
-"""Memory (MB) and computing of a run with the fake engine: python -m tests.cluster.flat_memory DOCUMENTS [UNIT]."""
+"""Memory (MB) and computing of a run with the fake engine: python -m tests.cluster.flat_memory
+DOCUMENTS [UNIT].
+"""
 
 import contextlib
 import json
@@ -29,7 +31,8 @@ def make_corpus(folder: Path, documents: int) -> None:
     for start in range(0, documents, _FILE_DOCUMENTS):
         numbers = range(start, min(documents, start + _FILE_DOCUMENTS))
         titles = [
-            f"Item {n}: a lamp of {n % 97} lumen, {n % 13} W, in colour {n % 29}, model {n * 7919}" for n in numbers
+            f"Item {n}: a lamp of {n % 97} lumen, {n % 13} W, in colour {n % 29}, model {n * 7919}"
+            for n in numbers
         ]
         table = pa.table({"id": [str(n) for n in numbers], "title": titles})
         pq.write_table(table, folder / f"{start:09d}.parquet", row_group_size=5_000)
@@ -37,10 +40,30 @@ def make_corpus(folder: Path, documents: int) -> None:
 
 def configuration(folder: Path, unit_documents: int, workers: int) -> RunConfig:
     """A run at the speed of the machine: the fake engine takes no time."""
-    fast = {"load_seconds": 0, "step_seconds": 0, "prefill_tokens_per_second": 1e12, "decode_tokens_per_second": 1e12}
-    cluster = {"executor": executor(), "address": "local", "unit_documents": unit_documents, "max_workers": workers}
-    sections = {"input": TITLES, "model": {"name": "fake", "fake": fast}, "engine": {"max_num_seqs": 64}}
-    return run_config(extraction(lamp=["power", "colour"]), folder / "in", folder / "out", cluster=cluster, **sections)
+    fast = {
+        "load_seconds": 0,
+        "step_seconds": 0,
+        "prefill_tokens_per_second": 1e12,
+        "decode_tokens_per_second": 1e12,
+    }
+    cluster = {
+        "executor": executor(),
+        "address": "local",
+        "unit_documents": unit_documents,
+        "max_workers": workers,
+    }
+    sections = {
+        "input": TITLES,
+        "model": {"name": "fake", "fake": fast},
+        "engine": {"max_num_seqs": 64},
+    }
+    return run_config(
+        extraction(lamp=["power", "colour"]),
+        folder / "in",
+        folder / "out",
+        cluster=cluster,
+        **sections,
+    )
 
 
 def watch(held: dict[int, list[float]], stop: threading.Event) -> None:
@@ -53,11 +76,18 @@ def watch(held: dict[int, list[float]], stop: threading.Event) -> None:
 
 def course(held: list[float]) -> dict[str, float]:
     """MB at a tenth of the time, at the half, at the end, and at most."""
-    found = {"early": held[len(held) // 10], "half": held[len(held) // 2], "end": held[-1], "most": max(held)}
+    found = {
+        "early": held[len(held) // 10],
+        "half": held[len(held) // 2],
+        "end": held[-1],
+        "most": max(held),
+    }
     return {name: round(mb, 1) for name, mb in found.items()}
 
 
-def measure(folder: Path, documents: int, unit_documents: int = 256, workers: int = 2) -> dict[str, Any]:
+def measure(
+    folder: Path, documents: int, unit_documents: int = 256, workers: int = 2
+) -> dict[str, Any]:
     """Runs so many documents; what it took."""
     from raypd.cluster.driver import run_extract
 
@@ -70,9 +100,14 @@ def measure(folder: Path, documents: int, unit_documents: int = 256, workers: in
     stop.set()
     looking.join()
     assert (made.documents, made.ok) == (documents, documents)
-    return {"documents": documents, "units": made.units, "seconds": round(time.monotonic() - began, 1),
-            "driver_cpu_seconds": round(time.process_time() - cpu, 1), "driver_mb": course(held.pop(os.getpid())),
-            "worker_mb": [course(own) for own in held.values() if len(own) > 3]}  # fmt: skip
+    return {
+        "documents": documents,
+        "units": made.units,
+        "seconds": round(time.monotonic() - began, 1),
+        "driver_cpu_seconds": round(time.process_time() - cpu, 1),
+        "driver_mb": course(held.pop(os.getpid())),
+        "worker_mb": [course(own) for own in held.values() if len(own) > 3],
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Zero workers when idle, by Ray's real autoscaler with processes as nodes; and metrics as Prometheus reads them."""
+"""Zero workers when idle, by Ray's real autoscaler with processes as nodes; and metrics as
+Prometheus reads them.
+"""
 
 import json
 import subprocess
@@ -20,23 +22,46 @@ from tests.processes import LONG, ended, start, wait_for
 from tests.s3 import free_ports
 
 _IDLE_MINUTES = 0.1
-_COMMANDS = ("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands")
+_COMMANDS = (
+    "setup_commands",
+    "head_setup_commands",
+    "worker_setup_commands",
+    "initialization_commands",
+)
 _COMMANDS += ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files")
 _PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 
 
 class Growing(AutoscalingCluster):
-    """Ray's own test cluster; its wheel lacks the file that this configuration stands in otherwise."""
+    """Ray's own test cluster; its wheel lacks the file that this configuration stands in
+    otherwise.
+    """
 
-    def _generate_config(self, head_resources: dict, worker_node_types: dict, autoscaler_v2=False, **keys) -> dict:
+    def _generate_config(
+        self, head_resources: dict, worker_node_types: dict, autoscaler_v2=False, **keys
+    ) -> dict:
         head = {"resources": head_resources, "node_config": {}, "max_workers": 0}
-        provider = {"type": "external", "module": _PROVIDER, "gcs_address": "127.0.0.1:6379", "launch_multiple": True,
-                    "head_node_id": FAKE_HEAD_NODE_ID}  # fmt: skip
-        return {"cluster_name": "growing", "max_workers": 8, "idle_timeout_minutes": _IDLE_MINUTES,
-                "upscaling_speed": 1.0, "provider": provider, "head_node_type": "ray.head.default",
-                "available_node_types": {**worker_node_types, "ray.head.default": head},
-                "auth": {"ssh_user": "nobody"}, "docker": {}, "file_mounts": {},
-                **{key: [] for key in _COMMANDS}, **keys}  # fmt: skip
+        provider = {
+            "type": "external",
+            "module": _PROVIDER,
+            "gcs_address": "127.0.0.1:6379",
+            "launch_multiple": True,
+            "head_node_id": FAKE_HEAD_NODE_ID,
+        }
+        return {
+            "cluster_name": "growing",
+            "max_workers": 8,
+            "idle_timeout_minutes": _IDLE_MINUTES,
+            "upscaling_speed": 1.0,
+            "provider": provider,
+            "head_node_type": "ray.head.default",
+            "available_node_types": {**worker_node_types, "ray.head.default": head},
+            "auth": {"ssh_user": "nobody"},
+            "docker": {},
+            "file_mounts": {},
+            **{key: [] for key in _COMMANDS},
+            **keys,
+        }
 
 
 def watch(lines: list[tuple[float, int]], stop: threading.Event, began: float) -> None:
@@ -53,14 +78,24 @@ def watch(lines: list[tuple[float, int]], stop: threading.Event, began: float) -
 def trial(folder: Path) -> Trial:
     model = {"name": "fake", "fake": {"load_seconds": 1, "prefill_tokens_per_second": 10_000}}
     cluster = {"address": None, "max_workers": 2, "gpus_per_worker": 1, "units_in_flight": 2}
-    return Trial(folder, ["t" * 400] * 2000, 100, model=model, engine={"max_num_seqs": 64}, cluster=cluster)
+    return Trial(
+        folder, ["t" * 400] * 2000, 100, model=model, engine={"max_num_seqs": 64}, cluster=cluster
+    )
 
 
 def run(folder: Path) -> str:
-    """Runs `raypd extract` with model fake on a cluster whose head takes no workers. JSON: worker nodes in turn."""
+    """Runs `raypd extract` with model fake on a cluster whose head takes no workers.
+
+    JSON: worker nodes in turn.
+    """
     import ray
 
-    worker = {"resources": {"CPU": 1, "GPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 2}
+    worker = {
+        "resources": {"CPU": 1, "GPU": 1},
+        "node_config": {},
+        "min_workers": 0,
+        "max_workers": 2,
+    }
     cluster = Growing({"CPU": 0}, {"gpu": worker}, autoscaler_v2=True)
     cluster.start()
     lines: list[tuple[float, int]] = []
@@ -107,26 +142,46 @@ while wanted not in text and time.monotonic() < until:
     time.sleep(0.2)
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
 print("\\n".join(line for line in text.splitlines() if "raypd" in line))
-"""
+"""  # noqa: E501
 
 TAGS = {tag for _, tag in (COUNTERS | GAUGES).values() if tag}
 
 
 def bill(ok, usd, spans, budget=None):
-    totals = {"ok": ok, "failed": 1, "prefill_tokens": 100 * ok, "shared_tokens": 0, "decode_tokens": 7}
+    totals = {
+        "ok": ok,
+        "failed": 1,
+        "prefill_tokens": 100 * ok,
+        "shared_tokens": 0,
+        "decode_tokens": 7,
+    }
     nodes = [NodeTime("a", 0.0, market="spot"), NodeTime("b", 0.0, market="spot", ended=3.0)]
     workers = [WorkerTime("v", "a", 0.0, spans=spans), WorkerTime("w", "b", 0.0, ended=1.0)]
     parts, categories = {"decode": usd, "idle": 0.5}, {"shoes": {"documents": ok}}
-    return Bill("s", 0.0, usd, totals=totals, categories=categories, parts=parts, budget_usd=budget, nodes=nodes,
-                workers=workers)  # fmt: skip
+    return Bill(
+        "s",
+        0.0,
+        usd,
+        totals=totals,
+        categories=categories,
+        parts=parts,
+        budget_usd=budget,
+        nodes=nodes,
+        workers=workers,
+    )
 
 
 @pytest.mark.slow  # a Ray with metrics
 def test_what_prometheus_scrapes_after_two_bills():
-    """Counters are the bill's totals, gauges its state; a state that no worker has any more falls to zero."""
+    """Counters are the bill's totals, gauges its state; a state that no worker has any more falls
+    to zero.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
-    bills = [bill(3, 1.0, [[0, 1, "startup", None]]), bill(5, 2.5, [[0, 1, "startup", None], [1, 2, "busy", "u"]], 9.0)]
+    bills = [
+        bill(3, 1.0, [[0, 1, "startup", None]]),
+        bill(5, 2.5, [[0, 1, "startup", None], [1, 2, "busy", "u"]], 9.0),
+    ]
     lines = "".join(json.dumps(asdict(b)) + "\n" for b in bills)
     (port,) = free_ports(1)
     command = [sys.executable, "-c", SCRIPT, "ray_raypd_budget_usd", str(port)]
@@ -138,8 +193,16 @@ def test_what_prometheus_scrapes_after_two_bills():
             assert sample.labels["run"] == "products"
             tag = [value for key, value in sample.labels.items() if key in TAGS]
             found[sample.name, tag[0] if tag else ""] = sample.value
-    expected = {("documents_total", "ok"): 5, ("documents_total", "failed"): 1, ("tokens_total", "prefill"): 500,
-                ("category_documents_total", "shoes"): 5, ("cost_usd", "decode"): 2.5, ("cost_usd", "idle"): 0.5,
-                ("budget_usd", ""): 9, ("nodes", "spot"): 1, ("workers", "busy"): 1,
-                ("workers", "startup"): 0}  # fmt: skip
+    expected = {
+        ("documents_total", "ok"): 5,
+        ("documents_total", "failed"): 1,
+        ("tokens_total", "prefill"): 500,
+        ("category_documents_total", "shoes"): 5,
+        ("cost_usd", "decode"): 2.5,
+        ("cost_usd", "idle"): 0.5,
+        ("budget_usd", ""): 9,
+        ("nodes", "spot"): 1,
+        ("workers", "busy"): 1,
+        ("workers", "startup"): 0,
+    }
     assert {key: found.get((f"ray_raypd_{key[0]}", key[1])) for key in expected} == expected

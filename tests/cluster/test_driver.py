@@ -1,4 +1,6 @@
-"""Whole runs on a real local Ray with a fake engine: faults, and every document exactly once afterwards."""
+"""Whole runs on a real local Ray with a fake engine: faults, and every document exactly once
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,14 @@ from tests.runs import run_here, says, with_keys, write_jsonl
 SELDOM = ["pool", pytest.param("ray_data", marks=pytest.mark.slow)]
 
 
-def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configuration(tmp_path, config, ray_here) -> None:
+def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configuration(
+    tmp_path, config, ray_here
+) -> None:
     path = str(write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 23 + ["finish", ""]).parent)
-    run, other = with_keys(config(path, max_workers=4), cost={"deadline": "1h"}), config(path, id_column=None)
+    run, other = (
+        with_keys(config(path, max_workers=4), cost={"deadline": "1h"}),
+        config(path, id_column=None),
+    )
     made = driver.run_extract(run, build=fakes.build)
     assert sorted(map(int, pq.read_table(tmp_path / "out/units")["id"].to_pylist())) == [*range(25)]
     assert (made.documents, made.ok, made.failed, made.units) == (25, 22, 3, 3)
@@ -47,41 +54,57 @@ def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configurati
     never = lambda *_: pytest.fail("a worker was built")  # noqa: E731
     assert driver.run_extract(run, build=never).documents == 25
     [first] = (tmp_path / "out/sessions").iterdir()
-    first.rename(first.with_name("z.json"))  # sessions are in the order of time, whatever their names
+    # Sessions are in the order of time, whatever their names.
+    first.rename(first.with_name("z.json"))
     write_jsonl(tmp_path / "in/b.jsonl", ["a"] * 3)
     made = driver.run_extract(run, build=fakes.build)
     assert (made.documents, made.units, [s.documents for s in made.sessions]) == (28, 4, [25, 3])
     with pytest.raises(ConfigError) as caught:
         driver.run_extract(other, build=never)
     says(caught.value, run.fingerprint(), other.fingerprint(), "input.id_column", "new output.path")
-    with pytest.raises(ConfigError, match=r"cluster\.unit_documents or cluster\.unit_bytes has changed"):
+    with pytest.raises(
+        ConfigError, match=r"cluster\.unit_documents or cluster\.unit_bytes has changed"
+    ):
         driver.run_extract(config(path, unit_documents=2), build=never)
     write_jsonl(tmp_path / "in/a.jsonl", ["b"] * 5)
     with pytest.raises(ConfigError, match=r"a\.jsonl was replaced"):
         driver.run_extract(run, build=never)
 
 
-def test_ray_data_lists_what_cannot_be_read_and_does_the_rest(tmp_path, config, ray_here, monkeypatch, between) -> None:
+def test_ray_data_lists_what_cannot_be_read_and_does_the_rest(
+    tmp_path, config, ray_here, monkeypatch, between
+) -> None:
     for name in "abc":
         write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
     run = config(str(tmp_path / "in"), executor="ray_data")
     monkeypatch.setattr("raypd.cluster.unit_source._BLOCKS", 1)  # so of three units
     passes, stream = [], RayDataExecutor._pass
-    monkeypatch.setattr(RayDataExecutor, "_pass", lambda own, *pass_: passes.append(pass_[2]) or stream(own, *pass_))
+    monkeypatch.setattr(
+        RayDataExecutor, "_pass", lambda own, *pass_: passes.append(pass_[2]) or stream(own, *pass_)
+    )
     between((tmp_path / "in/b.jsonl").unlink)
-    with pytest.raises(RunError, match=r"(?s)1 units of the input cannot be read.*b.jsonl: is gone since"):
+    with pytest.raises(
+        RunError, match=r"(?s)1 units of the input cannot be read.*b.jsonl: is gone since"
+    ):
         driver.run_extract(run, build=fakes.build)
-    assert (pq.read_table(tmp_path / "out/units").num_rows, passes) == (6, [1, 3])  # of all files, then apart
-    assert json.loads((tmp_path / "out/manifest.json").read_text())["unreadable"][0]["source"] == "b.jsonl"
+    # Of all files, then apart.
+    assert (pq.read_table(tmp_path / "out/units").num_rows, passes) == (6, [1, 3])
+    assert (
+        json.loads((tmp_path / "out/manifest.json").read_text())["unreadable"][0]["source"]
+        == "b.jsonl"
+    )
     monkeypatch.undo()
-    next((tmp_path / "out/units").glob("c.jsonl-*")).unlink()  # the one that is to be done, behind one that is not
+    # The one that is to be done, behind one that is not.
+    next((tmp_path / "out/units").glob("c.jsonl-*")).unlink()
     made = driver.run_extract(run, build=fakes.build)  # b.jsonl is no part of the input any more
     assert (made.documents, made.units_unreadable) == (6, 0)
 
 
 @pytest.mark.slow
 def test_a_deadline_that_one_worker_holds_takes_one_of_ray_data(tmp_path, config, ray_here) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 60)), executor="ray_data", max_workers=4)
+    run = config(
+        str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 60)), executor="ray_data", max_workers=4
+    )
     run = with_keys(run, cost={"deadline": "1h"})
     assert driver.run_extract(run, build=fakes.build).ok == 60
     (bill,) = (json.loads(path.read_text()) for path in (tmp_path / "out/ledger").iterdir())
@@ -90,17 +113,34 @@ def test_a_deadline_that_one_worker_holds_takes_one_of_ray_data(tmp_path, config
 
 @pytest.mark.parametrize("executor", SELDOM)
 def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, executor) -> None:
-    titles = ([""] * 4 + ["a"] * 6) * 10 + ["a"] * 100  # four of ten have no text, in the first half
+    # Four of ten have no text, in the first half.
+    titles = ([""] * 4 + ["a"] * 6) * 10 + ["a"] * 100
     keys = {"max_failed_share": 0.3, "units_in_flight": 1, "executor": executor}
     with pytest.raises(RunError) as caught:
-        driver.run_extract(config(str(write_jsonl(tmp_path / "a.jsonl", titles)), **keys), build=fakes.build)
-    says(caught.value, "have failed", "no text in title", "is 0.3", "--retry-errors", "units committed")
+        driver.run_extract(
+            config(str(write_jsonl(tmp_path / "a.jsonl", titles)), **keys), build=fakes.build
+        )
+    says(
+        caught.value,
+        "have failed",
+        "no text in title",
+        "is 0.3",
+        "--retry-errors",
+        "units committed",
+    )
     assert 100 <= pq.read_table(tmp_path / "out/units").num_rows < 200
 
 
-@pytest.mark.parametrize(("failed", "documents", "most", "ends"), [
-    (31, 100, 0.3, True), (30, 100, 0.3, False), (99, 99, 0.3, False),  # too few to judge
-    (100, 100, 1.0, True), (99, 100, 1.0, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("failed", "documents", "most", "ends"),
+    [
+        (31, 100, 0.3, True),
+        (30, 100, 0.3, False),
+        (99, 99, 0.3, False),  # too few to judge
+        (100, 100, 1.0, True),
+        (99, 100, 1.0, False),
+    ],
+)
 def test_how_many_documents_may_fail(config, monkeypatch, failed, documents, most, ends) -> None:
     session = SimpleNamespace(config=config("x", max_failed_share=most), output="out")
     session.failed_documents, session.answered_documents = failed, documents
@@ -113,24 +153,32 @@ def test_how_many_documents_may_fail(config, monkeypatch, failed, documents, mos
 def test_a_run_that_is_done_is_not_ended_for_its_budget() -> None:
     events = (event for event in (Ended(Mock(), UnitResult(ok=10)), Tick(0, 0, 1)))
     accounts = Mock(look=Mock(side_effect=RunError("cost.budget_usd is reached")))
-    driver.DriverSession._run(Mock(lease=Mock(lost=None)), Mock(run=lambda *_: events), accounts, iter(()), 1)
+    driver.DriverSession._run(
+        Mock(lease=Mock(lost=None)), Mock(run=lambda *_: events), accounts, iter(()), 1
+    )
     assert accounts.ended.call_count == 1
 
 
 @pytest.mark.parametrize("executor", SELDOM)
-def test_a_worker_that_cannot_start_ends_the_run_which_then_may_change(tmp_path, config, ray_here, executor, capsys):
+def test_a_worker_that_cannot_start_ends_the_run_which_then_may_change(
+    tmp_path, config, ray_here, executor, capsys
+):
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 30)), executor=executor)
     with pytest.raises(RunError, match=r"(?s)ZeroDivisionError.*0 of 3 units committed"):
         driver.run_extract(run, build=lambda *_: 1 // 0)
     changed = with_keys(run, input={"id_column": None})
     assert [driver.run_extract(changed, build=fakes.build).documents for _ in range(2)] == [30, 30]
     assert "another configuration, which has committed nothing" in capsys.readouterr().err
-    assert driver.writer.committed(changed.output.path) == {unit.id for unit in driver.planner.plan(changed)}
+    assert driver.writer.committed(changed.output.path) == {
+        unit.id for unit in driver.planner.plan(changed)
+    }
     assert (tmp_path / "out/run.json").stat().st_mode & 0o77 == 0
 
 
 def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path, ray_here) -> None:
-    """Each unit from the third on waits for a file before it begins, so that no session is done before its end."""
+    """Each unit from the third on waits for a file before it begins, so that no session is done
+    before its end.
+    """
     titles = [["a"] * 2, ["until one"] * 3, ["until two"] * 3, ["until three"] * 4]
     lines = [title for part in titles for first in part for title in (first, *["a"] * 9)]
     run = Trial(tmp_path, lines, cluster={"address": ray.get_runtime_context().gcs_address})
@@ -146,10 +194,13 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path,
     second.send_signal(signal.SIGTERM)
     out, err = second.communicate(timeout=LONG)
     assert second.returncode == 130
-    state = re.fullmatch(r"interrupted: (\d+) of 12 units committed; the same command resumes", err.splitlines()[-1])
+    state = re.fullmatch(
+        r"interrupted: (\d+) of 12 units committed; the same command resumes", err.splitlines()[-1]
+    )
     assert state, err
     assert int(state[1]) in (7, 8)  # it may not have heard of the last one yet
-    assert not [word for word in ("Traceback", "SIGTERM received") if word in err + out]  # the latter is Ray's own
+    # The latter is Ray's own.
+    assert not [word for word in ("Traceback", "SIGTERM received") if word in err + out]
     third = run.start()
     run.go("three")
     assert "documents=120 ok=120 failed=0" in ended(third)
@@ -158,7 +209,10 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path,
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert [s["how"] for s in tree["sessions"]] == ["killed", "interrupted", "complete"]
     # A worker lives on for a moment after its driver was killed.
-    assert (sum(s["documents"] for s in tree["sessions"]), tree["sessions"][2]["documents"]) == (120, 40)
+    assert (sum(s["documents"] for s in tree["sessions"]), tree["sessions"][2]["documents"]) == (
+        120,
+        40,
+    )
     assert not [n for n in os.listdir(tmp_path / "out/units") if n.startswith(".tmp")]
 
 
@@ -167,7 +221,8 @@ def test_a_second_signal_does_not_tear_the_way_out_and_a_later_one_is_heard(firs
     handlers = lambda: [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]  # noqa: E731
     before, closed = handlers(), contextlib.ExitStack()
     closed.callback(signal.raise_signal, signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), signals(), signals(), closed:  # of a fit, and of a run within
+    # Of a fit, and of a run within.
+    with pytest.raises(KeyboardInterrupt), signals(), signals(), closed:
         signal.raise_signal(first)
     assert handlers() == before
 
@@ -181,7 +236,9 @@ def test_ctrl_c_ends_a_run_that_ray_data_streams_and_it_resumes(tmp_path, monkey
     first.send_signal(signal.SIGINT)
     out, err = first.communicate(timeout=LONG)
     assert first.returncode == 130
-    assert re.fullmatch(r"interrupted: [0-2] of 5 units committed; the same command resumes", err.splitlines()[-1])
+    assert re.fullmatch(
+        r"interrupted: [0-2] of 5 units committed; the same command resumes", err.splitlines()[-1]
+    )
     assert "Traceback" not in err + out
     run.go("go")
     assert "documents=50 ok=50 failed=0" in run.finish()
@@ -194,7 +251,9 @@ def test_ray_data_streams_units_to_workers_on_gpus() -> None:
     ended(start("-m", "tests.cluster.many_workers", "2", "4", "1", RAYPD_TEST_EXECUTOR="ray_data"))
 
 
-def test_units_that_another_session_committed_before_it_ended_are_not_done_again(tmp_path, config, monkeypatch) -> None:
+def test_units_that_another_session_committed_before_it_ended_are_not_done_again(
+    tmp_path, config, monkeypatch
+) -> None:
     run, real = config(str(write_jsonl(tmp_path / "in.jsonl", ["a"] * 25))), driver.held
 
     def after_the_other(output, say):
@@ -202,12 +261,18 @@ def test_units_that_another_session_committed_before_it_ended_are_not_done_again
         return real(output, say)
 
     monkeypatch.setattr(driver, "held", after_the_other)
-    monkeypatch.setattr(driver.DriverSession, "stream", lambda *_: pytest.fail("units are done again"))
-    made = driver.run_extract(with_keys(run, output={"partition": {"date": "2"}}), build=fakes.build)
+    monkeypatch.setattr(
+        driver.DriverSession, "stream", lambda *_: pytest.fail("units are done again")
+    )
+    made = driver.run_extract(
+        with_keys(run, output={"partition": {"date": "2"}}), build=fakes.build
+    )
     assert (made.documents, made.units) == (25, 3)
 
 
-def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, config, monkeypatch) -> None:
+def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(
+    tmp_path, config, monkeypatch
+) -> None:
     copy = tmp_path / "runtime_resources/working_dir_files/_ray_pkg_0123"
     copy.mkdir(parents=True)
     run = with_keys(config("a.jsonl"), output={"path": "runs/x"})

@@ -24,12 +24,17 @@ from tests.runs import says
 
 
 def trial(folder: Path, units: int = 16, titles: Sequence[str] = (), **cost: Any) -> Trial:
-    """A run of model: fake with two workers: units of 10 documents, each about half a second. titles: what each unit
-    does at its first document, as tests/cluster/fakes.py reads it."""
-    titles = [title for first in titles for title in (first, *["a product"] * 9)] or ["a product"] * 10 * units
+    """A run of model: fake with two workers: units of 10 documents, each about half a second.
+    titles: what each unit does at its first document, as tests/cluster/fakes.py reads it.
+    """
+    titles = [title for first in titles for title in (first, *["a product"] * 9)] or [
+        "a product"
+    ] * 10 * units
     model = {"name": "fake", "fake": {"load_seconds": 0.5, "step_seconds": 0.1}}
     cluster = {"min_workers": 2, "max_workers": 2, "cpus_per_worker": 0.5}
-    return Trial(folder, titles, model=model, cluster=cluster, cost={"prices": {"local": 36.0}, **cost})
+    return Trial(
+        folder, titles, model=model, cluster=cluster, cost={"prices": {"local": 36.0}, **cost}
+    )
 
 
 def begin(run: Trial, *changes: str) -> subprocess.Popen[str]:
@@ -43,7 +48,10 @@ def ledger_process(driver: subprocess.Popen[str], but: Sequence[int] = ()) -> ps
 
 
 def files(tmp_path: Path) -> list[dict[str, Any]]:
-    return sorted((json.loads(p.read_text()) for p in tmp_path.glob("out/ledger/*.json")), key=lambda t: t["began"])
+    return sorted(
+        (json.loads(p.read_text()) for p in tmp_path.glob("out/ledger/*.json")),
+        key=lambda t: t["began"],
+    )
 
 
 def check_sums(tree: dict[str, Any]) -> None:
@@ -51,10 +59,17 @@ def check_sums(tree: dict[str, Any]) -> None:
     assert sum(node["usd"] for node in tree["nodes"]) == pytest.approx(tree["usd"], abs=1e-9)
     assert sum(tree["parts"].values()) == pytest.approx(tree["usd"], abs=1e-9)
     if tree["categories"]:
-        assert sum(own["usd"] for own in tree["categories"].values()) == pytest.approx(tree["usd"], abs=1e-9)
-        assert sum(own["documents"] for own in tree["categories"].values()) == tree["totals"]["documents"]
+        assert sum(own["usd"] for own in tree["categories"].values()) == pytest.approx(
+            tree["usd"], abs=1e-9
+        )
+        assert (
+            sum(own["documents"] for own in tree["categories"].values())
+            == tree["totals"]["documents"]
+        )
     for worker in tree["workers"]:
-        assert all(a[1] <= b[0] + 1e-3 for a, b in zip(worker["spans"], worker["spans"][1:], strict=False))
+        assert all(
+            a[1] <= b[0] + 1e-3 for a, b in zip(worker["spans"], worker["spans"][1:], strict=False)
+        )
 
 
 def test_a_driver_that_does_not_answer_is_said_once() -> None:
@@ -83,11 +98,17 @@ def check_rows(run: Trial) -> None:
 
 @pytest.mark.slow
 def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
-    """What infra/docker/node-environment.sh sets reaches the bill, and a time with two ledgers is paid by halves."""
+    """What infra/docker/node-environment.sh sets reaches the bill, and a time with two ledgers is
+    paid by halves.
+    """
     import ray
 
     monkeypatch.setenv("RAYPD_PRICES", str(tmp_path / "prices.json"))
-    node = {"CLOUD_INSTANCE_TYPE_NAME": "g6e.48xlarge", "NODE_MARKET_TYPE": "spot", "NODE_REGION": "us-west-2"}
+    node = {
+        "CLOUD_INSTANCE_TYPE_NAME": "g6e.48xlarge",
+        "NODE_MARKET_TYPE": "spot",
+        "NODE_REGION": "us-west-2",
+    }
     for name, value in {**node, "NODE_ZONE": "us-west-2b"}.items():
         monkeypatch.setenv(f"RAY_{name}", value)
     config = trial(tmp_path, prices={}).config
@@ -95,10 +116,17 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         began, output = time.time(), str(tmp_path / "out")
-        handles = [ledger_actor.start(config, output, name, began, 1.0, 0.0) for name in ("one", "two")]
+        handles = [
+            ledger_actor.start(config, output, name, began, 1.0, 0.0) for name in ("one", "two")
+        ]
         standings = ray.get([handle.standing.remote() for handle in handles])
-        halves = pytest.approx([30.13118 / 3600 / 2] * 2)  # when the first has looked again, and sees the second
-        wait_for(lambda: [ray.get(handle.standing.remote()).usd_per_second for handle in handles] == halves)
+        # When the first has looked again, and sees the second.
+        halves = pytest.approx([30.13118 / 3600 / 2] * 2)
+        wait_for(
+            lambda: (
+                [ray.get(handle.standing.remote()).usd_per_second for handle in handles] == halves
+            )
+        )
         for handle in handles:
             ledger_actor.close(handle)
     finally:
@@ -107,7 +135,11 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
     for tree in files(tmp_path):
         assert tree["final"]
         (node,) = tree["nodes"]
-        assert (node["instance_type"], node["market"], node["region"]) == ("g6e.48xlarge", "spot", "us-west-2")
+        assert (node["instance_type"], node["market"], node["region"]) == (
+            "g6e.48xlarge",
+            "spot",
+            "us-west-2",
+        )
         assert (node["usd_per_hour"], node["slots"], node["head"]) == (30.13118, 2, True)
         assert "no spot price is known" in node["price_source"]
         assert tree["shares"][0][1] == 2
@@ -129,13 +161,22 @@ def test_a_run_has_a_bill_that_adds_up(tmp_path) -> None:
     (node,) = tree["nodes"]
     assert node["usd"] == pytest.approx(node["seconds"] * 36 / 3600, abs=1e-5)
     assert tree["began"] <= node["began"] < tree["until"]
-    assert min(tree["parts"]["startup"], tree["parts"]["decode"]) > tree["parts"]["lost"] == tree["parts"]["head"] == 0
-    assert tree["seconds"]["decode"] + tree["seconds"]["prefill"] > 2  # 20 steps of 0.1 s at the very least
+    assert (
+        min(tree["parts"]["startup"], tree["parts"]["decode"])
+        > tree["parts"]["lost"]
+        == tree["parts"]["head"]
+        == 0
+    )
+    # 20 steps of 0.1 s at the very least.
+    assert tree["seconds"]["decode"] + tree["seconds"]["prefill"] > 2
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     assert manifest["cost"]["usd"] == tree["usd"]
     assert manifest["decode_tokens"] == tree["totals"]["decode_tokens"]
     says(out, "cost:   $", "per 1,000 documents")
-    summaries = [writer.read_summary(str(tmp_path / "out"), u) for u in writer.committed(str(tmp_path / "out"))]
+    summaries = [
+        writer.read_summary(str(tmp_path / "out"), u)
+        for u in writer.committed(str(tmp_path / "out"))
+    ]
     assert {s.worker for s in summaries} == {worker["worker"] for worker in tree["workers"]}
     assert all(s.busy_seconds > 0 and s.began > tree["began"] for s in summaries)
 
@@ -157,8 +198,8 @@ def test_a_killed_ledger_goes_on_from_its_file(tmp_path) -> None:
     (tree,) = files(tmp_path)
     check_sums(tree)
     assert (tree["final"], tree["totals"]["documents"]) == (True, 180)
-    # No time is missing and none is there twice: two workers were on the node from their start to their last report,
-    # in which a second of doing nothing may be missing yet.
+    # No time is missing and none is there twice: two workers were on the node from their start to
+    # their last report, in which a second of doing nothing may be missing yet.
     assert len(tree["workers"]) == 2
     for worker in tree["workers"]:
         lived = worker["heard"] - worker["began"]
@@ -173,11 +214,20 @@ def test_what_a_killed_worker_had_in_flight_is_lost(tmp_path) -> None:
 
     def reported() -> dict[str, Any] | None:
         workers = [worker for tree in files(tmp_path) for worker in tree["workers"]]
-        return next((worker for worker in workers if sum(sum(busy) for busy in worker["open"].values()) > 0), None)
+        return next(
+            (
+                worker
+                for worker in workers
+                if sum(sum(busy) for busy in worker["open"].values()) > 0
+            ),
+            None,
+        )
 
     killed = wait_for(reported, "no report of what is in flight")
     os.kill(killed["pid"], signal.SIGKILL)
-    wait_for(lambda: sum(len(tree["workers"]) for tree in files(tmp_path)) == 3, "nobody in its place")
+    wait_for(
+        lambda: sum(len(tree["workers"]) for tree in files(tmp_path)) == 3, "nobody in its place"
+    )
     run.go("killed")
     ended(driver)
     check_rows(run)
@@ -197,7 +247,8 @@ def test_a_killed_driver_stops_the_bill_and_the_next_session_adds_to_it(tmp_path
     run = trial(tmp_path, titles=[*["a product"] * 8, *["until again"] * 4])
     driver = run.start()
     actor = ledger_process(driver)
-    run.wait(1)  # a session that commits has a bill by then, though its workers' reports may be lost
+    # A session that commits has a bill by then, though its workers' reports may be lost.
+    run.wait(1)
     driver.kill()
     driver.wait()
     psutil.wait_procs([actor], timeout=LONG)

@@ -27,7 +27,12 @@ from tests.processes import LONG, wait_for
 from tests.runs import write_jsonl
 
 BEGUN = Progress(answered=10, begun=True, seconds_left=60.0)
-PLACES = (("a", "w1", "stays", 0), ("b", "w2", "goes", 0), ("c", "w1", "stays", 1), ("ended", "w1", "stays", 0))
+PLACES = (
+    ("a", "w1", "stays", 0),
+    ("b", "w2", "goes", 0),
+    ("c", "w1", "stays", 1),
+    ("ended", "w1", "stays", 0),
+)
 ASKS = [Ask(Unit(unit, ()), *place) for unit, *place in PLACES]
 
 
@@ -38,7 +43,9 @@ class Actor:
         self.calls: list[tuple[Any, ...]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *arguments: self.calls.append((name, *arguments)) or object())
+        return SimpleNamespace(
+            remote=lambda *arguments: self.calls.append((name, *arguments)) or object()
+        )
 
 
 def worker(*progress: Progress) -> WorkerHandle:
@@ -51,7 +58,9 @@ def worker(*progress: Progress) -> WorkerHandle:
     return made
 
 
-def assigning(*workers: WorkerHandle, units: int = 0, **attributes: Any) -> pool_executor.PoolExecutor:
+def assigning(
+    *workers: WorkerHandle, units: int = 0, **attributes: Any
+) -> pool_executor.PoolExecutor:
     """An executor that has assigned so many units to these workers."""
     own = pool_executor.PoolExecutor(None, None, ClusterConfig(units_in_flight=2), print)  # type: ignore[arg-type]
     own.workers += workers
@@ -62,7 +71,9 @@ def assigning(*workers: WorkerHandle, units: int = 0, **attributes: Any) -> pool
 
 
 def calls(*workers: WorkerHandle) -> list[list[tuple[Any, ...]]]:
-    return [[call if call[0] == "cancel" else call[1].id for call in own.actor.calls] for own in workers]
+    return [
+        [call if call[0] == "cancel" else call[1].id for call in own.actor.calls] for own in workers
+    ]
 
 
 def test_an_idle_worker_gets_a_unit_that_has_not_begun() -> None:
@@ -88,21 +99,34 @@ def test_a_long_wait_of_an_engine_is_said_once(monkeypatch: pytest.MonkeyPatch) 
     assert said == ["429: waiting 60 s"]
 
 
-@pytest.mark.parametrize("why", ["begun", "its only unit", "closing", "nobody is idle", "not the end"])
+@pytest.mark.parametrize(
+    "why", ["begun", "its only unit", "closing", "nobody is idle", "not the end"]
+)
 def test_no_unit_is_taken_back(why: str) -> None:
-    busy = worker(*[BEGUN] * (2 if why == "begun" else 1), *[Progress()] * (why not in ("begun", "its only unit")))
+    busy = worker(
+        *[BEGUN] * (2 if why == "begun" else 1),
+        *[Progress()] * (why not in ("begun", "its only unit")),
+    )
     idle = worker(*[BEGUN] * (why == "nobody is idle"))
     assigning(busy, idle, units=why == "not the end", closing=why == "closing")
     assert calls(busy) == [[]]
 
 
-@pytest.mark.parametrize(("progress", "typical", "left", "cancelled"), [
-    (BEGUN, 0.0, 70.0, False), (BEGUN, 0.0, 64.0, True),
-    (Progress(), 30.0, 40.0, False),  # it takes what units took lately
-    (Progress(), 30.0, 34.0, True),
-    (Progress(), 0.0, 21.0, False),  # nothing is known
-    (Progress(), 0.0, 19.0, True), (BEGUN, 0.0, math.inf, False)])  # fmt: skip
-def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(progress, typical, left, cancelled) -> None:
+@pytest.mark.parametrize(
+    ("progress", "typical", "left", "cancelled"),
+    [
+        (BEGUN, 0.0, 70.0, False),
+        (BEGUN, 0.0, 64.0, True),
+        (Progress(), 30.0, 40.0, False),  # it takes what units took lately
+        (Progress(), 30.0, 34.0, True),
+        (Progress(), 0.0, 21.0, False),  # nothing is known
+        (Progress(), 0.0, 19.0, True),
+        (BEGUN, 0.0, math.inf, False),
+    ],
+)
+def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(
+    progress, typical, left, cancelled
+) -> None:
     busy = worker(progress)
     own = assigning(busy, _unit_seconds=typical)
     own.nodes = SimpleNamespace(look=lambda: None, seconds_left=lambda node: left)  # type: ignore[assignment]
@@ -115,25 +139,41 @@ def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(progress, ty
 
 def test_what_ray_kills_for_memory_is_a_death_like_any_other(tmp_path, monkeypatch):
     dead, said = worker(BEGUN), []
-    executor = assigning(dead, say=said.append, spec=SimpleNamespace(output=str(tmp_path)), wanted=1)
+    executor = assigning(
+        dead, say=said.append, spec=SimpleNamespace(output=str(tmp_path)), wanted=1
+    )
 
     def get(ref):
-        raise ray.exceptions.OutOfMemoryError("1 worker(s) were killed due to the node running low on memory")
+        raise ray.exceptions.OutOfMemoryError(
+            "1 worker(s) were killed due to the node running low on memory"
+        )
 
-    stub = {"exceptions": ray.exceptions, "get": get, "wait": lambda refs, **_: (refs, []), "kill": lambda actor: None}
+    stub = {
+        "exceptions": ray.exceptions,
+        "get": get,
+        "wait": lambda refs, **_: (refs, []),
+        "kill": lambda actor: None,
+    }
     monkeypatch.setattr(pool_executor, "ray", SimpleNamespace(**stub))
     monkeypatch.setattr(pool_executor, "is_alive", lambda node: True)
     assert list(executor._wait()) == []
-    assert said == ["a worker process died because the machine ran out of memory; its units are tried again"]
+    assert said == [
+        "a worker process died because the machine ran out of memory; its units are tried again"
+    ]
     assert ([unit.id for unit in executor._again], executor.workers) == (["u0"], [])
-    for gone, deaths in ((Mock(preempted=True), 0), (Mock(preempted=False), 1)):  # before it was ready
+    # Before it was ready.
+    for gone, deaths in ((Mock(preempted=True), 0), (Mock(preempted=False), 1)):
         executor.workers.append(loading := WorkerHandle(Actor(), starting=object()))
         executor._lost(loading, gone)
         assert executor._deaths.loading == deaths
 
 
-def test_a_run_whose_last_unit_moves_to_an_idle_worker(tmp_path: Path, config, ray_here, monkeypatch) -> None:
-    """Two workers, two units in flight each; the first stands until the third has moved, kills, and is replaced."""
+def test_a_run_whose_last_unit_moves_to_an_idle_worker(
+    tmp_path: Path, config, ray_here, monkeypatch
+) -> None:
+    """Two workers, two units in flight each; the first stands until the third has moved, kills, and
+    is replaced.
+    """
     for name, own in (("a", "until c-moved"), ("b", "quick"), ("c", "kill once"), ("d", "quick")):
         write_jsonl(tmp_path / f"in/{name}.jsonl", [own] * 10)
     run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, max_num_seqs=1)
@@ -143,14 +183,20 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(tmp_path: Path, config, r
     def listen(self, worker, assigned) -> None:
         unit = assigned.name
         if unit == "c.jsonl" and worker.assignments:
-            # While the first is still being read the second would be begun, and then it is not given back.
-            wait_for(lambda: any(progress.begun for progress in ray.get(worker.actor.progress.remote()).values()))
+            # While the first is still being read the second would be begun, and then it is not
+            # given back.
+            wait_for(
+                lambda: any(
+                    progress.begun for progress in ray.get(worker.actor.progress.remote()).values()
+                )
+            )
         started.setdefault(unit, []).append(id(worker))
         start(self, worker, assigned)
         if len(started.get("c.jsonl", [])) == 2:
             (tmp_path / "out/c-moved").touch()
 
-    def patient(self) -> None:  # both are ready before the first unit is assigned, whichever process starts sooner
+    # Both are ready before the first unit is assigned, whichever process starts sooner.
+    def patient(self) -> None:
         if started or sum(worker.ready for worker in self.workers) == 2:
             assign(self)
 
@@ -166,7 +212,9 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(tmp_path: Path, config, r
 
 
 @pytest.mark.slow
-def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_here, monkeypatch) -> None:
+def test_the_drivers_memory_does_not_grow_with_the_units(
+    tmp_path: Path, ray_here, monkeypatch
+) -> None:
     counted: list[Counter[str]] = []
     take = driver.DriverSession._take
     seen = [0]
@@ -190,7 +238,9 @@ def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_her
 
 
 def executor(said: list[str], **attributes: Any) -> RayDataExecutor:
-    """One whose run has the units a, b and c, and that admits one unit a worker; the node `goes` was given notice."""
+    """One whose run has the units a, b and c, and that admits one unit a worker; the node `goes`
+    was given notice.
+    """
     own = RayDataExecutor(None, None, ClusterConfig(max_workers=2), said.append)  # type: ignore[arg-type]
     own._left, own._done = 3, {"ended"}
     own.admit = lambda unit, beside: beside == 0
@@ -215,7 +265,11 @@ def test_who_waits_who_begins_and_who_hands_back_what_then_stays_open() -> None:
     own = executor([])
     assert list(own._ended(a.unit, UnitResult(handed_back=True))) == []
     assert [event.unit.id for event in own._ended(a.unit, UnitResult(ok=1))] == ["a"]
-    assert (list(own._ended(a.unit, UnitResult(ok=1))), own._left, own._done) == ([], 2, {"a", "ended"})
+    assert (list(own._ended(a.unit, UnitResult(ok=1))), own._left, own._done) == (
+        [],
+        2,
+        {"a", "ended"},
+    )
     with pytest.raises(RunError, match="no weights"):
         list(own._ended(b.unit, UnitResult(error="no weights", fatal=True)))
 
@@ -225,11 +279,16 @@ def test_passes_are_short_under_a_deadline_and_what_one_leaves_comes_again() -> 
 
     def one_pass(units: list[Unit], *_: object) -> Any:
         passes.append("".join(unit.id for unit in units))
-        return (event for unit in units[len(passes) == 1 :] for event in own._ended(unit, UnitResult(ok=1)))
+        return (
+            event
+            for unit in units[len(passes) == 1 :]
+            for event in own._ended(unit, UnitResult(ok=1))
+        )
 
     own._pass = one_pass  # type: ignore[method-assign]
     assert len(list(own.run([Unit(name, ()) for name in "abcdefghij"], {"j"}, 9))) == 9
-    assert passes == ["abcdefgh", "i", "a"]  # eight units a worker; a is handed back, and j had ended before
+    # Eight units a worker; a is handed back, and j had ended before.
+    assert passes == ["abcdefgh", "i", "a"]
 
 
 def test_deaths_without_end_end_the_run() -> None:

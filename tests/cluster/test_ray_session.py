@@ -1,4 +1,6 @@
-"""What a local Ray listens on and leaves behind; and what a run shows where there is no terminal."""
+"""What a local Ray listens on and leaves behind; and what a run shows where there is no
+terminal.
+"""
 
 import contextlib
 import os
@@ -31,7 +33,10 @@ from tests.runs import Clock, write_jsonl
 from tests.s3 import free_ports
 from tests.servers import Call, Reply, serving
 
-SHELL = "import subprocess, sys; sys.exit(subprocess.call(['bash', '-ec', sys.argv[1]], cwd=sys.argv[2]))"
+SHELL = (
+    "import subprocess, sys; sys.exit(subprocess.call(['bash', '-ec', sys.argv[1]], "
+    "cwd=sys.argv[2]))"
+)
 CONNECTED = """
 import ray
 from ray.util.state import get_actor
@@ -50,7 +55,8 @@ input()
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """The environment of a machine on which no Ray ever ran; that of other tests is not seen."""
-    home, sockets = tmp_path / "home", Path("/tmp") / f"rs{os.getpid()}"  # Ray's sockets need a short path
+    # Ray's sockets need a short path.
+    home, sockets = tmp_path / "home", Path("/tmp") / f"rs{os.getpid()}"
     home.mkdir()
     sockets.mkdir()
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
@@ -71,7 +77,9 @@ def processes_of(home: str) -> dict[int, psutil.Process]:
     return found
 
 
-def test_a_local_ray_is_closed_to_others_asks_no_other_dashboard_and_leaves_no_token(fresh: dict[str, str]) -> None:
+def test_a_local_ray_is_closed_to_others_asks_no_other_dashboard_and_leaves_no_token(
+    fresh: dict[str, str],
+) -> None:
     """Ray Train does ask while it trains, and what is unknown there it takes for dead."""
     asked = []
 
@@ -85,11 +93,16 @@ def test_a_local_ray_is_closed_to_others_asks_no_other_dashboard_and_leaves_no_t
         assert process.stdout
         assert process.stdout.readline() == "no dashboard\n"
         own = processes_of(fresh["HOME"])
-        listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in own]
+        listening = [
+            c
+            for c in psutil.net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN and c.pid in own
+        ]
         servers = {own[c.pid].name(): own[c.pid] for c in listening if c.pid}
         assert {"gcs_server", "raylet"} <= servers.keys()
         assert {c.laddr.ip for c in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-        environment = servers["gcs_server"].environ()  # other users of the machine reach loopback, too
+        # Other users of the machine reach loopback, too.
+        environment = servers["gcs_server"].environ()
         assert environment["RAY_AUTH_MODE"] == "token"
         assert re.fullmatch("[0-9a-f]{64}", environment["RAY_AUTH_TOKEN"])
         said = process.communicate("\n", timeout=LONG)
@@ -100,45 +113,75 @@ def test_a_local_ray_is_closed_to_others_asks_no_other_dashboard_and_leaves_no_t
 
 def cluster_lines() -> list[str]:
     """What the README says to type for a cluster."""
-    lines = re.findall("^    (.+)$", (ROOT / "README.md").read_text().partition("## On a cluster")[2], re.M)
-    return lines[: next(number for number, line in enumerate(lines) if line.startswith("ray job submit")) + 1]
+    lines = re.findall(
+        "^    (.+)$", (ROOT / "README.md").read_text().partition("## On a cluster")[2], re.M
+    )
+    return lines[
+        : next(number for number, line in enumerate(lines) if line.startswith("ray job submit")) + 1
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_token", [True, False])
-def test_the_lines_of_the_readme_after_a_local_run(tmp_path: Path, fresh: dict[str, str], with_token: bool) -> None:
-    """As they stand but for ports and the output. Without a token: start and submit alone, as Ray's own pages."""
+def test_the_lines_of_the_readme_after_a_local_run(
+    tmp_path: Path, fresh: dict[str, str], with_token: bool
+) -> None:
+    """As they stand but for ports and the output.
+
+    Without a token: start and submit alone, as Ray's own pages.
+    """
     clone, (port, agent) = tmp_path / "clone", free_ports(2)
     for folder in ("raypd", "jobs"):
         shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
     run = Trial(tmp_path, ["a"] * 10, model={"name": "fake"})
     (clone / "configs").mkdir()
     shutil.copy(run.file, clone / "configs/mine.yaml")
-    ended(start("-m", "raypd", "extract", str(run.file), "output.path=" + str(tmp_path / "local"), **fresh))
-    lines = [line for line in cluster_lines() if with_token or line.startswith(("ray start", "ray job"))]
+    ended(
+        start(
+            "-m",
+            "raypd",
+            "extract",
+            str(run.file),
+            "output.path=" + str(tmp_path / "local"),
+            **fresh,
+        )
+    )
+    lines = [
+        line for line in cluster_lines() if with_token or line.startswith(("ray start", "ray job"))
+    ]
     script = "\n".join(lines).replace("s3://bucket/runs/mine", f"{run.output} cluster.address=null")
     assert "ray start --head\n" in script
-    ports = f"--port=0 --dashboard-port={port} --dashboard-agent-listen-port={agent}"  # other tests have Rays, too
+    # Other tests have Rays, too.
+    ports = f"--port=0 --dashboard-port={port} --dashboard-agent-listen-port={agent}"
     script = script.replace("ray start --head", f"ray start --head {ports} --num-cpus=2")
     fresh["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
     assert "succeeded" in ended(start("-c", SHELL, script, str(clone), **fresh))
     assert run.outcome("").lost == 0
     if not with_token:
         return
-    # The shell of another day has no RAY_AUTH_MODE: a cluster that is found here is shown the token that lies here, ...
+    # The shell of another day has no RAY_AUTH_MODE: a cluster that is found here is shown the token
+    # that lies here, ...
     words = ["-m", "raypd", "extract", str(run.file)]
     ended(start(*words, f"output.path={tmp_path}/found", "cluster.address=auto", **fresh))
     # ... one that is named is not, since it may be anybody's.
     address = Path(fresh["RAY_TMPDIR"], "ray/ray_current_cluster").read_text()
     fresh["RAY_gcs_server_port_wait_time_s"] = "5"
-    said = ended(start(*words, f"output.path={tmp_path}/named", f"cluster.address={address}", **fresh), 1)
+    said = ended(
+        start(*words, f"output.path={tmp_path}/named", f"cluster.address={address}", **fresh), 1
+    )
     assert f"no connection to Ray at {address}" in said
     assert "set RAY_AUTH_MODE=token here" in said
 
 
-@pytest.mark.parametrize(("raised", "seen"), [(SystemExit(15), KeyboardInterrupt), (Exception("too slow"), RunError)])
-def test_what_goes_wrong_while_ray_starts_is_an_interrupt_or_a_line(monkeypatch, raised, seen) -> None:
-    """Ray's handler of SIGTERM ends the process, and on a busy machine Ray raises bare exceptions."""
+@pytest.mark.parametrize(
+    ("raised", "seen"), [(SystemExit(15), KeyboardInterrupt), (Exception("too slow"), RunError)]
+)
+def test_what_goes_wrong_while_ray_starts_is_an_interrupt_or_a_line(
+    monkeypatch, raised, seen
+) -> None:
+    """Ray's handler of SIGTERM ends the process, and on a busy machine Ray raises bare
+    exceptions.
+    """
     slow = Exception("The current node timed out during startup.")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", Mock(side_effect=[raised, slow, slow, slow, None]))
@@ -149,13 +192,17 @@ def test_what_goes_wrong_while_ray_starts_is_an_interrupt_or_a_line(monkeypatch,
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_ray_that_never_starts_has_a_deadline_hears_ctrl_c_and_leaves_nothing(monkeypatch, interrupted) -> None:
+def test_a_ray_that_never_starts_has_a_deadline_hears_ctrl_c_and_leaves_nothing(
+    monkeypatch, interrupted
+) -> None:
     started, ended_child = [], subprocess.Popen(["sleep", "300"])
     gone = psutil.Process(ended_child.pid)  # a grandchild that ends while the others are killed
     ended_child.kill()
     ended_child.wait()
     children = ray_private.children
-    monkeypatch.setattr(ray_private, "children", lambda: children() | ({gone} if started else set()))
+    monkeypatch.setattr(
+        ray_private, "children", lambda: children() | ({gone} if started else set())
+    )
 
     def init(**_):
         started.append(subprocess.Popen(["sleep", "300"]))
@@ -185,7 +232,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_a_line_comes_at_once_then_every_ten_seconds_and_only_when_it_says_something_new(clock, capsys) -> None:
+def test_a_line_comes_at_once_then_every_ten_seconds_and_only_when_it_says_something_new(
+    clock, capsys
+) -> None:
     display = progress.RunDisplay(130, 0)
     with display:
         for second in range(35):  # the model is loaded
@@ -212,19 +261,29 @@ def test_an_estimate_of_the_documents_is_called_about_until_all_are_counted(cloc
         display.update(1790, 0)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "0/about 1800 documents, loading the model"
-    assert (lines[1].split(",")[0], lines[2].split(",")[0]) == ("20/about 1800 documents", "1790/1790 documents")
+    assert (lines[1].split(",")[0], lines[2].split(",")[0]) == (
+        "20/about 1800 documents",
+        "1790/1790 documents",
+    )
 
 
 @pytest.mark.parametrize("committed", [1, 4])
 def test_a_run_counts_its_documents_as_its_units_end(committed: int) -> None:
     display = SimpleNamespace(update=lambda *_: None)
-    counts = {"done_units": committed, "units": 4, "done_documents": 10 * committed, "failed_documents": 0}
+    counts = {
+        "done_units": committed,
+        "units": 4,
+        "done_documents": 10 * committed,
+        "failed_documents": 0,
+    }
     own = SimpleNamespace(planned=SimpleNamespace(exact=False), _display=display, **counts)
     driver.DriverSession._update(own)  # type: ignore[arg-type]
     assert (display.total, display.exact) == (40, committed == 4)
 
 
-def test_a_run_that_stands_still_says_so_once_and_no_rate_is_shown_before_there_is_one(clock, capsys) -> None:
+def test_a_run_that_stands_still_says_so_once_and_no_rate_is_shown_before_there_is_one(
+    clock, capsys
+) -> None:
     display = progress.RunDisplay(130, 0)
     with display:
         display.begin()
@@ -243,8 +302,15 @@ def test_a_run_that_stands_still_says_so_once_and_no_rate_is_shown_before_there_
 
 
 def test_a_machine_without_a_price_costs_no_dollars_and_one_unit_is_one() -> None:
-    cost = RunCost(0.0, notes=["a machine of your own; cost.prices.local gives it a price"], seconds={"decode": 3.0})
-    assert summary._cost_lines(cost) == [f"cost:   no price ({cost.notes[0]})", "time:   decode 3.0 s"]
+    cost = RunCost(
+        0.0,
+        notes=["a machine of your own; cost.prices.local gives it a price"],
+        seconds={"decode": 3.0},
+    )
+    assert summary._cost_lines(cost) == [
+        f"cost:   no price ({cost.notes[0]})",
+        "time:   decode 3.0 s",
+    ]
     own = SimpleNamespace(done_units=0, units=1)
     assert driver.DriverSession.state(own) == "0 of 1 unit committed"  # type: ignore[arg-type]
 

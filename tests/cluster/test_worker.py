@@ -1,4 +1,6 @@
-"""The decode worker in this process, with a fake engine: overlap of units, what an error costs, a GPU that fails."""
+"""The decode worker in this process, with a fake engine: overlap of units, what an error costs, a
+GPU that fails.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,12 @@ def worker(run, **keys) -> DecodeWorker:
 def begin(tmp_path: Path, config):
     """(configuration over documents with these titles, a worker of it, its units)"""
 
-    def make(titles: Sequence[str], unit_documents: int = 100, **keys) -> tuple[RunConfig, DecodeWorker, list[Unit]]:
-        run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=unit_documents, **keys)
+    def make(
+        titles: Sequence[str], unit_documents: int = 100, **keys
+    ) -> tuple[RunConfig, DecodeWorker, list[Unit]]:
+        run = config(
+            str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=unit_documents, **keys
+        )
         return run, worker(run), list(plan(run))
 
     return make
@@ -66,7 +72,9 @@ def test_units_overlap_so_that_the_engine_does_not_drain(begin) -> None:
     def planned() -> bool:
         """Whether the units have planned what they may: a batch, or all that there is."""
         states = list(request_queue._units.values())
-        all_begun = request_queue._numbers == len(units) and not any(own.more or own.begun is None for own in states)
+        all_begun = request_queue._numbers == len(units) and not any(
+            own.more or own.begun is None for own in states
+        )
         return len(request_queue._queue) >= request_queue.batch or all_begun
 
     def patient() -> list[Finished]:
@@ -78,7 +86,8 @@ def test_units_overlap_so_that_the_engine_does_not_drain(begin) -> None:
         list(in_flight.map(made.run_unit, units))
     assert writer.committed(run.output.path) == {u.id for u in units}
     fill = made.parts.engine.fill
-    # 200 works in batches of 4: every step but the first and the last two is full, across the borders of units too.
+    # 200 works in batches of 4: every step but the first and the last two is full, across the
+    # borders of units too.
     assert sum(fill) == 200
     assert sum(n < 4 for n in fill) <= 3, fill
     counts = writer.read_summary(run.output.path, units[0].id).counts
@@ -168,7 +177,11 @@ def test_a_bisecting_attempt_leaves_a_checkpoint_before_each_group(begin) -> Non
 
     made.parts.engine.step = look  # type: ignore[method-assign]
     made.run_unit(unit, Attempt(number=4, deaths=3, suspects=(7, 8), quarantined={5: 3}))
-    assert list(dict.fromkeys(marks)) == [(7,), (8,), tuple(r for r in range(40) if r not in (5, 7, 8))]
+    assert list(dict.fromkeys(marks)) == [
+        (7,),
+        (8,),
+        tuple(r for r in range(40) if r not in (5, 7, 8)),
+    ]
     found = rows(run, unit)
     assert [r["id"] for r in found if r["error"]] == ["5"]
     assert found[5]["error"] == "killed its worker process 3 times"
@@ -187,16 +200,22 @@ def test_a_unit_whose_worker_died_is_alone_in_a_worker(tmp_path: Path, begin) ->
         assert made.progress().keys() == {first.id}
         (tmp_path / "out/go").touch()
         assert [own.result(LONG).ok for own in (begun, alone, behind)] == [10, 10, 10]
-    attempts = {unit.id: {row["attempts"] for row in rows(run, unit)} for unit in (first, bad, later)}
+    attempts = {
+        unit.id: {row["attempts"] for row in rows(run, unit)} for unit in (first, bad, later)
+    }
     assert attempts == {first.id: {1}, bad.id: {2}, later.id: {1}}
     summaries = [writer.read_summary(run.output.path, unit.id) for unit in (first, bad, later)]
-    assert [summary.unit for summary in sorted(summaries, key=lambda own: own.committed_at)][:2] == [first.id, bad.id]
+    assert [summary.unit for summary in sorted(summaries, key=lambda own: own.committed_at)][
+        :2
+    ] == [first.id, bad.id]
     assert list((tmp_path / "out/failures").iterdir()) == []
 
 
 def test_a_unit_that_costs_process_after_process_is_given_up_and_may_be_tried_anew(begin) -> None:
     run, made, (unit,) = begin(["a"] * 10)
-    UnitLog(run.output.path, "s", made.node, "it died", lambda node: True).begin(unit.id, Attempt(30, deaths=29))
+    UnitLog(run.output.path, "s", made.node, "it died", lambda node: True).begin(
+        unit.id, Attempt(30, deaths=29)
+    )
     assert made.run(unit).error == "its worker processes died each time: none of them left a reason"
     assert made.run(unit).ok == 10
 
@@ -225,7 +244,9 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, begin) -> 
 
 
 def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:
-    state = UnitState(1, "u", documents=2, begun=0.0, records=[Record(0), Record(1)], open=Counter({1: 1}))
+    state = UnitState(
+        1, "u", documents=2, begun=0.0, records=[Record(0), Record(1)], open=Counter({1: 1})
+    )
     assert (state.answered, state.progress().answered) == ({0}, 1)
 
 
@@ -253,7 +274,10 @@ def test_a_worker_that_was_given_a_gpu_and_sees_none_decodes_nothing(tmp_path, b
     assert (result.fatal, made.loaded) == (True, False)
     assert "was given a GPU, and torch" in (result.error or "")
     asked_for_it = with_keys(run, model={"device": "cpu"}, output={"path": str(tmp_path / "cpu")})
-    for said, read in (("max_split_size_mb:64", "max_split_size_mb:64"), (None, "expandable_segments:True")):
+    for said, read in (
+        ("max_split_size_mb:64", "max_split_size_mb:64"),
+        (None, "expandable_segments:True"),
+    ):
         monkeypatch.setenv("PYTORCH_ALLOC_CONF", said or "")
         if said is None:
             monkeypatch.delenv("PYTORCH_ALLOC_CONF")
@@ -261,13 +285,19 @@ def test_a_worker_that_was_given_a_gpu_and_sees_none_decodes_nothing(tmp_path, b
         assert os.environ["PYTORCH_ALLOC_CONF"] == read
 
 
-@pytest.mark.parametrize(("text", "cuda", "fault"), [
-    (ECC, True, True), (ILLEGAL, True, False), ("CUDA error: device-side assert triggered", True, False),
-    ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", True, True),
-    ("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx", True, False),
-    ("ValueError: unknown error", False, False),
-    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", False, False),
-    ("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "cuda", "fault"),
+    [
+        (ECC, True, True),
+        (ILLEGAL, True, False),
+        ("CUDA error: device-side assert triggered", True, False),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", True, True),
+        ("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx", True, False),
+        ("ValueError: unknown error", False, False),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", False, False),
+        ("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False, False),
+    ],
+)
 def test_whose_fault_an_error_is(text: str, cuda: bool, fault: bool) -> None:
     assert (card.is_cuda_error(text), card.is_fault(text)) == (cuda, fault)
 
@@ -293,10 +323,19 @@ def run(tmp_path: Path, config) -> RunConfig:
     return made
 
 
-@pytest.mark.parametrize(("text", "loading", "lost", "blamed"), [
-    (ECC, False, False, True), (ECC, True, False, True), (ILLEGAL, True, False, True), (ILLEGAL, False, True, True),
-    (ILLEGAL, False, False, False)])  # fmt: skip
-def test_two_deaths_leave_a_card_out_and_blame_no_document(run, monkeypatch, text, loading, lost, blamed) -> None:
+@pytest.mark.parametrize(
+    ("text", "loading", "lost", "blamed"),
+    [
+        (ECC, False, False, True),
+        (ECC, True, False, True),
+        (ILLEGAL, True, False, True),
+        (ILLEGAL, False, True, True),
+        (ILLEGAL, False, False, False),
+    ],
+)
+def test_two_deaths_leave_a_card_out_and_blame_no_document(
+    run, monkeypatch, text, loading, lost, blamed
+) -> None:
     (unit,) = plan(run)
     dead, deaths, ends, end = [], [], [], UnitLog.end
     monkeypatch.setattr("os._exit", lambda code: dead.append(code) or sys.exit(code))
@@ -316,14 +355,26 @@ def test_two_deaths_leave_a_card_out_and_blame_no_document(run, monkeypatch, tex
                 worker.run(unit)
     assert sum(deaths) == (0 if blamed else 1 + 2 + 3)
     left_out = "GPU 3 of node  is left out, 2 worker processes died "
-    assert [why.partition("of it: ")[0] for why in ends] == ["died", "died", left_out if blamed else "died", "died"]
+    assert [why.partition("of it: ")[0] for why in ends] == [
+        "died",
+        "died",
+        left_out if blamed else "died",
+        "died",
+    ]
 
 
-@pytest.mark.parametrize(("first", "lost", "ends"), [
-    (ECC, False, ["died", "died", "left out"]), (None, True, ["died", "died", "left out"]),
-    (None, False, ["sees no"] * 3)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "lost", "ends"),
+    [
+        (ECC, False, ["died", "died", "left out"]),
+        (None, True, ["died", "died", "left out"]),
+        (None, False, ["sees no"] * 3),
+    ],
+)
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_a_card_that_its_next_process_does_not_see_is_left_out(run, monkeypatch, device, first, lost, ends) -> None:
+def test_a_card_that_its_next_process_does_not_see_is_left_out(
+    run, monkeypatch, device, first, lost, ends
+) -> None:
     """Only where nobody ever saw it is the driver to blame, which ends the run."""
     (unit,) = plan(run)
     unseen = with_keys(run, model={"name": "a/model", "device": device})
@@ -352,11 +403,16 @@ def test_too_little_memory_is_no_fault_of_a_card(run) -> None:
 
 
 @pytest.mark.parametrize(("workers", "gpus", "most"), [(8, 8, 7), (1, 8, 1), (1, 1, None)])
-def test_a_run_goes_on_with_the_cards_that_are_left(monkeypatch, workers: int, gpus: int, most: int | None) -> None:
+def test_a_run_goes_on_with_the_cards_that_are_left(
+    monkeypatch, workers: int, gpus: int, most: int | None
+) -> None:
     said: list[str] = []
     executor = pool_executor.PoolExecutor(
-        None, WorkerResources(1, 1.0, 1), ClusterConfig(max_workers=workers), said.append  # type: ignore[arg-type]
-    )  # fmt: skip
+        None,
+        WorkerResources(1, 1.0, 1),
+        ClusterConfig(max_workers=workers),
+        said.append,  # type: ignore[arg-type]
+    )
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(gpus)})
     bad = WorkerHandle(SimpleNamespace())
     executor.workers.append(bad)
@@ -371,15 +427,22 @@ def test_a_run_goes_on_with_the_cards_that_are_left(monkeypatch, workers: int, g
 
 def build_of_two_cards(config, threads):
     """GPU 0 is broken."""
-    return (failing(ECC, True) if os.environ["CUDA_VISIBLE_DEVICES"] == "0" else fakes.build)(config, threads)
+    return (failing(ECC, True) if os.environ["CUDA_VISIBLE_DEVICES"] == "0" else fakes.build)(
+        config, threads
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["pool", "ray_data"])
-def test_a_broken_card_of_two_costs_no_document(tmp_path: Path, config, capfd, executor: str) -> None:
-    path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.2"] * 200))  # longer than two starts of a worker
+def test_a_broken_card_of_two_costs_no_document(
+    tmp_path: Path, config, capfd, executor: str
+) -> None:
+    # Longer than two starts of a worker.
+    path = str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.2"] * 200))
     shares = {"gpus_per_worker": 1, "cpus_per_worker": 0.5, "executor": executor}
-    run = with_keys(config(path, unit_documents=5, max_workers=2), model={"device": "cpu"}, cluster=shares)
+    run = with_keys(
+        config(path, unit_documents=5, max_workers=2), model={"device": "cpu"}, cluster=shares
+    )
     ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
     try:
         done = driver.run_extract(run, build=build_of_two_cards)
@@ -390,10 +453,20 @@ def test_a_broken_card_of_two_costs_no_document(tmp_path: Path, config, capfd, e
     assert "is left out, 2 worker processes died of it: raypd" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("address", "variable", "running", "here"), [
-    (None, "", None, True), ("local", None, "x:1", True), (None, None, "x:1", False), ("auto", None, "x:1", False),
-    (None, "10.0.0.1:6379", None, False), ("ray://head:10001", None, None, False)])  # fmt: skip
-def test_a_head_may_lack_what_its_workers_have(monkeypatch, address, variable, running, here) -> None:
+@pytest.mark.parametrize(
+    ("address", "variable", "running", "here"),
+    [
+        (None, "", None, True),
+        ("local", None, "x:1", True),
+        (None, None, "x:1", False),
+        ("auto", None, "x:1", False),
+        (None, "10.0.0.1:6379", None, False),
+        ("ray://head:10001", None, None, False),
+    ],
+)
+def test_a_head_may_lack_what_its_workers_have(
+    monkeypatch, address, variable, running, here
+) -> None:
     monkeypatch.setattr(ray_session.ray_private, "local_address", lambda: running)
     monkeypatch.setattr(ray_session, "_answers", lambda address: True)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

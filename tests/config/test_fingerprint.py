@@ -24,7 +24,11 @@ SHOES = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
 EXTRACTION = config_tree(SHOES, decoding={"method": "hyper_parallel"})
 QUESTIONS = config_tree("question_answering")
 WORDS = {"text", "integer", "number", "true", "false", "null", "list", "mapping", "value"}
-TASKS: dict[str, dict[str, Any]] = {"extraction": extraction(c=["a"]), "question_answering": {}, "generation": {}}
+TASKS: dict[str, dict[str, Any]] = {
+    "extraction": extraction(c=["a"]),
+    "question_answering": {},
+    "generation": {},
+}
 
 
 def keys(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, str]]:
@@ -40,21 +44,40 @@ DECODING_KEYS = [key for key, _ in keys(DecodingConfig)]
 
 
 def test_it_is_what_it_was() -> None:
-    """A change here makes every user's next nightly do its whole corpus again: is that meant? Then raise _ANSWERS."""
+    """A change here makes every user's next nightly do its whole corpus again: is that meant?
+
+    Then raise _ANSWERS.
+    """
     assert make_config(EXTRACTION).fingerprint() == "ff52ac83d9c2"
     assert make_config(QUESTIONS).fingerprint() == "ca639d2ca2c5"
 
 
-@pytest.mark.parametrize(("key", "changes"), [
-    ("decoding.method=hyper_parallel", False),  # defaults that are written out
-    ("model.dtype=auto", False),
-    ("task.categories.shoes.attributes=[{name: Brand, type: text}, {name: Size, type: number}]", False),
-    ("model.dtype=float32", True), ("model.name=other", True),
-    ("task.categories.shoes.attributes=[{name: Brand}, {name: Size}]", True), ("output.path=elsewhere", False),
-    ("engine.max_num_seqs=3", False), ("model.fake.step_seconds=3", False), ("cluster.max_workers=9", False),
-    ("input.path=b.jsonl", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("decoding.method=hyper_parallel", False),  # defaults that are written out
+        ("model.dtype=auto", False),
+        (
+            (
+                "task.categories.shoes.attributes=[{name: Brand, type: text}, {name: Size, "
+                "type: number}]"
+            ),
+            False,
+        ),
+        ("model.dtype=float32", True),
+        ("model.name=other", True),
+        ("task.categories.shoes.attributes=[{name: Brand}, {name: Size}]", True),
+        ("output.path=elsewhere", False),
+        ("engine.max_num_seqs=3", False),
+        ("model.fake.step_seconds=3", False),
+        ("cluster.max_workers=9", False),
+        ("input.path=b.jsonl", False),
+    ],
+)
 def test_it_changes_with_what_changes_answers_alone(key: str, changes: bool) -> None:
-    assert (make_config(EXTRACTION, [key]).fingerprint() != make_config(EXTRACTION).fingerprint()) is changes
+    assert (
+        make_config(EXTRACTION, [key]).fingerprint() != make_config(EXTRACTION).fingerprint()
+    ) is changes
 
 
 def others(config: RunConfig, key: str) -> list[Any]:
@@ -83,7 +106,9 @@ def uses() -> Iterator[tuple[str, str, str, float]]:
     """(kind, method, isolate, temperature): all that decides which keys of `decoding` count."""
     for kind, methods in METHODS.items():
         for method, temperature in itertools.product(methods, (0.0, 0.7)):
-            for isolate in ("none", "documents", "values") if method == "hyper_parallel" else ("documents",):
+            for isolate in (
+                ("none", "documents", "values") if method == "hyper_parallel" else ("documents",)
+            ):
                 yield kind, method, isolate, temperature
 
 
@@ -98,7 +123,9 @@ def expected_keys(kind: str, method: str, isolate: str, temperature: float) -> s
 
 
 @pytest.mark.parametrize(("kind", "method", "isolate", "temperature"), uses())
-def test_a_key_counts_where_the_table_says(kind: str, method: str, isolate: str, temperature: float) -> None:
+def test_a_key_counts_where_the_table_says(
+    kind: str, method: str, isolate: str, temperature: float
+) -> None:
     task = EXTRACTION["task"] if kind == "extraction" else {"kind": kind}
     decoding = {"method": method, "isolate": isolate, "heads": "heads"}
 
@@ -117,7 +144,8 @@ def test_a_key_counts_where_the_table_says(kind: str, method: str, isolate: str,
         if own not in prints:
             counting.add(key)
     assert counting == expected_keys(kind, method, isolate, temperature), (
-        "say in ANSWER_KEYS (raypd/config/model.py) of which methods a key of decoding can change an answer; and where "
+        "say in ANSWER_KEYS (raypd/config/model.py) of which methods a key of decoding can "
+        "change an answer; and where "
         "only for some values of other keys, in DecodingConfig.idle_keys and in expected_keys here"
     )
 
@@ -138,11 +166,19 @@ def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
         names = set(info.annotation.model_fields)  # type: ignore[union-attr]
         left = names - {key.partition(".")[2] for key in idle if key.startswith(f"{section}.")}
         counting = {
-            "input": "format reader encoding id_column text_columns html_columns category_column category "
-            "max_document_bytes", "output": "columns min_confidence", "engine": "kind vllm",
-            "model": "name revision dtype adapter calibration quantization trust_remote_code endpoint",
-        }.get(section, "")  # fmt: skip
-        words = f"{section}: say in RunConfig.idle_keys which of its keys cannot change an answer, or here"
+            "input": "format reader encoding id_column text_columns html_columns category_column "
+            "category "
+            "max_document_bytes",
+            "output": "columns min_confidence",
+            "engine": "kind vllm",
+            "model": (
+                "name revision dtype adapter calibration quantization trust_remote_code endpoint"
+            ),
+        }.get(section, "")
+        words = (
+            f"{section}: say in RunConfig.idle_keys which of its keys cannot change an answer, "
+            "or here"
+        )
         assert left == set(counting.split()), words
 
 
@@ -151,13 +187,22 @@ def test_a_difference_is_one_that_counts_also_from_a_run_of_another_raypd() -> N
     idle = ["decoding.stacked_documents=3", "decoding.max_new_tokens=9", "engine.max_num_seqs=3"]
     assert manifest.differences(stored, make_config(EXTRACTION, idle)) == []
     for key in ("decoding.max_value_tokens=9", "model.dtype=float32", "input.id_column=null"):
-        assert manifest.differences(stored, make_config(EXTRACTION, [key, *idle])) == [key.partition("=")[0]]
-    stored = manifest.recorded(make_config(EXTRACTION, ["decoding.isolate=none", "decoding.stacked_documents=3"]))
-    found = manifest.differences(stored, make_config(EXTRACTION))  # one that counted in the stored run
+        assert manifest.differences(stored, make_config(EXTRACTION, [key, *idle])) == [
+            key.partition("=")[0]
+        ]
+    stored = manifest.recorded(
+        make_config(EXTRACTION, ["decoding.isolate=none", "decoding.stacked_documents=3"])
+    )
+    # One that counted in the stored run.
+    found = manifest.differences(stored, make_config(EXTRACTION))
     assert sorted(found) == ["decoding.isolate", "decoding.stacked_documents"]
     config, other = make_config(EXTRACTION), make_config(EXTRACTION, ["model.dtype=float32"])
     stored = manifest.recorded(config)
-    for section, key in (("decoding", "max_value_tokens"), ("model", "adapter"), ("input", "max_document_bytes")):
+    for section, key in (
+        ("decoding", "max_value_tokens"),
+        ("model", "adapter"),
+        ("input", "max_document_bytes"),
+    ):
         del stored[section][key]  # keys that it did not have yet
     assert manifest.differences(stored, config) == []
     assert manifest.differences(stored, other) == ["model.dtype"]
@@ -166,18 +211,24 @@ def test_a_difference_is_one_that_counts_also_from_a_run_of_another_raypd() -> N
     assert manifest.differences(stored, other) == ["model.dtype", "decoding.retired"]
 
 
-def test_a_run_of_a_raypd_that_answers_otherwise_is_told_from_a_changed_key(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_run_of_a_raypd_that_answers_otherwise_is_told_from_a_changed_key(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     config = make_config(EXTRACTION, [f"output.path={tmp_path}"])
     assert not any(manifest.claim(config, str(tmp_path), held=again) for again in (False, True))
     monkeypatch.setattr("raypd.config.run._ANSWERS", 99)
     manifest.check(config, str(tmp_path))  # nothing was committed
     storage.put(f"{tmp_path}/units/a.parquet", b"")
-    with pytest.raises(ConfigError, match=r"changed: a file that prompts come from, or raypd itself"):
+    with pytest.raises(
+        ConfigError, match=r"changed: a file that prompts come from, or raypd itself"
+    ):
         manifest.check(config, str(tmp_path))
 
 
 def notes(shown: str) -> dict[str, str]:
-    """Key, dotted -> what it takes; of several tasks, all keys, and of one that several have all that it takes."""
+    """Key, dotted -> what it takes; of several tasks, all keys, and of one that several have all
+    that it takes.
+    """
     found: dict[str, str] = {}
     above: list[str] = []
     for line in shown.splitlines():
@@ -193,19 +244,33 @@ def notes(shown: str) -> dict[str, str]:
 @pytest.mark.parametrize("kind", [None, *KINDS])
 def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> None:
     found = notes(render(run_config({"kind": kind, **TASKS[kind]}) if kind else None))
-    every = [*keys(RunConfig), *[key for one in ([kind] if kind else KINDS) for key in keys(KINDS[one], "task.")]]
+    every = [
+        *keys(RunConfig),
+        *[key for one in ([kind] if kind else KINDS) for key in keys(KINDS[one], "task.")],
+    ]
     for key in dict(every):
-        written = " ".join(own for name, own in every if name == key and "Literal" in own)  # of each task that has it
+        # Of each task that has it.
+        written = " ".join(own for name, own in every if name == key and "Literal" in own)
         choices = set(re.findall(r"'([^']+)'", written))
         choices = set(KINDS) if key == "task.kind" else choices
-        assert choices <= set(re.split(r" \| | of | to ", found[key])) <= choices | WORDS, f"{key}: {found[key]}"
+        assert choices <= set(re.split(r" \| | of | to ", found[key])) <= choices | WORDS, (
+            f"{key}: {found[key]}"
+        )
 
 
-@pytest.mark.parametrize(("key", "takes"), [
-    ("cost.market", "on-demand | spot | null"), ("input.path", "text | list of text"),
-    ("output.partition", "mapping of text to text"), ("task.kind", "extraction | question_answering | generation"),
-    ("task.categories", "mapping of text to mapping"), ("task.max_document_tokens", "integer | null"),
-    ("model.trust_remote_code", "true | false"), ("decoding.sampling.top_p", "number")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "takes"),
+    [
+        ("cost.market", "on-demand | spot | null"),
+        ("input.path", "text | list of text"),
+        ("output.partition", "mapping of text to text"),
+        ("task.kind", "extraction | question_answering | generation"),
+        ("task.categories", "mapping of text to mapping"),
+        ("task.max_document_tokens", "integer | null"),
+        ("model.trust_remote_code", "true | false"),
+        ("decoding.sampling.top_p", "number"),
+    ],
+)
 def test_some_of_them(key: str, takes: str) -> None:
     assert notes(render(run_config()))[key] == takes
 

@@ -1,4 +1,6 @@
-"""What YAML makes of a word without quotes; and what is left open is as the card beside the weights says."""
+"""What YAML makes of a word without quotes; and what is left open is as the card beside the weights
+says.
+"""
 
 import hashlib
 import json
@@ -29,88 +31,171 @@ task:
 TEMPLATE = hashlib.sha256(template_text(None, "extraction.j2").encode()).hexdigest()[:16]
 
 
-def load(folder: Path, attribute: str = "{name: Color}", deadline: str = "null", *overrides: str) -> RunConfig:
+def load(
+    folder: Path, attribute: str = "{name: Color}", deadline: str = "null", *overrides: str
+) -> RunConfig:
     (folder / "run.yaml").write_text(RUN.format(attribute=attribute, deadline=deadline))
     return load_config(folder / "run.yaml", list(overrides))
 
 
-@pytest.mark.parametrize(("attribute", "words"), [
-    ("{name: Lit, type: enum, values: [true, no]}", "values.0: YAML reads it as the boolean true, not as text"),
-    ("{name: Lit, type: enum, values: [1, 2.50]}", "values.1: YAML reads it as the number 2.5, not as text"),
-    ("{name: Day, type: enum, values: [2026-11-30]}", "values.0: YAML reads it as the date 2026-11-30, not as"),
-    ("{name: false}", "name: YAML reads it as the boolean false, not as text: quote it"),
-    ("{name: Lit, type: enum, values: ['on ', false]}", "values.1: YAML reads it as the boolean false"),
-    ("{name: Lit, type: enum, values: ['red ', blue]}", "'Lit': enum values .* without blanks at their ends"),
-    ("{name: '   '}", "'   ': a name .* without blanks at its ends"),
-    ("{name: 'Color '}", "'Color ': a name .* without blanks at its ends"),
-    ("{name: BRAND}", "two attributes are named 'Brand': 'BRAND' and 'Brand' differ in case or punctuation alone"),
-    ("{name: brand_}", "two attributes are named 'Brand': 'brand_' and 'Brand' differ in case or punctuation"),
-    ("{name: Brand}", "two attributes are named 'Brand'$"),
-    (f"{{name: {'9' * 5000}}}", r"run.yaml:8: not valid YAML: a number has more digits than can be read$"),
-])  # fmt: skip
-def test_names_and_values_that_are_no_text_or_not_told_apart(tmp_path: Path, attribute: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"run\.yaml:\d+: .*{words}" if "run.yaml" not in words else words):
+@pytest.mark.parametrize(
+    ("attribute", "words"),
+    [
+        (
+            "{name: Lit, type: enum, values: [true, no]}",
+            "values.0: YAML reads it as the boolean true, not as text",
+        ),
+        (
+            "{name: Lit, type: enum, values: [1, 2.50]}",
+            "values.1: YAML reads it as the number 2.5, not as text",
+        ),
+        (
+            "{name: Day, type: enum, values: [2026-11-30]}",
+            "values.0: YAML reads it as the date 2026-11-30, not as",
+        ),
+        ("{name: false}", "name: YAML reads it as the boolean false, not as text: quote it"),
+        (
+            "{name: Lit, type: enum, values: ['on ', false]}",
+            "values.1: YAML reads it as the boolean false",
+        ),
+        (
+            "{name: Lit, type: enum, values: ['red ', blue]}",
+            "'Lit': enum values .* without blanks at their ends",
+        ),
+        ("{name: '   '}", "'   ': a name .* without blanks at its ends"),
+        ("{name: 'Color '}", "'Color ': a name .* without blanks at its ends"),
+        (
+            "{name: BRAND}",
+            "two attributes are named 'Brand': 'BRAND' and 'Brand' differ in case or punctuation "
+            "alone",
+        ),
+        (
+            "{name: brand_}",
+            "two attributes are named 'Brand': 'brand_' and 'Brand' differ in case or punctuation",
+        ),
+        ("{name: Brand}", "two attributes are named 'Brand'$"),
+        (
+            f"{{name: {'9' * 5000}}}",
+            r"run.yaml:8: not valid YAML: a number has more digits than can be read$",
+        ),
+    ],
+)
+def test_names_and_values_that_are_no_text_or_not_told_apart(
+    tmp_path: Path, attribute: str, words: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"run\.yaml:\d+: .*{words}" if "run.yaml" not in words else words
+    ):
         load(tmp_path, attribute)
 
 
 def test_quoted_they_are_values(tmp_path: Path) -> None:
-    made = load(tmp_path, "{name: Lit, type: enum, values: ['yes', 'no', '1', '2.50']}").task.categories["shoes"]
+    made = load(
+        tmp_path, "{name: Lit, type: enum, values: ['yes', 'no', '1', '2.50']}"
+    ).task.categories["shoes"]
     assert made.attributes[0].values == ["yes", "no", "1", "2.50"]
 
 
-@pytest.mark.parametrize(("written", "meant"), [
-    ("2026-11-30", "2026-11-30"), ("2026-11-30 18:00:00", "2026-11-30T18:00:00"),
-    ("2026-11-30T18:00:00Z", "2026-11-30T18:00:00+00:00"), ("2026-11-30T18:00", "2026-11-30T18:00"),
-    ("8h", "8h")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("2026-11-30", "2026-11-30"),
+        ("2026-11-30 18:00:00", "2026-11-30T18:00:00"),
+        ("2026-11-30T18:00:00Z", "2026-11-30T18:00:00+00:00"),
+        ("2026-11-30T18:00", "2026-11-30T18:00"),
+        ("8h", "8h"),
+    ],
+)
 def test_a_deadline_is_taken_as_yaml_reads_it(tmp_path: Path, written: str, meant: str) -> None:
     assert load(tmp_path, deadline=written).cost.deadline == meant
-    assert load(tmp_path, "{name: Color}", "null", f"cost.deadline={written}").cost.deadline == meant
+    assert (
+        load(tmp_path, "{name: Color}", "null", f"cost.deadline={written}").cost.deadline == meant
+    )
 
 
-@pytest.mark.parametrize(("written", "words"), [
-    ("soon", r"run.yaml:3: cost.deadline: 'soon' is neither a time .* nor a duration"),
-    ("18:00", r"run.yaml:3: cost.deadline: '18:00' is neither a time"),
-    ("2026-13-45", r"run.yaml:3: not valid YAML: month must be in 1..12")])  # fmt: skip
-def test_a_deadline_that_is_none_is_refused_with_its_line(tmp_path: Path, written: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("soon", r"run.yaml:3: cost.deadline: 'soon' is neither a time .* nor a duration"),
+        ("18:00", r"run.yaml:3: cost.deadline: '18:00' is neither a time"),
+        ("2026-13-45", r"run.yaml:3: not valid YAML: month must be in 1..12"),
+    ],
+)
+def test_a_deadline_that_is_none_is_refused_with_its_line(
+    tmp_path: Path, written: str, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, deadline=written)
 
 
-@pytest.mark.parametrize(("words", "override"), [
-    (r"cuda_graphs needs engine\.attention: triton", "engine.cuda_graphs=true"),
-    (r"stable: needs engine\.kind: raypd and engine\.attention", "engine={stable: true, attention: sdpa}"),
-    (r"stable: needs engine\.kind: raypd", "engine={stable: true, kind: vllm}")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "override"),
+    [
+        (r"cuda_graphs needs engine\.attention: triton", "engine.cuda_graphs=true"),
+        (
+            r"stable: needs engine\.kind: raypd and engine\.attention",
+            "engine={stable: true, attention: sdpa}",
+        ),
+        (r"stable: needs engine\.kind: raypd", "engine={stable: true, kind: vllm}"),
+    ],
+)
 def test_an_engine_that_cannot_be_so_is_refused(tmp_path: Path, words: str, override: str) -> None:
     with pytest.raises(ConfigError, match=f"engine.* {words}"):
         load(tmp_path, "{name: Color}", "null", override)
 
 
 def config(*overrides: str, **task: Any) -> Any:
-    tree = {"categories": {"shoes": {"attributes": [{"name": "Brand"}]}}} if not task.get("kind") else {}
-    return make_config({"input": {"path": "-"}, "output": {"path": "-"}, "task": {**tree, **task}}, list(overrides))
+    tree = (
+        {"categories": {"shoes": {"attributes": [{"name": "Brand"}]}}}
+        if not task.get("kind")
+        else {}
+    )
+    return make_config(
+        {"input": {"path": "-"}, "output": {"path": "-"}, "task": {**tree, **task}}, list(overrides)
+    )
 
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    (tmp_path / CARD).write_text(json.dumps({"task": "extraction", "method": "hyper_parallel", "template": TEMPLATE}))
+    (tmp_path / CARD).write_text(
+        json.dumps({"task": "extraction", "method": "hyper_parallel", "template": TEMPLATE})
+    )
     return tmp_path
 
 
-@pytest.mark.parametrize(("overrides", "kind", "method"), [
-    ([], None, "guided"), (["decoding.method=auto"], None, "guided"), (["model=fake"], None, "hyper_parallel"),
-    (["training.epochs=1"], None, "guided"), (["model.endpoint.url=http://host/v1"], None, "autoregressive"),
-    (["engine.kind=vllm"], None, "guided"), (["engine.kind=vllm"], "question_answering", "autoregressive"),
-    ([], "question_answering", "intra_prompt"), ([], "generation", "autoregressive"),
-    (["decoding.method=hyper_parallel"], None, "hyper_parallel")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "kind", "method"),
+    [
+        ([], None, "guided"),
+        (["decoding.method=auto"], None, "guided"),
+        (["model=fake"], None, "hyper_parallel"),
+        (["training.epochs=1"], None, "guided"),
+        (["model.endpoint.url=http://host/v1"], None, "autoregressive"),
+        (["engine.kind=vllm"], None, "guided"),
+        (["engine.kind=vllm"], "question_answering", "autoregressive"),
+        ([], "question_answering", "intra_prompt"),
+        ([], "generation", "autoregressive"),
+        (["decoding.method=hyper_parallel"], None, "hyper_parallel"),
+    ],
+)
 def test_without_a_card_the_method_is_one_that_any_weights_can_do(overrides, kind, method) -> None:
     assert config(*overrides, **({"kind": kind} if kind else {})).decoding.method == method
 
 
-@pytest.mark.parametrize(("given", "method", "bare"), [
-    ([], "hyper_parallel", True), (["decoding.skeleton=keys"], "hyper_parallel", False),
-    (["fit.documents=9"], "hyper_parallel", True), (["decoding.method=autoregressive"], "autoregressive", False),
-    (["decoding.isolate=none"], "hyper_parallel", False), (["decoding.method=guided"], "guided", False)])  # fmt: skip
-def test_a_training_takes_a_method_that_can_be_trained_and_slots(given, method, bare, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "method", "bare"),
+    [
+        ([], "hyper_parallel", True),
+        (["decoding.skeleton=keys"], "hyper_parallel", False),
+        (["fit.documents=9"], "hyper_parallel", True),
+        (["decoding.method=autoregressive"], "autoregressive", False),
+        (["decoding.isolate=none"], "hyper_parallel", False),
+        (["decoding.method=guided"], "guided", False),
+    ],
+)
+def test_a_training_takes_a_method_that_can_be_trained_and_slots(
+    given, method, bare, tmp_path: Path
+) -> None:
     dump = {"input": {"path": "-"}, "output": {"path": "-"}, "task": {"attributes": ["Brand"]}}
     (tmp_path / "run.yaml").write_text(json.dumps(dump))
     decoding = load_config(tmp_path / "run.yaml", given, trains=True).decoding
@@ -123,7 +208,8 @@ def test_a_card_says_the_method(adapter: Path, monkeypatch) -> None:
     assert untrained(trained) is None
     assert config(f"model={adapter}").decoding.method == "hyper_parallel"
     assert config(f"model.adapter={adapter}", "decoding.method=guided").decoding.method == "guided"
-    assert config(f"model.adapter={adapter}", kind="generation").decoding.method == "autoregressive"  # of another task
+    # Of another task.
+    assert config(f"model.adapter={adapter}", kind="generation").decoding.method == "autoregressive"
     monkeypatch.chdir(adapter)  # a card in the current folder is none of the weights
     assert config("model.adapter=null").decoding.method == "guided"
     (adapter / CARD).write_text("[")  # which the check of the card refuses
@@ -134,20 +220,34 @@ def test_a_card_says_the_skeleton_and_another_is_refused(adapter: Path) -> None:
     card = json.loads((adapter / CARD).read_text()) | {"decoding": {"skeleton": "slots"}}
     (adapter / CARD).write_text(json.dumps(card))
     name = f"model.adapter={adapter}"
-    assert [config(name, *keys).decoding.skeleton for keys in ([], ["decoding.method=guided"])] == ["slots", "keys"]
+    assert [config(name, *keys).decoding.skeleton for keys in ([], ["decoding.method=guided"])] == [
+        "slots",
+        "keys",
+    ]
     check_card(config(name))
-    second = config(name, "cascade.model=smollm2-135m-instruct", "cascade.decoding.method=hyper_parallel")
+    second = config(
+        name, "cascade.model=smollm2-135m-instruct", "cascade.decoding.method=hyper_parallel"
+    )
     assert second.second_model().decoding.skeleton == "keys"
     with pytest.raises(ModelError, match=r"decoding\.skeleton slots.*the run has keys"):
         check_card(config(name, "decoding.skeleton=keys"))
 
 
-def test_the_quickstart_is_decoded_as_its_adapter_was_trained_and_weights_without_a_card_are_no_match() -> None:
+def test_the_quickstart_is_decoded_as_its_adapter_was_trained_and_weights_without_a_card_are_no_match() -> (  # noqa: E501
+    None
+):
     quickstart = load_config(ROOT / "configs/quickstart/extract.yaml")
     assert (quickstart.decoding.method, quickstart.decoding.skeleton) == ("hyper_parallel", "slots")
     check_card(quickstart)
-    assert load_config(ROOT / "configs/quickstart/extract.yaml", ["model.adapter=null"]).decoding.method == "guided"
-    assert "has no card that says it was trained for it" in str(untrained(config("decoding.method=hyper_parallel")))
+    assert (
+        load_config(
+            ROOT / "configs/quickstart/extract.yaml", ["model.adapter=null"]
+        ).decoding.method
+        == "guided"
+    )
+    assert "has no card that says it was trained for it" in str(
+        untrained(config("decoding.method=hyper_parallel"))
+    )
     assert untrained(config()) is untrained(config("model=fake")) is None
 
 

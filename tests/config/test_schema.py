@@ -1,4 +1,6 @@
-"""task.schema, a pydantic model or a JSON Schema, as attributes; and patterns: the same texts match as by `re`."""
+"""task.schema, a pydantic model or a JSON Schema, as attributes; and patterns: the same texts match
+as by `re`.
+"""
 
 import json
 import re
@@ -54,17 +56,62 @@ class Product(BaseModel):
 RUN = "input: {path: in.jsonl, text_columns: [text]}\noutput: {path: out}\ntask: {schema: %s}\n"
 DOUBLED = {
     f"d{n}": {"properties": {key: {"$ref": f"#/$defs/d{n + 1}"} for key in "ab"}} for n in range(40)
-} | {"d40": {"type": "string"}}  # fmt: skip
+} | {"d40": {"type": "string"}}
 PATTERNS = (
-    r"^(a|b)*$", "a$|^b", "a^b", "(|a)+", "x*?y", "[^a]", "[]a]+", r"\Aab\Z", r"\bfoo\b.*", ".*\n?", "(?s:.)+",
-    "(?i)ab+c", "(?i:ab)c", "(?i)a(?-i:b)", "(?i)k", "(?x) a b # c", "(?m)^a$\n^b$", "(?<!a)b|ab", r"\d+", r"(?u)\d+",
-    r"(?a:\w)+", r"\w+\s?", "(ab){2}", "(a?){3}b", "((a|b){1,2}){2}", "(?P<n>a)(b)?", "a{,2}", "(a+)+b|a*", "[b-]+",
-)  # fmt: skip
-TEXTS = ("", "a\n", "a\nb", "12", "1٣", "foo b", " foo", "xxy", "é", "\u017f", "\u212a", "ABC", "abC", "aB", "]a", "b-")
+    r"^(a|b)*$",
+    "a$|^b",
+    "a^b",
+    "(|a)+",
+    "x*?y",
+    "[^a]",
+    "[]a]+",
+    r"\Aab\Z",
+    r"\bfoo\b.*",
+    ".*\n?",
+    "(?s:.)+",
+    "(?i)ab+c",
+    "(?i:ab)c",
+    "(?i)a(?-i:b)",
+    "(?i)k",
+    "(?x) a b # c",
+    "(?m)^a$\n^b$",
+    "(?<!a)b|ab",
+    r"\d+",
+    r"(?u)\d+",
+    r"(?a:\w)+",
+    r"\w+\s?",
+    "(ab){2}",
+    "(a?){3}b",
+    "((a|b){1,2}){2}",
+    "(?P<n>a)(b)?",
+    "a{,2}",
+    "(a+)+b|a*",
+    "[b-]+",
+)
+TEXTS = (
+    "",
+    "a\n",
+    "a\nb",
+    "12",
+    "1٣",
+    "foo b",
+    " foo",
+    "xxy",
+    "é",
+    "\u017f",
+    "\u212a",
+    "ABC",
+    "abC",
+    "aB",
+    "]a",
+    "b-",
+)
 
 
 def load(folder: Path, schema: Any, *overrides: str) -> Any:
-    """The configuration of a file whose task.schema is YAML's own text, or this JSON Schema in a file."""
+    """The configuration of a file whose task.schema is YAML's own text, or this JSON Schema in a
+    file.
+    """
     if isinstance(schema, dict):
         (folder / "own.json").write_text(json.dumps(schema))
         schema = "own.json"
@@ -76,26 +123,65 @@ def test_a_pydantic_model_beside_the_configuration_becomes_attributes(tmp_path: 
     (tmp_path / "shop_models.py").write_text(MODULE)
     config = load(tmp_path, "shop_models:Product")
     (category,) = config.task.categories.values()
-    assert (list(config.task.categories), category.description) == (["Product"], "What a shop sells.")
+    assert (list(config.task.categories), category.description) == (
+        ["Product"],
+        "What a shop sells.",
+    )
     assert config.input.category_column is None  # documents need not name it
     made = {a.name: a for a in category.attributes}
-    assert list(made) == ["brand", "fit", "weight", "price", "count", "colors", "sku", "maker.name", "maker.founded",
-                          "seller.name", "seller.founded", "offers"]  # fmt: skip
-    assert (made["brand"].description, made["brand"].max_length, made["brand"].required) == ("who made it", 40, True)
-    assert (made["fit"].type, made["fit"].values, made["fit"].required) == ("enum", ["over-ear", "in-ear"], True)
+    assert list(made) == [
+        "brand",
+        "fit",
+        "weight",
+        "price",
+        "count",
+        "colors",
+        "sku",
+        "maker.name",
+        "maker.founded",
+        "seller.name",
+        "seller.founded",
+        "offers",
+    ]
+    assert (made["brand"].description, made["brand"].max_length, made["brand"].required) == (
+        "who made it",
+        40,
+        True,
+    )
+    assert (made["fit"].type, made["fit"].values, made["fit"].required) == (
+        "enum",
+        ["over-ear", "in-ear"],
+        True,
+    )
     assert (made["weight"].required, made["weight"].omit_null) == (False, False)
     assert [made["weight"].fits(x) for x in (0, 0.01, 5, 5.1)] == [False, True, True, False]
     assert made["price"].type == "number"
-    assert [made["count"].fits(x) for x in (0, 1, 99, 100, 1.5, True)] == [False, True, True, False, False, False]
-    assert (made["colors"].many, made["colors"].max_items, made["colors"].omit_null) == (True, 3, True)
+    assert [made["count"].fits(x) for x in (0, 1, 99, 100, 1.5, True)] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert (made["colors"].many, made["colors"].max_items, made["colors"].omit_null) == (
+        True,
+        3,
+        True,
+    )
     assert [made["sku"].fits(x) for x in ("AB1234", "AB12345")] == [True, False]
-    assert (made["maker.founded"].place, made["maker.founded"].type) == (["maker", "founded"], "date")
+    assert (made["maker.founded"].place, made["maker.founded"].type) == (
+        ["maker", "founded"],
+        "date",
+    )
     assert (made["maker.name"].required, made["seller.name"].required) == (True, False)
     assert category.optional_objects == [["seller"]]
     assert "max_items: 3" in render(config)
     offers = made["offers"]
     assert [(c.name, c.type, c.required, c.omit_null) for c in offers.columns] == [
-        ("shop", "text", True, False), ("price", "number", False, True)]  # fmt: skip
+        ("shop", "text", True, False),
+        ("price", "number", False, True),
+    ]
     rows = [[{"shop": "a", "price": 1}], [{"shop": "a"}], [{"shop": "a", "price": -1}], [{}] * 6]
     assert [offers.fits(row) for row in rows] == [True, True, False, False]
 
@@ -103,7 +189,9 @@ def test_a_pydantic_model_beside_the_configuration_becomes_attributes(tmp_path: 
 def test_the_fingerprint_is_of_the_attributes_and_not_of_where_they_stand(tmp_path: Path) -> None:
     schema = {"title": "shoe", "properties": {"size": {"type": ["integer", "null"]}}}
     ours = load(tmp_path, schema)
-    (tmp_path / "same.yaml").write_text("title: shoe\nproperties: {size: {type: [integer, 'null']}}\n")
+    (tmp_path / "same.yaml").write_text(
+        "title: shoe\nproperties: {size: {type: [integer, 'null']}}\n"
+    )
     for other in ("same.yaml", json.dumps(schema)):
         assert load(tmp_path, other).fingerprint() == ours.fingerprint()
     schema["properties"]["size"]["maximum"] = 60  # type: ignore[index]
@@ -118,19 +206,32 @@ def test_objects_that_a_constant_tells_apart_are_one(tmp_path: Path) -> None:
         "from typing import *\nfrom pydantic import *\n"
         "class Cat(BaseModel):\n    kind: Literal['cat']\n    name: str\n    lives: int\n"
         "class Dog(BaseModel):\n    kind: Literal['dog']\n    name: str\n    breed: str\n"
-        "class Owner(BaseModel):\n    pet: Annotated[Union[Cat, Dog], Field(discriminator='kind')]\n"
+        "class Owner(BaseModel):\n    pet: Annotated[Union[Cat, Dog], "
+        "Field(discriminator='kind')]\n"
     )
     made = load(tmp_path, "pets:Owner").task.categories["Owner"].attributes
     assert [(a.name, a.values, a.required, a.omit_null) for a in made] == [
-        ("pet.kind", ["cat", "dog"], True, False), ("pet.name", [], True, False),
-        ("pet.lives", [], False, True), ("pet.breed", [], False, True),
-    ]  # fmt: skip
+        ("pet.kind", ["cat", "dog"], True, False),
+        ("pet.name", [], True, False),
+        ("pet.lives", [], False, True),
+        ("pet.breed", [], False, True),
+    ]
 
 
 def test_bounds_and_null_as_draft_4_and_open_api_have_them(tmp_path: Path) -> None:
-    whole = {"type": "integer", "minimum": 1, "exclusiveMinimum": True, "maximum": 9, "exclusiveMaximum": False}
+    whole = {
+        "type": "integer",
+        "minimum": 1,
+        "exclusiveMinimum": True,
+        "maximum": 9,
+        "exclusiveMaximum": False,
+    }
     null = {"allOf": [{"$ref": "#/$defs/n"}], "nullable": True}
-    schema = {**of(a=whole, b=null, c={"$ref": "#/$defs/n"}), "required": ["a", "b", "c"], "$defs": {"n": whole}}
+    schema = {
+        **of(a=whole, b=null, c={"$ref": "#/$defs/n"}),
+        "required": ["a", "b", "c"],
+        "$defs": {"n": whole},
+    }
     made = load(tmp_path, schema).task.categories["record"].attributes
     assert [[a.fits(n) for n in (1, 2, 9, 10)] for a in made] == [[False, True, True, False]] * 3
     assert [a.required for a in made] == [True, False, True]
@@ -144,50 +245,109 @@ OBJECT = of(x={"type": "string"})
 
 
 WRONG = {
-    "required": None, "description": 5, "enum": 5, "$ref": 5, "anyOf": 5, "allOf": {}, "exclusiveMinimum": "1",
-}  # fmt: skip
+    "required": None,
+    "description": 5,
+    "enum": 5,
+    "$ref": 5,
+    "anyOf": 5,
+    "allOf": {},
+    "exclusiveMinimum": "1",
+}
 
 
-@pytest.mark.parametrize(("schema", "words"), [
-    *[(of(a={"type": "integer", k: v}), rf"a\.{re.escape(k)}: .* is not of its type") for k, v in WRONG.items()],
-    (of(a={**OBJECT, "required": True}), r"\$.properties.a.required: True is not of its type"),
-    ("{properties: {5: {type: string}}}", r"\$.properties.5: expected a name, as text"),
-    (of(a={"anyOf": [{"$ref": 5}, {}]}), r"\$.properties.a.anyOf.\$ref: 5 is not of its type"),
-    (of(a={"anyOf": [of(b=5), of(b={"const": "x"})]}), r"\$.properties.a.anyOf.properties.b: expected a name"),
-    (of(a={"type": "integer", "minimum": 1e999, "exclusiveMinimum": True}), "cannot convert float infinity"),
-    (of(offers={"type": "array", "items": of(parts={"type": "array", "items": OBJECT})}),
-     r"task.schema: \$.properties.offers: .*column 'parts': a column is a single value"),
-    (of(offers={"type": "array", "items": of(maker=OBJECT)}),
-     r"\$.properties.offers.items.properties.maker: an object in a list's objects cannot be decoded"),
-    (of(offers={"type": "array", "items": {"type": "object"}}), r"\$.properties.offers.items: an object without"),
-    (of(a=of(b={"type": "object"})), r"\$.properties.a.properties.b: an object without `properties`"),
-    ({"$defs": {"N": of(next={"$ref": "#/$defs/N"})}, "$ref": "#/$defs/N"},
-     r"\$.properties.next: #/\$defs/N holds"),
-    (of(a={"anyOf": [OBJECT, OBJECT]}), r"\$.properties.a.anyOf: one of objects"),
-    (of(a={"anyOf": [{"type": "string"}, {"type": "boolean"}]}), r"\$.properties.a.anyOf: one of several types"),
-    (of(a={}), r"\$.properties.a: a value of any kind"),
-    (of(a={"enum": [1, "b"]}), r"\$.properties.a.enum: values other than texts, or numbers"),
-    (of(a={"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 2}), "`min_items` is above"),
-    (of(a={"enum": [1, True]}), r"\$.properties.a.enum: values other than texts, or numbers"),
-    (of(a={"type": "string", "enum": [1e300, 2]}), r"\$.properties.a: .*value '1e.300': write it as JSON has"),
-    (of(a={"enum": ['a "b"']}), r"\$.properties.a: .*without quotes and backslashes"),
-    (of(a={"type": "string", "pattern": "["}), r"\$.properties.a: .*no regular expression"),
-    (of(a={"type": "integer", "multipleOf": 5}), r"\$.properties.a.multipleOf: would not be held to"),
-    (of(a={"type": "integer", "default": 1.5}), r"\$.properties.a.default: 1.5 is not of its type"),
-    (of(**{"a" * 201: {"type": "string"}}), r"at most 200 characters"),
-    (of(Color={"type": "string"}, color_={"type": "string"}), "'Color' and 'color_' differ in case or punctuation"),
-    (of(a={"$ref": "#/$defs/none"}), r"\$.properties.a.\$ref: #/\$defs/none is not in the schema"),
-    ("nowhere.json", r"nowhere.json: no such file"),
-    ("no_such_module:Thing", r"no_such_module:Thing: cannot be imported: ModuleNotFoundError"),
-    ("thing", "no file .* no pydantic model")])  # fmt: skip
-def test_what_cannot_be_decoded_is_refused_with_its_place(tmp_path: Path, schema: Any, words: str) -> None:
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        *[
+            (of(a={"type": "integer", k: v}), rf"a\.{re.escape(k)}: .* is not of its type")
+            for k, v in WRONG.items()
+        ],
+        (of(a={**OBJECT, "required": True}), r"\$.properties.a.required: True is not of its type"),
+        ("{properties: {5: {type: string}}}", r"\$.properties.5: expected a name, as text"),
+        (of(a={"anyOf": [{"$ref": 5}, {}]}), r"\$.properties.a.anyOf.\$ref: 5 is not of its type"),
+        (
+            of(a={"anyOf": [of(b=5), of(b={"const": "x"})]}),
+            r"\$.properties.a.anyOf.properties.b: expected a name",
+        ),
+        (
+            of(a={"type": "integer", "minimum": 1e999, "exclusiveMinimum": True}),
+            "cannot convert float infinity",
+        ),
+        (
+            of(offers={"type": "array", "items": of(parts={"type": "array", "items": OBJECT})}),
+            r"task.schema: \$.properties.offers: .*column 'parts': a column is a single value",
+        ),
+        (
+            of(offers={"type": "array", "items": of(maker=OBJECT)}),
+            (
+                r"\$.properties.offers.items.properties.maker: an object in a list's objects "
+                r"cannot be decoded"
+            ),
+        ),
+        (
+            of(offers={"type": "array", "items": {"type": "object"}}),
+            r"\$.properties.offers.items: an object without",
+        ),
+        (
+            of(a=of(b={"type": "object"})),
+            r"\$.properties.a.properties.b: an object without `properties`",
+        ),
+        (
+            {"$defs": {"N": of(next={"$ref": "#/$defs/N"})}, "$ref": "#/$defs/N"},
+            r"\$.properties.next: #/\$defs/N holds",
+        ),
+        (of(a={"anyOf": [OBJECT, OBJECT]}), r"\$.properties.a.anyOf: one of objects"),
+        (
+            of(a={"anyOf": [{"type": "string"}, {"type": "boolean"}]}),
+            r"\$.properties.a.anyOf: one of several types",
+        ),
+        (of(a={}), r"\$.properties.a: a value of any kind"),
+        (of(a={"enum": [1, "b"]}), r"\$.properties.a.enum: values other than texts, or numbers"),
+        (
+            of(a={"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 2}),
+            "`min_items` is above",
+        ),
+        (of(a={"enum": [1, True]}), r"\$.properties.a.enum: values other than texts, or numbers"),
+        (
+            of(a={"type": "string", "enum": [1e300, 2]}),
+            r"\$.properties.a: .*value '1e.300': write it as JSON has",
+        ),
+        (of(a={"enum": ['a "b"']}), r"\$.properties.a: .*without quotes and backslashes"),
+        (of(a={"type": "string", "pattern": "["}), r"\$.properties.a: .*no regular expression"),
+        (
+            of(a={"type": "integer", "multipleOf": 5}),
+            r"\$.properties.a.multipleOf: would not be held to",
+        ),
+        (
+            of(a={"type": "integer", "default": 1.5}),
+            r"\$.properties.a.default: 1.5 is not of its type",
+        ),
+        (of(**{"a" * 201: {"type": "string"}}), r"at most 200 characters"),
+        (
+            of(Color={"type": "string"}, color_={"type": "string"}),
+            "'Color' and 'color_' differ in case or punctuation",
+        ),
+        (
+            of(a={"$ref": "#/$defs/none"}),
+            r"\$.properties.a.\$ref: #/\$defs/none is not in the schema",
+        ),
+        ("nowhere.json", r"nowhere.json: no such file"),
+        ("no_such_module:Thing", r"no_such_module:Thing: cannot be imported: ModuleNotFoundError"),
+        ("thing", "no file .* no pydantic model"),
+    ],
+)
+def test_what_cannot_be_decoded_is_refused_with_its_place(
+    tmp_path: Path, schema: Any, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, schema)
 
 
 @pytest.mark.parametrize("given", [5, [5], Path, [Path("a.json")]])
 def test_what_is_no_schema_of_python_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match="name the attributes, or give a pydantic model or a JSON Schema, not "):
+    with pytest.raises(
+        ConfigError, match="name the attributes, or give a pydantic model or a JSON Schema, not "
+    ):
         task_of(given)
 
 
@@ -204,24 +364,48 @@ def _nested(levels: int, wrap: Any) -> Any:
     return schema
 
 
-@pytest.mark.parametrize(("schema", "words"), [
-    ({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": DOUBLED}, "more than 5,000 properties"),
-    (_nested(3000, lambda inner: {"properties": {"a": inner}}), "nested more than 50 deep"),
-    ({"properties": {"a": _nested(3000, lambda inner: {"anyOf": [inner]})}}, r"\$\.properties\.a: schemas in"),
-    ({"properties": {"a": {"enum": ["x" * 1_000_000]}}}, "an enum value of 1,000,000 characters; limit 1,000"),
-    ({"properties": {"a": {"enum": [f"{n:0900}" for n in range(999)]}}}, "899,100 characters; limit 400,000"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (
+            {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": DOUBLED},
+            "more than 5,000 properties",
+        ),
+        (_nested(3000, lambda inner: {"properties": {"a": inner}}), "nested more than 50 deep"),
+        (
+            {"properties": {"a": _nested(3000, lambda inner: {"anyOf": [inner]})}},
+            r"\$\.properties\.a: schemas in",
+        ),
+        (
+            {"properties": {"a": {"enum": ["x" * 1_000_000]}}},
+            "an enum value of 1,000,000 characters; limit 1,000",
+        ),
+        (
+            {"properties": {"a": {"enum": [f"{n:0900}" for n in range(999)]}}},
+            "899,100 characters; limit 400,000",
+        ),
+    ],
+)
 def test_a_schema_that_explodes_is_refused_at_once(tmp_path: Path, schema: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         categories_of(schema, tmp_path)
 
 
-@pytest.mark.parametrize(("attributes", "words"), [
-    ([[{"name": "Status"}]], "'Status' .* has the column of a column of every table"),
-    ([[{"name": "a"}], [{"name": "A", "type": "number"}]],
-     "task.categories.c1: 'A' .number. has the column of task.categories.c0: 'a' .text."),
-    ([[{"name": "a", "path": ["x", "y"]}, {"name": "x"}]], "'x' .text. has the column of .*'a' .object."),
-    ([[{"name": "x"}, {"name": "x__status"}]], "'x__status' .* has the column of")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ([[{"name": "Status"}]], "'Status' .* has the column of a column of every table"),
+        (
+            [[{"name": "a"}], [{"name": "A", "type": "number"}]],
+            "task.categories.c1: 'A' .number. has the column of task.categories.c0: 'a' .text.",
+        ),
+        (
+            [[{"name": "a", "path": ["x", "y"]}, {"name": "x"}]],
+            "'x' .text. has the column of .*'a' .object.",
+        ),
+        ([[{"name": "x"}, {"name": "x__status"}]], "'x__status' .* has the column of"),
+    ],
+)
 def test_attributes_that_cannot_have_a_column_each(attributes: Any, words: str) -> None:
     task = extraction(**{f"c{i}": listed for i, listed in enumerate(attributes)})
     tree = config_tree(task, output={"columns": "typed"})
@@ -231,41 +415,65 @@ def test_attributes_that_cannot_have_a_column_each(attributes: Any, words: str) 
 
 
 def test_a_schema_nested_too_deeply_is_one_line() -> None:
-    with pytest.raises(ConfigError, match="the configuration, or a schema in it, is nested too deeply"):
-        make_config(config_tree({"schema": _nested(400, lambda inner: {"properties": {"a": inner}})}))
+    with pytest.raises(
+        ConfigError, match="the configuration, or a schema in it, is nested too deeply"
+    ):
+        make_config(
+            config_tree({"schema": _nested(400, lambda inner: {"properties": {"a": inner}})})
+        )
 
 
 def test_documents_of_one_kind_need_no_category(tmp_path: Path) -> None:
     size = {"name": "Size", "type": "number"}
     short = make_config(config_tree({"attributes": ["Brand", size]}))
-    whole = make_config(config_tree(extraction(record=["Brand", size]), input={"category_column": None}))
+    whole = make_config(
+        config_tree(extraction(record=["Brand", size]), input={"category_column": None})
+    )
     assert (short.task, short.fingerprint()) == (whole.task, whole.fingerprint())
     named = make_config(config_tree(extraction(shoes=["Brand"])))
     assert category_of(Document(0, "0"), named.input, named.task.categories) == "shoes"
     several = make_config(config_tree(extraction(shoes=["Brand"], hats=["Brand"])))
-    misspelt = make_config(config_tree(extraction(shoes=["Brand"]), input={"category_column": "kinds"}))
-    wanted = ["input.category_column" in c.wanted_columns() for c in (short, named, several, misspelt)]
+    misspelt = make_config(
+        config_tree(extraction(shoes=["Brand"]), input={"category_column": "kinds"})
+    )
+    wanted = [
+        "input.category_column" in c.wanted_columns() for c in (short, named, several, misspelt)
+    ]
     assert wanted == [False, False, True, True]
     text = "input: {path: a}\noutput: {path: b}\ntask:\n  attributes:\n  - a\n  - {type: x}\n"
     (tmp_path / "run.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"run\.yaml:6: task\.attributes\.1\.type: choose from text"):
+    with pytest.raises(
+        ConfigError, match=r"run\.yaml:6: task\.attributes\.1\.type: choose from text"
+    ):
         load_config(tmp_path / "run.yaml")
-    with pytest.raises(ConfigError, match=r"task\.attributes: Input should be a valid list \(it is 'Brand'\)"):
+    with pytest.raises(
+        ConfigError, match=r"task\.attributes: Input should be a valid list \(it is 'Brand'\)"
+    ):
         make_config(config_tree({"attributes": "Brand"}))
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_same_texts_match_as_by_re(pattern: str) -> None:
     attribute = Attribute(name="a", type="pattern", pattern=pattern)
-    for text in (*TEXTS, *("".join(chars) for length in (1, 2, 3, 4) for chars in product("ab", repeat=length))):
+    for text in (
+        *TEXTS,
+        *("".join(chars) for length in (1, 2, 3, 4) for chars in product("ab", repeat=length)),
+    ):
         assert attribute.fits(text) == bool(re.fullmatch(str(attribute.regex), text)), text
 
 
-@pytest.mark.parametrize(("pattern", "text"), [("^(a+)+$", "a" * 2000 + "!"), ("(a|aa)+$", "a" * 5000 + "b")])
+@pytest.mark.parametrize(
+    ("pattern", "text"), [("^(a+)+$", "a" * 2000 + "!"), ("(a|aa)+$", "a" * 5000 + "b")]
+)
 def test_a_text_that_holds_re_up_does_not_match(pattern: str, text: str) -> None:
     with pytest.raises(ConfigError, match=r"\$\.properties\.a\.default: .* is not of its type"):
-        categories_of({"properties": {"a": {"type": "string", "pattern": pattern, "default": text}}}, Path())
-    assert check(Attribute(name="a", type="pattern", pattern=pattern, many=True), f'["{text}"]').status == "invalid"
+        categories_of(
+            {"properties": {"a": {"type": "string", "pattern": pattern, "default": text}}}, Path()
+        )
+    assert (
+        check(Attribute(name="a", type="pattern", pattern=pattern, many=True), f'["{text}"]').status
+        == "invalid"
+    )
 
 
 @pytest.mark.parametrize("pattern", ["(" * 3000 + "a" + ")" * 3000, "a{99999999999999}"])

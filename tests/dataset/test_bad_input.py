@@ -23,35 +23,55 @@ from raypd.run.unit import Part, make_unit
 from raypd.run.unreadable import Unreadable
 from raypd.verify import findings, verification
 from tests.cluster import fakes
-from tests.runs import extraction, parquet, read_all, run_config, run_here, says, with_keys, write_jsonl, write_rows
+from tests.runs import (
+    extraction,
+    parquet,
+    read_all,
+    run_config,
+    run_here,
+    says,
+    with_keys,
+    write_jsonl,
+    write_rows,
+)
 
-LINES = b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, os.urandom(60).hex().encode()) for i in range(400))
+LINES = b"".join(
+    b'{"id": "x%d", "title": "%s"}\n' % (i, os.urandom(60).hex().encode()) for i in range(400)
+)
 WHOLE = parquet({"id": ["p"] * 50, "title": [os.urandom(30).hex() for _ in range(50)]})
 NO_TITLE = "no column 'title' (input.text_columns"
-DAMAGED = {"m.jsonl.gz": (gzip.compress(LINES)[:-500], "cannot be read as gz after line "),
-           "m.ndjson.gz": (b"\x1f\x8b\x08\x00", "cannot be read as gz after line 0"),
-           "mm.jsonl.gz": (LINES, "cannot be read as gz after line 0: Not a gzipped file"),
-           "m.jsonl.zst": (zstandard.compress(LINES)[:-9], "cannot be read as zst after line "),
-           "mm.jsonl.zst": (LINES, "cannot be read as zst after line 0"),
-           "m.parquet": (WHOLE[:-4], "cannot be read as Parquet: "), "mm.parquet": (b"", "cannot be read as Parquet: "),
-           "footer.parquet": (WHOLE[:-60] + b"\xff" * 52 + WHOLE[-8:], "cannot be read as Parquet: "),
-           "schema.parquet": (parquet({"id": ["q"], "name": ["x"]}), NO_TITLE),
-           "keys.jsonl": (b'{"id": 1, "headline": "x"}\n' * 3, NO_TITLE)}  # fmt: skip
-BAD = [(b"{not json", "a.jsonl, byte {}: not JSON"),
-       (b"[1, 2]", "a.jsonl, byte {}: expected a JSON object, found a list"),
-       (b"null", "a.jsonl, byte {}: expected a JSON object, found null"),
-       (b'{"id": 1, "title": "\xff\xfe"}', "a.jsonl, byte {}: not UTF-8"),
-       (b'{"id": 1, "title": "a\x00b"}', "a.jsonl, byte {}: not JSON"),
-       (b'{"id": 1, "title": "a\\u0000b"}', "a.jsonl, byte {}: column 'title' holds NUL"),
-       (b'{"id": 1, "title": "\\ud800"}', "a.jsonl, byte {}: column 'title' holds half a surrogate"),
-       (b'{"id": 1, "title": "  "}', "a.jsonl, byte {}: no text in title"),
-       (b'{"id": 1}', "a.jsonl, byte {}: no text in title"),
-       (b'{"id": 1, "title": {"a": 1}}', "a.jsonl, byte {}: column 'title' holds an object"),
-       (b'{"id": 1, "title": "' + b"x" * 3000 + b'"}', "a.jsonl, byte {}: the document has 3000 bytes"),
-       (b'{"id": 1, "title": "' + b"x" * 200_000 + b'"}', "a.jsonl, byte {}: the line has 2000"),
-       (b"[" * 60_000, "a.jsonl, byte {}: not JSON that can be read: nested too deeply"),
-       (b'{"id": 1, "title": ' + b"[" * 3000 + b"]" * 3000 + b"}", "a.jsonl, byte {}: "),
-       (b"9" * 5000, "a.jsonl, byte {}: not JSON: a number has more digits than can be read")]  # fmt: skip
+DAMAGED = {
+    "m.jsonl.gz": (gzip.compress(LINES)[:-500], "cannot be read as gz after line "),
+    "m.ndjson.gz": (b"\x1f\x8b\x08\x00", "cannot be read as gz after line 0"),
+    "mm.jsonl.gz": (LINES, "cannot be read as gz after line 0: Not a gzipped file"),
+    "m.jsonl.zst": (zstandard.compress(LINES)[:-9], "cannot be read as zst after line "),
+    "mm.jsonl.zst": (LINES, "cannot be read as zst after line 0"),
+    "m.parquet": (WHOLE[:-4], "cannot be read as Parquet: "),
+    "mm.parquet": (b"", "cannot be read as Parquet: "),
+    "footer.parquet": (WHOLE[:-60] + b"\xff" * 52 + WHOLE[-8:], "cannot be read as Parquet: "),
+    "schema.parquet": (parquet({"id": ["q"], "name": ["x"]}), NO_TITLE),
+    "keys.jsonl": (b'{"id": 1, "headline": "x"}\n' * 3, NO_TITLE),
+}
+BAD = [
+    (b"{not json", "a.jsonl, byte {}: not JSON"),
+    (b"[1, 2]", "a.jsonl, byte {}: expected a JSON object, found a list"),
+    (b"null", "a.jsonl, byte {}: expected a JSON object, found null"),
+    (b'{"id": 1, "title": "\xff\xfe"}', "a.jsonl, byte {}: not UTF-8"),
+    (b'{"id": 1, "title": "a\x00b"}', "a.jsonl, byte {}: not JSON"),
+    (b'{"id": 1, "title": "a\\u0000b"}', "a.jsonl, byte {}: column 'title' holds NUL"),
+    (b'{"id": 1, "title": "\\ud800"}', "a.jsonl, byte {}: column 'title' holds half a surrogate"),
+    (b'{"id": 1, "title": "  "}', "a.jsonl, byte {}: no text in title"),
+    (b'{"id": 1}', "a.jsonl, byte {}: no text in title"),
+    (b'{"id": 1, "title": {"a": 1}}', "a.jsonl, byte {}: column 'title' holds an object"),
+    (
+        b'{"id": 1, "title": "' + b"x" * 3000 + b'"}',
+        "a.jsonl, byte {}: the document has 3000 bytes",
+    ),
+    (b'{"id": 1, "title": "' + b"x" * 200_000 + b'"}', "a.jsonl, byte {}: the line has 2000"),
+    (b"[" * 60_000, "a.jsonl, byte {}: not JSON that can be read: nested too deeply"),
+    (b'{"id": 1, "title": ' + b"[" * 3000 + b"]" * 3000 + b"}", "a.jsonl, byte {}: "),
+    (b"9" * 5000, "a.jsonl, byte {}: not JSON: a number has more digits than can be read"),
+]
 
 
 def ids(run) -> Counter[str]:
@@ -63,7 +83,9 @@ def ids(run) -> Counter[str]:
 def corpus(tmp_path, config):
     """Good files around what a test puts between them: 30 documents with ids 0 to 29."""
     for name, first in (("a", 0), ("k", 10), ("z", 20)):
-        write_rows(tmp_path / f"in/{name}.jsonl", ({"id": str(first + i), "title": "t"} for i in range(10)))
+        write_rows(
+            tmp_path / f"in/{name}.jsonl", ({"id": str(first + i), "title": "t"} for i in range(10))
+        )
     return config(str(tmp_path / "in"))
 
 
@@ -81,13 +103,21 @@ def test_a_damaged_object_is_listed_and_nothing_else_is_lost(tmp_path, corpus, n
         read_unit(bad, corpus)
 
 
-def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_path, corpus, in_process) -> None:
+def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(
+    tmp_path, corpus, in_process
+) -> None:
     (tmp_path / "in/m.jsonl.gz").write_bytes(gzip.compress(LINES)[:-500])
     (tmp_path / "in/m.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunError) as caught:
         driver.run_extract(corpus, build=fakes.build)
-    says(caught.value, "2 units of the input cannot be read", "m.jsonl.gz: ", "m.parquet: ", "manifest.json",
-         "same command")  # fmt: skip
+    says(
+        caught.value,
+        "2 units of the input cannot be read",
+        "m.jsonl.gz: ",
+        "m.parquet: ",
+        "manifest.json",
+        "same command",
+    )
     assert (getattr(caught.value, "exit_code", 1), ids(corpus)) == (1, Counter(map(str, range(30))))
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert (tree["documents"], tree["units_unreadable"]) == (30, 2)
@@ -103,25 +133,41 @@ def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_pa
     assert ids(corpus) == Counter([*map(str, range(30)), *(f"x{i}" for i in range(400))])
 
 
-def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(tmp_path, corpus, capsys) -> None:
+def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(
+    tmp_path, corpus, capsys
+) -> None:
     os.mkfifo(tmp_path / "in/pipe.parquet")
     write_jsonl(tmp_path / "other/x.jsonl", ["lost"])
     write_jsonl(tmp_path / "in/deep/READ.ME", ["lost"])
     (tmp_path / "in/b.xlsx").write_bytes(b"PK")
-    links = {"gone.jsonl": "../elsewhere.jsonl", "loop.jsonl": "loop.jsonl", "linked": tmp_path / "other"}
+    links = {
+        "gone.jsonl": "../elsewhere.jsonl",
+        "loop.jsonl": "loop.jsonl",
+        "linked": tmp_path / "other",
+    }
     for name, target in links.items():
         (tmp_path / "in" / name).symlink_to(target)
     units = plan(corpus)
     assert (units.documents, units.totals.damaged) == (30, 3)
-    for unit, words in zip(units.damaged(), (
-        "gone.jsonl: cannot be read: a link to ../elsewhere.jsonl, which is not there", "symbolic links",
-        "a pipe, socket or device: raypd reads files",
-    ), strict=True):  # fmt: skip
+    for unit, words in zip(
+        units.damaged(),
+        (
+            "gone.jsonl: cannot be read: a link to ../elsewhere.jsonl, which is not there",
+            "symbolic links",
+            "a pipe, socket or device: raypd reads files",
+        ),
+        strict=True,
+    ):
         assert words in (unit.damaged or "")
     run_here(corpus)
-    with pytest.raises(RunError, match=r"(?s)3 units of the input cannot be read.*gone.jsonl: .*pipe.parquet: "):
+    with pytest.raises(
+        RunError, match=r"(?s)3 units of the input cannot be read.*gone.jsonl: .*pipe.parquet: "
+    ):
         driver.run_extract(corpus)  # exit code 1
-    line = "3 files of the input left out (raypd reads .jsonl, .csv and .tsv (also with .gz or .zst), .parquet and .ar"
+    line = (
+        "3 files of the input left out (raypd reads .jsonl, .csv and .tsv (also with .gz or "
+        ".zst), .parquet and .ar"
+    )
     printed = capsys.readouterr().err
     assert printed.count(line) == printed.count("b.xlsx, deep/READ.ME, linked") == 1
     result = verification.verify(corpus.output.path, corpus)
@@ -129,9 +175,13 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(tmp_pat
     assert f"note: {line}" in findings.describe(result)
     for unit in units.damaged():
         (tmp_path / "in" / unit.name).unlink()
-    assert driver.run_extract(corpus).units_unreadable == 0  # files of other formats end no run badly
+    # Files of other formats end no run badly.
+    assert driver.run_extract(corpus).units_unreadable == 0
     result = verification.verify(corpus.output.path, corpus)
-    assert (result.passed, "b.xlsx, deep/READ.ME, linked" in findings.describe(result)) == (True, True)
+    assert (result.passed, "b.xlsx, deep/READ.ME, linked" in findings.describe(result)) == (
+        True,
+        True,
+    )
 
 
 def test_ten_thousand_tiny_files_are_one_run(tmp_path, config, in_process) -> None:
@@ -144,16 +194,26 @@ def test_ten_thousand_tiny_files_are_one_run(tmp_path, config, in_process) -> No
 
 
 @pytest.mark.parametrize("most", [1_000_000, 6_000_000])
-def test_a_row_of_five_megabytes_is_an_error_row_or_an_answer(tmp_path, config, in_process, most: int) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["b" * 5_000_000, "a", "c"])), max_document_bytes=most)
+def test_a_row_of_five_megabytes_is_an_error_row_or_an_answer(
+    tmp_path, config, in_process, most: int
+) -> None:
+    run = config(
+        str(write_jsonl(tmp_path / "a.jsonl", ["b" * 5_000_000, "a", "c"])), max_document_bytes=most
+    )
     driver.run_extract(run, build=fakes.build)
     rows = pq.read_table(f"{run.output.path}/units").sort_by("row").to_pylist()
-    assert [len(row["category"] or "") for row in rows] == [5_000_000 if most > 5_000_000 else 0, 1, 1]
+    assert [len(row["category"] or "") for row in rows] == [
+        5_000_000 if most > 5_000_000 else 0,
+        1,
+        1,
+    ]
     assert ("input.max_document_bytes is 1000000" in str(rows[0]["error"])) == (most < 5_000_000)
 
 
 def test_ids_that_are_objects_are_none_and_the_place_stands_for_them(tmp_path, config) -> None:
-    (tmp_path / "a.jsonl").write_text('{"id": {"a": 1}, "title": "x"}\n{"id": ["b"], "title": "y"}\n')
+    (tmp_path / "a.jsonl").write_text(
+        '{"id": {"a": 1}, "title": "x"}\n{"id": ["b"], "title": "y"}\n'
+    )
     read = [(d.id, d.error) for d in read_all(config(str(tmp_path / "a.jsonl")))]
     assert read == [("a.jsonl:0", None), ("a.jsonl:31", None)]
 
@@ -171,7 +231,9 @@ def test_a_category_named_as_a_path_writes_nothing_outside_the_output(tmp_path, 
 def test_many_files_of_no_format_are_counted(tmp_path, corpus) -> None:
     for number in range(1200):
         (tmp_path / f"in/{number:04d}.txt").touch()
-    assert plan(corpus).passed_over.endswith(": 0000.txt, 0001.txt, 0002.txt, 0003.txt, 0004.txt and 1,195 more")
+    assert plan(corpus).passed_over.endswith(
+        ": 0000.txt, 0001.txt, 0002.txt, 0003.txt, 0004.txt and 1,195 more"
+    )
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
@@ -181,13 +243,19 @@ def test_a_path_that_is_no_file_is_named_and_never_offered_again(tmp_path, confi
         os.mkfifo(path)
     elif kind == "link":
         path.symlink_to("gone")
-    words = {"link": "a link to gone, which is not there", "pipe": "a pipe, socket or device", "folder": "no such file"}
+    words = {
+        "link": "a link to gone, which is not there",
+        "pipe": "a pipe, socket or device",
+        "folder": "no such file",
+    }
     with pytest.raises(InputError, match=words[kind]) as caught:
         plan(config(str(path)))
     assert "did you mean" not in str(caught.value)
 
 
-def test_one_file_of_many_units_is_told_once_beside_the_others(tmp_path, config, ray_here, between, capfd) -> None:
+def test_one_file_of_many_units_is_told_once_beside_the_others(
+    tmp_path, config, ray_here, between, capfd
+) -> None:
     for name, documents in (("a", 300), ("b", 10), ("c", 10), ("d", 10), ("e", 10)):
         write_jsonl(tmp_path / f"in/{name}.jsonl", [f"{name} {i}" for i in range(documents)])
     run = config(str(tmp_path / "in"))
@@ -200,12 +268,16 @@ def test_one_file_of_many_units_is_told_once_beside_the_others(tmp_path, config,
     messages = [line for line in capfd.readouterr().err.splitlines() if "has changed since" in line]
     assert len(messages) == len(set(messages)) == 4
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert sorted(entry["source"] for entry in tree["unreadable"]) == [f"{name}.jsonl" for name in "abcd"]
+    assert sorted(entry["source"] for entry in tree["unreadable"]) == [
+        f"{name}.jsonl" for name in "abcd"
+    ]
     assert sum(entry["units"] for entry in tree["unreadable"]) == tree["units_unreadable"] >= 33
     assert sum(ids(run).values()) == 10  # all that can be read is done
 
 
-def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, ray_here, between, monkeypatch) -> None:
+def test_the_advice_for_a_file_that_changed_in_mid_run_works(
+    tmp_path, config, ray_here, between, monkeypatch
+) -> None:
     path = write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 40)
     write_jsonl(tmp_path / "in/b.jsonl", ["b"] * 10)
     run, before = config(str(tmp_path / "in")), path.read_bytes()
@@ -215,8 +287,12 @@ def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, r
     with pytest.raises(RunError) as caught:
         driver.run_extract(run, build=fakes.build)
     monkeypatch.undo()
-    assert "Units of a.jsonl are done with what it held: put that back, and the same command does" in str(caught.value)
-    assert not re.search("same command tries|on_damaged=skip", str(caught.value))  # which would not help
+    assert (
+        "Units of a.jsonl are done with what it held: put that back, and the same command does"
+        in str(caught.value)
+    )
+    # Which would not help.
+    assert not re.search("same command tries|on_damaged=skip", str(caught.value))
     with pytest.raises(ConfigError, match=r"a\.jsonl was replaced"):
         driver.run_extract(run, build=fakes.build)
     anew = with_keys(run, output={"path": str(tmp_path / "anew")})
@@ -227,12 +303,19 @@ def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, r
 
 def test_what_can_be_done_about_each_file() -> None:
     part, unreadable = Part("/in/x", "x", "v", "s", 9, "jsonl", None), Unreadable()
-    changed = [("a", "has changed since it was planned"), ("b", "cannot be read: no"), ("c", "gone")]
+    changed = [
+        ("a", "has changed since it was planned"),
+        ("b", "cannot be read: no"),
+        ("c", "gone"),
+    ]
     for name, error in (*changed, *((f"d{n}", "gone") for n in range(12))):
         unreadable.add(make_unit([replace(part, name=name)], "f"), error)
     assert unreadable.shown().endswith("  gone\n  and 5 more\n")
     again = "The same command tries them again, when the objects are put right or removed."
-    assert unreadable.advice(()) == f"{again} With input.on_damaged=skip it leaves them out and ends well."
+    assert (
+        unreadable.advice(())
+        == f"{again} With input.on_damaged=skip it leaves them out and ends well."
+    )
     words = "Units of b are done: put right it is a new file, for a new output.path. "
     assert unreadable.advice({"b"}).startswith(words)
     assert "tries the others again" in unreadable.advice({"a", "b"})
@@ -249,27 +332,42 @@ def damage_pages(path, groups) -> None:
     path.write_bytes(data)
 
 
-def test_a_page_that_is_damaged_costs_the_units_that_touch_it_and_verify_names_each_file(tmp_path, config) -> None:
-    table = pa.table({"id": [str(i) for i in range(30)], "title": [os.urandom(40).hex() for _ in range(30)]})
+def test_a_page_that_is_damaged_costs_the_units_that_touch_it_and_verify_names_each_file(
+    tmp_path, config
+) -> None:
+    table = pa.table(
+        {"id": [str(i) for i in range(30)], "title": [os.urandom(40).hex() for _ in range(30)]}
+    )
     (tmp_path / "in").mkdir()
     for name, groups in (("a", [1]), ("b", [0, 1, 2]), ("c", [0, 1, 2])):
-        pq.write_table(table, tmp_path / f"in/{name}.parquet", row_group_size=10, compression="zstd")
+        pq.write_table(
+            table, tmp_path / f"in/{name}.parquet", row_group_size=10, compression="zstd"
+        )
         damage_pages(tmp_path / f"in/{name}.parquet", groups)
     run = config(str(tmp_path / "in/a.parquet"))
     first, second, third = plan(run)
-    assert [int(d.id) for unit in (first, third) for d in read_unit(unit, run)] == [*range(10), *range(20, 30)]
+    assert [int(d.id) for unit in (first, third) for d in read_unit(unit, run)] == [
+        *range(10),
+        *range(20, 30),
+    ]
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read"):
         read_unit(second, run)
     run = config(str(tmp_path / "in"))
     unreadable = verification.verify(run.output.path, run).damaged_input
     assert (unreadable.units, len(unreadable.examples)) == (7, 3)
-    assert all(f"in/{name}.parquet: " in text for name, text in zip("abc", unreadable.examples, strict=True))
+    assert all(
+        f"in/{name}.parquet: " in text
+        for name, text in zip("abc", unreadable.examples, strict=True)
+    )
 
 
 def test_a_column_that_is_missing_everywhere_is_the_configurations_fault(tmp_path, config) -> None:
     for name in "abc":
         (tmp_path / f"{name}.parquet").write_bytes(parquet({"id": ["1"], "titles": ["x"]}))
-    with pytest.raises(InputError, match=r"(?s)a.parquet: no column 'title'.*did you mean 'titles'.*none of the 3 obj"):
+    with pytest.raises(
+        InputError,
+        match=r"(?s)a.parquet: no column 'title'.*did you mean 'titles'.*none of the 3 obj",
+    ):
         plan(config(str(tmp_path / "*.parquet")))
     for i in range(120):
         (tmp_path / f"b{i:03d}.parquet").write_bytes(b"no parquet")
@@ -279,13 +377,20 @@ def test_a_column_that_is_missing_everywhere_is_the_configurations_fault(tmp_pat
 
 def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
     (tmp_path / "in").mkdir()
-    for name, columns in {"a": {"id": ["1"], "title": ["text"]}, "b": {"id": [2], "title": [3.5], "extra": [1]},
-                          "c": {"title": [{"a": 1}, None], "id": [3, 4]},
-                          "d": {"title": [["a", "b"]], "id": [5]}}.items():  # fmt: skip
+    for name, columns in {
+        "a": {"id": ["1"], "title": ["text"]},
+        "b": {"id": [2], "title": [3.5], "extra": [1]},
+        "c": {"title": [{"a": 1}, None], "id": [3, 4]},
+        "d": {"title": [["a", "b"]], "id": [5]},
+    }.items():
         (tmp_path / f"in/{name}.parquet").write_bytes(parquet(columns))
     text, number, tree, nothing, texts = read_all(config(str(tmp_path / "in")))
     rows = [(d.source, d.id, d.fields.get("title")) for d in (text, number, texts)]
-    assert rows == [("a.parquet", "1", "text"), ("b.parquet", "2", "3.5"), ("d.parquet", "5", "a\nb")]
+    assert rows == [
+        ("a.parquet", "1", "text"),
+        ("b.parquet", "2", "3.5"),
+        ("d.parquet", "5", "a\nb"),
+    ]
     assert "holds an object, not text" in (tree.error or "")
     assert "no text in title" in (nothing.error or "")
 
@@ -294,15 +399,23 @@ def test_of_columns_that_differ_in_case_the_one_that_is_named_is_read(tmp_path, 
     (tmp_path / "a.parquet").write_bytes(parquet({"id": ["1"], "Title": ["other"], "title": ["x"]}))
     (tmp_path / "b.jsonl").write_text('{"id": "1", "Title": "other", "title": "x"}\n')
     (tmp_path / "c.csv").write_text("id,Title,title\n1,other,x\n")
-    assert [(d.fields["title"], d.error) for d in read_all(config(str(tmp_path)))] == [("x", None)] * 3
+    assert [(d.fields["title"], d.error) for d in read_all(config(str(tmp_path)))] == [
+        ("x", None)
+    ] * 3
 
 
-@pytest.mark.parametrize(("column", "expected"), [
-    (pa.array([7, None]), ["7", "a.parquet:1"]), (pa.array([7.5, 1e300]), ["7.5", "1e+300"]),
-    (pa.array([True, False]), ["True", "False"]), (pa.array([b"k1", b"k2"]), ["k1", "k2"]),
-    (pa.array([1], pa.timestamp("ns")), ["1970-01-01 00:00:00.000000001"]),
-    (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]), (pa.array([["x"], ["y"]]), ["a.parquet:0", "a.parquet:1"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([7, None]), ["7", "a.parquet:1"]),
+        (pa.array([7.5, 1e300]), ["7.5", "1e+300"]),
+        (pa.array([True, False]), ["True", "False"]),
+        (pa.array([b"k1", b"k2"]), ["k1", "k2"]),
+        (pa.array([1], pa.timestamp("ns")), ["1970-01-01 00:00:00.000000001"]),
+        (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
+        (pa.array([["x"], ["y"]]), ["a.parquet:0", "a.parquet:1"]),
+    ],
+)
 def test_ids_that_are_not_strings(tmp_path, config, column, expected) -> None:
     pq.write_table(pa.table({"id": column, "title": ["t"] * len(column)}), tmp_path / "a.parquet")
     assert [d.id for d in read_all(config(str(tmp_path / "a.parquet")))] == expected
@@ -312,7 +425,10 @@ def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
     run = config(str(write_rows(tmp_path / "a.jsonl", [{"id": "same", "title": "t"}] * 25)))
     run_here(run)
     rows = [row for unit in plan(run) for row in writer.read_rows(run.output.path, unit.id, 100)]
-    assert ({row["id"] for row in rows}, len({(row["source"], row["row"]) for row in rows})) == ({"same"}, 25)
+    assert ({row["id"] for row in rows}, len({(row["source"], row["row"]) for row in rows})) == (
+        {"same"},
+        25,
+    )
 
 
 def test_every_kind_of_bad_line_is_a_document_with_an_error(tmp_path, config) -> None:
@@ -325,8 +441,12 @@ def test_every_kind_of_bad_line_is_a_document_with_an_error(tmp_path, config) ->
         place += len(bad) + len(good) + 2
 
 
-def test_lists_and_numbers_and_ids_become_text_and_ids_are_made_where_they_are_missing(tmp_path, config) -> None:
-    path = write_rows(tmp_path / "a.jsonl", ({"title": title} for title in (["a", "b"], 7, True, ["a", 1])))
+def test_lists_and_numbers_and_ids_become_text_and_ids_are_made_where_they_are_missing(
+    tmp_path, config
+) -> None:
+    path = write_rows(
+        tmp_path / "a.jsonl", ({"title": title} for title in (["a", "b"], 7, True, ["a", 1]))
+    )
     documents = read_all(config(str(path), id_column=None))
     assert [d.fields.get("title") for d in documents] == ["a\nb", "7", "true", None]
     assert "holds a list with a number in it, not text" in (documents[3].error or "")
@@ -341,15 +461,23 @@ def test_lists_and_numbers_and_ids_become_text_and_ids_are_made_where_they_are_m
 
 def test_parquet_values_become_text_and_bad_ones_errors(tmp_path, config) -> None:
     path = tmp_path / "a.parquet"
-    title = pa.Array.from_buffers(pa.string(), 4, pa.array([b"fine", b"\xff", None, b"a\x00"], pa.binary()).buffers())
+    title = pa.Array.from_buffers(
+        pa.string(), 4, pa.array([b"fine", b"\xff", None, b"a\x00"], pa.binary()).buffers()
+    )
     pq.write_table(pa.table({"id": [1, 2, 3, 4], "title": title, "other": [1, 2, 3, 4]}), path)
     run = config(str(path))
     (unit,) = plan(run)
     documents = read_unit(unit, run)
-    assert [d.error for d in documents] == [None, "a.parquet, row 1: column 'title' is not UTF-8",
-                                            "a.parquet, row 2: no text in title",
-                                            "a.parquet, row 3: column 'title' holds NUL characters"]  # fmt: skip
-    assert (documents[0].fields, read_unit(unit, run, ["other"])[0].fields["other"]) == ({"id": 1, "title": "fine"}, 1)
+    assert [d.error for d in documents] == [
+        None,
+        "a.parquet, row 1: column 'title' is not UTF-8",
+        "a.parquet, row 2: no text in title",
+        "a.parquet, row 3: column 'title' holds NUL characters",
+    ]
+    assert (documents[0].fields, read_unit(unit, run, ["other"])[0].fields["other"]) == (
+        {"id": 1, "title": "fine"},
+        1,
+    )
 
 
 def test_a_file_that_changed_since_the_plan_is_refused(tmp_path, config) -> None:

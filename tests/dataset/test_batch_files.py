@@ -1,4 +1,6 @@
-"""`raypd generate FILE --openai`: its files against the `openai` package's types, its texts against transformers."""
+"""`raypd generate FILE --openai`: its files against the `openai` package's types, its texts against
+transformers.
+"""
 
 import json
 import re
@@ -21,19 +23,43 @@ from raypd.errors import ConfigError, InputError, RunError
 from tests.runs import run_here
 from tests.tiny import save_tiny
 
-PRODUCT = {"type": "object", "properties": {"brand": {"type": "string"}, "size": {"$ref": "#/$defs/size"},
-                                            "prices": {"type": "array", "items": {"type": "number"}, "minItems": 1,
-                                                       "maxItems": 3},
-                                            "new": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
-           "required": ["brand", "size", "prices", "new"], "additionalProperties": False,
-           "$defs": {"size": {"$ref": "#/$defs/2"}, "2": {"$ref": "#/$defs/3"}, "3": {"$ref": "#/$defs/4"},
-                     "4": {"$ref": "#/$defs/5"}, "5": {"enum": ["S", "M", 7]}}}  # fmt: skip
+PRODUCT = {
+    "type": "object",
+    "properties": {
+        "brand": {"type": "string"},
+        "size": {"$ref": "#/$defs/size"},
+        "prices": {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 3},
+        "new": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    },
+    "required": ["brand", "size", "prices", "new"],
+    "additionalProperties": False,
+    "$defs": {
+        "size": {"$ref": "#/$defs/2"},
+        "2": {"$ref": "#/$defs/3"},
+        "3": {"$ref": "#/$defs/4"},
+        "4": {"$ref": "#/$defs/5"},
+        "5": {"enum": ["S", "M", 7]},
+    },
+}
 RECURSIVE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
-TWICE = {f"{n}": {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)}  # the last is in it 2^40 times
-DOUBLED = {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {**TWICE, "40": {"type": "string"}}}
-NESTED = reduce(lambda schema, _: {"type": "object", "properties": {"a": schema}}, range(300), {"type": "string"})
-OPTIONAL = {"type": "object", "properties": {f"{n}": {} for n in range(500)}}  # a pattern of each that may be the first
-BOUNDED = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"minimum": 3}}}}}
+# The last is in it 2^40 times.
+TWICE = {f"{n}": {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)}
+DOUBLED = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/0"}},
+    "$defs": {**TWICE, "40": {"type": "string"}},
+}
+NESTED = reduce(
+    lambda schema, _: {"type": "object", "properties": {"a": schema}},
+    range(300),
+    {"type": "string"},
+)
+# A pattern of each that may be the first.
+OPTIONAL = {"type": "object", "properties": {f"{n}": {} for n in range(500)}}
+BOUNDED = {
+    "type": "object",
+    "properties": {"a": {"type": "object", "properties": {"b": {"minimum": 3}}}},
+}
 
 
 def held_to(schema):
@@ -43,11 +69,18 @@ def held_to(schema):
 def request(id: str, content="Say it.", **body):
     messages = [{"role": "user", "content": content}]
     parameters = {"model": "gpt-4.1-mini", "messages": messages, "max_tokens": 8, "temperature": 0}
-    return {"custom_id": id, "method": "POST", "url": "/v1/chat/completions", "body": parameters | body}
+    return {
+        "custom_id": id,
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": parameters | body,
+    }
 
 
 def write(path, *lines) -> str:
-    path.write_text("".join((entry if isinstance(entry, str) else json.dumps(entry)) + "\n" for entry in lines))
+    path.write_text(
+        "".join((entry if isinstance(entry, str) else json.dumps(entry)) + "\n" for entry in lines)
+    )
     return str(path)
 
 
@@ -61,19 +94,34 @@ def body(line):
 
 def texts(folder) -> list[str]:
     """Of a run's first choice for each request."""
-    return [body(line)["choices"][0]["message"]["content"] for line in read(folder / "output.jsonl")]
+    return [
+        body(line)["choices"][0]["message"]["content"] for line in read(folder / "output.jsonl")
+    ]
 
 
 @pytest.fixture
 def generate(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    """The command with a real engine over a small random model, in this process; gives the run's folder."""
+    """The command with a real engine over a small random model, in this process; gives the run's
+    folder.
+    """
     model = save_tiny(tmp_path / "model")
-    finish = lambda run, planned: driver.finish(run, run.output.path, run_here(run, components.build, planned))  # noqa: E731
-    monkeypatch.setattr(driver, "run_extract", lambda run, *, planned=None, **_: finish(run, planned))
+    finish = lambda run, planned: driver.finish(  # noqa: E731
+        run, run.output.path, run_here(run, components.build, planned)
+    )
+    monkeypatch.setattr(
+        driver, "run_extract", lambda run, *, planned=None, **_: finish(run, planned)
+    )
 
     def run(source: str, *overrides: str, output: str = "out", retry: bool = False):
-        settings = ["cluster.unit_documents=3", "model.dtype=float32", "model.device=cpu", *overrides]
-        config = config_over(source, "generation", settings, None, str(model), str(tmp_path / output), openai=True)
+        settings = [
+            "cluster.unit_documents=3",
+            "model.dtype=float32",
+            "model.device=cpu",
+            *overrides,
+        ]
+        config = config_over(
+            source, "generation", settings, None, str(model), str(tmp_path / output), openai=True
+        )
         run_task(config, "generation", retry, False, False)
         return tmp_path / output
 
@@ -81,22 +129,39 @@ def generate(tmp_path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) -> None:
-    turns = [{"role": "developer", "content": "Be brief."},
-             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-             {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]  # fmt: skip
-    source = write(tmp_path / "batch.jsonl", request("greedy", max_tokens=None, max_completion_tokens=20),
-                   request("three", n=3, temperature=1.5, seed=7, max_tokens=5), "", '{"custom_id": "broken"',
-                   request("chat", messages=turns, stream=False, user="u", metadata={"a": "b"}, top_p=None),
-                   request("schema", response_format=held_to(BOUNDED)), {**request("no id"), "custom_id": None},
-                   request("long", "x" * 5000),
-                   request("three again", n=3, temperature=1.5, seed=7, max_tokens=5))  # fmt: skip
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]
+    source = write(
+        tmp_path / "batch.jsonl",
+        request("greedy", max_tokens=None, max_completion_tokens=20),
+        request("three", n=3, temperature=1.5, seed=7, max_tokens=5),
+        "",
+        '{"custom_id": "broken"',
+        request("chat", messages=turns, stream=False, user="u", metadata={"a": "b"}, top_p=None),
+        request("schema", response_format=held_to(BOUNDED)),
+        {**request("no id"), "custom_id": None},
+        request("long", "x" * 5000),
+        request("three again", n=3, temperature=1.5, seed=7, max_tokens=5),
+    )
     folder = generate(source)
     answers, errors = read(folder / "output.jsonl"), read(folder / "errors.jsonl")
     assert [entry["custom_id"] for entry in answers] == ["greedy", "three", "chat", "three again"]
-    assert all(entry["error"] is None and entry["response"]["status_code"] == 200 for entry in answers)
-    found = {line["custom_id"]: ChatCompletion.model_validate(body(line), strict=True) for line in answers}
+    assert all(
+        entry["error"] is None and entry["response"]["status_code"] == 200 for entry in answers
+    )
+    found = {
+        line["custom_id"]: ChatCompletion.model_validate(body(line), strict=True)
+        for line in answers
+    }
     assert {one.model for one in found.values()} == {"gpt-4.1-mini"}
-    three, again = ([choice.message.content for choice in found[name].choices] for name in ("three", "three again"))
+    three, again = (
+        [choice.message.content for choice in found[name].choices]
+        for name in ("three", "three again")
+    )
     assert again == three  # a seed of its own decides
     assert ([choice.index for choice in found["three"].choices], len({*three})) == ([0, 1, 2], 3)
     assert found["three"].usage.completion_tokens <= 15
@@ -105,12 +170,21 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
     # what an unmodified model writes to the same messages
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    flat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a\nb"}, *turns[2:]]
+    flat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a\nb"},
+        *turns[2:],
+    ]
     how = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
-    for name, messages, limit in (("greedy", [{"role": "user", "content": "Say it."}], 20), ("chat", flat, 8)):
+    for name, messages, limit in (
+        ("greedy", [{"role": "user", "content": "Say it."}], 20),
+        ("chat", flat, 8),
+    ):
         prompt = tokenizer.apply_chat_template(messages, **how)
         size = prompt["input_ids"].shape[1]
-        written = model.generate(**prompt, max_new_tokens=limit, do_sample=False, pad_token_id=0)[0, size:]
+        written = model.generate(**prompt, max_new_tokens=limit, do_sample=False, pad_token_id=0)[
+            0, size:
+        ]
         choice, usage = found[name].choices[0], found[name].usage
         assert choice.message.content == tokenizer.decode(written, skip_special_tokens=True)
         assert choice.finish_reason == ("stop" if written[-1] == 2 else "length")
@@ -123,11 +197,17 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
         assert (line["response"], fault.line) == (None, number)
         assert fault.message.startswith(f"line {number}: ")
     assert broken["error"]["code"] == "invalid_json_line"
-    for line, words, param in ((schema, "minimum would not be held to", "response_format"),
-                               (long, "too long", "messages")):  # fmt: skip
+    for line, words, param in (
+        (schema, "minimum would not be held to", "response_format"),
+        (long, "too long", "messages"),
+    ):
         fault = TypeAdapter(ErrorObject).validate_python(body(line)["error"], strict=True)
         assert (line["error"], line["response"]["status_code"]) == (None, 400)
-        assert (fault.type, fault.param, words in fault.message) == ("invalid_request_error", param, True)
+        assert (fault.type, fault.param, words in fault.message) == (
+            "invalid_request_error",
+            param,
+            True,
+        )
     # everything is committed: the files come back as they were, whatever became of them
     before = {name: (folder / name).read_bytes() for name in ("output.jsonl", "errors.jsonl")}
     (folder / "output.jsonl").unlink()
@@ -140,26 +220,49 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path, generate) 
 
 
 def test_parameters_are_those_of_the_request(tmp_path, generate) -> None:
-    """A stop text cuts; what a request leaves out is as the configuration says, which samples at 1 as the API does."""
+    """A stop text cuts; what a request leaves out is as the configuration says, which samples at 1
+    as the API does.
+    """
     (text,) = texts(generate(write(tmp_path / "a.jsonl", request("a", max_tokens=12)), output="a"))
-    stop, free = text[4], {key: value for key, value in request("free")["body"].items() if key != "temperature"}
-    source = write(tmp_path / "b.jsonl", request("text", max_tokens=12, stop=stop),
-                   request("list", max_tokens=12, stop=["nowhere", stop]),
-                   {**request("free"), "body": free})  # fmt: skip
+    stop, free = (
+        text[4],
+        {key: value for key, value in request("free")["body"].items() if key != "temperature"},
+    )
+    source = write(
+        tmp_path / "b.jsonl",
+        request("text", max_tokens=12, stop=stop),
+        request("list", max_tokens=12, stop=["nowhere", stop]),
+        {**request("free"), "body": free},
+    )
     *cut, warm = texts(generate(source, output="b"))
     assert cut == [text[: text.index(stop)]] * 2
     assert body(read(tmp_path / "b/output.jsonl")[0])["choices"][0]["finish_reason"] == "stop"
-    assert texts(generate(source, "decoding.sampling.temperature=0", output="c"))[2] == text[:8] != warm
+    assert (
+        texts(generate(source, "decoding.sampling.temperature=0", output="c"))[2]
+        == text[:8]
+        != warm
+    )
 
 
 def test_an_answer_is_held_to_its_response_format(tmp_path, generate) -> None:
-    """A random model, at temperature 1, writes what an unmodified validator accepts, within the tokens that it may."""
-    draws = [request(f"schema {n}", temperature=1, max_tokens=90, response_format=held_to(PRODUCT)) for n in range(4)]
-    objects = [request(f"object {n}", temperature=1, max_tokens=limit, response_format={"type": "json_object"})
-               for n, limit in enumerate((8, 8, 300, 300))]  # fmt: skip
+    """A random model, at temperature 1, writes what an unmodified validator accepts, within the
+    tokens that it may.
+    """
+    draws = [
+        request(f"schema {n}", temperature=1, max_tokens=90, response_format=held_to(PRODUCT))
+        for n in range(4)
+    ]
+    objects = [
+        request(
+            f"object {n}", temperature=1, max_tokens=limit, response_format={"type": "json_object"}
+        )
+        for n, limit in enumerate((8, 8, 300, 300))
+    ]
     short = request("short", max_tokens=9, response_format=held_to(PRODUCT))
     folder = generate(write(tmp_path / "batch.jsonl", *draws, *objects, short))
-    choices = {line["custom_id"]: body(line)["choices"][0] for line in read(folder / "output.jsonl")}
+    choices = {
+        line["custom_id"]: body(line)["choices"][0] for line in read(folder / "output.jsonl")
+    }
     assert len(choices) == len(draws) + len(objects)
     for name, choice in choices.items():
         content, ended = choice["message"]["content"], choice["finish_reason"] == "stop"
@@ -179,41 +282,86 @@ def test_an_answer_is_held_to_its_response_format(tmp_path, generate) -> None:
 
 ODD = held_to({"type": "object", "properties": {"a": {"type": "foo"}}})
 WRONG = [  # other keys of a line or of its body, the parameter that is named, and words
-    ({"url": "/v1/embeddings"}, "url", "/v1/chat/completions alone is"), ({"method": "GET"}, "method", "expected POST"),
-    ({"body": None}, "body", "valid dictionary"), ({"bodies": 1}, "bodies", "unknown key"),
-    ({"stream": True}, "stream", "stream is not supported"), ({"logprobs": True}, "logprobs", "not supported"),
-    ({"tools": [{"type": "function"}]}, "tools", "not supported"), ({"temprature": 1}, "temprature", "not supported"),
+    ({"url": "/v1/embeddings"}, "url", "/v1/chat/completions alone is"),
+    ({"method": "GET"}, "method", "expected POST"),
+    ({"body": None}, "body", "valid dictionary"),
+    ({"bodies": 1}, "bodies", "unknown key"),
+    ({"stream": True}, "stream", "stream is not supported"),
+    ({"logprobs": True}, "logprobs", "not supported"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"temprature": 1}, "temprature", "not supported"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
-    ({"response_format": {"type": "json_schema"}}, "response_format", "needs it, with name and schema"),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "response_format",
+        "needs it, with name and schema",
+    ),
     ({"response_format": held_to({"type": "array"})}, "response_format", "its type must be object"),
     ({"response_format": held_to(RECURSIVE)}, "response_format", "# holds itself"),
     ({"response_format": held_to(DOUBLED)}, "response_format", "more than 5,000 schemas"),
     ({"response_format": held_to(NESTED)}, "response_format", "or 50 in one another"),
     ({"response_format": held_to(OPTIONAL)}, "response_format", "its pattern is too large"),
-    ({"response_format": held_to({"type": "object", "properties": [1]})}, "response_format", "not an object"),
+    (
+        {"response_format": held_to({"type": "object", "properties": [1]})},
+        "response_format",
+        "not an object",
+    ),
     ({"response_format": ODD}, "response_format", "json_schema.schema: Unsupported type: foo"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"), ({"stop": ["x", ""]}, "stop", "empty"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-     "messages.0", "image_url is not supported"),
-    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages.0", "tool_call_id"),
-    ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "last turn must be the user's"),
-    ({"temperature": 3}, "temperature", "less than or equal to 2"), ({"top_p": 0}, "top_p", "greater than 0"),
-    ({"max_tokens": "8"}, "max_tokens", "valid integer"), ({"max_completion_tokens": 4}, "max_tokens", "both set"),
-    ({"messages": []}, "messages", "at least 1 item")]  # fmt: skip
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
+    ({"stop": ["x", ""]}, "stop", "empty"),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ]
+        },
+        "messages.0",
+        "image_url is not supported",
+    ),
+    (
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+        "messages.0",
+        "tool_call_id",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": "x"}]},
+        "messages",
+        "last turn must be the user's",
+    ),
+    ({"temperature": 3}, "temperature", "less than or equal to 2"),
+    ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"max_tokens": "8"}, "max_tokens", "valid integer"),
+    ({"max_completion_tokens": 4}, "max_tokens", "both set"),
+    ({"messages": []}, "messages", "at least 1 item"),
+]
 
 
 def test_what_cannot_be_done_is_said(tmp_path) -> None:
     lines = [request("ok"), *(request(str(number)) for number in range(len(WRONG)))]
     for line, (changes, *_) in zip(lines[1:], WRONG, strict=True):
-        (line if changes.keys() & {"url", "method", "body", "bodies"} else line["body"]).update(changes)
-    settings = ["model.fake.load_seconds=0", "model.fake.step_seconds=0", "model.fake.answer_tokens=2"]
+        (line if changes.keys() & {"url", "method", "body", "bodies"} else line["body"]).update(
+            changes
+        )
+    settings = [
+        "model.fake.load_seconds=0",
+        "model.fake.step_seconds=0",
+        "model.fake.answer_tokens=2",
+    ]
     source = write(tmp_path / "batch.jsonl", *lines)
-    config = config_over(source, "generation", settings, None, "fake", str(tmp_path / "out"), openai=True)
+    config = config_over(
+        source, "generation", settings, None, "fake", str(tmp_path / "out"), openai=True
+    )
     run_here(config, components.build)
     assert batch_files.write(config, str(tmp_path / "out")) == (1, len(WRONG))
-    for number, (line, (_, param, words)) in enumerate(zip(read(tmp_path / "out/errors.jsonl"), WRONG, strict=True)):
+    for number, (line, (_, param, words)) in enumerate(
+        zip(read(tmp_path / "out/errors.jsonl"), WRONG, strict=True)
+    ):
         fault = body(line)["error"]
-        assert (line["custom_id"], line["response"]["status_code"], fault["param"]) == (str(number), 400, param)
+        assert (line["custom_id"], line["response"]["status_code"], fault["param"]) == (
+            str(number),
+            400,
+            param,
+        )
         assert words in fault["message"]
 
 
@@ -240,6 +388,8 @@ def test_a_file_that_was_changed_is_not_taken_for_the_runs(tmp_path, generate) -
 
 def test_the_seed_counts_where_a_request_may_sample() -> None:
     cold = "decoding.sampling.temperature=0"
-    runs = [config_over("a.jsonl", "generation", [cold, *more], None, None, None, openai=True)
-            for more in ([], ["decoding.sampling.seed=1"])]  # fmt: skip
+    runs = [
+        config_over("a.jsonl", "generation", [cold, *more], None, None, None, openai=True)
+        for more in ([], ["decoding.sampling.seed=1"])
+    ]
     assert runs[0].fingerprint() != runs[1].fingerprint()

@@ -1,4 +1,6 @@
-"""What the input is cut into, ids, what is refused before anything starts; and the stored plan, used again."""
+"""What the input is cut into, ids, what is refused before anything starts; and the stored plan,
+used again.
+"""
 
 import gzip
 import io
@@ -26,12 +28,16 @@ ROWS = [{"id": f"d{i}", "title": f"title {i} ü"} for i in range(25)]
 
 
 def lines(end: str = "\n", last: bool = True) -> bytes:
-    return (end.join(json.dumps(row, ensure_ascii=False) for row in ROWS) + (end if last else "")).encode()
+    return (
+        end.join(json.dumps(row, ensure_ascii=False) for row in ROWS) + (end if last else "")
+    ).encode()
 
 
 def write(path, data: bytes):
     if path.suffix == ".zst":  # of two frames
-        data = zstandard.compress(data[: len(data) // 2]) + zstandard.compress(data[len(data) // 2 :])
+        data = zstandard.compress(data[: len(data) // 2]) + zstandard.compress(
+            data[len(data) // 2 :]
+        )
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
@@ -51,7 +57,9 @@ def test_jsonl_is_cut_and_read_back(tmp_path, config, name, end, last) -> None:
     assert all(text[d.place :].startswith(f'{{"id": "{d.id}"'.encode()) for d in flat)
 
 
-def test_ids_are_the_same_wherever_the_folder_lies_and_change_with_the_content(tmp_path, config) -> None:
+def test_ids_are_the_same_wherever_the_folder_lies_and_change_with_the_content(
+    tmp_path, config
+) -> None:
     write_jsonl(tmp_path / "one/x/a.jsonl", ["a"] * 15)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
 
@@ -72,19 +80,42 @@ def test_a_list_of_files_folders_and_globs_reads_each_file_once(tmp_path, config
     (tmp_path / "f/notes.txt").touch()
     run = config([str(tmp_path / "f"), str(tmp_path / "f/*.jsonl"), str(tmp_path / "g/a.jsonl")])
     (unit,) = plan(run)
-    assert [part.name for part in unit.parts] == ["a.jsonl", "a.jsonl#3.jsonl", "b.jsonl", "a.jsonl#3"]
-    assert [d.source for d in read_unit(unit, run)] == [part.name for part in unit.parts for _ in range(2)]
+    assert [part.name for part in unit.parts] == [
+        "a.jsonl",
+        "a.jsonl#3.jsonl",
+        "b.jsonl",
+        "a.jsonl#3",
+    ]
+    assert [d.source for d in read_unit(unit, run)] == [
+        part.name for part in unit.parts for _ in range(2)
+    ]
 
 
-@pytest.mark.parametrize(("make", "pattern", "message"), [
-    (None, "*.jsonl", "no file matches"), (None, "a.jsonl", "no such file"),
-    (("b.jsonl", b'{"id":1,"title":"x"}'), "a.jsonl", "did you mean .*b.jsonl"),
-    (("a.log", b"id,title"), "a.log", "reads .jsonl"), (("a.txt", b"id,title"), "", "nothing to read in this folder"),
-    (("a.jsonl", b"\n\n"), "", "no documents"), (("a.csv", b""), "", "no documents"),
-    (("a.jsonl", b"\n\n"), "a.jsonl", "no documents in it"), (("a.csv", b"id,title\n"), "a.csv", "no documents in it"),
-    (("a.jsonl", b"{\n  'a': 1\n}"), "a.jsonl", "none of its first rows is a JSON object"),
-    (("a.jsonl", b'{"id": 1, "titel": "x"}'), "a.jsonl", "a.jsonl: no column 'title' .* did you mean 'titel'"),
-    (("a.jsonl", b'{"key": 1, "title": "x"}'), "a.jsonl", "no column 'id' .*input.id_column=null")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "pattern", "message"),
+    [
+        (None, "*.jsonl", "no file matches"),
+        (None, "a.jsonl", "no such file"),
+        (("b.jsonl", b'{"id":1,"title":"x"}'), "a.jsonl", "did you mean .*b.jsonl"),
+        (("a.log", b"id,title"), "a.log", "reads .jsonl"),
+        (("a.txt", b"id,title"), "", "nothing to read in this folder"),
+        (("a.jsonl", b"\n\n"), "", "no documents"),
+        (("a.csv", b""), "", "no documents"),
+        (("a.jsonl", b"\n\n"), "a.jsonl", "no documents in it"),
+        (("a.csv", b"id,title\n"), "a.csv", "no documents in it"),
+        (("a.jsonl", b"{\n  'a': 1\n}"), "a.jsonl", "none of its first rows is a JSON object"),
+        (
+            ("a.jsonl", b'{"id": 1, "titel": "x"}'),
+            "a.jsonl",
+            "a.jsonl: no column 'title' .* did you mean 'titel'",
+        ),
+        (
+            ("a.jsonl", b'{"key": 1, "title": "x"}'),
+            "a.jsonl",
+            "no column 'id' .*input.id_column=null",
+        ),
+    ],
+)
 def test_what_cannot_be_planned_is_refused(tmp_path, config, make, pattern, message) -> None:
     (tmp_path / "in").mkdir()
     if make is not None:
@@ -100,7 +131,9 @@ def kept(run) -> Plan:
     return planned
 
 
-def test_a_plan_is_kept_without_the_right_to_delete_the_one_before(config, tmp_path, monkeypatch) -> None:
+def test_a_plan_is_kept_without_the_right_to_delete_the_one_before(
+    config, tmp_path, monkeypatch
+) -> None:
     run = config(str(tmp_path / "*.jsonl"))
     write(tmp_path / "a.jsonl", b'{"id": "a", "title": "A"}')
     kept(run)
@@ -115,12 +148,17 @@ def ids(planned: Plan, run) -> list[str]:
 
 
 def write_many(path, count: int):
-    """Documents of different lengths, in row groups of 30, or in lines with blank ones between some."""
+    """Documents of different lengths, in row groups of 30, or in lines with blank ones between
+    some.
+    """
     rows = [{"id": str(i), "title": "ü" * (1 + i * 7 % 40)} for i in range(count)]
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=30)
         return path
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" * (1 + i % 50 // 49) for i, row in enumerate(rows))
+    text = "".join(
+        json.dumps(row, ensure_ascii=False) + "\n" * (1 + i % 50 // 49)
+        for i, row in enumerate(rows)
+    )
     return write(path, text.encode())
 
 
@@ -144,13 +182,23 @@ def test_the_last_units_are_smaller_and_hold_every_document_once(large) -> None:
     first, second = ((one.documents, one.bytes, one.exact) for one in (planned, full_units))
     assert (first, planned.exact) == (second, "estimated" not in str(run.input.path))
     assert all(unit.rows in (None, len(read_unit(unit, run))) for unit in planned)
-    assert (len({unit.id for unit in planned}), list(plan(run, run.output.path))) == (planned.units, after)
+    assert (len({unit.id for unit in planned}), list(plan(run, run.output.path))) == (
+        planned.units,
+        after,
+    )
 
 
-@pytest.mark.parametrize(("sizes", "pieces"), [
-    ([20] * 5, [2, 1, 1, 1]), ([97, 1, 1, 1], [1, 3]), ([15] * 4, [4]),  # too few documents
-])  # fmt: skip
-def test_a_unit_of_several_files_is_cut_between_them(tmp_path, config, sizes: list[int], pieces: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "pieces"),
+    [
+        ([20] * 5, [2, 1, 1, 1]),
+        ([97, 1, 1, 1], [1, 3]),
+        ([15] * 4, [4]),  # too few documents
+    ],
+)
+def test_a_unit_of_several_files_is_cut_between_them(
+    tmp_path, config, sizes: list[int], pieces: list[int]
+) -> None:
     for i in range(7):
         write_jsonl(tmp_path / f"in/a{i}.jsonl", ["a"] * 100)
     for i, size in enumerate(sizes):
@@ -171,7 +219,10 @@ def test_units_of_an_earlier_session_stay_as_they_are(tmp_path, config, monkeypa
     assert list(plan(run, run.output.path)) == first
     write_many(tmp_path / "in/b.jsonl", 800)
     second = kept(run)
-    assert ([unit.expected for unit in second], list(second)[:16]) == ([100] * 16 + [100] * 7 + [25] * 4, first)
+    assert ([unit.expected for unit in second], list(second)[:16]) == (
+        [100] * 16 + [100] * 7 + [25] * 4,
+        first,
+    )
     write_many(tmp_path / "in/c.jsonl", 100)  # one unit: no eighth of it
     assert list(plan(run, run.output.path))[:27] == list(second)
 
@@ -182,12 +233,21 @@ def test_objects_that_were_taken_apart_are_not_cut(tmp_path, config) -> None:
         write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["a"] * 90)
     planned = kept(run)
     assert {len(unit.parts) for unit in planned} == {1, 2}
-    singles = take_apart(run.output.path, planned, [unit for unit in planned if len(unit.parts) > 1], run.fingerprint())
+    singles = take_apart(
+        run.output.path,
+        planned,
+        [unit for unit in planned if len(unit.parts) > 1],
+        run.fingerprint(),
+    )
     assert {unit.id for unit in singles} <= {unit.id for unit in plan(run, run.output.path)}
 
 
-@pytest.mark.parametrize("change", [lambda file: file.write_text("{}\n"), lambda file: file.unlink()])
-def test_a_file_that_changes_before_it_is_cut_is_left_whole(tmp_path, config, monkeypatch, change) -> None:
+@pytest.mark.parametrize(
+    "change", [lambda file: file.write_text("{}\n"), lambda file: file.unlink()]
+)
+def test_a_file_that_changes_before_it_is_cut_is_left_whole(
+    tmp_path, config, monkeypatch, change
+) -> None:
     for i in range(8):
         write_jsonl(tmp_path / f"in/{i}.jsonl", ["a"] * 100)
     run, cut = config(str(tmp_path / "in"), unit_documents=100), planner._cut
@@ -225,7 +285,11 @@ def run(tmp_path: Path, config):
 def inspected(monkeypatch) -> list[str]:
     """The names of the objects that planning reads."""
     names: list[str] = []
-    monkeypatch.setattr(planner, "inspect", lambda item, *rest: names.append(item.name) or split.inspect(item, *rest))
+    monkeypatch.setattr(
+        planner,
+        "inspect",
+        lambda item, *rest: names.append(item.name) or split.inspect(item, *rest),
+    )
     return names
 
 
@@ -234,10 +298,14 @@ def test_small_files_share_units_and_large_ones_are_split(run) -> None:
     assert shape(planned) == [["d.jsonl"]] * 3 + [["a.jsonl", "b.jsonl", "c.jsonl"], ["e.jsonl"]]
     assert (planned.units, planned.documents, planned.exact) == (5, 36, True)
     assert planned.bytes == sum(p.stat().st_size for p in Path(run.input.path).iterdir())  # type: ignore[arg-type]
-    assert len({(d.source, d.fields["title"]) for unit in planned for d in read_unit(unit, run)}) == 36
+    assert (
+        len({(d.source, d.fields["title"]) for unit in planned for d in read_unit(unit, run)}) == 36
+    )
 
 
-def test_the_same_input_is_not_read_again_but_for_other_sizes_of_units(run, tmp_path, config, inspected) -> None:
+def test_the_same_input_is_not_read_again_but_for_other_sizes_of_units(
+    run, tmp_path, config, inspected
+) -> None:
     first = kept(run)
     assert len(inspected) == 5
     again = plan(run, run.output.path)
@@ -245,7 +313,10 @@ def test_the_same_input_is_not_read_again_but_for_other_sizes_of_units(run, tmp_
     assert (again.units, again.documents, again.bytes, again.exact) == (5, 36, first.bytes, True)
     assert list(plan(run)) == list(again)  # and it is what a fresh one would be
     inspected.clear()
-    assert (plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units, len(inspected)) == (8, 5)
+    assert (
+        plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units,
+        len(inspected),
+    ) == (8, 5)
 
 
 def test_what_is_new_becomes_units_of_its_own(run, tmp_path, inspected) -> None:
@@ -270,7 +341,9 @@ def test_what_was_replaced_or_is_gone_is_named_and_the_rest_kept(run, tmp_path, 
     planned = plan(run, run.output.path)
     assert planned.changes == "b.jsonl was replaced, e.jsonl is gone"
     assert inspected == ["a.jsonl", "b.jsonl", "c.jsonl"]  # they shared a unit
-    assert {u.id for u in planned} & set(first) == {i for i, u in first.items() if u.name == "d.jsonl"}
+    assert {u.id for u in planned} & set(first) == {
+        i for i, u in first.items() if u.name == "d.jsonl"
+    }
     assert planned.documents == 34
 
 
@@ -308,7 +381,9 @@ def test_units_that_were_taken_apart_stay_apart(run) -> None:
 def test_a_plan_that_is_torn_is_made_again_and_a_chunk_that_is_gone_is_named(run, tmp_path) -> None:
     chunk = tmp_path / "out/plan" / kept(run).totals.id / "000000.parquet"
     chunk.write_bytes(chunk.read_bytes()[:50])
-    with pytest.raises(RunError, match=r"000000.parquet: a part of the plan cannot be read.*delete"):
+    with pytest.raises(
+        RunError, match=r"000000.parquet: a part of the plan cannot be read.*delete"
+    ):
         list(plan(run, run.output.path))
     (tmp_path / "out/plan/plan.json").write_text("{")
     assert (stored(run.output.path), plan(run, run.output.path).units) == (None, 5)
@@ -336,10 +411,16 @@ def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monke
     line, opened = b'{"id": "1", "title": "t"}\n', storage.open_read
     monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 200)
     monkeypatch.setattr(planner, "_TAIL_PARTS", 200)
-    monkeypatch.setattr(storage, "open_read", lambda p, *a, **k: io.BytesIO(line) if "://" in p else opened(p, *a, **k))
+    monkeypatch.setattr(
+        storage,
+        "open_read",
+        lambda p, *a, **k: io.BytesIO(line) if "://" in p else opened(p, *a, **k),
+    )
 
     def peaks(count: int) -> list[int]:
-        """Bytes at most while so many objects are planned, and while they are compared with the stored plan."""
+        """Bytes at most while so many objects are planned, and while they are compared with the
+        stored plan.
+        """
         run, sizes = config("s3://generated/in", f"out{count}"), []
         for first in (0, 1):
             names = (f"{i:09d}.jsonl" for i in range(first, first + count))

@@ -1,4 +1,6 @@
-"""Delta and Iceberg tables as input, local and on a real S3 server, written by deltalake and pyiceberg."""
+"""Delta and Iceberg tables as input, local and on a real S3 server, written by deltalake and
+pyiceberg.
+"""
 
 import shutil
 from collections.abc import Sequence
@@ -52,12 +54,24 @@ class Iceberg:
 
 @pytest.fixture(params=["delta", "iceberg", "delta on S3", "iceberg on S3"])
 def made(request, tmp_path: Path):
-    root = request.getfixturevalue("bucket") + "/a b" if "S3" in request.param else str(tmp_path / "a b")
+    root = (
+        request.getfixturevalue("bucket") + "/a b"
+        if "S3" in request.param
+        else str(tmp_path / "a b")
+    )
     return request.param.partition(" ")[0], (Delta if "delta" in request.param else Iceberg)(root)
 
 
-def config(format: str, path: str, version: int | None = None, texts: Sequence[str] = TEXTS) -> RunConfig:
-    given = {"path": path, "format": format, "version": version, "category": "c", "category_column": None}
+def config(
+    format: str, path: str, version: int | None = None, texts: Sequence[str] = TEXTS
+) -> RunConfig:
+    given = {
+        "path": path,
+        "format": format,
+        "version": version,
+        "category": "c",
+        "category_column": None,
+    }
     return RunConfig.model_validate(config_tree(input={**given, "text_columns": [*texts]}))
 
 
@@ -70,7 +84,9 @@ def titles(config: RunConfig, output: str | None = None) -> list[str]:
     return sorted(document.fields["title"] for document in documents)
 
 
-def test_a_table_is_read_in_its_newest_version_and_a_resumed_run_reads_the_same(made, tmp_path) -> None:
+def test_a_table_is_read_in_its_newest_version_and_a_resumed_run_reads_the_same(
+    made, tmp_path
+) -> None:
     format, table = made
     output = str(tmp_path / "out")
     table.write(rows("a", "b"))
@@ -93,12 +109,19 @@ def test_what_is_wrong_with_a_table_is_one_line(made, tmp_path) -> None:
     with pytest.raises(InputError, match=f"no {format.title()} table here"):
         plan(config(format, str(tmp_path / "empty")))
     for path in (table.path, table.path.rpartition("/")[0], f"{table.path}/**/*.parquet"):
-        with pytest.raises(InputError, match=f"{table.path}: with .* set input.format to {format}; or to parquet"):
+        with pytest.raises(
+            InputError, match=f"{table.path}: with .* set input.format to {format}; or to parquet"
+        ):
             plan(config("auto", path))
     (file, *_) = (item.path for item in storage.walk(table.path) if item.name.endswith(".parquet"))
     assert plan(config("auto", file, texts=["title"])).documents == 1  # a file by its name is read
-    storage.delete(next(item.path for item in storage.walk(table.path) if item.name.endswith(".parquet")))
-    with pytest.raises(InputError, match=r"1 file of version \d+ of the table cannot be found, the first: .*\.parquet"):
+    storage.delete(
+        next(item.path for item in storage.walk(table.path) if item.name.endswith(".parquet"))
+    )
+    with pytest.raises(
+        InputError,
+        match=r"1 file of version \d+ of the table cannot be found, the first: .*\.parquet",
+    ):
         plan(config(format, table.path))
 
 
@@ -126,7 +149,11 @@ def test_a_column_that_files_have_under_another_name_is_refused(tmp_path) -> Non
     log = tmp_path / "delta/_delta_log/00000000000000000000.json"
     mapped = r"\"name\":\"title\",\"type\":\"string\",\"nullable\":true,\"metadata\":{"
     assert mapped in log.read_text()
-    log.write_text(log.read_text().replace(mapped, mapped + r"\"delta.columnMapping.physicalName\":\"country\""))
+    log.write_text(
+        log.read_text().replace(
+            mapped, mapped + r"\"delta.columnMapping.physicalName\":\"country\""
+        )
+    )
     for format, path, name in (("iceberg", table.path, "country"), ("delta", delta.path, "title")):
         with pytest.raises(InputError, match=f"column {name!r} was renamed, or replaces another"):
             plan(config(format, path, texts=[name]))

@@ -1,4 +1,6 @@
-"""Files that are a document each, what is wrong with them; Arrow files, and those a function of the user's reads."""
+"""Files that are a document each, what is wrong with them; Arrow files, and those a function of the
+user's reads.
+"""
 
 import datetime
 import gzip
@@ -20,7 +22,7 @@ from tests.runs import read_all, says
 
 PAGE = b"""<!doctype html><html><head><title>Shop</title><style>p {color: red}</style></head><body>
 <script>var hidden = 1</script><!-- hidden --><h1>Mug &amp; saucer</h1><p>Made of <b>clay</b>, 0.3&nbsp;l<br>blue</p>
-<table><tr><td>Brand</td><td>Acme</td></tr></table><ul><li>one<li>two</ul></body></html>"""
+<table><tr><td>Brand</td><td>Acme</td></tr></table><ul><li>one<li>two</ul></body></html>"""  # noqa: E501
 READER = """
 import csv, io
 def cards(name, file):
@@ -45,9 +47,11 @@ def pdf(*words: str, password: str | None = None) -> bytes:
 
 
 def word() -> bytes:
-    """A Word file of a paragraph with changes, its words said again by a fallback, and of a table in a table."""
+    """A Word file of a paragraph with changes, its words said again by a fallback, and of a table
+    in a table.
+    """
     said = "<w:r><w:t>{}</w:t></w:r>".format
-    text = f"{said('Lease to ')}<w:ins>{said('Acme')}</w:ins><w:del>{said('X')}</w:del><Fallback>{said('Y')}</Fallback>"
+    text = f"{said('Lease to ')}<w:ins>{said('Acme')}</w:ins><w:del>{said('X')}</w:del><Fallback>{said('Y')}</Fallback>"  # noqa: E501
     file, made = docx.Document(), io.BytesIO()
     file.element.body.insert(0, parse_xml(f"<w:p {ns.nsdecls('w')}>{text}</w:p>"))
     table = file.add_table(2, 2)
@@ -59,7 +63,13 @@ def word() -> bytes:
 
 
 def texts(folder, config, **keys) -> dict[str, str | None]:
-    keys = {"format": "files", "text_columns": ["text"], "category_column": None, "category": "c", **keys}
+    keys = {
+        "format": "files",
+        "text_columns": ["text"],
+        "category_column": None,
+        "category": "c",
+        **keys,
+    }
     return {d.id: d.error or d.fields["text"] for d in read_all(config(str(folder), **keys))}
 
 
@@ -74,31 +84,44 @@ def test_each_file_is_a_document_with_its_text(tmp_path, config, monkeypatch) ->
     (tmp_path / "g.docx").write_bytes(word())
     (tmp_path / "table.jsonl").write_text('{"id": 1, "text": "a row"}\n')
     assert texts(tmp_path, config) == {
-        "a.txt": "plain\n text ", "b.md": "# Title\n\n*words*", "d.htm": "Käse", "f.txt.gz": "packed",
-        "e.pdf": "first page\n\fsecond page\n\f", "g.docx": "Lease to Acme\ncell 0 cell 1\ncell 2 cell 3\nwithin",
+        "a.txt": "plain\n text ",
+        "b.md": "# Title\n\n*words*",
+        "d.htm": "Käse",
+        "f.txt.gz": "packed",
+        "e.pdf": "first page\n\fsecond page\n\f",
+        "g.docx": "Lease to Acme\ncell 0 cell 1\ncell 2 cell 3\nwithin",
         "below/c.HTML": "Mug & saucer\nMade of clay, 0.3 l\nblue\nBrand Acme\none\ntwo",
-    }  # fmt: skip
+    }
     monkeypatch.setattr("raypd.dataset.text_files._MARKUP", 1)
-    assert "unpacked it has more than" in str(texts(tmp_path, config, max_document_bytes=len(word()))["g.docx"])
+    assert "unpacked it has more than" in str(
+        texts(tmp_path, config, max_document_bytes=len(word()))["g.docx"]
+    )
 
 
-@pytest.mark.parametrize(("page", "text"), [
-    (b"<html><body><p>one</p></body></html>\n<div>footer</div>", "one\nfooter"),
-    (b"<html><head><title>t</title></head><body>one</body></html >" * 2, "one\none"),
-    (b"<!DOCTYPE html><title>x</title><main>hello</main>", "hello"),
-    (b"<meta charset=latin-1><p>5 \x80\x81", "5 \u20ac\ufffd"), (b"<meta charset=us-ascii><p>\x80", "\u20ac"),
-    (b"\xef\xbb\xbf<meta charset=latin-1><p>K\xc3\xa4se", "K\u00e4se"),
-    (b"<!-- <meta charset=klingon> --><meta charset=cp1252><p>\x80", "\u20ac"),
-    (b"<!-- <meta charset=latin-1> --><p>\xc3\xa4", "\u00e4"),
-    (b"<p>a \x0b b &#11; c \xef\xbf\xbe</p>d", "a\nb\nc \ufffe\nd"),
-    (b"<p>a<img src='%s'>b" % (b"x" * 11_000_000), "ab"), (b"<i>" * 2000 + b"x", "x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        (b"<html><body><p>one</p></body></html>\n<div>footer</div>", "one\nfooter"),
+        (b"<html><head><title>t</title></head><body>one</body></html >" * 2, "one\none"),
+        (b"<!DOCTYPE html><title>x</title><main>hello</main>", "hello"),
+        (b"<meta charset=latin-1><p>5 \x80\x81", "5 \u20ac\ufffd"),
+        (b"<meta charset=us-ascii><p>\x80", "\u20ac"),
+        (b"\xef\xbb\xbf<meta charset=latin-1><p>K\xc3\xa4se", "K\u00e4se"),
+        (b"<!-- <meta charset=klingon> --><meta charset=cp1252><p>\x80", "\u20ac"),
+        (b"<!-- <meta charset=latin-1> --><p>\xc3\xa4", "\u00e4"),
+        (b"<p>a \x0b b &#11; c \xef\xbf\xbe</p>d", "a\nb\nc \ufffe\nd"),
+        (b"<p>a<img src='%s'>b" % (b"x" * 11_000_000), "ab"),
+        (b"<i>" * 2000 + b"x", "x"),
+    ],
+)
 def test_html_is_read_as_browsers_do(tmp_path, config, page: bytes, text: str) -> None:
     (tmp_path / "a.html").write_bytes(page)
     assert texts(tmp_path, config) == {"a.html": text}
 
 
-def test_pages_of_a_pdf_without_text_are_counted_and_nul_characters_dropped(tmp_path, config, monkeypatch, caplog):
+def test_pages_of_a_pdf_without_text_are_counted_and_nul_characters_dropped(
+    tmp_path, config, monkeypatch, caplog
+):
     (tmp_path / "a.pdf").write_bytes(pdf("one", "", "three"))
     read = pypdf.PageObject.extract_text
     monkeypatch.setattr(pypdf.PageObject, "extract_text", lambda page: f"\0{read(page)}\0")
@@ -115,25 +138,51 @@ def test_columns_of_html_are_read_as_their_visible_text(tmp_path, config) -> Non
     *read, deep, large = read_all(config(str(tmp_path), text_columns=["title", "body"], **keys))
     assert [d.fields["body"] for d in read] == ["Of clay\n0.3 l", "", None, "a\nb"]
     says(
-        (read[0].fields["title"], deep.error, large.error), "<Mug>", "elements are nested", "'body' has over 32000 byte"
+        (read[0].fields["title"], deep.error, large.error),
+        "<Mug>",
+        "elements are nested",
+        "'body' has over 32000 byte",
     )
-    with pytest.raises(ValueError, match=r"html_columns: 'body' is none of the columns of text \(title\)"):
+    with pytest.raises(
+        ValueError, match=r"html_columns: 'body' is none of the columns of text \(title\)"
+    ):
         config(str(tmp_path), text_columns=["title"], html_columns=["body"])
 
 
 BAD = {
     "empty.txt": (b"", "empty.txt: no text in text"),
-    "latin.txt": (b"K\xe4se", "latin.txt: not UTF-8: invalid continuation byte at byte 1; input.encoding"),
+    "latin.txt": (
+        b"K\xe4se",
+        "latin.txt: not UTF-8: invalid continuation byte at byte 1; input.encoding",
+    ),
     "nul.txt": (b"a\0b", "nul.txt: column 'text' holds NUL characters"),
-    "long.txt": (b"x" * 3000, "long.txt: the file has more than 2000 bytes; input.max_document_bytes is 2000"),
+    "long.txt": (
+        b"x" * 3000,
+        "long.txt: the file has more than 2000 bytes; input.max_document_bytes is 2000",
+    ),
     "large.html": (b"<p>" + b" " * 40_000, "large.html: the file has more than 32000 bytes"),
-    "deep.html": (b"<div>" * 5000 + b"x", "deep.html: HTML that cannot be read whole: its elements are nested"),
-    "charset.html": (b"<meta charset=klingon><p>x", "charset.html: its charset 'klingon' is none that Python knows"),
+    "deep.html": (
+        b"<div>" * 5000 + b"x",
+        "deep.html: HTML that cannot be read whole: its elements are nested",
+    ),
+    "charset.html": (
+        b"<meta charset=klingon><p>x",
+        "charset.html: its charset 'klingon' is none that Python knows",
+    ),
     "nothing.html": (b" <!-- x -->", "nothing.html: no text in text"),
     "cut.pdf": (b"%PDF-1.4 nothing", "cut.pdf: a PDF that cannot be read: "),
-    "locked.pdf": (pdf("x", password="secret"), "locked.pdf: a PDF that cannot be read: it has a password"),
-    "locked.docx": (b"\xd0\xcf\x11\xe0", "locked.docx: no Word file (or one with a password): File is not a zip file"),
-    "scan.pdf": (pdf("", ""), "scan.pdf: a PDF without text on its 2 pages, as scans are: it needs OCR first"),
+    "locked.pdf": (
+        pdf("x", password="secret"),
+        "locked.pdf: a PDF that cannot be read: it has a password",
+    ),
+    "locked.docx": (
+        b"\xd0\xcf\x11\xe0",
+        "locked.docx: no Word file (or one with a password): File is not a zip file",
+    ),
+    "scan.pdf": (
+        pdf("", ""),
+        "scan.pdf: a PDF without text on its 2 pages, as scans are: it needs OCR first",
+    ),
 }
 
 
@@ -146,9 +195,13 @@ def test_what_cannot_be_read_is_a_document_with_an_error(tmp_path, config) -> No
         assert (read[name] or "").startswith(error), (name, read[name])
 
 
-def test_a_folder_says_which_files_are_read_and_a_path_that_ends_as_they_do_needs_no_format(tmp_path, config) -> None:
+def test_a_folder_says_which_files_are_read_and_a_path_that_ends_as_they_do_needs_no_format(
+    tmp_path, config
+) -> None:
     (tmp_path / "README.md").write_text("about the table")
-    with pytest.raises(InputError, match=r"README.md: input.format=files takes each file \(.txt, .*as a document"):
+    with pytest.raises(
+        InputError, match=r"README.md: input.format=files takes each file \(.txt, .*as a document"
+    ):
         plan(config(str(tmp_path)))
     (tmp_path / "table.jsonl").write_text('{"id": 1, "title": "a row"}\n')
     assert [d.fields["title"] for d in read_all(config(str(tmp_path)))] == ["a row"]
@@ -157,7 +210,9 @@ def test_a_folder_says_which_files_are_read_and_a_path_that_ends_as_they_do_need
     with pytest.raises(InputError, match=r"a.rtf: input.format=files takes each file \(.txt, "):
         plan(config(str(tmp_path), format="files", text_columns=["text"]))
     (tmp_path / "a.md").write_text("words")
-    read = read_all(config(str(tmp_path / "*.md"), text_columns=["text"], category_column=None, category="c"))
+    read = read_all(
+        config(str(tmp_path / "*.md"), text_columns=["text"], category_column=None, category="c")
+    )
     assert [(d.id, d.fields["text"]) for d in read] == [("a.md", "words")]
     with pytest.raises((InputError, ConfigError), match=r"no column 'sku' \(input.id_column\)"):
         plan(config(str(tmp_path / "*.md"), text_columns=["text"], id_column="sku", category="c"))
@@ -168,7 +223,9 @@ def test_rows_of_arrow_files(tmp_path, config, write) -> None:
     table = pa.Table.from_pylist([{"id": n, "title": f"t{n}", "more": [n]} for n in range(200)])
     with write(str(tmp_path / "data-00000-of-00001.arrow"), table.schema) as file:
         file.write_table(table, max_chunksize=30)
-    (tmp_path / "cache-0123456789abcdef.arrow").write_bytes((tmp_path / "data-00000-of-00001.arrow").read_bytes())
+    (tmp_path / "cache-0123456789abcdef.arrow").write_bytes(
+        (tmp_path / "data-00000-of-00001.arrow").read_bytes()
+    )
     assert plan(config(str(tmp_path / "cache-0123456789abcdef.arrow"))).documents == 200
     run = config(str(tmp_path), unit_documents=70)
     assert [d.fields for d in read_all(run)] == [{"id": n, "title": f"t{n}"} for n in range(200)]
@@ -186,43 +243,74 @@ def test_files_that_a_function_of_ones_own_reads(tmp_path, config, monkeypatch) 
     made = config(str(tmp_path / "in"), reader="shop_cards:cards", unit_documents=70)
     assert [unit.rows for unit in plan(made)] == [70, 30]
     assert [(d.id, d.error) for d in read_all(made)[:3]] == [
-        ("a.cards/0", None), ("a.cards:1", "a.cards, row 1: input.reader gave a list, not a dict"), ("a.cards/2", None),
-    ]  # fmt: skip
+        ("a.cards/0", None),
+        ("a.cards:1", "a.cards, row 1: input.reader gave a list, not a dict"),
+        ("a.cards/2", None),
+    ]
     (tmp_path / "b.txt").write_text("x---y")
-    assert plan(config(str(tmp_path / "b.txt"), reader="shop_cards:cards")).documents == 2  # of any name
+    # Of any name.
+    assert plan(config(str(tmp_path / "b.txt"), reader="shop_cards:cards")).documents == 2
     (tmp_path / "in/a.cards").write_text("x---end")
-    with pytest.raises(InputError, match=r"a.cards: input.reader shop_cards:cards: ValueError: unknown card"):
+    with pytest.raises(
+        InputError, match=r"a.cards: input.reader shop_cards:cards: ValueError: unknown card"
+    ):
         plan(made)
-    with pytest.raises(ConfigError, match=r"input.reader: shop_cards:card: cannot be imported: AttributeError"):
+    with pytest.raises(
+        ConfigError, match=r"input.reader: shop_cards:card: cannot be imported: AttributeError"
+    ):
         plan(config(str(tmp_path / "in"), reader="shop_cards:card"))
 
 
 def test_json_that_is_no_lines(tmp_path, config) -> None:
     one, two, three = ({"id": n, "title": f"t{n}", "more": {"n": n}} for n in "123")
-    (tmp_path / "a.json").write_text(f"\ufeff [{json.dumps(one, indent=2)}, 7,\n{json.dumps(two)}]\n")
-    (tmp_path / "b.JSON.gz").write_bytes(gzip.compress(f"{json.dumps(three, indent=1)}\n\n{{}}".encode()))
+    (tmp_path / "a.json").write_text(
+        f"\ufeff [{json.dumps(one, indent=2)}, 7,\n{json.dumps(two)}]\n"
+    )
+    (tmp_path / "b.JSON.gz").write_bytes(
+        gzip.compress(f"{json.dumps(three, indent=1)}\n\n{{}}".encode())
+    )
     (tmp_path / "notes.txt").write_text("no JSON")
     made = config(str(tmp_path), format="json", unit_documents=2)
     assert [(d.id, d.fields, d.error) for d in read_all(made)] == [
-        ("1", one, None), ("a.json:1", {}, "a.json, row 1: expected a JSON object, found a number"), ("2", two, None),
+        ("1", one, None),
+        ("a.json:1", {}, "a.json, row 1: expected a JSON object, found a number"),
+        ("2", two, None),
         ("3", three, None),
         ("b.JSON.gz:1", {}, "b.JSON.gz, row 1: no text in title"),
-    ]  # fmt: skip
-    assert [unit.rows for unit in (*plan(made), *plan(config(str(tmp_path / "*.json"))))] == [2, 1, 2, 3]
-    with pytest.raises(InputError, match=r"/a.json: input.format=json takes each file \(.json\) as"):
+    ]
+    assert [unit.rows for unit in (*plan(made), *plan(config(str(tmp_path / "*.json"))))] == [
+        2,
+        1,
+        2,
+        3,
+    ]
+    with pytest.raises(
+        InputError, match=r"/a.json: input.format=json takes each file \(.json\) as"
+    ):
         plan(config([str(tmp_path / "*.json"), str(tmp_path / "*.txt")]))
     (tmp_path / "a.json").write_text('[{"id": 1}')
-    with pytest.raises(InputError, match=r"a.json: not JSON: Expecting ',' delimiter: line 1 column 11"):
+    with pytest.raises(
+        InputError, match=r"a.json: not JSON: Expecting ',' delimiter: line 1 column 11"
+    ):
         plan(config(str(tmp_path / "a.json")))
     (tmp_path / "a.json").write_text(json.dumps({"products": [one, two]}))
-    assert [(d.id, d.fields) for d in read_all(config(str(tmp_path / "a.json")))] == [("1", one), ("2", two)]
+    assert [(d.id, d.fields) for d in read_all(config(str(tmp_path / "a.json")))] == [
+        ("1", one),
+        ("2", two),
+    ]
 
 
 def test_a_workbook_is_read_as_a_csv_of_its_first_sheet(tmp_path, config) -> None:
     book = openpyxl.Workbook()
     day, hour = datetime.datetime(2021, 9, 1), datetime.datetime(2021, 9, 1, 8, 30)
     book.active["A1"] = "Our products"
-    for row in (["id", "title", None, "more"], [7, 2001, "x", day], [None] * 4, [8.5, "b\nc", None, hour], [9, True]):
+    for row in (
+        ["id", "title", None, "more"],
+        [7, 2001, "x", day],
+        [None] * 4,
+        [8.5, "b\nc", None, hour],
+        [9, True],
+    ):
         book.active.append(row)
     book.create_sheet().append(["id", "title"])
     book.save(tmp_path / "a.xlsx")
@@ -230,10 +318,15 @@ def test_a_workbook_is_read_as_a_csv_of_its_first_sheet(tmp_path, config) -> Non
     table = ("7", "2001", "2021-09-01"), ("8.5", "b\nc", "2021-09-01 08:30:00"), ("9", "true", None)
     assert [tuple(document.fields.values()) for document in read_all(made)] == [*table]
     assert [(unit.start, unit.rows) for unit in plan(made)] == [(0, 2), (2, 1)]
-    assert [(line, row["title"]) for line, _, row in label_rows(str(tmp_path / "a.xlsx"), "id")][1] == (3, "b\nc")
+    assert [(line, row["title"]) for line, _, row in label_rows(str(tmp_path / "a.xlsx"), "id")][
+        1
+    ] == (3, "b\nc")
     book.active["C2"] = "title"
     book.save(tmp_path / "a.xlsx")
     (tmp_path / "b.xlsx").write_bytes(b"PK")
-    for name, message in (("a", "a.xlsx: two columns are called 'title'"), ("b", "b.xlsx: no workbook that can be re")):
+    for name, message in (
+        ("a", "a.xlsx: two columns are called 'title'"),
+        ("b", "b.xlsx: no workbook that can be re"),
+    ):
         with pytest.raises(InputError, match=message):
             plan(config(str(tmp_path / f"{name}.xlsx")))

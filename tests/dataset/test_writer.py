@@ -14,8 +14,11 @@ from raypd.run.records import UnitSummary
 from raypd.tasks.base import Document, Record
 
 COLUMNS = pa.schema([("answer", pa.string()), ("price", pa.float64())])
-DOCUMENTS = [Document(0, "a", source="a.jsonl", place=10), Document(1, "b", source="a.jsonl", place=11),
-             Document(2, "c", error="a.jsonl, byte 12: not JSON", source="a.jsonl", place=12)]  # fmt: skip
+DOCUMENTS = [
+    Document(0, "a", source="a.jsonl", place=10),
+    Document(1, "b", source="a.jsonl", place=11),
+    Document(2, "c", error="a.jsonl, byte 12: not JSON", source="a.jsonl", place=12),
+]
 
 
 def table(records: list[Record]) -> pa.Table:
@@ -26,13 +29,21 @@ def test_rows_are_the_input_s_in_order_with_errors_for_values_that_cannot_be_wri
     records = [Record(1, {"answer": "B"}), Record(0, {"answer": "A", "price": 2.5})]
     rows = (unit_table := table(records)).to_pylist()
     assert [(r["id"], r["row"], r["status"], r["answer"]) for r in rows] == [
-        ("a", 10, "ok", "A"), ("b", 11, "ok", "B"), ("c", 12, "error", None)]  # fmt: skip
-    assert (rows[2]["error"], writer.count_documents(unit_table)) == ("a.jsonl, byte 12: not JSON", (2, 1))
+        ("a", 10, "ok", "A"),
+        ("b", 11, "ok", "B"),
+        ("c", 12, "error", None),
+    ]
+    assert (rows[2]["error"], writer.count_documents(unit_table)) == (
+        "a.jsonl, byte 12: not JSON",
+        (2, 1),
+    )
     with pytest.raises(RunError, match="1 answers of a unit stand in it twice"):
         table([*records, Record(1, {"answer": "B2"})])
     assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
     assert table([]).schema == unit_table.schema  # errors alone: the same schema
-    rows = table([Record(0, {"answer": "A", "price": "cheap"}), Record(1, {"answer": "\ud800"})]).to_pylist()
+    rows = table(
+        [Record(0, {"answer": "A", "price": "cheap"}), Record(1, {"answer": "\ud800"})]
+    ).to_pylist()
     assert [r["status"] for r in rows] == ["error"] * 3
     assert "cannot be written" in rows[0]["error"]
     with pytest.raises(ValueError, match="'status'"):
@@ -41,8 +52,12 @@ def test_rows_are_the_input_s_in_order_with_errors_for_values_that_cannot_be_wri
 
 def test_the_second_commit_changes_nothing(tmp_path) -> None:
     for answer, ok in (("first", 1), ("second", 2)):
-        summary = UnitSummary("u-1", "f" * 12, "s", "a.jsonl", 10, 3, ok, 3 - ok, 1.5, counts={"steps": 7})
-        assert writer.commit(str(tmp_path), table([Record(0, {"answer": answer})]), summary) == (answer == "first")
+        summary = UnitSummary(
+            "u-1", "f" * 12, "s", "a.jsonl", 10, 3, ok, 3 - ok, 1.5, counts={"steps": 7}
+        )
+        assert writer.commit(str(tmp_path), table([Record(0, {"answer": answer})]), summary) == (
+            answer == "first"
+        )
     assert writer.committed(str(tmp_path)) == {"u-1"}
     assert writer.is_committed(str(tmp_path), "u-1")
     summary = writer.read_summary(str(tmp_path), "u-1")
@@ -68,6 +83,9 @@ def test_a_damaged_object_is_named(tmp_path) -> None:
     (tmp_path / "units").mkdir()
     (tmp_path / "units/u.parquet").write_bytes(b"PAR1")
     pq.write_table(pa.table({"id": [1]}), tmp_path / "units/v.parquet")
-    for unit, words in (("u", r"u.parquet: damaged, not a whole unit .* delete it"), ("v", r"v.parquet")):
+    for unit, words in (
+        ("u", r"u.parquet: damaged, not a whole unit .* delete it"),
+        ("v", r"v.parquet"),
+    ):
         with pytest.raises(RunError, match=words):
             writer.read_summary(str(tmp_path), unit)

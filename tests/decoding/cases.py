@@ -33,13 +33,19 @@ WINDOWED = {"mistral", "gemma2", "gemma3_text"}
 EOS, FORK, CHILD = 2, 3, 4
 MASK = 3
 ENDS = frozenset([EOS])
-TREES = [cartesian_tree(1, 1, 1), cartesian_tree(3, 2), Tree([(0,), (1,), (2,), (1, 0), (1, 1), (1, 0, 0)])]
+TREES = [
+    cartesian_tree(1, 1, 1),
+    cartesian_tree(3, 2),
+    Tree([(0,), (1,), (2,), (1, 0), (1, 1), (1, 0, 0)]),
+]
 MOST = 400  # more than any tree of `few_forks` has: where it cuts, threads are cut in another order
 
 
 @dataclass
 class Case:
-    """Programs, made anew at each call, and the check of their answers: tokens, log-probabilities nearly."""
+    """Programs, made anew at each call, and the check of their answers: tokens, log-probabilities
+    nearly.
+    """
 
     programs: Callable[[], list[Program[Any]]]
     check: Callable[[list[Any], float], None]
@@ -56,7 +62,9 @@ def pair(kind: str, **overrides: Any) -> tuple[PreTrainedModel, PreTrainedModel]
 
 
 def agree(expected, tokens, logprobs, atol=1e-3) -> None:
-    """Equal tokens and log-probabilities; a first divergence is excused only at a gap below `atol`."""
+    """Equal tokens and log-probabilities; a first divergence is excused only at a gap below
+    `atol`.
+    """
     for i, (token, logprob, gap) in enumerate(expected):
         if i >= len(tokens) or tokens[i] != token:
             assert gap < atol, f"token {i}: {tokens[i : i + 1]} for {token}, gap {gap}"
@@ -66,26 +74,41 @@ def agree(expected, tokens, logprobs, atol=1e-3) -> None:
 
 
 def _divergence(expected: list, part: Any) -> int:
-    """The first step at which a part's token is another one than expected; past the last one: none is."""
+    """The first step at which a part's token is another one than expected; past the last one: none
+    is.
+    """
     tokens = [token for token, _, _ in expected]
     most = max(len(tokens), len(part.tokens))
     return next((i for i in range(most) if tokens[i : i + 1] != part.tokens[i : i + 1]), 1 << 30)
 
 
-def compared(expected: list[list], ended: Callable[[list[int]], bool]) -> Callable[[list[Any], float], None]:
+def compared(
+    expected: list[list], ended: Callable[[list[int]], bool]
+) -> Callable[[list[Any], float], None]:
     """The check that every answer has the expected parts, each complete where its tokens say so."""
 
     def check(answers: list[Any], atol: float) -> None:
         for wanted, answer in zip(expected, answers, strict=True):
             found = answer if isinstance(answer, list) else getattr(answer, "points", [answer])
-            # Values are decoded side by side and see each other: behind a step where one diverges, all read other text.
-            upto = min((_divergence(want, part) for want, part in zip(wanted, found, strict=True)), default=0) + 1
+            # Values are decoded side by side and see each other: behind a step where one diverges,
+            # all read other text.
+            upto = (
+                min(
+                    (_divergence(want, part) for want, part in zip(wanted, found, strict=True)),
+                    default=0,
+                )
+                + 1
+            )
             for want, part in zip(wanted, found, strict=True):
                 end = upto if isinstance(part, Value) else None
                 agree(want[:end], part.tokens[:end], part.logprobs[:end], atol)
-                assert (part.closed if isinstance(part, Value) else part.stopped) == ended(part.tokens)
+                assert (part.closed if isinstance(part, Value) else part.stopped) == ended(
+                    part.tokens
+                )
         lengths = {len(want) for wanted in expected for want in wanted}
-        assert len(lengths) > 1 or max(map(len, expected)) == 1, "parts of an answer should end at different steps"
+        assert len(lengths) > 1 or max(map(len, expected)) == 1, (
+            "parts of an answer should end at different steps"
+        )
 
     return check
 
@@ -107,12 +130,19 @@ seventh, eleventh, twenty_third = every(7), every(11), every(23)
 
 def _autoregressive(stock: PreTrainedModel) -> Case:
     prompts = prompts_of(2, 5, 20)
-    expected = [[reference.autoregressive(stock, prompt.tokens, 12, eleventh)] for prompt in prompts]
-    return Case(lambda: [autoregressive(prompt, 12, eleventh) for prompt in prompts], compared(expected, eleventh))
+    expected = [
+        [reference.autoregressive(stock, prompt.tokens, 12, eleventh)] for prompt in prompts
+    ]
+    return Case(
+        lambda: [autoregressive(prompt, 12, eleventh) for prompt in prompts],
+        compared(expected, eleventh),
+    )
 
 
 class EverySeventh:
-    """A slot's rules for random models: done at a multiple of 7; optionally even tokens alone at first."""
+    """A slot's rules for random models: done at a multiple of 7; optionally even tokens alone at
+    first.
+    """
 
     def __init__(self, limited: bool = False) -> None:
         self.limited = limited
@@ -162,16 +192,23 @@ def _stacked(stacks: tuple[int, ...], isolate_values: bool) -> Callable[[PreTrai
                 return prompt.slots[n].grammar.allowed(tokens[-1] if tokens else 0, 9)
 
             ends, closed = [slot.end for slot in prompt.slots], lambda n, tokens: seventh(tokens)
-            return reference.hyper_parallel(stock, prompt.tokens, ends, 6, isolate_values, allowed, closed)
+            return reference.hyper_parallel(
+                stock, prompt.tokens, ends, 6, isolate_values, allowed, closed
+            )
 
         expected = [values(prompt) for prompt in prompts]
-        return Case(lambda: [hyper_parallel(p, 6, isolate_values) for p in prompts], compared(expected, seventh))
+        return Case(
+            lambda: [hyper_parallel(p, 6, isolate_values) for p in prompts],
+            compared(expected, seventh),
+        )
 
     return case
 
 
 def _guided(stock: PreTrainedModel) -> Case:
-    """Every value behind all of the answer before it; what `closing` puts behind a value is seen by the next."""
+    """Every value behind all of the answer before it; what `closing` puts behind a value is seen by
+    the next.
+    """
     rng = random.Random(5)
     prompts = [slotted(rng, 1, shared=bool(i % 2)) for i in range(5)]
 
@@ -191,18 +228,26 @@ def _guided(stock: PreTrainedModel) -> Case:
 
 
 def tree_of(rng: random.Random, contexts: int, instruction: list[int]) -> PromptTree:
-    """A ragged tree: 0 to 5 questions a context, but some in the first; of some the first token is limited."""
+    """A ragged tree: 0 to 5 questions a context, but some in the first; of some the first token is
+    limited.
+    """
 
     def question() -> Question:
         letters = lambda tokens: None if tokens else AllowedTokens(np.arange(65, 69))  # noqa: E731
         return Question(tokens_of(rng, 1, 6), seventh, letters if rng.random() < 0.3 else None)
 
     counts = [rng.randint(2, 5), *(rng.randint(0, 5) for _ in range(contexts - 1))]
-    return PromptTree(instruction, [Context(tokens_of(rng, 1, 15), [question() for _ in range(n)]) for n in counts])
+    return PromptTree(
+        instruction,
+        [Context(tokens_of(rng, 1, 15), [question() for _ in range(n)]) for n in counts],
+    )
 
 
 def _intra_prompt(stock: PreTrainedModel) -> Case:
-    """Against one prompt a question. Without an instruction nothing is shared, and a context begins at position 0."""
+    """Against one prompt a question.
+
+    Without an instruction nothing is shared, and a context begins at position 0.
+    """
     rng = random.Random(4)
     trees = [tree_of(rng, 1 + n % 4, [] if n == 2 else INSTRUCTION) for n in range(4)]
 
@@ -210,7 +255,9 @@ def _intra_prompt(stock: PreTrainedModel) -> Case:
         tokens = [*tree.instruction, *context.tokens, *asked.tokens]
         return reference.autoregressive(stock, tokens, 7, seventh, asked.allowed_token_ids)
 
-    expected = [[alone(tree, c, asked) for c in tree.contexts for asked in c.questions] for tree in trees]
+    expected = [
+        [alone(tree, c, asked) for c in tree.contexts for asked in c.questions] for tree in trees
+    ]
     return Case(lambda: [intra_prompt(tree, 7) for tree in trees], compared(expected, seventh))
 
 
@@ -228,14 +275,21 @@ def drafting(program, prompt, text, k, right, seed=0):
 
 
 class Knowing(MedusaHeads):
-    """Heads that know the texts by the stock model's hidden state, and guess right with the probability `right`."""
+    """Heads that know the texts by the stock model's hidden state, and guess right with the
+    probability `right`.
+    """
 
     def __init__(self, stock, texts, right, seed=0):
         width = stock.get_output_embeddings().weight.shape
         super().__init__(3, 1, width[1], width[0])
         self.right, self.rng = right, random.Random(seed)
-        self.states = torch.cat([reference.plain_output(stock, tokens)[1][begin - 1 :] for tokens, begin in texts])
-        self.behind = [tokens[at:] for tokens, begin in texts for at in range(begin, len(tokens) + 1)]  # a state's text
+        self.states = torch.cat(
+            [reference.plain_output(stock, tokens)[1][begin - 1 :] for tokens, begin in texts]
+        )
+        # A state's text.
+        self.behind = [
+            tokens[at:] for tokens, begin in texts for at in range(begin, len(tokens) + 1)
+        ]
 
     def draft(self, hidden, tree):
         return [self.guess_one(state, tree) for state in hidden]
@@ -249,18 +303,24 @@ class Knowing(MedusaHeads):
         for d, rank in zip(tree.depths, tree.ranks, strict=True):
             if d not in lucky:
                 ranks = {r for depth, r in zip(tree.depths, tree.ranks, strict=True) if depth == d}
-                lucky[d] = self.rng.choice(sorted(ranks)) if self.rng.random() < self.right else None
+                lucky[d] = (
+                    self.rng.choice(sorted(ranks)) if self.rng.random() < self.right else None
+                )
             known = text[d] if d < len(text) else 5
             guesses.append(known if rank == lucky[d] else (known + 1 + rank) % 200)
         return guesses
 
 
 def _drafted(program: Callable[..., Program[Any]]) -> Callable[[PreTrainedModel], Case]:
-    """`program(stock, prompt, the text that comes, its number)` on prompts, against what the model says alone."""
+    """`program(stock, prompt, the text that comes, its number)` on prompts, against what the model
+    says alone.
+    """
 
     def case(stock: PreTrainedModel) -> Case:
         prompts = prompts_of(2, 5)
-        expected = [[reference.autoregressive(stock, prompt.tokens, 14, twenty_third)] for prompt in prompts]
+        expected = [
+            [reference.autoregressive(stock, prompt.tokens, 14, twenty_third)] for prompt in prompts
+        ]
         texts = [[token for token, _, _ in want] for (want,) in expected]
         same = compared(expected, twenty_third)
 
@@ -270,7 +330,10 @@ def _drafted(program: Callable[..., Program[Any]]) -> Callable[[PreTrainedModel]
             assert max(answer.average_accepted_tokens for answer in answers) > 1.3
 
         pairs = list(enumerate(zip(prompts, texts, strict=True)))
-        return Case(lambda: [program(stock, prompt, text, number) for number, (prompt, text) in pairs], check)
+        return Case(
+            lambda: [program(stock, prompt, text, number) for number, (prompt, text) in pairs],
+            check,
+        )
 
     return case
 
@@ -288,7 +351,9 @@ def _medusa(stock, prompt, text, number):
 
 
 def forks(token: int, position: int, predicted: int) -> int:
-    """What a trained model would do now and then, as a function of what the model sees last: forks and ends."""
+    """What a trained model would do now and then, as a function of what the model sees last: forks
+    and ends.
+    """
     draw = (predicted * 31 + position * 17 + token * 7) % 19
     if draw < 3 and token != CHILD:
         return FORK
@@ -308,7 +373,9 @@ def few_forks(token: int, position: int, predicted: int) -> int:
 
 
 def threads_of(prompt, root: Paragraph) -> list[tuple[list[int], list[float], int]]:
-    """(tokens on its path, their log-probabilities, where its own begin) of every thread of a paragraph tree."""
+    """(tokens on its path, their log-probabilities, where its own begin) of every thread of a
+    paragraph tree.
+    """
     found, stack = [], [(list(prompt), [0.0] * len(prompt), len(prompt), root)]
     while stack:
         path, logprobs, begin, node = stack.pop()
@@ -322,7 +389,9 @@ def threads_of(prompt, root: Paragraph) -> list[tuple[list[int], list[float], in
 
 
 def check_threads(stock, prompt: Prompt, answer: AparAnswer, rule, atol: float) -> None:
-    """Every thread is what the model, and the rule that steers it, say behind the thread's own path alone."""
+    """Every thread is what the model, and the rule that steers it, say behind the thread's own path
+    alone.
+    """
     found, seen = threads_of(prompt.tokens, answer.root), []
     for path, logprobs, begin in found:
         logits = reference.plain_output(stock, path)[0]
@@ -355,14 +424,20 @@ def _apar(stock: PreTrainedModel) -> Case:
                 longest = max(len(path) for path, _, _ in threads_of(prompt.tokens, answer.root))
                 assert answer.cost.steps == longest - len(prompt.tokens)
         assert sum(answer.threads for answer in answers) > 6
-        nested = (p.first_child and p.first_child.first_child for a in answers for p in restore(a.root))
+        nested = (
+            p.first_child and p.first_child.first_child for a in answers for p in restore(a.root)
+        )
         assert any(nested), "nested forks"
 
     pairs = list(zip(prompts, limits, strict=True))
-    return Case(lambda: [steered(apar(p, 40, FORK, CHILD, ENDS, limit), forks) for p, limit in pairs], check)
+    return Case(
+        lambda: [steered(apar(p, 40, FORK, CHILD, ENDS, limit), forks) for p, limit in pairs], check
+    )
 
 
-def plainly(stock: PreTrainedModel, prompt: Prompt) -> tuple[AparAnswer, list[tuple[list[int], int]]]:
+def plainly(
+    stock: PreTrainedModel, prompt: Prompt
+) -> tuple[AparAnswer, list[tuple[list[int], int]]]:
     """What `apar` decodes under `few_forks`, and its threads as texts of `Knowing`."""
     answer = reference.Replay(stock).run(steered(apar(prompt, MOST, FORK, CHILD, ENDS), few_forks))
     return answer, [(path, begin) for path, _, begin in threads_of(prompt.tokens, answer.root)]
@@ -376,23 +451,32 @@ def _apar_medusa(stock: PreTrainedModel) -> Case:
     def check(answers: list[Any], atol: float) -> None:
         for prompt, answer, want in zip(prompts, answers, plain, strict=True):
             check_threads(stock, prompt, answer, few_forks, atol)
-            assert [p.tokens for p in restore(answer.root)] == [p.tokens for p in restore(want.root)]
+            assert [p.tokens for p in restore(answer.root)] == [
+                p.tokens for p in restore(want.root)
+            ]
             assert (answer.cut, answer.flattened) == (None, want.flattened)
             assert answer.cost.steps <= want.cost.steps
-        assert sum(answer.cost.steps for answer in answers) < 0.8 * sum(want.cost.steps for want in plain)
+        assert sum(answer.cost.steps for answer in answers) < 0.8 * sum(
+            want.cost.steps for want in plain
+        )
         assert sum(answer.accepted for answer in answers) > 10
         assert sum(answer.threads for answer in answers) > 4
 
     def program(number: int) -> Program[Any]:
         heads = Knowing(stock, texts[number], 0.75, number)
-        return steered(apar(prompts[number], MOST, FORK, CHILD, ENDS, heads=heads, tree=TREES[number]), few_forks)
+        return steered(
+            apar(prompts[number], MOST, FORK, CHILD, ENDS, heads=heads, tree=TREES[number]),
+            few_forks,
+        )
 
     return Case(lambda: [program(number) for number in range(3)], check)
 
 
 def _pasta(stock: PreTrainedModel) -> Case:
     prompts, most, most_async = prompts_of(3, 4, 15, 3), 56, 12
-    expected = [pasta_script.from_scratch(stock, prompt.tokens, most, most_async) for prompt in prompts]
+    expected = [
+        pasta_script.from_scratch(stock, prompt.tokens, most, most_async) for prompt in prompts
+    ]
 
     def check(answers: list[Any], atol: float) -> None:
         for answer, threads in zip(answers, expected, strict=True):
@@ -400,7 +484,9 @@ def _pasta(stock: PreTrainedModel) -> Case:
                 assert ours.tokens == [token for token, _ in theirs.picked]
                 assert ours.logprobs == pytest.approx([p for _, p in theirs.picked], abs=atol)
         assert sum(len(answer.threads) for answer in answers) > 8
-        assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), "a wait for a child"
+        assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), (
+            "a wait for a child"
+        )
 
     def program(prompt: Prompt) -> Program[Any]:
         texts, encode = pasta_script.TEXTS, pasta_script.encode
@@ -412,10 +498,16 @@ def _pasta(stock: PreTrainedModel) -> Case:
 
 CASES: dict[str, Callable[[PreTrainedModel], Case]] = {
     "hyper_parallel": _stacked((1, 6, 2, 3), isolate_values=False),
-    "hyper_parallel, values": _stacked((1, 1, 1, 1, 1), isolate_values=True), "guided": _guided,
-    "autoregressive": _autoregressive, "intra_prompt": _intra_prompt, "apar": _apar, "pasta": _pasta,
-    "space": _drafted(_space), "medusa": _drafted(_medusa), "apar_medusa": _apar_medusa,
-}  # fmt: skip
+    "hyper_parallel, values": _stacked((1, 1, 1, 1, 1), isolate_values=True),
+    "guided": _guided,
+    "autoregressive": _autoregressive,
+    "intra_prompt": _intra_prompt,
+    "apar": _apar,
+    "pasta": _pasta,
+    "space": _drafted(_space),
+    "medusa": _drafted(_medusa),
+    "apar_medusa": _apar_medusa,
+}
 
 
 @cache

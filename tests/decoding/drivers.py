@@ -27,7 +27,10 @@ def tokens_of(rng: random.Random, least: int, most: int) -> list[int]:
 def prompts_of(seed: int, count: int = 4, most: int = 12, plain: int = 2) -> list[Prompt]:
     """Prompts behind one instruction, which all but every `plain`-th share."""
     rng = random.Random(seed)
-    return [Prompt(INSTRUCTION + tokens_of(rng, 1, most), shared=23 if i % plain else 0) for i in range(count)]
+    return [
+        Prompt(INSTRUCTION + tokens_of(rng, 1, most), shared=23 if i % plain else 0)
+        for i in range(count)
+    ]
 
 
 def changed(program: Program[Any], change: Callable[[Feed, Predictions], None]) -> Program[Any]:
@@ -47,12 +50,16 @@ def steered(program: Program[Any], rule: Callable[[int, int, int], int]) -> Prog
 
     def change(feed: Feed, predictions: Predictions) -> None:
         for number, index in enumerate(feed.sample_at):
-            predictions.tokens[number] = rule(feed.tokens[index], feed.positions[index], predictions.tokens[number])
+            predictions.tokens[number] = rule(
+                feed.tokens[index], feed.positions[index], predictions.tokens[number]
+            )
 
     return changed(program, change)
 
 
-def drive(program: Program[Any], answer: Callable[[Feed], list[int] | Predictions]) -> tuple[Any, list[Feed]]:
+def drive(
+    program: Program[Any], answer: Callable[[Feed], list[int] | Predictions]
+) -> tuple[Any, list[Feed]]:
     """Answers each feed by hand; (the program's answer, its feeds)."""
     feeds = []
     try:
@@ -60,7 +67,9 @@ def drive(program: Program[Any], answer: Callable[[Feed], list[int] | Prediction
         while True:
             feeds.append(feed)
             said = answer(feed)
-            feed = program.send(said if isinstance(said, Predictions) else Predictions(said, [-1.0] * len(said)))
+            feed = program.send(
+                said if isinstance(said, Predictions) else Predictions(said, [-1.0] * len(said))
+            )
     except StopIteration as end:
         return end.value, feeds
 
@@ -71,14 +80,18 @@ def logits_of(
     """[tokens, vocabulary] of a text by an engine."""
 
     def program() -> Program[list[torch.Tensor] | None]:
-        predictions = yield Feed([int(id) for id in ids], range(len(ids)), sample_at=range(len(ids)), want_logits=True)
+        predictions = yield Feed(
+            [int(id) for id in ids], range(len(ids)), sample_at=range(len(ids)), want_logits=True
+        )
         return predictions.logits
 
     return torch.stack(Engine(model, attention=attention).run([program()])[0])
 
 
 def small_device(engine: Engine, fails: Callable[[int], bool], plain: bool = False) -> list[int]:
-    """Lets passes fail by their number of tokens, after all layers have written to the cache; the sizes that failed."""
+    """Lets passes fail by their number of tokens, after all layers have written to the cache; the
+    sizes that failed.
+    """
     failed, tokens, kind = [], [], RuntimeError if plain else torch.OutOfMemoryError
 
     def ends(module, inputs) -> None:

@@ -1,4 +1,6 @@
-"""Random passes for an attention function, without a model: what tests in triton's interpreter and on a GPU share."""
+"""Random passes for an attention function, without a model: what tests in triton's interpreter and
+on a GPU share.
+"""
 
 import random
 from typing import Any
@@ -24,13 +26,20 @@ def text(rng: random.Random, a: int, start: int, prefix: int, size: int, length:
     return Span(a, a + size, start, length, one_segment(), keys[:, length - size :], keys, prefix)
 
 
-def program(rng: random.Random, a: int, start: int, prefix: int, size: int, length: int, segments: int) -> Span:
+def program(
+    rng: random.Random, a: int, start: int, prefix: int, size: int, length: int, segments: int
+) -> Span:
     """Tokens of many segments in any order, holes among them, that were fed in different steps."""
     kinds = [Reach.HIDDEN, Reach.ALL, Reach.CAUSAL]
-    reach = np.array([[rng.choice(kinds) for _ in range(segments)] for _ in range(segments)], dtype=np.int8)
+    reach = np.array(
+        [[rng.choice(kinds) for _ in range(segments)] for _ in range(segments)], dtype=np.int8
+    )
     for segment in range(segments):
         reach[segment, segment] = rng.choice(kinds[1:])
-    lines = [(prefix + rng.randrange(2 * length), rng.randrange(segments), rng.randrange(4)) for _ in range(length)]
+    lines = [
+        (prefix + rng.randrange(2 * length), rng.randrange(segments), rng.randrange(4))
+        for _ in range(length)
+    ]
     keys = np.array(lines, dtype=np.int64).T.copy()
     asked = np.array(sorted(rng.sample(range(length), size)))
     holes = [i for i in range(length) if i not in asked and rng.random() < 0.2]
@@ -40,7 +49,9 @@ def program(rng: random.Random, a: int, start: int, prefix: int, size: int, leng
 
 
 def random_pass(rng: random.Random, device: torch.device, most: int) -> Step:
-    """Spans of up to `most` keys with and without shared prefixes, in regions all over the cache."""
+    """Spans of up to `most` keys with and without shared prefixes, in regions all over the
+    cache.
+    """
     groups: list[PrefixGroup] = []
     slots: list[int] = []
     at = 0  # of the cache
@@ -50,12 +61,19 @@ def random_pass(rng: random.Random, device: torch.device, most: int) -> Step:
         spans: list[Span] = []
         for _ in range(rng.randint(1, 3)):
             length = rng.randint(1, most)
-            size, start, a = rng.choice([1, min(3, length), length]), at + rng.randint(0, 5), len(slots)
+            size, start, a = (
+                rng.choice([1, min(3, length), length]),
+                at + rng.randint(0, 5),
+                len(slots),
+            )
             if rng.random() < 0.5:
                 span = text(rng, a, start, prefix, size, length)
             else:
-                span = program(rng, a, start, prefix, size, length, rng.choice([1, 2, 5, 31, 40, 75]))
-            places = np.arange(length)[-size:]  # any of its own slots: the keys that are there are random, too
+                span = program(
+                    rng, a, start, prefix, size, length, rng.choice([1, 2, 5, 31, 40, 75])
+                )
+            # Any of its own slots: the keys that are there are random, too.
+            places = np.arange(length)[-size:]
             slots += (start + places).tolist()
             spans.append(span)
             at = start + length
@@ -66,10 +84,18 @@ def random_pass(rng: random.Random, device: torch.device, most: int) -> Step:
 
 
 def compare(
-    attend: Attend, reference: Attend, seed: int, device: torch.device, dtype: torch.dtype, atol: float, **sizes: Any
+    attend: Attend,
+    reference: Attend,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    atol: float,
+    **sizes: Any,
 ) -> None:
-    """An attention function on a random pass, against another one in float64 on the same numbers. sizes: `kv_heads`,
-    `repeat`, `dim`, `value_dim` in place of random ones, and `most` keys of a span."""
+    """An attention function on a random pass, against another one in float64 on the same numbers.
+    sizes: `kv_heads`, `repeat`, `dim`, `value_dim` in place of random ones, and `most` keys of a
+    span.
+    """
     rng = random.Random(seed)
     exact = random_pass(random.Random(seed), device, sizes.get("most", 40))
     step = random_pass(rng, device, sizes.get("most", 40))
@@ -78,14 +104,35 @@ def compare(
     def numbers(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64).to(device, dtype)
 
-    kv_heads, repeat = sizes.get("kv_heads", rng.choice([1, 2])), sizes.get("repeat", rng.choice([1, 2, 3, 7]))
+    kv_heads, repeat = (
+        sizes.get("kv_heads", rng.choice([1, 2])),
+        sizes.get("repeat", rng.choice([1, 2, 3, 7])),
+    )
     dim = sizes.get("dim", rng.choice([16, 24]))
-    value_dim, tokens, slots = sizes.get("value_dim", rng.choice([dim, 8])), len(step.slots), step.cache.allocator.slots
-    step.cache.keys[0], step.cache.values[0] = (numbers(slots, kv_heads, size) for size in (dim, value_dim))
-    exact.cache.keys[0], exact.cache.values[0] = step.cache.keys[0].double(), step.cache.values[0].double()
+    value_dim, tokens, slots = (
+        sizes.get("value_dim", rng.choice([dim, 8])),
+        len(step.slots),
+        step.cache.allocator.slots,
+    )
+    step.cache.keys[0], step.cache.values[0] = (
+        numbers(slots, kv_heads, size) for size in (dim, value_dim)
+    )
+    exact.cache.keys[0], exact.cache.values[0] = (
+        step.cache.keys[0].double(),
+        step.cache.values[0].double(),
+    )
     new = [numbers(tokens, kv_heads * repeat, dim)]
     new += [numbers(kv_heads, tokens, size).transpose(0, 1) for size in (dim, value_dim)]
     for window in (None, rng.randint(1, 12), 10_000):
         layer = AttentionLayer(0, rng.choice([dim**-0.5, 0.5]), window, rng.choice([None, 2.0]))
-        answer, expected = attend(step, layer, *new), reference(exact, layer, *(x.double() for x in new))
-        torch.testing.assert_close(answer.double(), expected, atol=atol, rtol=atol, msg=lambda text: f"{layer}: {text}")  # noqa: B023
+        answer, expected = (
+            attend(step, layer, *new),
+            reference(exact, layer, *(x.double() for x in new)),
+        )
+        torch.testing.assert_close(
+            answer.double(),
+            expected,
+            atol=atol,
+            rtol=atol,
+            msg=lambda text: f"{layer}: {text}",  # noqa: B023
+        )

@@ -1,4 +1,6 @@
-"""A model that writes given PASTA-LANG; and PASTA by its definition, its threads read again at each step."""
+"""A model that writes given PASTA-LANG; and PASTA by its definition, its threads read again at each
+step.
+"""
 
 from dataclasses import dataclass, field
 
@@ -15,8 +17,10 @@ PROMPT = [ord(c) for c in "Q?"]
 
 
 class Script:
-    """A model that writes given texts: `main`, and for the n-th promise the n-th of `children`, by the feeds' reach.
-    `words`: tokens beyond bytes. A text that ends in "..." goes on with dots; \\udcff stands for the byte ff."""
+    """A model that writes given texts: `main`, and for the n-th promise the n-th of `children`, by
+    the feeds' reach. `words`: tokens beyond bytes. A text that ends in "..." goes on with dots;
+    \\udcff stands for the byte ff.
+    """
 
     def __init__(self, main: str, *children: str, words: tuple[str, ...] = ()) -> None:
         self.main, self.children, self.words = main, children, words
@@ -55,7 +59,11 @@ class Script:
     def visible(self, q: int) -> list[int]:
         _, position, segment = self.rows[q]
         kinds = [self.reach.get((segment, s), 0) for _, _, s in self.rows]
-        return [k for k, (_, p, _) in enumerate(self.rows) if kinds[k] == 1 or (kinds[k] == 2 and p <= position)]
+        return [
+            k
+            for k, (_, p, _) in enumerate(self.rows)
+            if kinds[k] == 1 or (kinds[k] == 2 and p <= position)
+        ]
 
     def next(self, q: int) -> int:
         segment = self.rows[q][2]
@@ -71,7 +79,10 @@ class Script:
             number = self.born.index(segment)
             script = self.children[number] if number < len(self.children) else "</async>"
             return self.say(script, parts[segment][len("<async>") :])
-        return self.say(self.main, "".join(text for s, text in parts.items() if s not in self.born)[len(PROMPT) :])
+        return self.say(
+            self.main,
+            "".join(text for s, text in parts.items() if s not in self.born)[len(PROMPT) :],
+        )
 
     def say(self, script: str, written: str) -> int:
         rest = script.encode(errors="surrogateescape").decode("latin-1")[len(written) :]
@@ -91,14 +102,27 @@ TAGS = ("<async>", "</async>", "<sync/>", promise("a"), promise("b"), promise("c
 
 
 A, B, SYNC, CLOSE, OPEN, BEHIND, LT, WORD, GT = range(240, 249)
-TEXTS = [*BYTES[:240], b'<promise topic="a" tokens="10"/>', b'<promise topic="b" tokens="3"/>', b"<sync/>", b"</async>",
-         b"<async>", b'<promise topic="c" tokens="20"/>The', b"<", b"sync", b"/>", *BYTES[249:]]  # fmt: skip
+TEXTS = [
+    *BYTES[:240],
+    b'<promise topic="a" tokens="10"/>',
+    b'<promise topic="b" tokens="3"/>',
+    b"<sync/>",
+    b"</async>",
+    b"<async>",
+    b'<promise topic="c" tokens="20"/>The',
+    b"<",
+    b"sync",
+    b"/>",
+    *BYTES[249:],
+]
 for plain in (60, 62):  # no other way to begin or end a tag
     TEXTS[plain] = b"?"
 
 
 def encode(text: str) -> list[int]:
-    return {"<async>": [OPEN], "</async>": [CLOSE], "<sync/>": [LT, WORD, GT]}.get(text, list(text.encode()))
+    return {"<async>": [OPEN], "</async>": [CLOSE], "<sync/>": [LT, WORD, GT]}.get(
+        text, list(text.encode())
+    )
 
 
 def steer(token: int, position: int, predicted: int) -> int:
@@ -109,12 +133,18 @@ def steer(token: int, position: int, predicted: int) -> int:
         return GT
     draw = (predicted * 31 + position * 17 + token * 7) % 29
     marks = {0: A, 1: B, 2: SYNC, 3: CLOSE, 4: CLOSE, 5: BEHIND, 6: LT, 7: CLOSE, 8: SYNC}
-    return EOS if position > 60 and draw == 9 else marks.get(draw, predicted if 10 < predicted < 240 else 40 + draw)
+    return (
+        EOS
+        if position > 60 and draw == 9
+        else marks.get(draw, predicted if 10 < predicted < 240 else 40 + draw)
+    )
 
 
 @dataclass(eq=False)
 class View:
-    """A thread as a list of the tokens (indices into `text`) that it sees, in its own order of reading."""
+    """A thread as a list of the tokens (indices into `text`) that it sees, in its own order of
+    reading.
+    """
 
     sees: list[int]
     position: int
@@ -124,8 +154,10 @@ class View:
 
 
 def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[View]:
-    """PASTA by its definition: every thread carries the list of what it sees, which a promise copies and a wait
-    joins. No segments, no rules: what a token saw is the list as it was when it was read."""
+    """PASTA by its definition: every thread carries the list of what it sees, which a promise
+    copies and a wait joins. No segments, no rules: what a token saw is the list as it was when it
+    was read.
+    """
     text: list[tuple[int, int, list[int]]] = []  # token, position, what it sees (itself too)
 
     def read(view: View, token: int) -> None:
@@ -169,7 +201,10 @@ def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[V
                     view.live = False
                     read(view, CLOSE)
         if wait is not None and not any(child.live for child in children):
-            main.sees = [*main.sees, *sorted({i for c in children for i in c.sees} - set(main.sees))]
+            main.sees = [
+                *main.sees,
+                *sorted({i for c in children for i in c.sees} - set(main.sees)),
+            ]
             read(main, wait)
             main.live, wait, children = True, None, []
     return threads

@@ -1,4 +1,6 @@
-"""A pytest plugin that runs tests/test_gpu.py on a CPU: `.cuda()` is nothing, and sdpa writes scores out."""
+"""A pytest plugin that runs tests/test_gpu.py on a CPU: `.cuda()` is nothing, and sdpa writes
+scores out.
+"""
 
 import torch
 

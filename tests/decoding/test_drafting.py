@@ -1,4 +1,6 @@
-"""SPACE, Medusa, APAR: what each draws from a draft, pass by pass; test_exactness.py has their texts."""
+"""SPACE, Medusa, APAR: what each draws from a draft, pass by pass; test_exactness.py has their
+texts.
+"""
 
 import itertools
 from collections import Counter
@@ -18,7 +20,20 @@ from raypd.decoding.visibility import NO_TOKEN, grown, one_segment, visible
 from raypd.errors import ModelError
 from raypd.models.medusa_heads import load_heads, save_heads
 from tests.decoding import cases, reference
-from tests.decoding.cases import CHILD, ENDS, EOS, FORK, MASK, MOST, TREES, Knowing, drafting, few_forks, pair, plainly
+from tests.decoding.cases import (
+    CHILD,
+    ENDS,
+    EOS,
+    FORK,
+    MASK,
+    MOST,
+    TREES,
+    Knowing,
+    drafting,
+    few_forks,
+    pair,
+    plainly,
+)
 from tests.decoding.drivers import changed, drive, never, prompts_of, steered
 from tests.decoding.reference import Replay
 from tests.tiny import in_float64, tiny_model
@@ -29,7 +44,15 @@ def text_of(stock, prompt: Prompt, most: int) -> list[int]:
     return [token for token, _, _ in reference.autoregressive(stock, prompt.tokens, most, never)]
 
 
-def well_drafted(method: str, stock, prompt: Prompt, text: list[int], right: float, most: int, end: int | None = None):
+def well_drafted(
+    method: str,
+    stock,
+    prompt: Prompt,
+    text: list[int],
+    right: float,
+    most: int,
+    end: int | None = None,
+):
     """(program whose drafts are as often right, tokens that a pass of right drafts decodes)."""
     stops = lambda tokens: tokens[-1] == end  # noqa: E731
     if method == "space":
@@ -60,7 +83,8 @@ def test_most_tokens_and_stops_cut_inside_an_accepted_run(method):
         program, tokens_a_pass = well_drafted(method, stock, prompt, full, 1.0, 12, token)
         count = full.index(token) + 1
         steps = 1 + -(-(count - 1) // tokens_a_pass)
-        # Of each pass after the prompt's all tokens but the last are drafts; the last token of 12 is none.
+        # Of each pass after the prompt's all tokens but the last are drafts; the last token of 12
+        # is none.
         accepted = sum(n % tokens_a_pass > 0 and n < 11 for n in range(1, count))
         said = full[: count - (method == "apar_medusa")]  # an end token is no text of APAR
         check(engine.run([program])[0], said, True, steps, accepted)
@@ -78,12 +102,17 @@ def test_drafts_of_the_models_own_are_the_same_in_the_engine_and_in_replay(draft
     prompts = [Prompt([1, 5, i, 4, 2]) for i in range(4)]
 
     def programs():
-        return [space(p, 20, 3, MASK) if drafts == "masks" else medusa(p, 20, heads, tree) for p in prompts]
+        return [
+            space(p, 20, 3, MASK) if drafts == "masks" else medusa(p, 20, heads, tree)
+            for p in prompts
+        ]
 
     answers = Engine(model, max_num_seqs=3, max_num_batched_tokens=40).run(programs())
     replayed = [reference.Replay(stock).run(program) for program in programs()]
     assert [(a.steps, a.accepted) for a in answers] == [(a.steps, a.accepted) for a in replayed]
-    assert [answer.tokens for answer in answers] == [text_of(stock, prompt, 20) for prompt in prompts]
+    assert [answer.tokens for answer in answers] == [
+        text_of(stock, prompt, 20) for prompt in prompts
+    ]
     assert sum(answer.accepted for answer in answers) > 3
 
 
@@ -111,8 +140,13 @@ def test_decoded_tokens_are_those_of_the_answer_and_no_mask_or_rejected_draft(me
     model, stock = pair("llama")
     prompt = prompts_of(9)[0]
     text = text_of(stock, prompt, 40)
-    apart = apar(prompt, 40, 250, 251, frozenset(text[-1:]))  # nothing drafted: what was fed is what was decoded
-    program = apart if method == "apar" else well_drafted(method, stock, prompt, text, 0.6, 40, text[-1])[0]
+    # Nothing drafted: what was fed is what was decoded.
+    apart = apar(prompt, 40, 250, 251, frozenset(text[-1:]))
+    program = (
+        apart
+        if method == "apar"
+        else well_drafted(method, stock, prompt, text, 0.6, 40, text[-1])[0]
+    )
     engine, counted, done = Engine(model), [0], []
     engine.submit(program)
     while engine.pending:
@@ -123,7 +157,9 @@ def test_decoded_tokens_are_those_of_the_answer_and_no_mask_or_rejected_draft(me
 
 
 def chance_of_texts(stock, prompt, length, sampling):
-    """{text: probability} of every continuation of `length` tokens, one token at a time by the stock model."""
+    """{text: probability} of every continuation of `length` tokens, one token at a time by the
+    stock model.
+    """
     texts = {(): 1.0}
     for _ in range(length):
         longer = {}
@@ -137,7 +173,9 @@ def chance_of_texts(stock, prompt, length, sampling):
 
 
 def check_distribution(answers, chances, least_freedom):
-    """Within 4 standard deviations of chi-square (Wilson and Hilferty); cells that expect fewer than 5 are one."""
+    """Within 4 standard deviations of chi-square (Wilson and Hilferty); cells that expect fewer
+    than 5 are one.
+    """
     counts = Counter(tuple(answer.tokens) for answer in answers)
     assert set(counts) <= set(chances), "a text that one token at a time never says"
     cells = [(counts.get(text, 0), len(answers) * chance) for text, chance in chances.items()]
@@ -149,9 +187,14 @@ def check_distribution(answers, chances, least_freedom):
     assert ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5 < 4, (statistic, freedom)
 
 
-@pytest.mark.parametrize(("method", "sampling"), [
-    ("space", Sampling(1.5, top_k=3)), ("space", Sampling(2.0, top_p=0.65)), ("medusa", Sampling(1.5, top_k=3)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "sampling"),
+    [
+        ("space", Sampling(1.5, top_k=3)),
+        ("space", Sampling(2.0, top_p=0.65)),
+        ("medusa", Sampling(1.5, top_k=3)),
+    ],
+)
 def test_sampled_texts_have_the_distribution_of_autoregressive_ones(method, sampling):
     model, stock = pair("llama", seed=4, vocab_size=16)
     prompt, runs = Prompt([1, 9, 5]), 700
@@ -165,9 +208,17 @@ def test_sampled_texts_have_the_distribution_of_autoregressive_ones(method, samp
     check_distribution(answers, chance_of_texts(stock, prompt.tokens, 4, sampling), 12)
 
 
-@pytest.mark.parametrize(("said", "last", "accepted", "rejected"), [
-    ([22, 23, 24], 22, 1, 0), ([22, 23, 24], 23, 2, 0), ([22, 23, 24], 24, 2, 0),
-    ([22, 25, 0], 22, 1, 0), ([22, 25, 0], 25, 1, 1), ([26, 0, 0], 26, 0, 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "last", "accepted", "rejected"),
+    [
+        ([22, 23, 24], 22, 1, 0),
+        ([22, 23, 24], 23, 2, 0),
+        ([22, 23, 24], 24, 2, 0),
+        ([22, 25, 0], 22, 1, 0),
+        ([22, 25, 0], 25, 1, 1),
+        ([26, 0, 0], 26, 0, 1),
+    ],
+)
 def test_candidates_behind_the_end_of_the_text_do_not_count(said, last, accepted, rejected):
     program = space(Prompt([20]), 20, 2, MASK, stops=lambda tokens: tokens[-1] == last)
     next(program)
@@ -182,18 +233,23 @@ def test_a_pass_looks_like_figure_7_and_k_0_feeds_what_autoregressive_feeds():
     def feeds(program):
         said = itertools.count(1)
         answer, seen = drive(program, lambda feed: [next(said)])
-        lists = [[list(getattr(f, name)) for name in ("tokens", "positions", "sample_at", "drop")] for f in seen]
+        lists = [
+            [list(getattr(f, name)) for name in ("tokens", "positions", "sample_at", "drop")]
+            for f in seen
+        ]
         return lists, [feed.shared for feed in seen], answer.tokens
 
     prompt = Prompt([7, 8, 9], 2)
     assert feeds(space(prompt, 5, 0, MASK)) == feeds(autoregressive(prompt, 5, never))
     with pytest.raises(ValueError, match="k is -1"):
         next(space(prompt, 5, -1, MASK))
-    # Two candidates behind "LLMs are": who sees whom, and the positions as visible tokens minus one.
+    # Two candidates behind "LLMs are": who sees whom, and the positions as visible tokens minus
+    # one.
     program = space(Prompt([20]), 20, 2, MASK)
     first = next(program)
     assert (list(first.tokens), list(first.positions)) == ([20, MASK, MASK], [0, 1, 2])
-    second = program.send(Predictions([21, 22, 23], [0.0] * 3))  # "are", and the candidates "auto", "model"
+    # "are", and the candidates "auto", "model".
+    second = program.send(Predictions([21, 22, 23], [0.0] * 3))
     assert list(second.tokens) == [21, MASK, MASK, 22, MASK, MASK, 23, MASK, MASK]
     assert list(second.drop) == [1, 2]
     positions = np.array([0, *second.positions])
@@ -231,7 +287,8 @@ def test_heads_are_what_the_files_say(tmp_path):
     model = tiny_model("qwen3")
     heads = MedusaHeads.for_model(model, 3, 2, "tiny", Tree([(0,), (1,), (0, 0)]))
     hidden = torch.randn(5, 64)
-    assert torch.equal(heads(hidden)[1], model.get_output_embeddings()(hidden))  # before training: its own next token
+    # Before training: its own next token.
+    assert torch.equal(heads(hidden)[1], model.get_output_embeddings()(hidden))
     for weight in heads.parameters():
         torch.nn.init.normal_(weight, std=0.1)
     state, x = {name: weight.detach() for name, weight in heads.state_dict().items()}, hidden
@@ -245,25 +302,36 @@ def test_heads_are_what_the_files_say(tmp_path):
     assert torch.equal(again(hidden), heads(hidden))
     assert (again.base_model, again.tree.paths, again.layers) == ("tiny", heads.tree.paths, 2)
     assert not any(weight.requires_grad for weight in again.parameters())
-    assert load_heads(tmp_path / "heads", tiny_model("qwen3").bfloat16())(hidden).dtype == torch.bfloat16
+    assert (
+        load_heads(tmp_path / "heads", tiny_model("qwen3").bfloat16())(hidden).dtype
+        == torch.bfloat16
+    )
     with pytest.raises(ModelError, match=r"made for tiny.*vocabulary 256.*has 64 and 99"):
         load_heads(tmp_path / "heads", tiny_model("qwen3", vocab_size=99))
 
 
 def scripted(program, said: dict[tuple[int, ...], int], prompt: list[int]):
-    """Answers feeds from a table {path of a thread behind the prompt: next token}; returns (answer, feeds)."""
+    """Answers feeds from a table {path of a thread behind the prompt: next token}; returns (answer,
+    feeds).
+    """
     rows, alive, reach = [], set(), {(0, 0): 2}
 
     def answer(feed) -> list[int]:
         alive.difference_update(feed.drop)
         reach.update(feed.reach)
         first, tokens = len(rows), []
-        rows.extend(zip(feed.tokens, feed.positions, feed.segments or [0] * len(feed.tokens), strict=True))
+        rows.extend(
+            zip(feed.tokens, feed.positions, feed.segments or [0] * len(feed.tokens), strict=True)
+        )
         alive.update(range(first, len(rows)))
         for index in feed.sample_at:
             _, position, segment = rows[first + index]
             kinds = {i: reach.get((segment, rows[i][2]), 0) for i in alive}
-            seen = [i for i, kind in kinds.items() if kind == 1 or (kind == 2 and rows[i][1] <= position)]
+            seen = [
+                i
+                for i, kind in kinds.items()
+                if kind == 1 or (kind == 2 and rows[i][1] <= position)
+            ]
             seen.sort(key=lambda i: rows[i][1])
             assert [rows[i][1] for i in seen] == list(range(len(seen))), "a path has no gaps"
             path = tuple(rows[i][0] for i in seen)
@@ -278,12 +346,26 @@ def test_by_hand():
     """Figure 3: p0 - p1 - p2, each with a detail, and what is released when."""
     F, C, E = FORK, CHILD, EOS
     said = {
-        (): 10, (10,): F, (10, F): 20, (10, F, 20): F, (10, F, 20, F): 30, (10, F, 20, F, 30): E,
-        (10, F, C): 11, (10, F, C, 11): E,
-        (10, F, 20, F, C): 21, (10, F, 20, F, C, 21): 22, (10, F, 20, F, C, 21, 22): E,
-    }  # fmt: skip
+        (): 10,
+        (10,): F,
+        (10, F): 20,
+        (10, F, 20): F,
+        (10, F, 20, F): 30,
+        (10, F, 20, F, 30): E,
+        (10, F, C): 11,
+        (10, F, C, 11): E,
+        (10, F, 20, F, C): 21,
+        (10, F, 20, F, C, 21): 22,
+        (10, F, 20, F, C, 21, 22): E,
+    }
     answer, feeds = scripted(apar(Prompt([7, 8, 9]), 50, F, C, ENDS), said, [7, 8, 9])
-    assert [p.tokens for p in restore(answer.root)] == [[10, F], [C, 11, E], [20, F], [C, 21, 22, E], [30, E]]
+    assert [p.tokens for p in restore(answer.root)] == [
+        [10, F],
+        [C, 11, E],
+        [20, F],
+        [C, 21, 22, E],
+        [30, E],
+    ]
     assert answer.tokens == [10, 11, 20, 21, 22, 30]
     assert (answer.cut is None, answer.threads, answer.unstarted_threads) == (True, 3, 0)
     # after the prompt: 10; F; then 20 beside the first child; ...
@@ -291,7 +373,8 @@ def test_by_hand():
     assert [list(f.positions) for f in feeds[1:]] == [[3], [4], [5, 5], [6, 6], [7, 7], [8], [9]]
     # row indices: prompt 0-2, 10:3, F:4, 20:5, C:6, F:7, 11:8, 30:9, C:10, 21:11
     assert [sorted(f.drop) for f in feeds] == [[], [], [], [], [], [6, 8], [9], []]
-    # the cache grows to 9, gives up the first child (2), takes 2, gives up the paragraph 30, takes 1, 1
+    # the cache grows to 9, gives up the first child (2), takes 2, gives up the paragraph 30, takes
+    # 1, 1
     seen = [3, 4, 5, 6, 6, 7, 7, 8, 8, 9, 10]
     for cost, steps, cached, attended in (
         (answer.cost, 8, 10, sum(seen) / 11),
@@ -311,7 +394,9 @@ def test_a_child_beyond_the_threads_waits_and_nothing_of_it_is_lost(max_threads)
         said |= {(*spine, C): 20 + n, (*spine, C, 20 + n): 30 + n, (*spine, C, 20 + n, 30 + n): E}
     said[spine] = E
     wide, _ = scripted(apar(Prompt([7, 8]), 100, F, C, ENDS), said, [7, 8])
-    narrow, feeds = scripted(apar(Prompt([7, 8]), 100, F, C, ENDS, max_threads=max_threads), said, [7, 8])
+    narrow, feeds = scripted(
+        apar(Prompt([7, 8]), 100, F, C, ENDS, max_threads=max_threads), said, [7, 8]
+    )
     assert narrow.tokens == wide.tokens == [t for n in range(5) for t in (10 + n, 20 + n, 30 + n)]
     assert [p.tokens for p in restore(narrow.root)] == [p.tokens for p in restore(wide.root)]
     assert (narrow.cut is None, narrow.threads, narrow.unstarted_threads) == (True, 6, 0)
@@ -323,7 +408,9 @@ def test_budget_is_kept_and_positions_stay_within_it(most):
     forever = lambda token, position, predicted: FORK if token != FORK else 50  # noqa: E731
     seen = []
     program = steered(apar(Prompt([5, 6, 7]), most, FORK, CHILD, ENDS), forever)
-    (answer,) = Engine(pair("llama")[0]).run([changed(program, lambda feed, _: seen.extend(feed.positions))])
+    (answer,) = Engine(pair("llama")[0]).run(
+        [changed(program, lambda feed, _: seen.extend(feed.positions))]
+    )
     assert sum(len(p.tokens) for p in restore(answer.root)) == most
     assert max(seen, default=0) < 3 + most
     assert (answer.cut is not None, bool(answer.cost.steps)) == (True, bool(most))
@@ -349,26 +436,35 @@ def test_with_medusa_every_budget_is_kept():
     assert len(texts) > 2
     for most in (1, 2, 3, 7, 12, 20):
         heads = (Knowing(stock, texts, 0.9, most) for _ in range(2))
-        drafted = (apar(prompt, most, FORK, CHILD, ENDS, heads=one, tree=TREES[most % 3]) for one in heads)
+        drafted = (
+            apar(prompt, most, FORK, CHILD, ENDS, heads=one, tree=TREES[most % 3]) for one in heads
+        )
         program, other = (steered(one, few_forks) for one in drafted)
         (answer,) = Engine(model, max_num_batched_tokens=30).run([program])
         assert sum(len(paragraph.tokens) for paragraph in restore(answer.root)) == most
         cases.check_threads(stock, prompt, answer, few_forks, 1e-9)
         replayed = Replay(stock).run(other)
-        assert [p.tokens for p in restore(answer.root)] == [p.tokens for p in restore(replayed.root)]
+        assert [p.tokens for p in restore(answer.root)] == [
+            p.tokens for p in restore(replayed.root)
+        ]
         assert (answer.cost, answer.accepted) == (replayed.cost, replayed.accepted)
 
 
 @pytest.mark.parametrize("drafted", [False, True])
 def test_what_no_thread_has_on_its_path_leaves_the_cache(drafted):
-    """And the answer counts what is left there. A thread that drafts takes over segments of one that ended."""
+    """And the answer counts what is left there.
+
+    A thread that drafts takes over segments of one that ended.
+    """
     model, stock = pair("llama")
     prompt = prompts_of(23, 1)[0]
     plain, texts = plainly(stock, prompt)
     assert plain.cut is None
     program = apar(prompt, MOST, FORK, CHILD, ENDS)
     if drafted:
-        program = apar(prompt, MOST, FORK, CHILD, ENDS, heads=Knowing(stock, texts, 0.6), tree=TREES[1])
+        program = apar(
+            prompt, MOST, FORK, CHILD, ENDS, heads=Knowing(stock, texts, 0.6), tree=TREES[1]
+        )
     engine = Engine(model)
     engine.submit(steered(program, few_forks))
     done, most, size = [], 0, 0

@@ -1,4 +1,6 @@
-"""What a pass would cost a GPU, counted on the meta device: kernels, bytes that they move, copies from the host."""
+"""What a pass would cost a GPU, counted on the meta device: kernels, bytes that they move, copies
+from the host.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,28 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 LAYERS, META = 3, torch.device("meta")
 PRODUCTS = {"_scaled_mm", "mm", "addmm", "bmm", "linear", "matmul", "addmm_"}
 # What makes a tensor, or another view of one, and starts nothing.
-VIEWS = {"view", "_unsafe_view", "transpose", "t", "permute", "expand", "unsqueeze", "slice", "select", "as_strided",
-         "detach", "split", "split_with_sizes", "unflatten", "flatten", "unbind", "alias", "empty", "new_empty",
-         "empty_like"}  # fmt: skip
+VIEWS = {
+    "view",
+    "_unsafe_view",
+    "transpose",
+    "t",
+    "permute",
+    "expand",
+    "unsqueeze",
+    "slice",
+    "select",
+    "as_strided",
+    "detach",
+    "split",
+    "split_with_sizes",
+    "unflatten",
+    "flatten",
+    "unbind",
+    "alias",
+    "empty",
+    "new_empty",
+    "empty_like",
+}
 GROWTH = {"new_zeros", "copy_"}  # of the cache
 
 
@@ -36,13 +57,22 @@ class Counts(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kernels, self.bytes, self.copies = collections.Counter(), collections.Counter(), collections.Counter()
+        self.kernels, self.bytes, self.copies = (
+            collections.Counter(),
+            collections.Counter(),
+            collections.Counter(),
+        )
         self.pinned, self.tokens = False, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)]
-        devices, name = {tensor.device.type for tensor in tensors}, func._schema.name.removeprefix("aten::")
+        tensors = [
+            leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)
+        ]
+        devices, name = (
+            {tensor.device.type for tensor in tensors},
+            func._schema.name.removeprefix("aten::"),
+        )
         if len(devices) > 1 and name in ("_to_copy", "copy_", "to"):
             self.copies["pinned" if self.pinned else "pageable"] += 1
         elif name in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal"):
@@ -60,14 +90,18 @@ class Counts(TorchDispatchMode):
 
 
 class Launches:
-    """In place of a kernel of triton; what it reads and writes are those of its tensors that it is told."""
+    """In place of a kernel of triton; what it reads and writes are those of its tensors that it is
+    told.
+    """
 
     def __init__(self, counts: list[Counts], name: str, moved: tuple[int, ...]) -> None:
         self.counts, self.name, self.moved = counts, name, moved
 
     def __getitem__(self, grid):
         assert all(0 < size < (1 << 31 if axis == 0 else 1 << 16) for axis, size in enumerate(grid))
-        return lambda *args, **_: self.counts[-1].count(self.name, [args[number] for number in self.moved])
+        return lambda *args, **_: self.counts[-1].count(
+            self.name, [args[number] for number in self.moved]
+        )
 
 
 def count_copies(monkeypatch, passed: list[Counts]) -> None:
@@ -83,7 +117,9 @@ def count_copies(monkeypatch, passed: list[Counts]) -> None:
         monkeypatch.setattr(module, "to_device", to_device)
 
 
-def passes(monkeypatch, attention: str, packed: bool, documents: int, fp8: bool = False) -> list[Counts]:
+def passes(
+    monkeypatch, attention: str, packed: bool, documents: int, fp8: bool = False
+) -> list[Counts]:
     """Hyper-parallel decoding by Qwen3-8B's layers: each pass."""
     from raypd.decoding import cuda_layer
     from raypd.decoding.attention import triton_kernel
@@ -109,7 +145,10 @@ def passes(monkeypatch, attention: str, packed: bool, documents: int, fp8: bool 
     if fp8:
         quantize(model, "fp8")
     model = Llama(model, cuda_layer.CudaLayer) if packed else model
-    engine, work = Engine(model, max_num_seqs=64, max_num_batched_tokens=8192, attention=attention), Work()
+    engine, work = (
+        Engine(model, max_num_seqs=64, max_num_batched_tokens=8192, attention=attention),
+        Work(),
+    )
     for tokens in work.documents(documents, 1000, seed=1):
         engine.submit(hyper_parallel(work.slotted(tokens, 1000), work.value))
     while engine.pending:
@@ -124,8 +163,12 @@ def test_a_layer_is_few_launches_and_moves_little_beside_its_products(documents,
     for counts in passes(monkeypatch, "triton", True, documents, fp8):
         launches = 12 + (fp8 and "_merge" in counts.kernels)
         around = 16  # embedding, rotary embedding, last norm, head
-        assert sum(count for name, count in counts.kernels.items() if name not in GROWTH) <= launches * LAYERS + around
-        merged = counts.bytes.pop("_merge", 0)  # where a pass has too few blocks for all multiprocessors
+        assert (
+            sum(count for name, count in counts.kernels.items() if name not in GROWTH)
+            <= launches * LAYERS + around
+        )
+        # Where a pass has too few blocks for all multiprocessors.
+        merged = counts.bytes.pop("_merge", 0)
         assert merged == 0 or counts.tokens <= 512
         assert counts.bytes.total() / counts.tokens / LAYERS <= (210 if fp8 else 200) * 1024
         assert set(counts.copies) == {"pinned"}

@@ -1,4 +1,6 @@
-"""Methods driven by a fake model in plain Python: no engine, no tensors; and every method has its file."""
+"""Methods driven by a fake model in plain Python: no engine, no tensors; and every method has its
+file.
+"""
 
 from pkgutil import resolve_name
 
@@ -12,10 +14,35 @@ from raypd.decoding.methods.registry import REGISTRY
 from raypd.decoding.text import TextMethod
 from tests.decoding.drivers import drive
 
-# fmt: off
-TEXTS = ["", ' "', "red", " wine", '"', '",\n', "null", " null", "n", "ul", "l", "-", "1", "23", ".", ",", "\n", "\\",
-         "blue", " ", "true", " false", " 7", "}", '"red"', "x"]
-# fmt: on
+TEXTS = [
+    "",
+    ' "',
+    "red",
+    " wine",
+    '"',
+    '",\n',
+    "null",
+    " null",
+    "n",
+    "ul",
+    "l",
+    "-",
+    "1",
+    "23",
+    ".",
+    ",",
+    "\n",
+    "\\",
+    "blue",
+    " ",
+    "true",
+    " false",
+    " 7",
+    "}",
+    '"red"',
+    "x",
+]
+
 ID = {text: i for i, text in enumerate(TEXTS)}
 VOCABULARY = Vocabulary(TEXTS)
 
@@ -26,7 +53,9 @@ def say(*texts: str) -> list[int]:
 
 def test_guided_takes_back_the_comma_that_showed_the_end_of_a_number():
     number = Grammar(Number(), Vocabulary(TEXTS, say))
-    prompt = SlottedPrompt(say("x", "x", ",", "x", ",", "x"), [Slot(end, number) for end in (1, 3, 5)])
+    prompt = SlottedPrompt(
+        say("x", "x", ",", "x", ",", "x"), [Slot(end, number) for end in (1, 3, 5)]
+    )
     said = say("1", ",", "\n", "1", ",", "23", "\n", "-", "1", "\n")
     left = iter(said)
     values, feeds = drive(guided(prompt, 9), lambda feed: [next(left)])
@@ -35,7 +64,9 @@ def test_guided_takes_back_the_comma_that_showed_the_end_of_a_number():
         for index in feed.drop:
             assert cached.pop(index) == (3, ID[","])
         start = 1 + max(cached, default=-1) + len(feed.drop)
-        cached |= {start + n: pair for n, pair in enumerate(zip(feed.positions, feed.tokens, strict=True))}
+        cached |= {
+            start + n: pair for n, pair in enumerate(zip(feed.positions, feed.tokens, strict=True))
+        }
     assert [position for position, _ in cached.values()] == list(range(len(cached)))
     text = [TEXTS[token] for _, token in cached.values()]
     assert text == ["x", "x", "1", ",", "x", "1", ",", "23", ",", "x", "-", "1"]
@@ -55,10 +86,19 @@ def allowed(grammar: Grammar, *texts: str, left: int = 30) -> set[str] | None:
     return None if tokens is None else {TEXTS[i] for i in tokens.ids}
 
 
-@pytest.mark.parametrize(("texts", "done", "completion"), [
-    ([' "', "red"], False, None), ([' "', "red", '"'], True, None), ([' "', "red", '",\n'], True, None),
-    ([' "', "red", "\n"], True, None), ([' "', "\\", '"'], False, None), (["n"], True, "null"),
-    ([" null"], True, "null"), (['"red"'], True, None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("texts", "done", "completion"),
+    [
+        ([' "', "red"], False, None),
+        ([' "', "red", '"'], True, None),
+        ([' "', "red", '",\n'], True, None),
+        ([' "', "red", "\n"], True, None),
+        ([' "', "\\", '"'], False, None),
+        (["n"], True, "null"),
+        ([" null"], True, "null"),
+        (['"red"'], True, None),
+    ],
+)
 def test_text_ends_at_quote_newline_or_null(texts, done, completion):
     grammar = Grammar(JsonString(), VOCABULARY)
     state = read(grammar, say(*texts))
@@ -75,21 +115,29 @@ def test_text_is_limited_at_its_start_alone_and_an_enum_done_when_one_choice_is_
     assert allowed(grammar, ' "') == {"red", "blue"}
     state = read(grammar, say(' "', "blue"))
     assert (grammar.done(state), grammar.completion(state)) == (True, '"blue"')
-    assert allowed(grammar, ' "', "red") == {" wine", '"', '",\n', '"red"', " "}  # anything behind the quote
+    # Anything behind the quote.
+    assert allowed(grammar, ' "', "red") == {" wine", '"', '",\n', '"red"', " "}
     assert grammar.done(read(grammar, say(' "', "red", '"')))
-    assert allowed(grammar, ' "', "red", left=1) == {" wine", '"', '",\n', '"red"', " "}  # each leaves one choice
+    # Each leaves one choice.
+    assert allowed(grammar, ' "', "red", left=1) == {" wine", '"', '",\n', '"red"', " "}
     assert grammar.distance() == 1
 
 
-@pytest.mark.parametrize(("automaton", "tokens", "rest"), [
-    (JsonString(), [' "', "red", '"'], '"'), (JsonString(), [' "', "red", '",\n'], '"'),
-    (JsonString(), [' "', "red", "\n"], '"'),
-    (JsonString(), ['"', "red", " wine"], ' wine"'),  # cut
-    (JsonString(), ['"', "\\"], '\\\\"'),  # cut within an escape: the text has a backslash more
-    (JsonString(), ['"', "\\", '"', '"'], '"'),
-    (JsonString(), ["n"], "null"), (JsonString(), [" ", "n"], "null"),
-    (OneOf(['"red wine"', '"blue"', "null"]), [' "', "red"], 'red wine"'),
-    (OneOf(['"red"', '"red wine"']), ['"', "red", '",\n'], '"')])  # fmt: skip
+@pytest.mark.parametrize(
+    ("automaton", "tokens", "rest"),
+    [
+        (JsonString(), [' "', "red", '"'], '"'),
+        (JsonString(), [' "', "red", '",\n'], '"'),
+        (JsonString(), [' "', "red", "\n"], '"'),
+        (JsonString(), ['"', "red", " wine"], ' wine"'),  # cut
+        (JsonString(), ['"', "\\"], '\\\\"'),  # cut within an escape: the text has a backslash more
+        (JsonString(), ['"', "\\", '"', '"'], '"'),
+        (JsonString(), ["n"], "null"),
+        (JsonString(), [" ", "n"], "null"),
+        (OneOf(['"red wine"', '"blue"', "null"]), [' "', "red"], 'red wine"'),
+        (OneOf(['"red"', '"red wine"']), ['"', "red", '",\n'], '"'),
+    ],
+)
 def test_what_is_left_to_write_of_a_value(automaton, tokens, rest):
     assert Grammar(automaton, VOCABULARY).rest(say(*tokens)) == rest
 

@@ -11,18 +11,28 @@ from raypd.decoding.methods.pasta import PastaAnswer
 from raypd.decoding.methods.pasta_lang import LONGEST_TAG, Lexer
 from tests.decoding.pasta_script import BYTES, EOS, PROMPT, TAGS, Script, promise
 
-OPTIONS = {"promised": st.sampled_from(["predicted", "fixed", "oracle"]), "max_async_tokens": st.integers(1, 20),
-           "max_threads": st.integers(1, 4), "max_position": st.integers(3, 200)}  # fmt: skip
+OPTIONS = {
+    "promised": st.sampled_from(["predicted", "fixed", "oracle"]),
+    "max_async_tokens": st.integers(1, 20),
+    "max_threads": st.integers(1, 4),
+    "max_position": st.integers(3, 200),
+}
 
 
-@pytest.mark.parametrize("words", [(), TAGS, ("<sync", "/>", "</", "async", "/><", "promise topic=", "b one</asy")])
+@pytest.mark.parametrize(
+    "words", [(), TAGS, ("<sync", "/>", "</", "async", "/><", "promise topic=", "b one</asy")]
+)
 def test_figure_1(words):
-    """Two promises, a wait, and text that sees both children; spelled in bytes, tags as tokens, tags in odd parts."""
+    """Two promises, a wait, and text that sees both children; spelled in bytes, tags as tokens,
+    tags in odd parts.
+    """
     main = f"Hi. {promise('a')}{promise('b')}<sync/>So: done."
     script = Script(main, "one é</async>", "b one</async>", words=words)
     answer = script.run()
     assert (answer.warnings, answer.cut, answer.text) == ([], None, "Hi. one éb oneSo: done.")
-    assert answer.raw == (f"Hi. {promise('a')}<async>one é</async>{promise('b')}<async>b one</async><sync/>So: done.")
+    assert answer.raw == (
+        f"Hi. {promise('a')}<async>one é</async>{promise('b')}<async>b one</async><sync/>So: done."
+    )
     threads = [(t.topic, t.promised, t.stopped) for t in answer.threads]
     assert threads == [(None, 0, True), ("a", 20, True), ("b", 20, True)]
     assert answer.tokens == script.decoded == sum(len(t.tokens) for t in answer.threads)
@@ -33,14 +43,20 @@ def test_figure_1(words):
     assert f"Q?Hi. {promise('a')}{promise('b')}{more}<async>" in script.seen
     after = [s for s in script.seen if "</async>" in s]
     assert len(after) == len("So: done.") + 1
-    assert all("one é</async>".encode().decode("latin-1") in s and "b one</async>" in s for s in after)
+    assert all(
+        "one é</async>".encode().decode("latin-1") in s and "b one</async>" in s for s in after
+    )
 
 
 def test_steps_of_figure_2():
-    """The <async> goes in with the promise; all threads move together; <sync/> is fed when the last child has ended."""
+    """The <async> goes in with the promise; all threads move together; <sync/> is fed when the last
+    child has ended.
+    """
     script = Script(f"{promise('a')}{promise('b')}<sync/>E", "123</async>", "4</async>", words=TAGS)
     answer = script.run()
-    a, b, opens, closes, sync = (256 + TAGS.index(t) for t in (promise("a"), promise("b"), *TAGS[:3]))
+    a, b, opens, closes, sync = (
+        256 + TAGS.index(t) for t in (promise("a"), promise("b"), *TAGS[:3])
+    )
     one, two, three, four, end = (ord(c) for c in "1234E")
     assert [(list(feed.tokens), list(feed.positions)) for feed in script.feeds] == [
         (PROMPT, [0, 1]),
@@ -56,18 +72,28 @@ def test_steps_of_figure_2():
     assert answer.parallelism == pytest.approx(5 / 7)
 
 
-@pytest.mark.parametrize(("options", "expected"), [
-    ({}, [2 + 1 + 20, 2 + 1 + 20 + 1 + 3]), ({"promised": "fixed", "fixed_length": 7}, [10, 18]),
-    ({"promised": "fixed"}, [43, 84]), ({"promised": "oracle"}, [2 + 1 + 4, 2 + 1 + 4 + 1 + 3])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [2 + 1 + 20, 2 + 1 + 20 + 1 + 3]),
+        ({"promised": "fixed", "fixed_length": 7}, [10, 18]),
+        ({"promised": "fixed"}, [43, 84]),
+        ({"promised": "oracle"}, [2 + 1 + 4, 2 + 1 + 4 + 1 + 3]),
+    ],
+)
 def test_positions_of_the_main_thread(options, expected):
     words = (promise("a"), promise("b", 3), *TAGS[:3])
-    script = Script(f"{promise('a')}{promise('b', 3)}<sync/>end", "12</async>", "1</async>", words=words)
+    script = Script(
+        f"{promise('a')}{promise('b', 3)}<sync/>end", "12</async>", "1</async>", words=words
+    )
     assert script.run(**options).text == "121end"
     placed = {row[0]: row[1] for row in script.rows}
     assert [placed[256 + 1], placed[256 + words.index("<sync/>")]] == expected
 
 
-def run(main: str, *children: str, words: tuple[str, ...] = (), most: int = 400, **options) -> PastaAnswer:
+def run(
+    main: str, *children: str, words: tuple[str, ...] = (), most: int = 400, **options
+) -> PastaAnswer:
     return Script(main, *children, words=words).run(most, **options)
 
 
@@ -78,21 +104,41 @@ def warned(answer: PastaAnswer, *parts: str) -> None:
         assert part in warning, answer.warnings
 
 
-@pytest.mark.parametrize(("attribute", "length", "flaw"), [
-    ("", 40, "no tokens attribute"),
-    *((f'tokens="{said}"', 40, f"promises '{said}' tokens") for said in ("", "many", "-5", "0", "²", "1.5")),
-    ('tokens="100000"', 256 + 7, "promises 100000 tokens"), (f'tokens="{"9" * 200}"', 256 + 7, "promises 9999"),
-    *((attribute, 30, None) for attribute in ('tokens=" 30 "', "tokens='30'", "tokens=30", 'tokens = "30"')),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attribute", "length", "flaw"),
+    [
+        ("", 40, "no tokens attribute"),
+        *(
+            (f'tokens="{said}"', 40, f"promises '{said}' tokens")
+            for said in ("", "many", "-5", "0", "²", "1.5")
+        ),
+        ('tokens="100000"', 256 + 7, "promises 100000 tokens"),
+        (f'tokens="{"9" * 200}"', 256 + 7, "promises 9999"),
+        *(
+            (attribute, 30, None)
+            for attribute in ('tokens=" 30 "', "tokens='30'", "tokens=30", 'tokens = "30"')
+        ),
+    ],
+)
 def test_lengths(attribute, length, flaw):
     answer = run(f'a<promise topic="t" {attribute}/>b', "X</async>", most=500)
     assert (answer.text, [t.promised for t in answer.threads]) == ("aXb", [0, length])
     warned(answer, *([flaw] if flaw else []))
 
 
-@pytest.mark.parametrize(("written", "topic"), [
-    *((f'"{topic}"', topic) for topic in ("a > b", "a /> b", "a < b", 'the "best" one', '5" pipe', "", "<sync/>")),
-    ("'it is'", "it is"), ('"it\'s"', "it's"), ("it's", "it's"), ('"R&amp;D &gt; é"', "R&D > é")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "topic"),
+    [
+        *(
+            (f'"{topic}"', topic)
+            for topic in ("a > b", "a /> b", "a < b", 'the "best" one', '5" pipe', "", "<sync/>")
+        ),
+        ("'it is'", "it is"),
+        ('"it\'s"', "it's"),
+        ("it's", "it's"),
+        ('"R&amp;D &gt; é"', "R&D > é"),
+    ],
+)
 def test_topics(written, topic):
     for attributes in (f'topic={written} tokens="10"', f'tokens="10" topic={written}'):
         answer = run(f"a<promise {attributes}/>b", "X</async>")
@@ -100,40 +146,82 @@ def test_topics(written, topic):
         assert (answer.text, answer.warnings) == ("aXb", [])
 
 
-@pytest.mark.parametrize(("main", "text", "flaws"), [
-    ("a<b>c</b> x < y <3 <", "a<b>c</b> x < y <3 <", ["<b> is no tag", "</b> is no tag"]),
-    ("a<foo/>b", "a<foo/>b", ["<foo/> is no tag"]),
-    ("a<promises topic='x'/>b", "a<promises topic='x'/>b", ["is no tag"]),
-    ("a<sync/>b", "ab", ["without a promise to wait for"]), ("a</async>b", "ab", ["</async> in the main thread"]),
-    ("a<async>b</async>c", "abc", ["<async> in the main thread", "</async> in the main thread"]),
-    ("a</promise>b</sync>c", "abc", ["</promise> means nothing", "</sync> means nothing"]),
-    *((text, text, ["not closed"]) for text in ("a<sync/", "a<sy", 'a<promise topic="x', 'a<promise topic="x\nb')),
-    ('<promise topic="' + "x" * 300, '<promise topic="' + "x" * 300, ["not closed"]),
-    ("a<sync<sync/>b", "a<syncb", ["not closed", "without a promise"]),
-    # what is taken as well as can be; Y is the first child, Z the second
-    ('a<promise topic="x" tokens="10">b<sync>c', "aYbc", ["is taken as <promise/>", "is taken as <sync/>"]),
-    (f'a{promise("x")}b<promise topic="y" tokens="10" so/>c', "aYbZc", ["is malformed"]),
-    # an attribute that is not closed swallows nothing behind the next tag
-    (f'a<promise topic="x" tokens="10" {promise("y")}b', 'a<promise topic="x" tokens="10" Yb', ["not closed"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("main", "text", "flaws"),
+    [
+        ("a<b>c</b> x < y <3 <", "a<b>c</b> x < y <3 <", ["<b> is no tag", "</b> is no tag"]),
+        ("a<foo/>b", "a<foo/>b", ["<foo/> is no tag"]),
+        ("a<promises topic='x'/>b", "a<promises topic='x'/>b", ["is no tag"]),
+        ("a<sync/>b", "ab", ["without a promise to wait for"]),
+        ("a</async>b", "ab", ["</async> in the main thread"]),
+        (
+            "a<async>b</async>c",
+            "abc",
+            ["<async> in the main thread", "</async> in the main thread"],
+        ),
+        ("a</promise>b</sync>c", "abc", ["</promise> means nothing", "</sync> means nothing"]),
+        *(
+            (text, text, ["not closed"])
+            for text in ("a<sync/", "a<sy", 'a<promise topic="x', 'a<promise topic="x\nb')
+        ),
+        ('<promise topic="' + "x" * 300, '<promise topic="' + "x" * 300, ["not closed"]),
+        ("a<sync<sync/>b", "a<syncb", ["not closed", "without a promise"]),
+        # what is taken as well as can be; Y is the first child, Z the second
+        (
+            'a<promise topic="x" tokens="10">b<sync>c',
+            "aYbc",
+            ["is taken as <promise/>", "is taken as <sync/>"],
+        ),
+        (f'a{promise("x")}b<promise topic="y" tokens="10" so/>c', "aYbZc", ["is malformed"]),
+        # an attribute that is not closed swallows nothing behind the next tag
+        (
+            f'a<promise topic="x" tokens="10" {promise("y")}b',
+            'a<promise topic="x" tokens="10" Yb',
+            ["not closed"],
+        ),
+    ],
+)
 def test_tags_of_no_use_and_tags_that_are_malformed(main, text, flaws):
     answer = run(main, "Y</async>", "Z</async>")
-    assert (answer.text, answer.cut, len(answer.threads)) == (text, None, 1 + text.count("Y") + text.count("Z"))
+    assert (answer.text, answer.cut, len(answer.threads)) == (
+        text,
+        None,
+        1 + text.count("Y") + text.count("Z"),
+    )
     warned(answer, *flaws)
 
 
-@pytest.mark.parametrize(("main", "child", "most", "text", "flaws"), [
-    (f"{promise('a')}.", f"x<async>y{promise('n')}z<sync/>w</async>never", 400, "xyzw.",
-     ["<async> in a child", "in a child does nothing", "<sync/> in a child"]),
-    (f"{promise('a')}m", "takes much longer</async>", 400, "takes much longerm", []),  # the main thread waits
-    (f"m {promise('a')}", "late</async>", 400, "m late", ["ended with a promise"]),
-    (f"m {promise('a')}", "late</async>", 3, "m ", ["has no content", "main thread: cut", "ended with a promise"]),
-    (f"{promise('a')}m<sync/>end", "no end tag", 400, "no end tagmend", ["without </async>"])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("main", "child", "most", "text", "flaws"),
+    [
+        (
+            f"{promise('a')}.",
+            f"x<async>y{promise('n')}z<sync/>w</async>never",
+            400,
+            "xyzw.",
+            ["<async> in a child", "in a child does nothing", "<sync/> in a child"],
+        ),
+        # The main thread waits.
+        (f"{promise('a')}m", "takes much longer</async>", 400, "takes much longerm", []),
+        (f"m {promise('a')}", "late</async>", 400, "m late", ["ended with a promise"]),
+        (
+            f"m {promise('a')}",
+            "late</async>",
+            3,
+            "m ",
+            ["has no content", "main thread: cut", "ended with a promise"],
+        ),
+        (f"{promise('a')}m<sync/>end", "no end tag", 400, "no end tagmend", ["without </async>"]),
+    ],
+)
 def test_children(main, child, most, text, flaws):
     script = Script(main, child, words=TAGS)
     answer = script.run(most)
     assert (answer.text, answer.steps) == (text, answer.longest_path)
-    assert (answer.cut is None, [t.stopped for t in answer.threads]) == (most == 400, [most == 400] * 2)
+    assert (answer.cut is None, [t.stopped for t in answer.threads]) == (
+        most == 400,
+        [most == 400] * 2,
+    )
     warned(answer, *flaws)
     if "without </async>" in flaws:
         assert any("no end tag</async>" in s for s in script.seen)
@@ -145,25 +233,35 @@ def test_a_runaway_child_is_closed_and_joined_or_cuts_the_answer():
     assert (answer.text, answer.raw.count("</async>")) == (written + "mend", 1)
     warned(answer, "closed after 30 tokens")
     assert [t.stopped for t in answer.threads] == [True, False]
-    assert (answer.cut is None, answer.text[: answer.cut]) == (False, written), "the main thread alone stopped"
+    assert (answer.cut is None, answer.text[: answer.cut]) == (False, written), (
+        "the main thread alone stopped"
+    )
     assert any("...</async>" in s for s in script.seen), "the main thread sees it closed"
     main, children = f"{promise('a')}{promise('b')}m", ("one</async>", "is longer</async>")
     whole = run(main, *children, words=TAGS)
     assert (whole.text, whole.cut) == ("oneis longerm", None)
     answer = run(main, *children, words=TAGS, most=whole.tokens - 1)
-    assert ([t.stopped for t in answer.threads], answer.tokens) == ([True, True, False], whole.tokens - 1)
-    assert (answer.text, answer.cut is None) == ("oneis longerm", False)  # its </async> alone is missing
+    assert ([t.stopped for t in answer.threads], answer.tokens) == (
+        [True, True, False],
+        whole.tokens - 1,
+    )
+    # Its </async> alone is missing.
+    assert (answer.text, answer.cut is None) == ("oneis longerm", False)
     assert answer.text[: answer.cut] == "oneis longer"
     warned(answer, "async 2 (b): cut")
 
 
 def test_tokens_that_hold_more_than_a_tag_and_several():
     words = ('"/>The', "</async>\n", "<async>", "<sync/>After")
-    script = Script('<promise topic="a" tokens="10"/>The end<sync/>After all', "X</async>\n", words=words)
+    script = Script(
+        '<promise topic="a" tokens="10"/>The end<sync/>After all', "X</async>\n", words=words
+    )
     answer = script.run()
     assert (answer.text, answer.warnings) == ("XThe endAfter all", [])
     assert answer.raw == '<promise topic="a" tokens="10"/><async>X</async>The end<sync/>After all'
-    assert any(s.endswith('"/>The<async>') for s in script.seen), "a token is never cut: the child sees it whole"
+    assert any(s.endswith('"/>The<async>') for s in script.seen), (
+        "a token is never cut: the child sees it whole"
+    )
     assert any(s.endswith("<sync/>After") and "X</async>" in s for s in script.seen)
     answer = run(f"{promise('a')}m", "X</async>rest", words=("</async>rest",))
     assert answer.text == "Xm"
@@ -177,18 +275,31 @@ def test_tokens_that_hold_more_than_a_tag_and_several():
     answer = script.run()
     assert (answer.text, answer.warnings) == ("1Amid2", [])
     assert any(s.endswith("<sync/>") and "A</async>" in s for s in script.seen)
-    oracle = {"promised": "oracle", "max_position": 16, "words": (promise("a"), f"{promise('b')}<sync/>", *TAGS[:3])}
-    answer = run(f"1{promise('a')}2{promise('b')}{'<sync/>' * 2}3", "A</async>", "B</async>", **oracle)
+    oracle = {
+        "promised": "oracle",
+        "max_position": 16,
+        "words": (promise("a"), f"{promise('b')}<sync/>", *TAGS[:3]),
+    }
+    answer = run(
+        f"1{promise('a')}2{promise('b')}{'<sync/>' * 2}3", "A</async>", "B</async>", **oracle
+    )
     assert (answer.text, answer.warnings) == ("1A2B3", [])
     waits = f"<sync/>mid{promise('b')}"
-    answer = (script := Script(f"1{promise('a')}{waits}2", "A</async>", "B</async>", words=(waits,))).run()
+    answer = (
+        script := Script(f"1{promise('a')}{waits}2", "A</async>", "B</async>", words=(waits,))
+    ).run()
     assert (answer.text, answer.warnings) == ("1AmidB2", [])
-    assert any(s.endswith("<async>") and "A</async>" in s for s in script.seen), "b begins behind the wait"
+    assert any(s.endswith("<async>") and "A</async>" in s for s in script.seen), (
+        "b begins behind the wait"
+    )
 
 
 def test_threads_beyond_the_most_wait_for_a_place_and_ids_without_text_are_none():
     main = "".join(promise(t) for t in "abc") + "<sync/>end"
-    narrow, wide = Script(main, *["xyz</async>"] * 3, words=TAGS), Script(main, *["xyz</async>"] * 3, words=TAGS)
+    narrow, wide = (
+        Script(main, *["xyz</async>"] * 3, words=TAGS),
+        Script(main, *["xyz</async>"] * 3, words=TAGS),
+    )
     one, four = narrow.run(max_threads=1), wide.run()
     assert one.text == four.text == "xyz" * 3 + "end"
     assert one.longest_path == four.longest_path == four.steps
@@ -199,9 +310,33 @@ def test_threads_beyond_the_most_wait_for_a_place_and_ids_without_text_are_none(
 
 
 FRAGMENTS = [
-    *("<", ">", "/", "/>", '"', "'", "=", " ", "\n", "x", "é", "<<", "topic=", "tokens=", "10", "<promise", "promise"),
+    *(
+        "<",
+        ">",
+        "/",
+        "/>",
+        '"',
+        "'",
+        "=",
+        " ",
+        "\n",
+        "x",
+        "é",
+        "<<",
+        "topic=",
+        "tokens=",
+        "10",
+        "<promise",
+        "promise",
+    ),
     *("<async>", "</async>", "<sync/>", "<sync", "sync/>", "<promise/>", "</promise>", "<b>", "</"),
-    *(promise("a"), promise("b", "lots"), promise("c", 9**40), '<promise topic="x" tokens="20">', "</async>tail"),
+    *(
+        promise("a"),
+        promise("b", "lots"),
+        promise("c", 9**40),
+        '<promise topic="x" tokens="20">',
+        "</async>tail",
+    ),
     *('"/><', f"{promise('a')}<sync/>", f"<sync/>{promise('b')}<sync/>"),
 ]
 MARKUP = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
@@ -222,8 +357,12 @@ class Wild(Script):
 
 
 @settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 2**32), words=st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=12, unique=True),
-       most=st.integers(0, 120), options=st.fixed_dictionaries({}, optional=OPTIONS))  # fmt: skip
+@given(
+    seed=st.integers(0, 2**32),
+    words=st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=12, unique=True),
+    most=st.integers(0, 120),
+    options=st.fixed_dictionaries({}, optional=OPTIONS),
+)
 def test_random_tokens_never_break_it(seed, words, most, options):
     wild = Wild(seed, tuple(words))
     answer = wild.run(most, **options)
@@ -243,7 +382,10 @@ def test_random_tokens_never_break_it(seed, words, most, options):
 @given(main=MARKUP, cut=st.lists(st.sampled_from(FRAGMENTS), max_size=5, unique=True))
 def test_how_a_text_is_cut_into_tokens_changes_nothing(main, cut):
     found = []
-    for parts in ([main], re.split("(" + "|".join(map(re.escape, cut)) + ")", main) if cut else list(main)):
+    for parts in (
+        [main],
+        re.split("(" + "|".join(map(re.escape, cut)) + ")", main) if cut else list(main),
+    ):
         warnings: list[str] = []
         lexer = Lexer(warnings.append)
         pieces = [p for part in parts for p in lexer.feed(part)] + lexer.close()
@@ -253,7 +395,12 @@ def test_how_a_text_is_cut_into_tokens_changes_nothing(main, cut):
 
 
 def test_a_hostile_text_takes_no_time():
-    for text in ('<promise a="' * 4000, "<promise " + 'a="' * 20000, "<" * 50000, '<promise a="b" ' + "'=" * 20000):
+    for text in (
+        '<promise a="' * 4000,
+        "<promise " + 'a="' * 20000,
+        "<" * 50000,
+        '<promise a="b" ' + "'=" * 20000,
+    ):
         lexer = Lexer(lambda flaw: None)
         assert "".join(p.text for p in [*lexer.feed(text), *lexer.close()]) == text
         assert len(lexer.begun) <= LONGEST_TAG

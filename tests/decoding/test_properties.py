@@ -1,4 +1,6 @@
-"""Random programs against a replay of each alone; and who sees whom by IPPD's equations and sliding windows."""
+"""Random programs against a replay of each alone; and who sees whom by IPPD's equations and sliding
+windows.
+"""
 
 import copy
 import random
@@ -21,7 +23,15 @@ from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, h
 from raypd.decoding.program import Feed
 from raypd.decoding.scheduler import Chunk
 from raypd.decoding.sequence import LEAST_REGION, ProgramError
-from raypd.decoding.visibility import NO_TOKEN, Reach, grown, in_window, one_segment, segment_sets, visible
+from raypd.decoding.visibility import (
+    NO_TOKEN,
+    Reach,
+    grown,
+    in_window,
+    one_segment,
+    segment_sets,
+    visible,
+)
 from tests.decoding import drivers, reference
 from tests.decoding.cases import EverySeventh, agree, pair, seventh, tree_of
 from tests.decoding.drivers import finished, never, tokens_of
@@ -37,7 +47,9 @@ KINDS = ["gemma2", "gemma3_text", "mistral"]
 
 
 def wandering(seed: int, edits: bool):
-    """A program that opens segments, joins them, feeds what was predicted or something else, drops and moves tokens."""
+    """A program that opens segments, joins them, feeds what was predicted or something else, drops
+    and moves tokens.
+    """
     rng = random.Random(seed)
     first = INSTRUCTION + tokens_of(rng, 1, 9)
     ask = sorted(rng.sample(range(9, len(first)), rng.randint(1, len(first) - 9)))
@@ -50,7 +62,9 @@ def wandering(seed: int, edits: bool):
         if rng.random() < 0.6:
             reach[segments, 0] = reach[segments, segments] = Reach.CAUSAL
             for other in range(1, segments):  # a segment that is seen whole gets no more tokens
-                reach[segments, other] = rng.choice([Reach.HIDDEN, Reach.ALL]) if other in closed else Reach.HIDDEN
+                reach[segments, other] = (
+                    rng.choice([Reach.HIDDEN, Reach.ALL]) if other in closed else Reach.HIDDEN
+                )
                 if rng.random() < 0.4:
                     closed.add(other)
             segments += 1
@@ -70,7 +84,9 @@ def wandering(seed: int, edits: bool):
     return heard
 
 
-def check(seeds: Iterable[int], engine: Engine, edits: bool, stock: PreTrainedModel = STOCK) -> None:
+def check(
+    seeds: Iterable[int], engine: Engine, edits: bool, stock: PreTrainedModel = STOCK
+) -> None:
     answers = engine.run(wandering(seed, edits) for seed in seeds)
     for seed, answer in zip(seeds, answers, strict=True):
         alike(answer, Replay(stock).run(wandering(seed, edits)))
@@ -83,7 +99,11 @@ def alike(answer: list[Any], expected: list[Any]) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6), st.integers(1, 6), st.sampled_from([16, 23, 400]))
+@given(
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=6),
+    st.integers(1, 6),
+    st.sampled_from([16, 23, 400]),
+)
 def test_no_row_sees_another(seeds, batch, budget):
     check(seeds, Engine(MODEL, max_num_seqs=batch, max_num_batched_tokens=budget), edits=True)
 
@@ -91,14 +111,25 @@ def test_no_row_sees_another(seeds, batch, budget):
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=3, max_size=6), st.integers(193, 260))
 def test_a_row_that_lost_its_cache_sees_the_same(seeds, slots):
-    check(seeds, Engine(MODEL, max_num_seqs=6, max_num_batched_tokens=16, cache_tokens=slots), edits=False)
+    check(
+        seeds,
+        Engine(MODEL, max_num_seqs=6, max_num_batched_tokens=16, cache_tokens=slots),
+        edits=False,
+    )
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"tokens": []}, "no token"), ({"positions": [0, 1]}, "2 positions"), ({"sample_at": [3]}, "not in it"),
-    ({"segments": [0, 1, 1]}, "reach themselves"), ({"drop": [0]}, "not fed yet"),
-    ({"allowed_token_ids": [None, None]}, "allows 2"),
-    ({"positions": [1, 2, 3], "shared": 2}, "shared tokens")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokens": []}, "no token"),
+        ({"positions": [0, 1]}, "2 positions"),
+        ({"sample_at": [3]}, "not in it"),
+        ({"segments": [0, 1, 1]}, "reach themselves"),
+        ({"drop": [0]}, "not fed yet"),
+        ({"allowed_token_ids": [None, None]}, "allows 2"),
+        ({"positions": [1, 2, 3], "shared": 2}, "shared tokens"),
+    ],
+)
 def test_an_impossible_feed_ends_its_program_alone(changes, words):
     engine = Engine(MODEL, max_num_seqs=4)
     engine.submit(wandering(1, False), tag="good")
@@ -134,7 +165,11 @@ def test_sequences_are_the_programs_alone_and_the_cache_is_empty_when_all_is_don
         ended += engine.step()
         assert all(seq.tag == "ours" for seq in engine.sequences)
     assert sum(done.counts.prefill_tokens for done in ended) == 9 + 2
-    assert [done.counts.decode_tokens for done in ended] == [len(done.answer.tokens) for done in ended] == [3, 3]
+    assert (
+        [done.counts.decode_tokens for done in ended]
+        == [len(done.answer.tokens) for done in ended]
+        == [3, 3]
+    )
 
 
 @pytest.mark.parametrize("most", [256, 24])
@@ -149,17 +184,22 @@ def test_no_pass_is_small_while_work_is_waiting(most: int) -> None:
         return chunks, finished
 
     engine.scheduler.schedule = noted
-    answers = engine.run(autoregressive(Prompt(list(range(5, 12 + n % 9))), 20, never) for n in range(200))
+    answers = engine.run(
+        autoregressive(Prompt(list(range(5, 12 + n % 9))), 20, never) for n in range(200)
+    )
     assert [len(answer.tokens) for answer in answers] == [20] * 200
     if most == 256:
         assert {tokens for tokens, _ in passes} == {48}
-        assert max(running for _, running in passes) <= 48 + 1  # the last one admitted has a part of its prompt fed
+        # The last one admitted has a part of its prompt fed.
+        assert max(running for _, running in passes) <= 48 + 1
     else:
         assert max(running for _, running in passes) == 24
 
 
 def shrinking(rng: random.Random):
-    """Early release (APAR, section 3.4): fills the cache, drops it in pieces, and asks what is seen of the rest."""
+    """Early release (APAR, section 3.4): fills the cache, drops it in pieces, and asks what is seen
+    of the rest.
+    """
     tokens, heard = tokens_of(rng, 260, 300), []
     predictions = yield Feed(tokens, range(len(tokens)), sample_at=[len(tokens) - 1])
     alive, total, at = list(range(len(tokens))), len(tokens), len(tokens)
@@ -168,7 +208,9 @@ def shrinking(rng: random.Random):
         drop = rng.sample(alive, rng.randint(len(alive) // 8, len(alive) // 3))
         alive = [index for index in alive if index not in drop]
         count = rng.randint(1, 6)
-        predictions = yield Feed(tokens_of(rng, count, count), range(at, at + count), sample_at=range(count), drop=drop)
+        predictions = yield Feed(
+            tokens_of(rng, count, count), range(at, at + count), sample_at=range(count), drop=drop
+        )
         alive += range(total, total + count)
         total, at = total + count, at + count
     return heard
@@ -189,7 +231,9 @@ def test_rows_that_close_up_see_the_same_and_hold_no_more_than_they_need(seed):
             np.testing.assert_array_equal(row.place[row.owner[live]], live)
             waiting = row.size - row.cached
             sizes += [len(row.owner)] if len(row.owner) else []
-            assert len(row.owner) <= (512 if row.steps < 2 else LEAST_REGION + 4 * (len(live) + waiting))
+            assert len(row.owner) <= (
+                512 if row.steps < 2 else LEAST_REGION + 4 * (len(live) + waiting)
+            )
     assert (min(sizes), max(sizes)) == (LEAST_REGION, 512)
     assert engine.cache.allocator.available == engine.cache.allocator.slots
     for n, answer in answers.items():
@@ -205,7 +249,9 @@ def test_only_text_that_is_read_in_order_is_causal() -> None:
 
 
 def test_what_a_kernel_reads_is_the_rule() -> None:
-    """Sets of segments for random tokens against `visible`, and windows against their rule written out."""
+    """Sets of segments for random tokens against `visible`, and windows against their rule written
+    out.
+    """
     rng = np.random.default_rng(7)
     for segments in (1, 3, 31, 32, 80):
         reach = rng.integers(0, 3, (segments, segments)).astype(np.int8)
@@ -213,10 +259,15 @@ def test_what_a_kernel_reads_is_the_rule() -> None:
         query_segments, query_positions = rng.integers(0, segments, 20), rng.integers(0, 40, 20)
         seen = visible(reach, query_segments, query_positions, key_segments, key_positions)
         sets, labels = segment_sets(reach, query_segments, key_segments)
-        whole, causal = ((sets[:, kind][:, labels // 32] >> (labels % 32)) & 1 == 1 for kind in (0, 1))
-        np.testing.assert_array_equal(whole | (causal & (key_positions <= query_positions[:, None])), seen)
+        whole, causal = (
+            (sets[:, kind][:, labels // 32] >> (labels % 32)) & 1 == 1 for kind in (0, 1)
+        )
+        np.testing.assert_array_equal(
+            whole | (causal & (key_positions <= query_positions[:, None])), seen
+        )
         for window in (1, 2, 7, 60, 61):
-            later = key_positions > key_positions[:, None]  # [keys, keys], of those that the query has before it
+            # [keys, keys], of those that the query has before it.
+            later = key_positions > key_positions[:, None]
             before = seen & (key_positions <= query_positions[:, None])
             kept = in_window(seen, query_positions, key_positions, window)
             np.testing.assert_array_equal(kept, before.astype(int) @ later.T < window)
@@ -247,15 +298,21 @@ def test_nothing_to_answer_and_nothing_to_ask():
     model, _ = pair("llama")
     assert Engine(model).run([intra_prompt(PromptTree([1, 2], [Context([3], [])]), 5)]) == [[]]
     with pytest.raises(ValueError, match="no token"):
-        Engine(model).run([intra_prompt(PromptTree([1], [Context([3], [Question([], seventh)])]), 5)])
+        Engine(model).run(
+            [intra_prompt(PromptTree([1], [Context([3], [Question([], seventh)])]), 5)]
+        )
 
 
 @torch.no_grad()
 def alone(stock: PreTrainedModel, prompt: list[int], count: int) -> list[tuple[int, float, float]]:
-    """The model's own greedy answer behind a prompt, under the masks and windows that transformers makes itself."""
+    """The model's own greedy answer behind a prompt, under the masks and windows that transformers
+    makes itself.
+    """
     answer: list[tuple[int, float, float]] = []
     while len(answer) < count and not (answer and answer[-1][0] % 7 == 0):
-        logits = stock(torch.tensor([[*prompt, *(t for t, _, _ in answer)]]), use_cache=False).logits[0, -1]
+        logits = stock(
+            torch.tensor([[*prompt, *(t for t, _, _ in answer)]]), use_cache=False
+        ).logits[0, -1]
         answer.append(reference.greedy(logits, None))
     return answer
 
@@ -263,8 +320,11 @@ def alone(stock: PreTrainedModel, prompt: list[int], count: int) -> list[tuple[i
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shared", [0, len(drivers.INSTRUCTION)])
 def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
-    """Sixteen values at once against each alone, in a prompt that ends at its attribute and has no gaps."""
-    flat = {"rope_type": "linear", "factor": 1e15, "rope_theta": 10_000.0}  # of a gap only the window is felt
+    """Sixteen values at once against each alone, in a prompt that ends at its attribute and has no
+    gaps.
+    """
+    # Of a gap only the window is felt.
+    flat = {"rope_type": "linear", "factor": 1e15, "rope_theta": 10_000.0}
     rope = {"full_attention": flat, "sliding_attention": flat} if kind == "gemma3_text" else flat
     model, stock = pair(kind, sliding_window=WINDOW, rope_parameters=rope, num_hidden_layers=4)
     rng = random.Random(4)
@@ -273,7 +333,9 @@ def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
         tokens += tokens_of(rng, 1, 2)
         slots.append(Slot(len(tokens) - 1, EverySeventh()))
     seen = len(tokens) - WINDOW
-    assert len(drivers.INSTRUCTION) < seen < slots[-1].end < 30 * len(slots), "the window cuts, a gap is more"
+    assert len(drivers.INSTRUCTION) < seen < slots[-1].end < 30 * len(slots), (
+        "the window cuts, a gap is more"
+    )
     prompt = SlottedPrompt(tokens, slots, shared=shared)
     programs = (hyper_parallel(prompt, 30, isolate_values=True) for _ in range(2))
     for values in Engine(model, max_num_batched_tokens=31).run(programs):
@@ -284,4 +346,6 @@ def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
 @pytest.mark.parametrize("window", [1, 3, 6, 11])
 def test_random_programs_under_a_window_equal_the_rule_written_out(window):
     model, stock = (one.double() for one in pair("mistral", sliding_window=window))
-    check(range(18), Engine(model, max_num_seqs=2, max_num_batched_tokens=16), edits=True, stock=stock)
+    check(
+        range(18), Engine(model, max_num_seqs=2, max_num_batched_tokens=16), edits=True, stock=stock
+    )

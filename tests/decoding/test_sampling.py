@@ -1,4 +1,6 @@
-"""Picking tokens: many asks in one call against each by itself; and what a grammar leaves few of."""
+"""Picking tokens: many asks in one call against each by itself; and what a grammar leaves few
+of.
+"""
 
 import math
 import random
@@ -23,7 +25,22 @@ from raypd.decoding.transfer import to_device
 from raypd.tasks.automata import json_object
 from tests.tiny import VOCABULARY, tiny_model
 
-TEXTS = ["true", " true", "t", "false", " false", " ", "null", '"', ' "', '"red', '"rose', "red", "rose", "x"]
+TEXTS = [
+    "true",
+    " true",
+    "t",
+    "false",
+    " false",
+    " ",
+    "null",
+    '"',
+    ' "',
+    '"red',
+    '"rose',
+    "red",
+    "rose",
+    "x",
+]
 BOOLEAN = ["true", "false", "null"]
 MOST = VOCABULARY // 8
 
@@ -49,23 +66,32 @@ def by_hand(logits, temperature, draw, allowed):
     chance = scores.softmax(-1)
     if allowed is None or allowed.outcomes is None:
         return token, math.log(chance[token])
-    sets = {int(i): set(range(a, b + 1)) for i, (a, b) in zip(allowed.ids, allowed.outcomes, strict=True)}
+    sets = {
+        int(i): set(range(a, b + 1))
+        for i, (a, b) in zip(allowed.ids, allowed.outcomes, strict=True)
+    }
     own = sum(float(chance[i]) for i, found in sets.items() if found <= sets[token])
-    return token, math.log(own / sum(float(chance[i]) for i, found in sets.items() if not found > sets[token]))
+    return token, math.log(
+        own / sum(float(chance[i]) for i, found in sets.items() if not found > sets[token])
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_each_ask_is_answered_as_if_alone(dtype):
     rng = np.random.default_rng(4)
-    logits = torch.from_numpy(rng.normal(size=(77, 2501)) * 4).to(dtype)  # more rows than are looked at together
+    # More rows than are looked at together.
+    logits = torch.from_numpy(rng.normal(size=(77, 2501)) * 4).to(dtype)
     asks = SampleRequests()
     for _ in range(77):
         allowed = None
         if rng.random() < 0.5:
-            size = rng.integers(*((1, 40) if rng.random() < 0.5 else (1020, 2400)))  # picked out, or masked
+            # Picked out, or masked.
+            size = rng.integers(*((1, 40) if rng.random() < 0.5 else (1020, 2400)))
             ids = np.sort(rng.choice(2501, size, replace=False))
             nested = np.array([(0, 5), (0, 2), (3, 5), *((i, i) for i in range(6))])
-            allowed = AllowedTokens(ids, rng.choice(nested, len(ids)) if rng.random() < 0.5 else None)
+            allowed = AllowedTokens(
+                ids, rng.choice(nested, len(ids)) if rng.random() < 0.5 else None
+            )
         asks.sampling.append(Sampling(float(rng.choice([0.0, 0.7, 1.3]))))
         asks.draws.append(float(rng.random()))
         asks.allowed_token_ids.append(allowed)
@@ -83,29 +109,60 @@ def test_nothing_asked_and_nothing_allowed():
 
 
 def test_what_a_grammar_allows_goes_to_the_device_once(monkeypatch):
-    grammar = Grammar(json_object(None), Vocabulary([chr(97 + n % 26) * (n // 26 + 1) for n in range(1500)] + ['{"']))
+    grammar = Grammar(
+        json_object(None),
+        Vocabulary([chr(97 + n % 26) * (n // 26 + 1) for n in range(1500)] + ['{"']),
+    )
     state, sent = grammar.advance(0, 1500), []
-    monkeypatch.setattr(sampling, "to_device", lambda a, device: sent.append(a.nbytes) or to_device(a, device))
+    monkeypatch.setattr(
+        sampling, "to_device", lambda a, device: sent.append(a.nbytes) or to_device(a, device)
+    )
     for _ in range(3):
-        assert sample(torch.randn(8, 1501), greedily([grammar.allowed(state, None)] * 8))[0].max() < 1500
-    assert sorted(sent) == [128, 128, 128, 188]  # places of rows and sets in each pass; a bit a token
+        assert (
+            sample(torch.randn(8, 1501), greedily([grammar.allowed(state, None)] * 8))[0].max()
+            < 1500
+        )
+    # Places of rows and sets in each pass; a bit a token.
+    assert sorted(sent) == [128, 128, 128, 188]
 
 
-@pytest.mark.parametrize(("automaton", "chances", "confidence"), [
-    (OneOf(BOOLEAN), {"true": 0.1, "false": 0.098, "x": 0.8}, 0.505),  # the model would rather say something else
-    (OneOf(BOOLEAN), {" true": 0.2, "true": 0.2, "t": 0.1, "false": 0.3, " false": 0.2}, 0.5),  # in three ways
-    (OneOf(BOOLEAN), {" ": 0.2, " true": 0.3, "false": 0.3, "null": 0.2}, 0.375),  # " " leaves all open
-    (OneOf(BOOLEAN), {" ": 0.6, "true": 0.4}, 1.0),
-    (OneOf(['"red"', "null"]), {' "': 0.3, '"': 0.2, "x": 0.5}, 1.0),  # an enum of one value
-    (OneOf(['"red"', "null"]), {' "': 0.3, '"': 0.24, "null": 0.18, "x": 0.28}, 0.75),  # or none
-    (OneOf(['"red"', '"rose"', "null"]), {'"': 0.5, '"red': 0.2, '"rose': 0.1, "null": 0.2}, 0.8),  # what begins
-    (OneOf(['"red"', '"rose"', "null"]), {'"': 0.2, '"red': 0.4, '"rose': 0.1, "null": 0.2}, 4 / 7),
-    (JsonString(), {"null": 0.4, '"': 0.3, ' "': 0.2, '"red': 0.1}, 0.4)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("automaton", "chances", "confidence"),
+    [
+        # The model would rather say something else.
+        (OneOf(BOOLEAN), {"true": 0.1, "false": 0.098, "x": 0.8}, 0.505),
+        # In three ways.
+        (OneOf(BOOLEAN), {" true": 0.2, "true": 0.2, "t": 0.1, "false": 0.3, " false": 0.2}, 0.5),
+        # " " leaves all open.
+        (OneOf(BOOLEAN), {" ": 0.2, " true": 0.3, "false": 0.3, "null": 0.2}, 0.375),
+        (OneOf(BOOLEAN), {" ": 0.6, "true": 0.4}, 1.0),
+        (OneOf(['"red"', "null"]), {' "': 0.3, '"': 0.2, "x": 0.5}, 1.0),  # an enum of one value
+        (
+            OneOf(['"red"', "null"]),
+            {' "': 0.3, '"': 0.24, "null": 0.18, "x": 0.28},
+            0.75,
+        ),  # or none
+        # What begins.
+        (
+            OneOf(['"red"', '"rose"', "null"]),
+            {'"': 0.5, '"red': 0.2, '"rose': 0.1, "null": 0.2},
+            0.8,
+        ),
+        (
+            OneOf(['"red"', '"rose"', "null"]),
+            {'"': 0.2, '"red': 0.4, '"rose': 0.1, "null": 0.2},
+            4 / 7,
+        ),
+        (JsonString(), {"null": 0.4, '"': 0.3, ' "': 0.2, '"red': 0.1}, 0.4),
+    ],
+)
 def test_a_choice_has_its_probability_among_what_the_grammar_allows(automaton, chances, confidence):
     logits = torch.full((1, len(TEXTS)), -1e4)
     for text, chance in chances.items():
         logits[0, TEXTS.index(text)] = math.log(chance)
-    (token,), (logprob,) = picked(logits, greedily([Grammar(automaton, Vocabulary(TEXTS)).allowed(0, 9)]))
+    (token,), (logprob,) = picked(
+        logits, greedily([Grammar(automaton, Vocabulary(TEXTS)).allowed(0, 9)])
+    )
     assert TEXTS[token] == max((t for t in chances if t != "x"), key=lambda t: chances[t])
     assert math.exp(logprob) == pytest.approx(confidence, abs=1e-3)
 
@@ -120,18 +177,29 @@ def test_greedy_in_bfloat16_is_the_first_of_the_highest(shape):
     tokens, logprobs = picked(logits, greedily([None] * len(logits)))
     wanted = logits.double().log_softmax(-1)
     assert [*tokens, shape[1] // 2] == [*logits.float().argmax(-1).tolist(), tokens[0]]
-    assert logprobs == pytest.approx([float(row[token]) for row, token in zip(wanted, tokens, strict=True)], abs=2e-6)
+    assert logprobs == pytest.approx(
+        [float(row[token]) for row, token in zip(wanted, tokens, strict=True)], abs=2e-6
+    )
 
 
 def asking(seed: int, steps: int = 4) -> Program[list[Predictions]]:
-    """Asks behind random tokens for one of a few, one of many and one of all, also of several that have one outcome."""
+    """Asks behind random tokens for one of a few, one of many and one of all, also of several that
+    have one outcome.
+    """
     rng, found, at = random.Random(seed), [], 0
     for _ in range(steps):
         count = rng.randint(1, 9)
         sample_at = sorted(rng.sample(range(count), rng.randint(1, count)))
-        allowed = [_allowed(rng, size) for size in rng.choices((1, 3, MOST, MOST + 1, None), k=len(sample_at))]
+        allowed = [
+            _allowed(rng, size)
+            for size in rng.choices((1, 3, MOST, MOST + 1, None), k=len(sample_at))
+        ]
         tokens = [rng.randrange(3, VOCABULARY) for _ in range(count)]
-        asks = {"sample_at": sample_at, "allowed_token_ids": allowed, "want_logits": rng.random() < 0.1}
+        asks = {
+            "sample_at": sample_at,
+            "allowed_token_ids": allowed,
+            "want_logits": rng.random() < 0.1,
+        }
         predictions = yield Feed(tokens, range(at, at + count), **asks)
         for token, one in zip(predictions.tokens, allowed, strict=True):
             assert one is None or token in one.ids
@@ -154,7 +222,9 @@ def said(engine: Engine, temperature: float) -> Iterator[tuple[list[int], list[f
 
 
 def engines(model: PreTrainedModel | Llama) -> tuple[Engine, Engine, list[int]]:
-    """One that computes few logits where it can, one that never does, and how many rows the first computed so."""
+    """One that computes few logits where it can, one that never does, and how many rows the first
+    computed so.
+    """
     sizes = {"max_num_seqs": 7, "max_num_batched_tokens": 40}
     one, other, rows = Engine(model, **sizes), Engine(model, **sizes), []
     assert one.few is not None
@@ -173,15 +243,20 @@ def engines(model: PreTrainedModel | Llama) -> tuple[Engine, Engine, list[int]]:
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_few_are_picked_as_from_all(kind: str, tied: bool, temperature: float) -> None:
     one, other, rows = engines(tiny_model(kind, tie_word_embeddings=tied).double())
-    for (tokens, logprobs), (same, as_likely) in zip(said(one, temperature), said(other, temperature), strict=True):
+    for (tokens, logprobs), (same, as_likely) in zip(
+        said(one, temperature), said(other, temperature), strict=True
+    ):
         assert (tokens, logprobs) == (same, pytest.approx(as_likely, abs=1e-9))
     assert sum(rows) > 100
 
 
-@pytest.mark.skipif(native.refusal() is not None or not is_possible(), reason="no AVX-512 BF16, or no C compiler")
+@pytest.mark.skipif(
+    native.refusal() is not None or not is_possible(), reason="no AVX-512 BF16, or no C compiler"
+)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_in_bfloat16_they_are_the_same_bits(temperature: float, monkeypatch) -> None:
-    monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
+    # On processors with AMX, too.
+    monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)
     one, other, rows = engines(pack(tiny_model("llama", head_dim=32).bfloat16()))
     assert list(said(one, temperature)) == list(said(other, temperature))
     assert sum(rows) > 100
@@ -189,15 +264,21 @@ def test_in_bfloat16_they_are_the_same_bits(temperature: float, monkeypatch) -> 
 
 def test_rows_are_kept_until_they_are_too_many(monkeypatch) -> None:
     made, narrowed = [], few_tokens.narrowed
-    monkeypatch.setattr(few_tokens, "narrowed", lambda head, ids: made.append(ids.tolist()) or narrowed(head, ids))
+    monkeypatch.setattr(
+        few_tokens, "narrowed", lambda head, ids: made.append(ids.tolist()) or narrowed(head, ids)
+    )
     engine = Engine(tiny_model("llama"))
 
     def program(*sets: range) -> Program[None]:
         for at, ids in enumerate(sets):
-            predictions = yield Feed([5], [at], sample_at=[0], allowed_token_ids=[AllowedTokens(np.array(ids))])
+            predictions = yield Feed(
+                [5], [at], sample_at=[0], allowed_token_ids=[AllowedTokens(np.array(ids))]
+            )
             assert predictions.tokens[0] in ids
 
-    engine.run([program(range(9), range(4, 8), range(9, 20), range(9), range(100, 120), range(100, 101))])
+    engine.run(
+        [program(range(9), range(4, 8), range(9, 20), range(9), range(100, 120), range(100, 101))]
+    )
     assert made == [[*range(9)], [*range(20)], [*range(100, 120)]]
 
 
@@ -206,7 +287,9 @@ def test_values_of_a_type_ask_for_few_and_other_models_compute_all_logits() -> N
     choices = {4: ["true", "false"], 8: ['"a"', '"b"']}
     slots = [Slot(end, Grammar(OneOf(texts), vocabulary)) for end, texts in choices.items()]
     one, other, rows = engines(tiny_model("llama"))
-    found, same = (e.run([hyper_parallel(SlottedPrompt(range(40, 49), slots), 6)])[0] for e in (one, other))
+    found, same = (
+        e.run([hyper_parallel(SlottedPrompt(range(40, 49), slots), 6)])[0] for e in (one, other)
+    )
     assert [value.completion for value in found] == [value.completion for value in same]
     assert {value.completion for value in found} <= {"true", "false", '"a"', '"b"'}
     assert sum(rows) == sum(len(value.tokens) for value in found)

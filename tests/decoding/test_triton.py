@@ -1,4 +1,6 @@
-"""The triton kernel in the interpreter, and compiled for GPUs that are not here; a GPU's tests on a CPU."""
+"""The triton kernel in the interpreter, and compiled for GPUs that are not here; a GPU's tests on a
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from tests.runs import with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-SHARED_MEMORY = 99 * 1024  # bytes that a block may have on the smallest GPUs of these kinds (sm86, sm89)
+# Bytes that a block may have on the smallest GPUs of these kinds (sm86, sm89)
+SHARED_MEMORY = 99 * 1024
 
 
 @needs_triton
@@ -36,55 +39,106 @@ SHARED_MEMORY = 99 * 1024  # bytes that a block may have on the smallest GPUs of
 @pytest.mark.parametrize("which", ["not slow", "slow"], ids=["few", "many"])
 def test_the_kernel_in_the_interpreter(which):
     tests = "tests/decoding/triton_interpreted.py"
-    ended(start("-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which, tests, TRITON_INTERPRET="1"), seconds=1200)
+    ended(
+        start(
+            "-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which, tests, TRITON_INTERPRET="1"
+        ),
+        seconds=1200,
+    )
 
 
 @pytest.mark.slow
 def test_the_tests_for_a_gpu_pass_on_a_cpu() -> None:
     options = "--noconftest", "-p", "no:cacheprovider", "-p", "tests.decoding.stubbed_gpu"
-    chosen = "not triton and not graphs and not packed and not random_pass and not sized_once and not real_model"
+    chosen = (
+        "not triton and not graphs and not packed and not random_pass and not sized_once and "
+        "not real_model"
+    )
     said = ended(start("-m", "pytest", *options, "tests/test_gpu.py", "-k", chosen))
     assert " passed" in said
     assert [word for word in ("failed", "error") if word in said] == []
 
 
 def compiled(kernel, capability: int, types: dict[str, str], constants: dict, warps: int):
-    """A kernel for a GPU that is not here, as the JIT would compile it; bytes that its threads spill."""
+    """A kernel for a GPU that is not here, as the JIT would compile it; bytes that its threads
+    spill.
+    """
     from triton import compile
     from triton.backends import nvidia
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-    aligned = [number for number, kind in enumerate(signature.values()) if kind not in ("fp32", "constexpr")]
-    source = ASTSource(kernel, signature, constants, {(number,): [["tt.divisibility", 16]] for number in aligned})
-    result = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": 2})
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32")
+        for name in kernel.arg_names
+    }
+    aligned = [
+        number
+        for number, kind in enumerate(signature.values())
+        if kind not in ("fp32", "constexpr")
+    ]
+    source = ASTSource(
+        kernel, signature, constants, {(number,): [["tt.divisibility", 16]] for number in aligned}
+    )
+    result = compile(
+        source,
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": warps, "num_stages": 2},
+    )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(result.asm["cubin"])
         file.flush()
         tool = Path(nvidia.__path__[0]) / "bin" / "cuobjdump"
-        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        )
     return result, int(re.search(r"STACK:(\d+)", said.stdout + said.stderr)[1])
 
 
 @needs_triton
-@pytest.mark.parametrize(("capability", "dtype", "dim", "rows", "flags"), [
-    (80, "bf16", 128, 64, {}), (89, "bf16", 128, 64, {"SPLIT": True}), (90, "bf16", 128, 128, {}),
-    *slow((89, "fp16", 64, 64, {}), (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}), (89, "bf16", 256, 64, {}),
-          (89, "bf16", 128, 64, {"SPLIT": True, "WORDS": 2, "WINDOW": True}), (89, "fp32", 256, 16, {"SPLIT": True}),
-          (90, "bf16", 96, 16, {"WORDS": 2}), (90, "bf16", 128, 64, {"SPLIT": True}),
-          (90, "bf16", 256, 64, {"SOFTCAP": True}))])  # fmt: skip
-def test_attention_compiles_into_what_a_card_has(capability, dtype, dim, rows, flags, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("capability", "dtype", "dim", "rows", "flags"),
+    [
+        (80, "bf16", 128, 64, {}),
+        (89, "bf16", 128, 64, {"SPLIT": True}),
+        (90, "bf16", 128, 128, {}),
+        *slow(
+            (89, "fp16", 64, 64, {}),
+            (89, "bf16", 128, 16, {"SPLIT": True, "WORDS": 2}),
+            (89, "bf16", 256, 64, {}),
+            (89, "bf16", 128, 64, {"SPLIT": True, "WORDS": 2, "WINDOW": True}),
+            (89, "fp32", 256, 16, {"SPLIT": True}),
+            (90, "bf16", 96, 16, {"WORDS": 2}),
+            (90, "bf16", 128, 64, {"SPLIT": True}),
+            (90, "bf16", 256, 64, {"SOFTCAP": True}),
+        ),
+    ],
+)
+def test_attention_compiles_into_what_a_card_has(
+    capability, dtype, dim, rows, flags, monkeypatch, tmp_path
+):
     from raypd.decoding.attention import triton_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    block, warps = triton_kernel.tiles(divmod(capability, 10), dim, 4 if dtype == "fp32" else 2)[rows]
+    block, warps = triton_kernel.tiles(divmod(capability, 10), dim, 4 if dtype == "fp32" else 2)[
+        rows
+    ]
     power = triton_kernel.power_of_two(dim)
-    constants = {"HEADS": 32, "KV_HEADS": 8, "DIM": dim, "VALUE_DIM": dim, "WORDS": 1, "WINDOW": False}
+    constants = {
+        "HEADS": 32,
+        "KV_HEADS": 8,
+        "DIM": dim,
+        "VALUE_DIM": dim,
+        "WORDS": 1,
+        "WINDOW": False,
+    }
     constants |= {"SOFTCAP": False, "SPLIT": False, "ROWS": rows, "BLOCK": block}
     constants |= {"DIM_BLOCK": power, "VALUE_BLOCK": power, **flags}
     types = dict.fromkeys(["query_rows", "stored_keys", "stored_values", "out"], f"*{dtype}")
-    types |= dict.fromkeys(["items", "queries", "keys", "starts"], "*i32") | {"scale": "fp32", "softcap": "fp32"}
+    types |= dict.fromkeys(["items", "queries", "keys", "starts"], "*i32") | {
+        "scale": "fp32",
+        "softcap": "fp32",
+    }
     types |= dict.fromkeys(["split", "split_lse"], "*fp32")
     result, stack = compiled(triton_kernel._attend, capability, types, constants, warps)
     two_blocks = (capability, dtype, dim) == (89, "bf16", 128)  # on a multiprocessor of an L40S
@@ -122,12 +176,20 @@ def test_the_kernels_around_it_compile(capability, monkeypatch, tmp_path):
         assert stack == 0
 
 
-@pytest.mark.parametrize(("dtype", "capability", "error", "says"), [
-    ("bfloat16", (8, 9), 0.4, None), ("float16", (8, 0), 3.0, "off by 3"),
-    ("bfloat16", (9, 0), OSError("no gcc"), "gcc"), ("float32", (9, 0), 0.0, ""), ("float16", (7, 5), 0.0, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "capability", "error", "says"),
+    [
+        ("bfloat16", (8, 9), 0.4, None),
+        ("float16", (8, 0), 3.0, "off by 3"),
+        ("bfloat16", (9, 0), OSError("no gcc"), "gcc"),
+        ("float32", (9, 0), 0.0, ""),
+        ("float16", (7, 5), 0.0, ""),
+    ],
+)
 @needs_triton
-def test_auto_is_triton_on_a_gpu_where_it_is_right(dtype, capability, error, says, monkeypatch, caplog):
+def test_auto_is_triton_on_a_gpu_where_it_is_right(
+    dtype, capability, error, says, monkeypatch, caplog
+):
     from raypd.decoding.attention import triton_kernel
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
@@ -147,36 +209,57 @@ def test_where_triton_is_missing_it_is_refused(monkeypatch):
     monkeypatch.delattr("raypd.decoding.attention.triton_kernel", raising=False)
     model = tiny_model("gemma2")
     before = model.config._attn_implementation
-    for keys, words in (({"attention": "triton"}, "needs the package triton"),
-                        ({"attention": "flash"}, "no attention 'flash'"),
-                        ({"cuda_graphs": True}, "cuda_graphs needs attention 'triton'")):  # fmt: skip
+    for keys, words in (
+        ({"attention": "triton"}, "needs the package triton"),
+        ({"attention": "flash"}, "no attention 'flash'"),
+        ({"cuda_graphs": True}, "cuda_graphs needs attention 'triton'"),
+    ):
         with pytest.raises(ValueError, match=words):
             Engine(model, **keys)
     assert model.config._attn_implementation == before != NAME
 
 
-@pytest.mark.parametrize(("device", "tokens", "warmed"), [("cuda", 8192, [2048]), ("cpu", 2048, [])])
-def test_a_worker_on_a_gpu_has_larger_passes_and_is_warm_before_it_begins(device, tokens, warmed, config, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "tokens", "warmed"), [("cuda", 8192, [2048]), ("cpu", 2048, [])]
+)
+def test_a_worker_on_a_gpu_has_larger_passes_and_is_warm_before_it_begins(
+    device, tokens, warmed, config, monkeypatch
+):
     calls = []
     monkeypatch.setattr(components, "warm_up", lambda engine, most: calls.append((engine, most)))
-    parts = {"model": tiny_model("llama"), "tokenizer": tiny_tokenizer(), "device": torch.device(device)}
+    parts = {
+        "model": tiny_model("llama"),
+        "tokenizer": tiny_tokenizer(),
+        "device": torch.device(device),
+    }
     loaded = SimpleNamespace(**parts, context_length=4096, packed=None)
     engine = build(config("in.jsonl"), None, lambda _: loaded).engine
     assert (engine.budget.most, calls) == (tokens, [(engine, most) for most in warmed])
 
 
 @needs_triton
-@pytest.mark.parametrize(("kind", "head_dim", "attend", "error", "says"), [
-    ("qwen3", 16, "triton", 0.01, None), ("qwen3", 16, "triton", 0.2, "off by 0.2"), ("gemma2", 16, "triton", 0.0, ""),
-    ("qwen3", 16, "triton", OSError("no gcc"), "no gcc"), ("qwen3", 16, "sdpa", 0.0, ""),
-    ("llama", 24, "triton", 0.0, "")])  # fmt: skip
-def test_layers_for_gpus_are_taken_where_they_are_right(kind, head_dim, attend, error, says, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("kind", "head_dim", "attend", "error", "says"),
+    [
+        ("qwen3", 16, "triton", 0.01, None),
+        ("qwen3", 16, "triton", 0.2, "off by 0.2"),
+        ("gemma2", 16, "triton", 0.0, ""),
+        ("qwen3", 16, "triton", OSError("no gcc"), "no gcc"),
+        ("qwen3", 16, "sdpa", 0.0, ""),
+        ("llama", 24, "triton", 0.0, ""),
+    ],
+)
+def test_layers_for_gpus_are_taken_where_they_are_right(
+    kind, head_dim, attend, error, says, monkeypatch, caplog
+):
     from raypd.decoding.attention import triton_kernel
     from raypd.decoding.cuda_layer import CudaLayer
 
     model = tiny_model(kind, head_dim=head_dim)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    monkeypatch.setattr(packing, "chosen", lambda *_: {"triton": triton_kernel, "sdpa": sdpa}[attend].attend)
+    monkeypatch.setattr(
+        packing, "chosen", lambda *_: {"triton": triton_kernel, "sdpa": sdpa}[attend].attend
+    )
     monkeypatch.setattr(packing, "layers_error", mock.Mock(side_effect=[error]))
     packed = packing.pack(model)
     if says is None:
@@ -190,7 +273,11 @@ def test_layers_for_gpus_are_taken_where_they_are_right(kind, head_dim, attend, 
 @pytest.mark.parametrize("attention", ["auto", "sdpa", "triton"])
 def test_a_worker_takes_the_one_that_its_configuration_names(attention, config):
     made = with_keys(config("in.jsonl"), engine={"attention": attention})
-    parts = {"model": tiny_model("llama"), "tokenizer": tiny_tokenizer(), "device": torch.device("cpu")}
+    parts = {
+        "model": tiny_model("llama"),
+        "tokenizer": tiny_tokenizer(),
+        "device": torch.device("cpu"),
+    }
     loaded = SimpleNamespace(**parts, context_length=4096, packed=None)
     if attention == "triton":
         with pytest.raises(ModelError, match="engine: attention 'triton' needs"):

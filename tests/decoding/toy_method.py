@@ -1,4 +1,6 @@
-"""A decoding method as somebody else would write it: two tokens a pass, the second a repeat; as a script it runs it."""
+"""A decoding method as somebody else would write it: two tokens a pass, the second a repeat; as a
+script it runs it.
+"""
 
 from typing import Any
 
@@ -12,7 +14,13 @@ class EchoAnswer:
         self.tokens = tokens
 
     def generated(self, decode) -> GeneratedText:
-        return GeneratedText(decode(self.tokens), 0, len(self.tokens), [], counters={"repeated": len(self.tokens) // 2})
+        return GeneratedText(
+            decode(self.tokens),
+            0,
+            len(self.tokens),
+            [],
+            counters={"repeated": len(self.tokens) // 2},
+        )
 
 
 class EchoText(TextMethod):
@@ -28,7 +36,9 @@ class EchoText(TextMethod):
         return EchoAnswer(tokens)
 
 
-REGISTRY["echo"] = MethodSpec({"generation": ("max_new_tokens",)}, text_method="tests.decoding.toy_method:EchoText")
+REGISTRY["echo"] = MethodSpec(
+    {"generation": ("max_new_tokens",)}, text_method="tests.decoding.toy_method:EchoText"
+)
 
 if __name__ == "__main__":
     import json

@@ -35,7 +35,11 @@ from tests.tiny import in_float64, tiny_model
 CPU = torch.device("cpu")
 OTHERS = slow(("intra_prompt", "gemma2"), ("apar", "llama"), ("space", "mistral"))
 BY_GRAPHS = slow(
-    ("hyper_parallel", "llama"), ("intra_prompt", "gemma2"), ("apar", "qwen2"), ("pasta", "mistral"), ("space", "qwen3")
+    ("hyper_parallel", "llama"),
+    ("intra_prompt", "gemma2"),
+    ("apar", "qwen2"),
+    ("pasta", "mistral"),
+    ("space", "qwen3"),
 )
 
 
@@ -78,9 +82,15 @@ def test_other_precisions(dtype, atol):
         compare(triton_kernel.attend, sdpa.attend, seed, CPU, dtype, atol, dim=16, value_dim=16)
 
 
-@pytest.mark.parametrize(("kind", "extra"), [
-    ("mistral", {"sliding_window": 7}), ("qwen3", {}), ("llama", {"attention_bias": True}), *slow(("qwen2", {})),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("mistral", {"sliding_window": 7}),
+        ("qwen3", {}),
+        ("llama", {"attention_bias": True}),
+        *slow(("qwen2", {})),
+    ],
+)
 @torch.inference_mode()
 def test_layers_for_gpus_give_the_logits_of_transformers(kind, extra):
     model, ids = in_float64(tiny_model(kind, **extra)), torch.arange(5, 33)
@@ -88,7 +98,9 @@ def test_layers_for_gpus_give_the_logits_of_transformers(kind, extra):
     assert all(CudaLayer.takes(layer) for layer in model.model.layers)
     half = tiny_model(kind, **extra).half()
     plain = (logits_of(half, ids, "triton") - expected).norm()
-    torch.testing.assert_close(logits_of(Llama(model, CudaLayer), ids, "triton"), expected, atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        logits_of(Llama(model, CudaLayer), ids, "triton"), expected, atol=1e-9, rtol=0
+    )
     assert (logits_of(Llama(half, CudaLayer), ids, "triton") - expected).norm() < 1.1 * plain
 
 
@@ -113,8 +125,11 @@ def test_inputs_in_fp8_are_what_a_layer_would_make_of_them(dim):
     norm.variance_epsilon = 1e-6
     torch.nn.init.normal_(norm.weight)
     x[2], x[3] = 0, x[3] * 1e-4
-    for plain, made in ((x, cuda_layer.rows_in_fp8(x)), (CudaLayer.norm(x, norm), CudaLayer.norm(x, norm, True)),
-                        (cuda_layer.swiglu(x, False), cuda_layer.swiglu(x, True))):  # fmt: skip
+    for plain, made in (
+        (x, cuda_layer.rows_in_fp8(x)),
+        (CudaLayer.norm(x, norm), CudaLayer.norm(x, norm, True)),
+        (cuda_layer.swiglu(x, False), cuda_layer.swiglu(x, True)),
+    ):
         rows, scale = in_fp8(plain)
         assert torch.equal(made[0].view(torch.uint8), rows.view(torch.uint8))
         assert torch.equal(made[1], scale)
@@ -132,8 +147,13 @@ def test_what_is_wrong_on_a_device_is_not_taken_there(monkeypatch):
     split, shared = plan._split, []
 
     def of_all_keys(step, layer, query, key, value):
-        groups = [PrefixGroup([sees_all(span) for span in g.spans], g.start, g.length) for g in step.groups]
-        return triton_kernel.attend(dataclasses.replace(step, groups=groups, plans={}), layer, query, key, value)
+        groups = [
+            PrefixGroup([sees_all(span) for span in g.spans], g.start, g.length)
+            for g in step.groups
+        ]
+        return triton_kernel.attend(
+            dataclasses.replace(step, groups=groups, plans={}), layer, query, key, value
+        )
 
     def sees_all(span):
         return dataclasses.replace(span, reach=np.full_like(span.reach, Reach.ALL))
@@ -144,8 +164,14 @@ def test_what_is_wrong_on_a_device_is_not_taken_there(monkeypatch):
 
     # Of a GPU: it splits long keys, and reads the prefix once for several texts.
     monkeypatch.setattr(triton_kernel, "card", lambda _: ((8, 9), 50))
-    monkeypatch.setattr(plan, "_split", lambda items, fill: shared.append(items) or split(items, fill))
-    for attend, right in ((triton_kernel.attend, True), (of_all_keys, False), (without_the_parts, False)):
+    monkeypatch.setattr(
+        plan, "_split", lambda items, fill: shared.append(items) or split(items, fill)
+    )
+    for attend, right in (
+        (triton_kernel.attend, True),
+        (of_all_keys, False),
+        (without_the_parts, False),
+    ):
         assert (error_of(attend, CPU, torch.float16, 2, 1, 16) <= 1) == right
     items = [item for _, item in shared[0]]
     assert any(not item.own_keys for item in items)
@@ -162,7 +188,9 @@ def test_what_is_wrong_on_a_device_is_not_taken_there(monkeypatch):
 def test_layers_for_gpus_decode_in_parallel_what_the_unmodified_model_says():
     model, stock = (in_float64(one) for one in pair("qwen3"))
     case = _stacked((1, 2), isolate_values=False)(stock)
-    engine = Engine(Llama(model, CudaLayer), max_num_seqs=3, max_num_batched_tokens=60, attention="triton")
+    engine = Engine(
+        Llama(model, CudaLayer), max_num_seqs=3, max_num_batched_tokens=60, attention="triton"
+    )
     case.check(engine.run(case.programs()), 1e-9)
 
 
@@ -177,8 +205,11 @@ def test_a_method_decodes_what_the_unmodified_model_says(method, kind):
 
 
 class Replays:
-    """CUDA graphs as far as a CPU has them: the same forward pass again, over the same tensors. A capture is checked to
-    do nothing that waits for a GPU or copies to it, a replay to find the cache where it was."""
+    """CUDA graphs as far as a CPU has them: the same forward pass again, over the same tensors.
+
+    A capture is checked to do nothing that waits for a GPU or copies to it, a replay to find the
+    cache where it was.
+    """
 
     def __init__(self, monkeypatch) -> None:
         self.captured = self.replayed = 0
@@ -205,7 +236,9 @@ class Replays:
         return replay
 
     def _places(self) -> list[int]:
-        return [store.data_ptr() for store in (*self.cache.keys.values(), *self.cache.values.values())]
+        return [
+            store.data_ptr() for store in (*self.cache.keys.values(), *self.cache.values.values())
+        ]
 
 
 class OnDevice(TorchDispatchMode):
@@ -231,18 +264,28 @@ def test_long_keys_are_split_in_graphs_too(monkeypatch):
     monkeypatch.setattr(triton_kernel, "card", lambda _: ((8, 0), 20))
     monkeypatch.setattr(graphs, "_LEAST_ROWS", 4)
     monkeypatch.setattr(graphs, "_MOST_ROWS", 3)  # a graph has 8 of logits at least
-    model, prompts, replays = in_float64(pair("llama")[0]), prompts_of(3, 2, 30, plain=1), Replays(monkeypatch)
+    model, prompts, replays = (
+        in_float64(pair("llama")[0]),
+        prompts_of(3, 2, 30, plain=1),
+        Replays(monkeypatch),
+    )
     engines = Engine(copy.deepcopy(model)), replays.engine(model)
     engines[1].graphs.pool, engines[1].graphs.stream = "a pool", "a stream"
-    answers = [tokens_in(engine.run(autoregressive(prompt, 4, never) for prompt in prompts)) for engine in engines]
+    answers = [
+        tokens_in(engine.run(autoregressive(prompt, 4, never) for prompt in prompts))
+        for engine in engines
+    ]
     assert answers[0] == answers[1]
     assert any(graph.split_rows for graph in engines[1].graphs.graphs.values())
-    assert engines[1].graphs.sizes >= engines[1].graphs.graphs.keys()  # the first of a size goes without
+    # The first of a size goes without.
+    assert engines[1].graphs.sizes >= engines[1].graphs.graphs.keys()
     assert replays.pools == {("a pool", "a stream")}
     for ids, kept in ((torch.zeros(4097), [0]), (torch.zeros(9), [0] * 4)):
         assert engines[1].graphs.logits(ids, ids, SimpleNamespace(groups=[], kept=kept)) is None
     qwen3 = [(1024, 3072), (2048, 6144), (2560, 9728), (4096, 12288)]  # 0.6B, 1.7B, 4B, 8B
-    most = [graphs.most_tokens(SimpleNamespace(hidden_size=h, intermediate_size=i)) for h, i in qwen3]
+    most = [
+        graphs.most_tokens(SimpleNamespace(hidden_size=h, intermediate_size=i)) for h, i in qwen3
+    ]
     assert most == [4096, 4034, 2179, 1024]
 
 
@@ -257,7 +300,11 @@ def test_random_programs_by_graphs_equal_the_rule_written_out(window, monkeypatc
 
 @pytest.mark.slow
 def test_graphs_are_captured_anew_when_the_cache_has_moved(monkeypatch):
-    model, prompts, replays = in_float64(pair("llama")[0]), prompts_of(3, 4, 20), Replays(monkeypatch)
+    model, prompts, replays = (
+        in_float64(pair("llama")[0]),
+        prompts_of(3, 4, 20),
+        Replays(monkeypatch),
+    )
     engine, same = replays.engine(model), Engine(copy.deepcopy(model))
     for number, prompt in enumerate(prompts):
         engine.submit(autoregressive(prompt, 8, never), tag=number)
@@ -281,15 +328,24 @@ def test_where_a_capture_fails_passes_go_on_without(monkeypatch, caplog):
     same = Engine(copy.deepcopy(model))
     engine = Engine(model, attention="triton", cuda_graphs=True)
     answers = engine.run(autoregressive(prompt, 8, never) for prompt in prompts)
-    assert tokens_in(answers) == tokens_in(same.run(autoregressive(prompt, 8, never) for prompt in prompts))
+    assert tokens_in(answers) == tokens_in(
+        same.run(autoregressive(prompt, 8, never) for prompt in prompts)
+    )
     assert caplog.text.count("no CUDA graphs") == 1
 
 
 def test_the_benchmark_of_gpus_makes_its_table(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["gpu", "--tiny"])
     assert gpu.main() == 0
-    rows = [line.split(" | ")[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("| tiny")]
-    assert [attention for method, attention in rows if method.startswith("hyper_parallel")] == ["sdpa", "triton"] * 2
+    rows = [
+        line.split(" | ")[1:3]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("| tiny")
+    ]
+    assert [attention for method, attention in rows if method.startswith("hyper_parallel")] == [
+        "sdpa",
+        "triton",
+    ] * 2
     assert len(rows) == 11
 
 
@@ -299,8 +355,13 @@ def test_an_interrupted_benchmark_prints_what_it_has(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "passes", lambda *_: ({"prefill": 0.5}, "a table of the profiler"))
     monkeypatch.setattr("sys.argv", ["gpu", "--tiny"])
     assert gpu.main() == 1
-    says(capsys.readouterr().out, "a table of the profiler", "| tiny | generate | sdpa |", "summary: estimates",
-         "masks for 64 sequences")  # fmt: skip
+    says(
+        capsys.readouterr().out,
+        "a table of the profiler",
+        "| tiny | generate | sdpa |",
+        "summary: estimates",
+        "masks for 64 sequences",
+    )
 
 
 def tokens_in(answer) -> list:

@@ -1,4 +1,6 @@
-"""The estimate: its bootstrap against scipy and by simulation, its sample, its profile, and the paper's own example."""
+"""The estimate: its bootstrap against scipy and by simulation, its sample, its profile, and the
+paper's own example.
+"""
 
 import contextlib
 import functools
@@ -32,10 +34,19 @@ from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
 from tests.runs import Clock, extraction, run_config, says
 
-COSTS = {"load_seconds": 1.0, "step_seconds": 0.002, "prefill_tokens_per_second": 20_000,
-         "decode_tokens_per_second": 2000}  # fmt: skip
-# Slow enough that the seconds around decoding do not count, and that a busy machine still sleeps as it should.
-SLOW = COSTS | {"step_seconds": 0.01, "prefill_tokens_per_second": 10_000, "decode_tokens_per_second": 1000}
+COSTS = {
+    "load_seconds": 1.0,
+    "step_seconds": 0.002,
+    "prefill_tokens_per_second": 20_000,
+    "decode_tokens_per_second": 2000,
+}
+# Slow enough that the seconds around decoding do not count, and that a busy machine still sleeps as
+# it should.
+SLOW = COSTS | {
+    "step_seconds": 0.01,
+    "prefill_tokens_per_second": 10_000,
+    "decode_tokens_per_second": 1000,
+}
 LOCAL = {"address": "local", "unit_documents": 50, "cpus_per_worker": 1}
 
 
@@ -49,16 +60,23 @@ def of_one_length(values: list[float], population: float = np.inf) -> Array:
 
 @pytest.mark.parametrize(("count", "wider"), [(12, 1.18), (200, 1.0)])
 def test_intervals_are_those_of_scipy(count: int, wider: float) -> None:
-    """Its errors are those of the sample at hand: ours are wider by n / (n - 1), and by Student's t (11 of 12)."""
+    """Its errors are those of the sample at hand: ours are wider by n / (n - 1), and by Student's t
+    (11 of 12).
+    """
     stats, draws = pytest.importorskip("scipy.stats"), rng(3)
     base = draws.uniform(50, 150, count)
     values = base * draws.lognormal(-4, 0.3, count)
     found = figure(bootstrap.ratio(values.tolist(), base.tolist(), rng()))
-    ratio, how = lambda a, b, axis: a.sum(axis) / b.sum(axis), {"paired": True, "n_resamples": 20_000, "rng": rng(1)}
+    ratio, how = (
+        lambda a, b, axis: a.sum(axis) / b.sum(axis),
+        {"paired": True, "n_resamples": 20_000, "rng": rng(1)},
+    )
     ends = stats.bootstrap((values, base), ratio, **how).confidence_interval
     width = (ends.high - ends.low) * wider
     assert found.high - found.low == pytest.approx(width, rel=0.08)
-    assert (found.high + found.low) / 2 == pytest.approx((ends.high + ends.low) / 2, abs=0.08 * width)
+    assert (found.high + found.low) / 2 == pytest.approx(
+        (ends.high + ends.low) / 2, abs=0.08 * width
+    )
 
 
 def test_what_was_counted_has_no_interval_and_one_document_tells_of_none() -> None:
@@ -67,20 +85,29 @@ def test_what_was_counted_has_no_interval_and_one_document_tells_of_none() -> No
     assert [figure(one) for one in known] == [Figure(3, 3, 3)] * 3
     single = (bootstrap.ratio([2], [1], rng()), exact(10) * of_one_length([3.0], population=10))
     assert [figure(one) for one in single] == [Figure(2), Figure(30)]
-    half, free = (figure(bootstrap.ratio([2, 4] * 10, [1, 1] * 10, rng(), population=n)) for n in (40, math.inf))
-    assert (3 - half.low) / (3 - free.low) == pytest.approx(0.5**0.5, rel=0.05)  # half of the clusters are known
+    half, free = (
+        figure(bootstrap.ratio([2, 4] * 10, [1, 1] * 10, rng(), population=n))
+        for n in (40, math.inf)
+    )
+    # Half of the clusters are known.
+    assert (3 - half.low) / (3 - free.low) == pytest.approx(0.5**0.5, rel=0.05)
 
 
 @pytest.mark.parametrize(("drawn", "widest"), [(32, 1.2), (8, 4.0)])
 def test_intervals_hold_what_they_promise(drawn: int, widest: float) -> None:
-    """Corpora of which a few documents are drawn: 95% of the intervals hold the true mean, or more of them."""
+    """Corpora of which a few documents are drawn: 95% of the intervals hold the true mean, or more
+    of them.
+    """
     draws, held, trials = rng(3), 0, 300
     widths, errors = [], []
     for trial in range(trials):
-        lengths = np.r_[np.sort(draws.lognormal(6, 1, 300)), np.sort(draws.uniform(1, 50, 100))]  # of two categories
+        # Of two categories.
+        lengths = np.r_[np.sort(draws.lognormal(6, 1, 300)), np.sort(draws.uniform(1, 50, 100))]
         took = 0.01 * lengths + draws.uniform(0.5, 3, 400)
         places = ((np.arange(drawn) + draws.random()) * 400 / drawn).astype(int)
-        found = figure(bootstrap.mean(took[places], lengths[places], lengths.mean(), 400, rng(trial)))
+        found = figure(
+            bootstrap.mean(took[places], lengths[places], lengths.mean(), 400, rng(trial))
+        )
         held += found.holds(took.mean()) or False
         widths.append(found.high / found.low)
         errors.append(found.value / took.mean() - 1)
@@ -96,14 +123,17 @@ def test_the_parts_of_a_bill_add_up() -> None:
     assert bill.usd.value == pytest.approx(bill.hours.value * (4 * 30 + 0.4))
     assert bill.gpu_hours.value == pytest.approx(100_000 * 0.5 / 3600)
     for documents, of, nodes, overhead, seconds in (
-        # all workers decode for as long as they share the work, then wait half a unit for the last of them
+        # all workers decode for as long as they share the work, then wait half a unit for the last
+        # of them
         (100_000, kind, 4, Overhead(300, 0, 32), 300 + 50_000 / 32 + 0.5 * 16 * (1 - 1 / 32)),
         # larger units are cut into four at the end
         (100_000, kind, 4, Overhead(300, 0, 256), 300 + 50_000 / 32 + 0.5 * 32 * (1 - 1 / 32)),
-        # a corpus of fewer units than workers takes as long as one unit, or as many as a worker overlaps
-        (300, kind, 4, Overhead(0, 0, 256), 128), (300, kind, 4, Overhead(0, 0, 100, 2), 100),
+        # a corpus of fewer units than workers takes as long as one unit, or as many as a worker
+        # overlaps
+        (300, kind, 4, Overhead(0, 0, 256), 128),
+        (300, kind, 4, Overhead(0, 0, 100, 2), 100),
         (1000, small, 2, Overhead(0, 0, 256), 250 + 0.5 * 128 * 0.5),  # so few units are not cut
-    ):  # fmt: skip
+    ):
         found = machines.bill(exact(documents), exact(0.5), of, nodes, overhead)
         assert found.hours.value * 3600 == pytest.approx(seconds)
     # what passes before a node is paid, and after it, takes time and no money
@@ -112,12 +142,23 @@ def test_the_parts_of_a_bill_add_up() -> None:
 
 
 def test_the_papers_example() -> None:
-    """HPD, section 6, table 1: 8 GPUs at $30.13 an hour; of table 4's 0.77 documents/s, $1.362 say 0.7684."""
+    """HPD, section 6, table 1: 8 GPUs at $30.13 an hour; of table 4's 0.77 documents/s, $1.362 say
+    0.7684.
+    """
     given = {"documents": 500e6, "instances": ["g6e.48xlarge"], "nodes": 8}
-    result = estimate(None, EstimateOptions(throughput=["6.28"], baseline_throughput=["0.7684"], **given))
+    result = estimate(
+        None, EstimateOptions(throughput=["6.28"], baseline_throughput=["0.7684"], **given)
+    )
     (row,) = result.machines
-    assert (round(row.usd_per_hour, 2), row.workers, round(row.usd_per_1000.value, 3)) == (30.13, 8, 0.167)
-    assert (round(row.baseline_usd_per_1000.value, 3), round(row.saved_usd.value, -3)) == (1.362, 597_000)
+    assert (round(row.usd_per_hour, 2), row.workers, round(row.usd_per_1000.value, 3)) == (
+        30.13,
+        8,
+        0.167,
+    )
+    assert (round(row.baseline_usd_per_1000.value, 3), round(row.saved_usd.value, -3)) == (
+        1.362,
+        597_000,
+    )
     assert records.from_json(Estimate, json.loads(records.encoded(result)), "") == result
 
 
@@ -126,11 +167,18 @@ def corpus(tmp_path, count: int = 1000, **keys) -> RunConfig:
     draws = random.Random(1)
     with open(tmp_path / "corpus.jsonl", "w") as file:
         for number in range(count):
-            name, text = draws.choices("abc", [6, 3, 1])[0], "x" * int(draws.lognormvariate(6.5, 0.9))
+            name, text = (
+                draws.choices("abc", [6, 3, 1])[0],
+                "x" * int(draws.lognormvariate(6.5, 0.9)),
+            )
             file.write(json.dumps({"id": str(number), "category": name, "title": text}) + "\n")
     task = extraction(a=["a0", "a1"], b=[f"b{i}" for i in range(6)], c=[f"c{i}" for i in range(20)])
-    sections = {"input": {"text_columns": ["title"]}, "model": {"name": "fake", "fake": COSTS},
-                "cluster": {"address": "local", "unit_documents": 25}, "cost": {"prices": {"local": 36.0}}}  # fmt: skip
+    sections = {
+        "input": {"text_columns": ["title"]},
+        "model": {"name": "fake", "fake": COSTS},
+        "cluster": {"address": "local", "unit_documents": 25},
+        "cost": {"prices": {"local": 36.0}},
+    }
     sections |= {name: {**sections.get(name, {}), **more} for name, more in keys.items()}
     return run_config(task, tmp_path / "corpus.jsonl", tmp_path / "out", **sections)
 
@@ -140,9 +188,13 @@ def by_category(documents: list[Document]) -> list[DocumentCost | None]:
 
 
 def test_changes_that_do_not_fit_together_are_said_in_one_line(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"^engine\.kind vllm does not decode hyper_parallel: set [^\n]*$"):
+    with pytest.raises(
+        ConfigError, match=r"^engine\.kind vllm does not decode hyper_parallel: set [^\n]*$"
+    ):
         with_changes(corpus(tmp_path), {"engine.kind": "vllm"})
-    with pytest.raises(ConfigError, match=r"^decoding\.metod: unknown key; did you mean 'method'\?$"):
+    with pytest.raises(
+        ConfigError, match=r"^decoding\.metod: unknown key; did you mean 'method'\?$"
+    ):
         with_changes(corpus(tmp_path), {"decoding.metod": "guided"})
 
 
@@ -156,16 +208,23 @@ def test_a_sample_has_every_category_in_proportion_and_all_lengths(tmp_path) -> 
         lengths = sorted(one.length for one in drawn if one.category == name)
         assert abs(len(lengths) - len(there) / 10) <= 1
         for share in (0.25, 0.5, 0.75):
-            assert np.mean(np.array(there) <= np.quantile(lengths, share)) == pytest.approx(share, abs=0.1)
-    chosen = zip(drawn, sample.documents, strict=True)  # the documents are the ones that were chosen
-    assert all(len(d.fields["title"]) == one.length and d.fields["category"] == one.category for one, d in chosen)
+            assert np.mean(np.array(there) <= np.quantile(lengths, share)) == pytest.approx(
+                share, abs=0.1
+            )
+    # The documents are the ones that were chosen.
+    chosen = zip(drawn, sample.documents, strict=True)
+    assert all(
+        len(d.fields["title"]) == one.length and d.fields["category"] == one.category
+        for one, d in chosen
+    )
 
 
 def test_a_large_corpus_is_looked_at_in_places_all_over_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sampling, "SCANNED", 250)
     config = corpus(tmp_path)
     looked = sampling.scan(config)
-    assert not planner.plan(config).exact  # large JSON Lines are cut by bytes: nobody has counted the documents
+    # Large JSON Lines are cut by bytes: nobody has counted the documents.
+    assert not planner.plan(config).exact
     assert 40 <= looked.units_planned <= 41
     assert 10 <= len(looked.units) <= 11
     assert 230 <= len(looked.scanned) <= 290
@@ -184,7 +243,10 @@ def test_units_that_were_not_read_may_hold_something_else(tmp_path, monkeypatch)
     assert sample.places != sorted(sample.places)  # well mixed
     scan = replace(sample.scan, units_planned=len(sample.scan.units))
     costs, as_whole = by_category(sample.documents), replace(sample, scan=scan)
-    some, whole = (figure(estimates.speed_of(which, _profile(costs), []).seconds) for which in (sample, as_whole))
+    some, whole = (
+        figure(estimates.speed_of(which, _profile(costs), []).seconds)
+        for which in (sample, as_whole)
+    )
     assert some.value == pytest.approx(whole.value)
     assert some.high - some.low > 1.1 * (whole.high - whole.low)
 
@@ -195,15 +257,21 @@ def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
         file.write("no json\n" * 100)
     sample = sampling.draw(config, 50)
     assert sample.unreadable == 100
-    assert estimates.speed_of(sample, _profile([DocumentCost(1.0, 10, 0, 2)] * 50), []).seconds[0] == pytest.approx(0.5)
+    assert estimates.speed_of(sample, _profile([DocumentCost(1.0, 10, 0, 2)] * 50), []).seconds[
+        0
+    ] == pytest.approx(0.5)
     (tmp_path / "corpus.jsonl").write_text('{"id": 1, "category": "a", "title": ""}\n')
     with pytest.raises(InputError, match="of 1 document looked at none can be read"):
         sampling.draw(config, 50)
 
 
-def _profile(costs: list[DocumentCost | None], gpu: str | None = None, memory: float = 0.0, **keys) -> Profile:
+def _profile(
+    costs: list[DocumentCost | None], gpu: str | None = None, memory: float = 0.0, **keys
+) -> Profile:
     worker = WorkerFacts(gpu or "here", machines.instance_gpu(gpu, memory) if gpu else None)
-    return replace(Profile("hyper_parallel", costs, 10.0, [(10.0, 10.0)] * 8, 1.0, 1.0, worker, True), **keys)
+    return replace(
+        Profile("hyper_parallel", costs, 10.0, [(10.0, 10.0)] * 8, 1.0, 1.0, worker, True), **keys
+    )
 
 
 def test_the_estimate_is_that_of_the_corpus(tmp_path) -> None:
@@ -212,11 +280,15 @@ def test_the_estimate_is_that_of_the_corpus(tmp_path) -> None:
     mean = np.mean([10 if one.category == "b" else 1 for one in sample.scan.scanned])
     half = [c if i % 2 else None for i, c in enumerate(costs)]  # not all were done in time
     for own, near in ((costs, 0.03), (half, 0.2)):
-        assert estimates.speed_of(sample, _profile(own), []).seconds[0] == pytest.approx(mean, rel=near)
+        assert estimates.speed_of(sample, _profile(own), []).seconds[0] == pytest.approx(
+            mean, rel=near
+        )
 
 
 class Time(Clock):
-    """Of the engine of `model: fake` and of a profile. stop: when the request queue waits for its end."""
+    """Of the engine of `model: fake` and of a profile. stop: when the request queue waits for its
+    end.
+    """
 
     stop = math.inf
 
@@ -230,7 +302,9 @@ class OneThread(RequestQueue):
         return contextlib.nullcontext(UnitState(0, unit))
 
     def answer(self, unit: UnitState, documents: list[Document]) -> None:
-        """Takes every document through engine and task before the next one has its turn in the batch."""
+        """Takes every document through engine and task before the next one has its turn in the
+        batch.
+        """
         engine, items = self.parts.engine, list(self.parts.task.plan(documents))
         while items or engine.pending:
             if self.time.now >= self.time.stop:
@@ -241,7 +315,9 @@ class OneThread(RequestQueue):
                     engine.submit(item.program, tag=item, sampling=None, seed=item.seed)
             items = []
             for done in self.meter.step(engine, {unit.unit: engine.pending}):
-                self.meter.tokens(unit.unit, [unit.categories[row] for row in done.tag.documents], done.counts)
+                self.meter.tokens(
+                    unit.unit, [unit.categories[row] for row in done.tag.documents], done.counts
+                )
                 items += done.tag.finish(done.answer)
             unit.records += [item for item in items if isinstance(item, Record)]
 
@@ -256,13 +332,19 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> Time:
     made = Time()
     for module in (fake, profile):
         monkeypatch.setattr(module, "time", made)
-    monkeypatch.setattr(profile, "SteppedMeter", functools.partial(profile.SteppedMeter, clock=made.monotonic))
+    monkeypatch.setattr(
+        profile, "SteppedMeter", functools.partial(profile.SteppedMeter, clock=made.monotonic)
+    )
     monkeypatch.setattr(profile, "RequestQueue", functools.partial(OneThread, made))
     return made
 
 
-def profiled(tmp_path, count: int, limit: float = math.inf, **decoding) -> tuple[list, Profile, list[DocumentCost]]:
-    """Profiles `count` documents, four prompts at a time; returns them, their profile, and the costs that it has."""
+def profiled(
+    tmp_path, count: int, limit: float = math.inf, **decoding
+) -> tuple[list, Profile, list[DocumentCost]]:
+    """Profiles `count` documents, four prompts at a time; returns them, their profile, and the
+    costs that it has.
+    """
     config = corpus(tmp_path, 200, engine={"max_num_seqs": 4}, decoding=decoding)
     documents = sampling.draw(config, count).documents
     found = Profiler(1).profile(config, documents, limit=limit)
@@ -274,16 +356,22 @@ def test_the_window_has_every_document_once_and_not_the_start(tmp_path, fake_tim
     assert (found.complete, found.load_seconds) == (True, pytest.approx(1.0))
     assert [bool(cost.rows) and cost.error is None for cost in costs] == [True] * 40
     # The engine's own arithmetic: what it slept for these documents, and its fixed time a pass.
-    assert found.seconds > 0.9 * sum(c.prefill_tokens / 20_000 + c.decode_tokens / 2000 for c in costs)
+    assert found.seconds > 0.9 * sum(
+        c.prefill_tokens / 20_000 + c.decode_tokens / 2000 for c in costs
+    )
     assert sum(c.seconds for c in costs) == pytest.approx(found.seconds, rel=0.2)
     assert (np.sum(found.samples, axis=0), len(found.samples)) == (pytest.approx(found.seconds), 8)
     # the instruction was computed at warm-up: the window saw it shared
     assert all(c.shared_tokens > 0 for c in costs)
-    short, *_, long = (costs[i].seconds for i in np.argsort([len(d.fields["title"]) for d in documents]))
+    short, *_, long = (
+        costs[i].seconds for i in np.argsort([len(d.fields["title"]) for d in documents])
+    )
     assert long > short
 
 
-def test_a_small_sample_is_repeated_and_documents_of_one_prompt_share_its_tokens(tmp_path, fake_time) -> None:
+def test_a_small_sample_is_repeated_and_documents_of_one_prompt_share_its_tokens(
+    tmp_path, fake_time
+) -> None:
     config = corpus(tmp_path, 200, engine={"max_num_seqs": 16})
     documents = sampling.draw(config, 6).documents
     found, large = (Profiler(1).profile(config, some) for some in (documents, documents * 8))
@@ -295,8 +383,12 @@ def test_a_small_sample_is_repeated_and_documents_of_one_prompt_share_its_tokens
 
 
 @pytest.mark.parametrize(("batch", "count"), [(4, 40), (16, 10), (16, 40), (16, 130), (64, 40)])
-def test_with_its_start_and_end_a_small_run_takes_what_was_estimated(tmp_path, fake_time, batch, count) -> None:
-    """Against an empty engine that answers the corpus to its end; a pass that is not full costs its 20 ms."""
+def test_with_its_start_and_end_a_small_run_takes_what_was_estimated(
+    tmp_path, fake_time, batch, count
+) -> None:
+    """Against an empty engine that answers the corpus to its end; a pass that is not full costs its
+    20 ms.
+    """
     costs = {"name": "fake", "fake": COSTS | {"step_seconds": 0.02}}
     config = corpus(tmp_path, count, engine={"max_num_seqs": batch}, model=costs)
     documents = sorted(sampling.draw(config, count).documents, key=lambda document: document.index)
@@ -315,7 +407,9 @@ def test_with_its_start_and_end_a_small_run_takes_what_was_estimated(tmp_path, f
 
 
 def test_start_and_end_are_reckoned_as_a_bill_does(tmp_path, monkeypatch) -> None:
-    """A Ray of its own makes its node after 5 s, which is paid; the connection stands 3 s later, the worker 4 s on."""
+    """A Ray of its own makes its node after 5 s, which is paid; the connection stands 3 s later,
+    the worker 4 s on.
+    """
     now = [1000.0]
 
     def passes(seconds: float):
@@ -325,9 +419,13 @@ def test_start_and_end_are_reckoned_as_a_bill_does(tmp_path, monkeypatch) -> Non
     worker = one_worker.OneWorker(corpus(tmp_path, 1), False, lambda _: (object, ()))
     clock = SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0])
     for owner, name, stub in (
-        (one_worker, "time", clock), (one_worker.ray_session, "connect", passes(8)), (worker, "_start", passes(4)),
-        (one_worker.ray_session, "worker_resources", lambda config: None), (one_worker.ray, "shutdown", passes(2)),
-        (one_worker.ray_private, "node_infos", lambda: nodes)):  # fmt: skip
+        (one_worker, "time", clock),
+        (one_worker.ray_session, "connect", passes(8)),
+        (worker, "_start", passes(4)),
+        (one_worker.ray_session, "worker_resources", lambda config: None),
+        (one_worker.ray, "shutdown", passes(2)),
+        (one_worker.ray_private, "node_infos", lambda: nodes),
+    ):
         monkeypatch.setattr(owner, name, stub)
     with worker:
         assert (worker.unpaid_seconds, worker.startup_seconds) == (5, 7)
@@ -339,9 +437,21 @@ def test_start_and_end_are_reckoned_as_a_bill_does(tmp_path, monkeypatch) -> Non
 
 
 def test_the_start_of_an_earlier_run_is_that_of_its_bills() -> None:
-    """A Ray of its own, whose node came after 4 s, and a cluster that was there; both decode 12 s after their begin."""
-    workers = [WorkerTime("w", "n", 1005.0, spans=[(1005.0, 1012.0, "startup", None), (1012.0, 1020.0, "busy", "u")])]
-    bills = [Bill("s", 1000.0, 1.0, nodes=[NodeTime("n", began)], workers=workers) for began in (1004.0, 1000.0)]
+    """A Ray of its own, whose node came after 4 s, and a cluster that was there; both decode 12 s
+    after their begin.
+    """
+    workers = [
+        WorkerTime(
+            "w",
+            "n",
+            1005.0,
+            spans=[(1005.0, 1012.0, "startup", None), (1012.0, 1020.0, "busy", "u")],
+        )
+    ]
+    bills = [
+        Bill("s", 1000.0, 1.0, nodes=[NodeTime("n", began)], workers=workers)
+        for began in (1004.0, 1000.0)
+    ]
     assert earlier._overhead(bills) == Overhead(startup=10, unpaid=2)
     assert earlier._overhead([Bill("s", 1000.0, 1.0)]) is None
 
@@ -361,26 +471,42 @@ def test_time_that_ends_while_the_engine_fills_leaves_a_guess(tmp_path, fake_tim
     fake_time.stop = fake_time.now + 1.6
     guess = Profiler(1).profile(config, documents, limit=0.1)
     assert not guess.complete
-    assert whole.documents_per_second / 2 < guess.documents_per_second <= 1.1 * whole.documents_per_second
+    assert (
+        whole.documents_per_second / 2
+        < guess.documents_per_second
+        <= 1.1 * whole.documents_per_second
+    )
 
 
 def test_a_limit_leaves_the_seconds_that_were_spent_and_what_had_not_ended(tmp_path) -> None:
     costs = {"name": "fake", "fake": COSTS | {"load_seconds": 0.0, "decode_tokens_per_second": 100}}
-    keys = {"engine": {"max_num_seqs": 64}, "model": costs, "decoding": {"method": "autoregressive"}}
+    keys = {
+        "engine": {"max_num_seqs": 64},
+        "model": costs,
+        "decoding": {"method": "autoregressive"},
+    }
     config = corpus(tmp_path, 200, **keys)
     documents = sampling.draw(config, 10).documents
     assert Profiler(1).profile(config, documents, limit=3.0).seconds > 0.8
     guess = Profiler(1).profile(config, documents, limit=3.0, slow=True)
     ended = [cost.decode_tokens for cost in guess.costs if cost is not None and cost.rows]
     assert (guess.complete, 0 < len(ended) < 10) == (False, True)
-    assert np.mean([cost.decode_tokens for cost in guess.costs if cost is not None]) > np.mean(ended)
+    assert np.mean([cost.decode_tokens for cost in guess.costs if cost is not None]) > np.mean(
+        ended
+    )
     assert None not in guess.costs
 
 
 @pytest.mark.parametrize("share", [3.5, 1.52])  # of the seconds that the sample alone takes
-def test_a_slow_method_is_priced_though_a_full_engine_ends_nothing(tmp_path, fake_time, share) -> None:
-    """By the tokens of the sample alone; with next to no time left for the full engine, by its seconds, too."""
-    config = corpus(tmp_path, 200, engine={"max_num_seqs": 64}, decoding={"method": "autoregressive"})
+def test_a_slow_method_is_priced_though_a_full_engine_ends_nothing(
+    tmp_path, fake_time, share
+) -> None:
+    """By the tokens of the sample alone; with next to no time left for the full engine, by its
+    seconds, too.
+    """
+    config = corpus(
+        tmp_path, 200, engine={"max_num_seqs": 64}, decoding={"method": "autoregressive"}
+    )
     documents = sampling.draw(config, 10).documents
     whole = Profiler(1).profile(config, documents)
     began = fake_time.now
@@ -390,38 +516,63 @@ def test_a_slow_method_is_priced_though_a_full_engine_ends_nothing(tmp_path, fak
     fake_time.stop = fake_time.now + whole.load_seconds + limit
     guess = Profiler(1).profile(config, documents, limit, slow=True)
     for name in ("decode_tokens", "rows"):
-        assert [getattr(cost, name) for cost in guess.costs] == [getattr(cost, name) for cost in whole.costs]
+        assert [getattr(cost, name) for cost in guess.costs] == [
+            getattr(cost, name) for cost in whole.costs
+        ]
     assert guess.complete
-    assert 0.4 < guess.documents_per_second / whole.documents_per_second < 1.3  # the sample alone fills no pass
+    # The sample alone fills no pass.
+    assert 0.4 < guess.documents_per_second / whole.documents_per_second < 1.3
 
 
 def stub_profiler(monkeypatch: pytest.MonkeyPatch, measured) -> None:
-    for name, stub in (("__enter__", lambda self: self), ("__exit__", lambda *_: None), ("profile", measured)):
+    for name, stub in (
+        ("__enter__", lambda self: self),
+        ("__exit__", lambda *_: None),
+        ("profile", measured),
+    ):
         monkeypatch.setattr(profile.RemoteProfiler, name, stub)
 
 
 def test_autoregressive_decoding_is_measured_where_it_is_asked_for(tmp_path, monkeypatch) -> None:
     methods: list[str] = []
 
-    def note(_: object, config: RunConfig, documents: list, limit: float, label: str, slow: bool = False) -> Profile:
+    def note(
+        _: object, config: RunConfig, documents: list, limit: float, label: str, slow: bool = False
+    ) -> Profile:
         methods.append(config.decoding.method)
         costs = [DocumentCost(1.0, 10, 0, 512 if slow else 2, server_usd=0.25)] * len(documents)
-        return _profile(costs, method=config.decoding.method, complete=not slow, load_seconds=3.0, warmup_seconds=2.0)
+        return _profile(
+            costs,
+            method=config.decoding.method,
+            complete=not slow,
+            load_seconds=3.0,
+            warmup_seconds=2.0,
+        )
 
     stub_profiler(monkeypatch, note)
-    plain, with_it = (estimate(corpus(tmp_path, 100), EstimateOptions(sample=20, baseline=b)) for b in (False, True))
+    plain, with_it = (
+        estimate(corpus(tmp_path, 100), EstimateOptions(sample=20, baseline=b))
+        for b in (False, True)
+    )
     assert methods == ["hyper_parallel", "hyper_parallel", "autoregressive"]
     assert (plain.baseline, plain.startup_seconds) == ([], 5.0)
     assert plain.sample["server_usd"] == pytest.approx(0.25)
     assert [one.method for one in with_it.baseline] == ["autoregressive"]
     guess, endless = (note for note in with_it.notes if "autoregressive" in note)
-    assert guess == "autoregressive: the time ended before the sample was done: a guess; raise --minutes"
+    assert (
+        guess
+        == "autoregressive: the time ended before the sample was done: a guess; raise --minutes"
+    )
     limit = "autoregressive: 20 of 20 answers did not end before decoding.max_new_tokens=512"
     assert endless == f"{limit}: with weights trained to end it costs less"
 
 
-def test_a_baseline_for_which_no_time_was_left_is_named_and_one_document_is_one(tmp_path, monkeypatch, capsys) -> None:
-    def measured(_: object, config: RunConfig, documents: list, *limits: object, slow: bool = False) -> Profile:
+def test_a_baseline_for_which_no_time_was_left_is_named_and_one_document_is_one(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    def measured(
+        _: object, config: RunConfig, documents: list, *limits: object, slow: bool = False
+    ) -> Profile:
         if config.decoding.method == "autoregressive":
             return _profile([None] * len(documents), complete=False, seconds=0.0)
         return _profile([DocumentCost(1.0, 10, 0, 2)] * len(documents))
@@ -441,40 +592,79 @@ def test_figures_stand_only_for_the_gpu_that_was_profiled(tmp_path) -> None:
     sample = sampling.draw(config, 20)
 
     def on(gpu: str | None, memory: float) -> tuple[Estimate, list[str]]:
-        speed = estimates.speed_of(sample, _profile([DocumentCost(1.0, 10, 0, 2)] * 20, gpu, memory), [])
-        found = machines.assemble(config, EstimateOptions(), sample.scan.documents, [speed], [], Overhead(60.0), [])
+        speed = estimates.speed_of(
+            sample, _profile([DocumentCost(1.0, 10, 0, 2)] * 20, gpu, memory), []
+        )
+        found = machines.assemble(
+            config, EstimateOptions(), sample.scan.documents, [speed], [], Overhead(60.0), []
+        )
         return found, [row.name for row in found.machines]
 
     _, names = on(None, 0)
     assert names == ["this machine (here)"]
     server, names = on("NVIDIA L40S", 44.4)
     assert {name.partition(".")[0] for name in names} == {"g6e"}
-    assert [bill.nodes for bill in server.machines[names.index("g6e.48xlarge")].bills] == [1, 2, 4, 8]
+    assert [bill.nodes for bill in server.machines[names.index("g6e.48xlarge")].bills] == [
+        1,
+        2,
+        4,
+        8,
+    ]
     assert on("NVIDIA GeForce RTX 4090", 23.5)[1] == ["this machine (NVIDIA GeForce RTX 4090)"]
 
 
-@pytest.mark.parametrize(("name", "memory", "gpu"), [
-    ("NVIDIA L40S", 44.4, "L40S"), ("NVIDIA L4", 22.0, "L4"), ("NVIDIA A10G", 22.1, "A10G"),
-    ("NVIDIA A100-SXM4-40GB", 39.4, "A100 40GB"), ("NVIDIA A100-SXM4-80GB", 79.3, "A100 80GB"),
-    ("NVIDIA A100 80GB PCIe", 79.3, None), ("NVIDIA H100 80GB HBM3", 79.1, "H100"), ("NVIDIA H200", 139.8, "H200"),
-    ("NVIDIA H100 NVL", 93.0, None), ("NVIDIA L40", 44.4, None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "memory", "gpu"),
+    [
+        ("NVIDIA L40S", 44.4, "L40S"),
+        ("NVIDIA L4", 22.0, "L4"),
+        ("NVIDIA A10G", 22.1, "A10G"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "A100 40GB"),
+        ("NVIDIA A100-SXM4-80GB", 79.3, "A100 80GB"),
+        ("NVIDIA A100 80GB PCIe", 79.3, None),
+        ("NVIDIA H100 80GB HBM3", 79.1, "H100"),
+        ("NVIDIA H200", 139.8, "H200"),
+        ("NVIDIA H100 NVL", 93.0, None),
+        ("NVIDIA L40", 44.4, None),
+    ],
+)
 def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
     assert machines.instance_gpu(name, memory) == gpu
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    ({"throughput": ["L40S=6.28"]}, "--documents"), ({"throughput": ["6.28"], "documents": 5}, "which GPU"),
-    ({"throughput": ["L40=6.28"], "documents": 5}, "no instance type has a L40; choose from A100 40GB"),
-    ({"throughput": ["L40S=fast"], "documents": 5}, "give documents per second"),
-    ({"throughput": ["6"], "documents": 5, "instances": ["g6e.48xl"]}, "did you mean g6e.48xlarge"),
-    ({"throughput": ["L40S=6"], "baseline": True}, "--throughput decodes nothing: .*; --baseline-throughput gives"),
-    ({"run": "runs/a", "baseline": True}, "--from decodes nothing: leave it out"),
-    ({"baseline_throughput": ["L40S=1"]}, "--baseline-throughput goes with --throughput"), ({}, "give a configuration"),
-    ({"throughput": ["L40S=6"], "model": "Qwen/Qwen3-8B"}, "--throughput and --model: the speed is from one of them"),
-    ({"model": "Qwen/Qwen3-8B", "tokens": (1, 0, 3, 4, 5)}, "--tokens 1 0 3 4 5: no document"),
-    ({"model": "Qwen/Qwen3-8B", "instances": ["m7i.2xlarge"]}, "memory of no GPU there"),
-    ({"throughput": ["L40S=6"], "baseline_throughput": ["1"], "documents": 5}, "does --baseline-throughput hold for"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"throughput": ["L40S=6.28"]}, "--documents"),
+        ({"throughput": ["6.28"], "documents": 5}, "which GPU"),
+        (
+            {"throughput": ["L40=6.28"], "documents": 5},
+            "no instance type has a L40; choose from A100 40GB",
+        ),
+        ({"throughput": ["L40S=fast"], "documents": 5}, "give documents per second"),
+        (
+            {"throughput": ["6"], "documents": 5, "instances": ["g6e.48xl"]},
+            "did you mean g6e.48xlarge",
+        ),
+        (
+            {"throughput": ["L40S=6"], "baseline": True},
+            "--throughput decodes nothing: .*; --baseline-throughput gives",
+        ),
+        ({"run": "runs/a", "baseline": True}, "--from decodes nothing: leave it out"),
+        ({"baseline_throughput": ["L40S=1"]}, "--baseline-throughput goes with --throughput"),
+        ({}, "give a configuration"),
+        (
+            {"throughput": ["L40S=6"], "model": "Qwen/Qwen3-8B"},
+            "--throughput and --model: the speed is from one of them",
+        ),
+        ({"model": "Qwen/Qwen3-8B", "tokens": (1, 0, 3, 4, 5)}, "--tokens 1 0 3 4 5: no document"),
+        ({"model": "Qwen/Qwen3-8B", "instances": ["m7i.2xlarge"]}, "memory of no GPU there"),
+        (
+            {"throughput": ["L40S=6"], "baseline_throughput": ["1"], "documents": 5},
+            "does --baseline-throughput hold for",
+        ),
+    ],
+)
 def test_mistakes_are_told(given: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         estimate(None, EstimateOptions(**given))
@@ -487,11 +677,15 @@ def test_from_a_twentieth_of_a_run_its_bill_within_5_percent(tmp_path) -> None:
     (bill,) = estimate(config, EstimateOptions(sample=80, baseline=False)).machines[0].bills
     made = driver.run_extract(config)
     assert made.ok == 1600
-    usd = sum(json.loads(path.read_text())["usd"] for path in (tmp_path / "out" / "ledger").glob("*.json"))
+    usd = sum(
+        json.loads(path.read_text())["usd"] for path in (tmp_path / "out" / "ledger").glob("*.json")
+    )
     print(f"estimated ${bill.usd.value:.4f}, billed ${usd:.4f}")
     assert bill.usd.value == pytest.approx(usd, rel=0.05)
     # The run itself, taken as a sample, says what it cost.
     again = estimate(config, EstimateOptions(run=str(tmp_path / "out")))
     print(f"from the run itself ${again.machines[0].bills[0].usd.value:.4f}")
     assert again.machines[0].bills[0].usd.value == pytest.approx(usd, rel=0.05)
-    assert again.speeds[0].tokens_per_document["decode_tokens"].value == pytest.approx(made.decode_tokens / 1600)
+    assert again.speeds[0].tokens_per_document["decode_tokens"].value == pytest.approx(
+        made.decode_tokens / 1600
+    )

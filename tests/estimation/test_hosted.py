@@ -1,4 +1,6 @@
-"""What a hosted batch would ask, beside an estimate; and a model on paper, against transformers' own count."""
+"""What a hosted batch would ask, beside an estimate; and a model on paper, against transformers'
+own count.
+"""
 
 import json
 import math
@@ -31,35 +33,60 @@ QWEN = "Qwen/Qwen3-8B"
 
 @pytest.fixture
 def measured(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Measured:
-    """A configuration over four equal documents, which estimates measure in this process with a small random model."""
+    """A configuration over four equal documents, which estimates measure in this process with a
+    small random model.
+    """
     model = save_tiny(tmp_path / "model")
-    write_rows(tmp_path / "in.jsonl", ({"id": n, "title": "boots " * 5, "prompt": "Say it."} for n in range(4)))
-    stub_profiler(monkeypatch, lambda _, config, documents, *__: Profiler(1).profile(config, documents, math.inf))
+    write_rows(
+        tmp_path / "in.jsonl",
+        ({"id": n, "title": "boots " * 5, "prompt": "Say it."} for n in range(4)),
+    )
+    stub_profiler(
+        monkeypatch,
+        lambda _, config, documents, *__: Profiler(1).profile(config, documents, math.inf),
+    )
 
     def make(kind: str, method: str, *overrides: str) -> RunConfig:
-        task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}]) if kind == "extraction" else kind
-        tree = config_tree(task, tmp_path / "in.jsonl", tmp_path / f"out-{method}", input=TITLES,
-                           model={"name": str(model), "dtype": "float32"},
-                           decoding={"method": method, "max_value_tokens": 5, "max_new_tokens": 40},
-                           engine={"max_num_seqs": 2})  # fmt: skip
+        task = (
+            extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
+            if kind == "extraction"
+            else kind
+        )
+        tree = config_tree(
+            task,
+            tmp_path / "in.jsonl",
+            tmp_path / f"out-{method}",
+            input=TITLES,
+            model={"name": str(model), "dtype": "float32"},
+            decoding={"method": method, "max_value_tokens": 5, "max_new_tokens": 40},
+            engine={"max_num_seqs": 2},
+        )
         return make_config(tree, list(overrides))
 
     return make
 
 
 def tokens(config: RunConfig):
-    return {name: of.value for name, of in estimate(config, EstimateOptions(sample=4)).hosted_tokens.items()}
+    return {
+        name: of.value
+        for name, of in estimate(config, EstimateOptions(sample=4)).hosted_tokens.items()
+    }
 
 
 def test_it_is_sent_the_prompt_and_writes_the_keys_too(measured: Measured) -> None:
-    ours, theirs = (tokens(measured("extraction", method)) for method in ("hyper_parallel", "autoregressive"))
-    # autoregressive decoding is given the answer's first two bytes, which are tokens of this tokenizer
+    ours, theirs = (
+        tokens(measured("extraction", method)) for method in ("hyper_parallel", "autoregressive")
+    )
+    # autoregressive decoding is given the answer's first two bytes, which are tokens of this
+    # tokenizer
     assert ours["input"] == theirs["input"] - len("{\n")
     least = len('{\n"Brand": "",\n"Size": 1\n}')
     assert least <= ours["output"] <= least + 2 * 2 * 5 + 8
 
 
-def test_the_price_is_tokens_times_list_price_and_all_is_said(measured: Measured, capsys, tmp_path) -> None:
+def test_the_price_is_tokens_times_list_price_and_all_is_said(
+    measured: Measured, capsys, tmp_path
+) -> None:
     config = measured("generation", "autoregressive", OWN, "cost.prices.local=1")
     estimates.run(config, EstimateOptions(sample=4, documents=1e6), False, False)
     tree = json.loads((tmp_path / "out-autoregressive/estimate.json").read_text())
@@ -68,16 +95,35 @@ def test_the_price_is_tokens_times_list_price_and_all_is_said(measured: Measured
     assert 1 <= written <= 40
     found = {one["model"]: one for one in tree["hosted"]}
     assert set(found) == {"house", "gpt-4.1", "gpt-4.1-mini", "claude-haiku-5-5"}
-    for name, (per_input, per_output) in {"house": (2, 10), "gpt-4.1": (1, 1), "gpt-4.1-mini": (0.2, 0.8)}.items():
-        usd = [found[name][key]["value"] for key in ("usd_per_1000", "usd")]  # of 1,000, and of a million documents
-        assert usd == pytest.approx([(sent * per_input + written * per_output) / 1e6 * n for n in (1000, 1e6)])
+    for name, (per_input, per_output) in {
+        "house": (2, 10),
+        "gpt-4.1": (1, 1),
+        "gpt-4.1-mini": (0.2, 0.8),
+    }.items():
+        # Of 1,000, and of a million documents.
+        usd = [found[name][key]["value"] for key in ("usd_per_1000", "usd")]
+        assert usd == pytest.approx(
+            [(sent * per_input + written * per_output) / 1e6 * n for n in (1000, 1e6)]
+        )
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "hosted batch" in line]
-    says(line, "house $", "your own price", "gpt-4.1-mini $", "list price as of 2025-04-14", "Check list prices",
-         f"{sent:.3g} tokens in", "by this model's tokenizer")  # fmt: skip
+    says(
+        line,
+        "house $",
+        "your own price",
+        "gpt-4.1-mini $",
+        "list price as of 2025-04-14",
+        "Check list prices",
+        f"{sent:.3g} tokens in",
+        "by this model's tokenizer",
+    )
 
 
-def test_a_shared_prompt_is_asked_for_once_and_what_was_not_read_costs_nothing(measured: Measured, tmp_path) -> None:
-    config = measured("generation", "autoregressive", "task.samples=2", "decoding.sampling.temperature=1")
+def test_a_shared_prompt_is_asked_for_once_and_what_was_not_read_costs_nothing(
+    measured: Measured, tmp_path
+) -> None:
+    config = measured(
+        "generation", "autoregressive", "task.samples=2", "decoding.sampling.temperature=1"
+    )
     rows = [{"sample": n, "tokens": 7, "counters": '{"prompt_tokens": 100}'} for n in (0, 1)]
     assert hosted.count(config, DocumentCost(1.0, 150, 50, 300, rows=rows), len) == (100, 14)
     config = measured("extraction", "hyper_parallel")
@@ -85,7 +131,9 @@ def test_a_shared_prompt_is_asked_for_once_and_what_was_not_read_costs_nothing(m
         file.write("no json\n" * 4)
     assert sampling.draw(config, 4).unreadable == 4
     half = tokens(config)["input"]
-    (tmp_path / "in.jsonl").write_text("".join((tmp_path / "in.jsonl").read_text().splitlines(True)[:4]))
+    (tmp_path / "in.jsonl").write_text(
+        "".join((tmp_path / "in.jsonl").read_text().splitlines(True)[:4])
+    )
     assert half == pytest.approx(tokens(config)["input"] / 2)
 
 
@@ -93,9 +141,15 @@ def test_list_prices_have_a_date_and_a_page_and_can_be_replaced() -> None:
     shipped = prices.hosted(CostConfig())
     assert len(shipped) >= 3
     for one in shipped:
-        assert (one.source[:8], len(one.date), 0 < one.input < one.output) == ("https://", len("2025-04-14"), True)
+        assert (one.source[:8], len(one.date), 0 < one.input < one.output) == (
+            "https://",
+            len("2025-04-14"),
+            True,
+        )
     assert prices.hosted(CostConfig(hosted_prices={"gpt-4.1": [3, 4]}))[0].input == 3
-    with pytest.raises(ConfigError, match=r"cost\.hosted_prices: a: \[1\.0, -1\.0\] are not two prices"):
+    with pytest.raises(
+        ConfigError, match=r"cost\.hosted_prices: a: \[1\.0, -1\.0\] are not two prices"
+    ):
         make_config(config_tree("generation"), ["cost.hosted_prices={a: [1, -1]}"])
 
 
@@ -103,12 +157,16 @@ def test_list_prices_have_a_date_and_a_page_and_can_be_replaced() -> None:
 def test_weights_are_those_of_transformers(name: str) -> None:
     with torch.device("meta"):
         model = Qwen3ForCausalLM._from_config(Qwen3Config(**vars(SHAPES[name])))
-    assert SHAPES[name].weights == sum(weight.numel() for weight in model.parameters() if weight.dim() > 1)
+    assert SHAPES[name].weights == sum(
+        weight.numel() for weight in model.parameters() if weight.dim() > 1
+    )
 
 
 def test_a_folder(tmp_path) -> None:
     folder, model = save_tiny(tmp_path / "tiny", "qwen3"), tiny_model("qwen3")
-    assert shape_of(str(folder)).weights == sum(w.numel() for w in model.parameters() if w.dim() > 1)
+    assert shape_of(str(folder)).weights == sum(
+        w.numel() for w in model.parameters() if w.dim() > 1
+    )
     (folder / "config.json").write_text('{"model_type": "qwen3_moe"}')
     with pytest.raises(ConfigError, match="predicted are dense models"):
         shape_of(str(folder))
@@ -120,16 +178,26 @@ def test_the_products_are_counted() -> None:
     # 8.19 billion weights; neither embedding nor, of the tokens of prompts, the head takes products
     products = 2 * ((8.19e9 - 2 * 0.622e9) * (300 + 80 + 80) + 0.622e9 * 80) / (0.7 * 362e12)
     assert parts["products"] == pytest.approx(products, rel=2e-3)
-    out = CliRunner().invoke(app, ["estimate", "--model", QWEN, "--instance", "g6e.48xlarge"]).stdout
+    out = (
+        CliRunner().invoke(app, ["estimate", "--model", QWEN, "--instance", "g6e.48xlarge"]).stdout
+    )
     assert f"hyper_parallel on L40S                {1 / sum(parts.values()):.3g}\n" in out
     assert "PREDICTED for L40S, not measured: products 80%" in out
     assert "6.28 of others in the" in out
 
 
-@pytest.mark.parametrize(("changes", "part"), [
-    ({"own": 600}, "products"), ({"values": 320}, "products"), ({"shared": 8e3}, "attention"),
-    ({"passes": 200}, "host")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"own": 600}, "products"),
+        ({"values": 320}, "products"),
+        ({"shared": 8e3}, "attention"),
+        ({"passes": 200}, "host"),
+    ],
+)
 def test_more_of_something_takes_more_of_its_part(changes: dict, part: str) -> None:
-    before, after = (seconds_of(SHAPES[QWEN], "H100", tokens, True)
-                     for tokens in (DocumentTokens(), DocumentTokens(**changes)))  # fmt: skip
+    before, after = (
+        seconds_of(SHAPES[QWEN], "H100", tokens, True)
+        for tokens in (DocumentTokens(), DocumentTokens(**changes))
+    )
     assert after[part] > 1.3 * before[part]

@@ -1,1 +1,3 @@
-"""Faults on purpose, and every document exactly once afterwards: for pytest and for the table of `make faults`."""
+"""Faults on purpose, and every document exactly once afterwards: for pytest and for the table of
+`make faults`.
+"""

@@ -1,4 +1,6 @@
-"""`make faults`: every fault once, by its docstring, and the table of what became of the documents, as Markdown."""
+"""`make faults`: every fault once, by its docstring, and the table of what became of the documents,
+as Markdown.
+"""
 
 import os
 import sys
@@ -12,10 +14,23 @@ from tests.faults import on_cluster, on_s3, one_machine
 from tests.faults.trial import EXECUTORS, Outcome
 from tests.processes import end_all
 
-FAULTS = [one_machine.worker_killed, one_machine.driver_killed, on_cluster.node_removed,
-          on_cluster.central_actor_killed, on_cluster.spot_handed_back, on_cluster.spot_finished, one_machine.poison,
-          one_machine.broken_engine, one_machine.out_of_memory, on_s3.s3_failing, on_s3.s3_hanging, on_s3.s3_cutting,
-          one_machine.disk_full, one_machine.clock_set_back, one_machine.started_twice]  # fmt: skip
+FAULTS = [
+    one_machine.worker_killed,
+    one_machine.driver_killed,
+    on_cluster.node_removed,
+    on_cluster.central_actor_killed,
+    on_cluster.spot_handed_back,
+    on_cluster.spot_finished,
+    one_machine.poison,
+    one_machine.broken_engine,
+    one_machine.out_of_memory,
+    on_s3.s3_failing,
+    on_s3.s3_hanging,
+    on_s3.s3_cutting,
+    one_machine.disk_full,
+    one_machine.clock_set_back,
+    one_machine.started_twice,
+]
 
 
 def main(only: list[str]) -> int:
@@ -31,7 +46,9 @@ def main(only: list[str]) -> int:
         wrong += outcomes.count("WENT WRONG")
         found = [own for own in outcomes if isinstance(own, Outcome)]
         if found:
-            counts = [f"{o.rows} {o.lost} {o.doubled}" if isinstance(o, Outcome) else o for o in outcomes]
+            counts = [
+                f"{o.rows} {o.lost} {o.doubled}" if isinstance(o, Outcome) else o for o in outcomes
+            ]
             cells = [fault.__doc__, found[0].done, str(found[0].documents), *counts, found[0].note]
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     return wrong

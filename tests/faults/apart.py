@@ -1,5 +1,7 @@
-"""A function in namespaces of its own: a file system, a network and processes that nobody else of this machine sees.
-`python -m tests.faults.apart MODULE FUNCTION FOLDER` runs in them, and prints what the function returns."""
+"""A function in namespaces of its own: a file system, a network and processes that nobody else of
+this machine sees. `python -m tests.faults.apart MODULE FUNCTION FOLDER` runs in them, and prints
+what the function returns.
+"""
 
 import fcntl
 import importlib
@@ -21,14 +23,34 @@ _SET_FLAGS, _UP = 0x8914, 0x1
 
 
 def apart(function: Callable[[Path], str], folder: Path) -> str:
-    """Runs a function of the tests, which must end well; what it printed and returned. Skips without namespaces."""
-    if not shutil.which("unshare") or subprocess.run([*_NAMESPACE, "true"], capture_output=True).returncode:
-        raise SkipTest("needs namespaces of its own: root, or a container with --privileged (unshare)")
+    """Runs a function of the tests, which must end well; what it printed and returned.
+
+    Skips without namespaces.
+    """
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*_NAMESPACE, "true"], capture_output=True).returncode
+    ):
+        raise SkipTest(
+            "needs namespaces of its own: root, or a container with --privileged (unshare)"
+        )
     done = subprocess.run(
-        [*_NAMESPACE, sys.executable, "-m", __name__, function.__module__, function.__qualname__, str(folder)],
+        [
+            *_NAMESPACE,
+            sys.executable,
+            "-m",
+            __name__,
+            function.__module__,
+            function.__qualname__,
+            str(folder),
+        ],
         cwd=ROOT,
         # Ray's cluster utilities call `ray` by its name.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         timeout=280,
@@ -47,5 +69,7 @@ if __name__ == "__main__":
     os.makedirs("/tmp/ray", exist_ok=True)
     mount("/tmp/ray")  # no other Ray of this machine is seen, none is touched
     os.environ.pop("RAY_ADDRESS", None)
-    print(attrgetter(sys.argv[2])(importlib.import_module(sys.argv[1]))(Path(sys.argv[3])), flush=True)
+    print(
+        attrgetter(sys.argv[2])(importlib.import_module(sys.argv[1]))(Path(sys.argv[3])), flush=True
+    )
     os._exit(0)  # the namespace ends, and every process in it

@@ -1,7 +1,9 @@
-"""`make chaos MINUTES=60 SEED=n`: runs under faults drawn at random, verified after each: by either executor, on
-disk or a real S3 server, with a fake engine, a real one or a server that lies; kills, interrupts, two starts,
-storage away. It is started again until it ends well, most error rows are retried: nothing lost or doubled, `raypd
-verify` passes, the bill adds up, `raypd status` agrees. `make chaos SEED=n ROUND=k` draws that round again."""
+"""`make chaos MINUTES=60 SEED=n`: runs under faults drawn at random, verified after each: by either
+executor, on disk or a real S3 server, with a fake engine, a real one or a server that lies; kills,
+interrupts, two starts, storage away. It is started again until it ends well, most error rows are
+retried: nothing lost or doubled, `raypd verify` passes, the bill adds up, `raypd status` agrees.
+`make chaos SEED=n ROUND=k` draws that round again.
+"""
 
 import argparse
 import contextlib
@@ -42,11 +44,32 @@ from tests.tiny import save_tiny
 
 _RETRIED = 0.7  # of the rounds that have error rows
 _STARTS = 6  # of a run with faults; the ones after these have none
-_WHOLE = [on_cluster.node_removed, on_cluster.spot_handed_back, on_cluster.spot_finished, one_machine.disk_full]
-_PROCESSES = ("worker killed", "driver killed", "ledger killed", "interrupted", "terminated", "started twice")
+_WHOLE = [
+    on_cluster.node_removed,
+    on_cluster.spot_handed_back,
+    on_cluster.spot_finished,
+    one_machine.disk_full,
+]
+_PROCESSES = (
+    "worker killed",
+    "driver killed",
+    "ledger killed",
+    "interrupted",
+    "terminated",
+    "started twice",
+)
 _OF_S3 = ("S3 away", "S3 failing", "S3 cutting")
 _BROKEN = ("reset", "cut")
-_LIES = ("prompt_tokens", "completion_tokens", "content", "page", "elsewhere", "later", "failing", *_BROKEN)
+_LIES = (
+    "prompt_tokens",
+    "completion_tokens",
+    "content",
+    "page",
+    "elsewhere",
+    "later",
+    "failing",
+    *_BROKEN,
+)
 
 
 @dataclass
@@ -77,35 +100,60 @@ def run_round(draw: random.Random, folder: Path) -> Round:
         return Round(f"{fault.__doc__}, {executor}", *counts)
     on_s3, engine = draw.random() < 0.5, draw.choices(("fake", "real", "server"), (5, 3, 2))[0]
     odd = ["", "program", "kill", "sleep 1"] if engine == "fake" else ["", "program"]
-    titles = [draw.choice(odd) if draw.random() < 0.03 else f"sleep 0.0{draw.randint(1, 9)}" for _ in range(200)]
-    cluster = {"max_workers": draw.randint(1, 2), "cpus_per_worker": 0.5, "units_in_flight": draw.randint(1, 3)}
+    titles = [
+        draw.choice(odd) if draw.random() < 0.03 else f"sleep 0.0{draw.randint(1, 9)}"
+        for _ in range(200)
+    ]
+    cluster = {
+        "max_workers": draw.randint(1, 2),
+        "cpus_per_worker": 0.5,
+        "units_in_flight": draw.randint(1, 3),
+    }
     keys: dict[str, Any] = {"cluster": cluster, "cost": {"prices": {"local": 36.0}}}
     with ExitStack() as stack:
         proxy = stack.enter_context(s3.behind_proxy(folder / "weed", "chaos"))[1] if on_s3 else None
         if proxy is not None:
-            keys |= {"output": {"path": "s3://chaos/run"}, "storage": {"endpoint_url": proxy.url, "read_timeout": 3}}
+            keys |= {
+                "output": {"path": "s3://chaos/run"},
+                "storage": {"endpoint_url": proxy.url, "read_timeout": 3},
+            }
         if engine == "server":
             url = stack.enter_context(serving(lying(draw.randrange(1 << 30))))
-            keys |= {"model": {"name": "gpt", "endpoint": {"url": f"{url}/v1", "key_variable": "PATH"}}}
+            keys |= {
+                "model": {"name": "gpt", "endpoint": {"url": f"{url}/v1", "key_variable": "PATH"}}
+            }
             keys |= {"decoding": {"method": "autoregressive"}}
         if engine == "real":
             model = str(save_tiny(folder / "model"))
-            keys |= {"model": {"name": model, "device": "cpu", "dtype": "float32"}, "decoding": {"max_value_tokens": 8}}
+            keys |= {
+                "model": {"name": model, "device": "cpu", "dtype": "float32"},
+                "decoding": {"max_value_tokens": 8},
+            }
         trial = Trial(folder, titles, draw.choice((5, 10, 40)), **keys)
         storage.configure(trial.config.storage)
         stack.callback(storage.configure, StorageConfig())
         made = Round(f"{engine} on {'S3' if on_s3 else 'disk'}, {executor}", len(titles))
-        build = "tests.cluster.fakes:build" if engine == "fake" else "raypd.answering.components:build"
+        build = (
+            "tests.cluster.fakes:build" if engine == "fake" else "raypd.answering.components:build"
+        )
         _to_its_end(trial, build, draw, made, proxy)
-        if not made.problems and any(row["error"] for row in trial.rows()) and draw.random() < _RETRIED:
+        if (
+            not made.problems
+            and any(row["error"] for row in trial.rows())
+            and draw.random() < _RETRIED
+        ):
             trial.words, made.starts = ("retry",), 0
             _to_its_end(trial, build, draw, made, proxy)
             made.faults["retried"] += 1
     return made
 
 
-def _to_its_end(trial: Trial, build: str, draw: random.Random, made: Round, proxy: Proxy | None) -> None:
-    """Starts a run, or a retry of its error rows, until it ends well, and checks what it came to."""
+def _to_its_end(
+    trial: Trial, build: str, draw: random.Random, made: Round, proxy: Proxy | None
+) -> None:
+    """Starts a run, or a retry of its error rows, until it ends well, and checks what it came
+    to.
+    """
     while _start(trial, build, draw, made, proxy) != 0:
         if made.starts > 2 * _STARTS:
             made.problems.append("it does not end")
@@ -135,7 +183,10 @@ def lying(seed: int) -> Callable[[Call], Reply]:
             return Reply(429, headers={"Retry-After": "1"})
         elif kind == "failing":
             return Reply(draw.choice((400, 500, 503)), call.headers["Authorization"].encode())
-        tree = {"choices": [{"message": {"content": content}, "finish_reason": "stop"}], "usage": usage}
+        tree = {
+            "choices": [{"message": {"content": content}, "finish_reason": "stop"}],
+            "usage": usage,
+        }
         return Reply(200, json.dumps(tree).encode(), broken=kind if kind in _BROKEN else "")
 
     return reply
@@ -144,7 +195,9 @@ def lying(seed: int) -> Callable[[Call], Reply]:
 def _start(trial: Trial, build: str, draw: random.Random, made: Round, proxy: Proxy | None) -> int:
     """Starts the run, does to it what is drawn, and waits for its end; its exit code."""
     kinds = _PROCESSES + (_OF_S3 if proxy else ())
-    drawn = [(draw.uniform(1, 8), draw.choice(kinds), draw.random()) for _ in range(draw.randint(0, 4))]
+    drawn = [
+        (draw.uniform(1, 8), draw.choice(kinds), draw.random()) for _ in range(draw.randint(0, 4))
+    ]
     process, allowed = trial.start(build), {0}
     made.starts += 1
     for delay, kind, chance in drawn if made.starts <= _STARTS else ():
@@ -154,30 +207,48 @@ def _start(trial: Trial, build: str, draw: random.Random, made: Round, proxy: Pr
         allowed |= _do(kind, chance, process, trial, build, proxy)
         made.faults[kind] += 1
     out, err = process.communicate(timeout=LONG)
-    early = process.returncode == -signal.SIGINT  # within the imports of tests.faults.run: Python says where
+    # Within the imports of tests.faults.run: Python says where.
+    early = process.returncode == -signal.SIGINT
     if process.returncode not in allowed or ("Traceback" in err and not early):
-        made.problems.append(f"exit code {process.returncode} after {drawn}: {err[-2000:]}{out[-500:]}")
+        made.problems.append(
+            f"exit code {process.returncode} after {drawn}: {err[-2000:]}{out[-500:]}"
+        )
     return process.returncode
 
 
 def _do(
-    kind: str, chance: float, process: subprocess.Popen[str], trial: Trial, build: str, proxy: Proxy | None
+    kind: str,
+    chance: float,
+    process: subprocess.Popen[str],
+    trial: Trial,
+    build: str,
+    proxy: Proxy | None,
 ) -> set[int]:
-    """A fault; the exit codes that it may end a run with. chance: 0 to 1, what there is to choose."""
+    """A fault; the exit codes that it may end a run with. chance: 0 to 1, what there is to
+    choose.
+    """
     if kind == "started twice":
         second = trial.start(build)
         out, err = second.communicate(timeout=LONG)
-        assert second.returncode in (0, 1), out + err  # 0: the first one had ended, and this one did the rest
+        # 0: the first one had ended, and this one did the rest.
+        assert second.returncode in (0, 1), out + err
         return set()
     if kind in _OF_S3 and proxy is not None:
-        kinds = {"S3 away": ("503", "reset"), "S3 failing": ("500", "lost"), "S3 cutting": ("cut",)}[kind]
-        proxy.faults = Faults(share=1.0 if kind == "S3 away" else 0.1, kinds=kinds, seed=int(1e6 * chance))
+        kinds = {
+            "S3 away": ("503", "reset"),
+            "S3 failing": ("500", "lost"),
+            "S3 cutting": ("cut",),
+        }[kind]
+        proxy.faults = Faults(
+            share=1.0 if kind == "S3 away" else 0.1, kinds=kinds, seed=int(1e6 * chance)
+        )
         time.sleep(1 + 3 * chance)
         proxy.faults = Faults()
         return {1}
     if kind in ("interrupted", "terminated"):
         process.send_signal(signal.SIGINT if kind == "interrupted" else signal.SIGTERM)
-        return {130, -signal.SIGTERM, -signal.SIGINT}  # the latter two before it has begun, within imports
+        # The latter two before it has begun, within imports.
+        return {130, -signal.SIGTERM, -signal.SIGINT}
     if kind == "driver killed":
         process.kill()
         return {-signal.SIGKILL}
@@ -193,11 +264,17 @@ def _check(trial: Trial, made: Round) -> None:
     made.lost, made.doubled = max(made.lost, found.lost), max(made.doubled, found.doubled)
     made.expect("verify", verified.passed, True)
     manifest = records.read(Manifest, storage.join(trial.output, layout.MANIFEST))
-    made.expect("documents of the manifest", (manifest.documents, manifest.failed), (verified.found, verified.failed))
+    made.expect(
+        "documents of the manifest",
+        (manifest.documents, manifest.failed),
+        (verified.found, verified.failed),
+    )
     at = trial.config.storage.endpoint_url
     shown = Watch(trial.output, [f"storage.endpoint_url={at}"] if at else []).look()
     wanted = ("complete", verified.found, verified.failed, verified.objects, True)
-    made.expect("status", (shown.state, shown.documents, shown.failed, shown.units, shown.exact), wanted)
+    made.expect(
+        "status", (shown.state, shown.documents, shown.failed, shown.units, shown.exact), wanted
+    )
     texts = [str(row["error"]) for row in trial.rows()]
     made.expect("keys in errors", sum(os.environ["PATH"] in text for text in texts), 0)
     cost = manifest.cost
@@ -210,12 +287,19 @@ def _check(trial: Trial, made: Round) -> None:
         made.problems.append(f"price per 1,000: {cost.usd_per_1000_documents}, not {price}")
     made.expect("USD in status", round(shown.usd or 0.0, 6), cost.usd)
     for bill in book.bills(trial.output):
-        for name, parts in {"nodes": [node.usd for node in bill.nodes], "parts": bill.parts.values()}.items():
+        for name, parts in {
+            "nodes": [node.usd for node in bill.nodes],
+            "parts": bill.parts.values(),
+        }.items():
             if abs(sum(parts) - bill.usd) > 1e-6:
-                made.problems.append(f"session {bill.session}: its {name} are {sum(parts)}, its bill {bill.usd}")
+                made.problems.append(
+                    f"session {bill.session}: its {name} are {sum(parts)}, its bill {bill.usd}"
+                )
         time_billed = sum(node.seconds * node.usd_per_hour / 3600 for node in bill.nodes)
         if abs(time_billed - bill.usd) > 1e-4:
-            made.problems.append(f"session {bill.session}: {time_billed} of time, a bill of {bill.usd}")
+            made.problems.append(
+                f"session {bill.session}: {time_billed} of time, a bill of {bill.usd}"
+            )
 
 
 def main() -> int:
@@ -228,7 +312,9 @@ def main() -> int:
     ends, first, rounds = time.monotonic() + 60 * asked.minutes, asked.round or 0, list[Round]()
     while time.monotonic() < ends and (asked.round is None or not rounds):
         number = first + len(rounds)
-        with tempfile.TemporaryDirectory(prefix="raypd-chaos-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="raypd-chaos-", ignore_cleanup_errors=True
+        ) as folder:
             try:
                 made = run_round(random.Random(f"{asked.seed} {number}"), Path(folder))
             except SkipTest as why:
@@ -238,16 +324,28 @@ def main() -> int:
             finally:
                 end_all()
         rounds.append(made)
-        faults = ", ".join(f"{count} {kind}" for kind, count in sorted(made.faults.items())) or "no fault"
+        faults = (
+            ", ".join(f"{count} {kind}" for kind, count in sorted(made.faults.items()))
+            or "no fault"
+        )
         about = f"{made.what}: {made.documents} documents, {made.starts} starts; {faults}"
         print(f"round {number}: {about}; lost {made.lost}, doubled {made.doubled}", flush=True)
         for problem in made.problems:
             print(f"  WRONG (make chaos SEED={asked.seed} ROUND={number}): {problem}", flush=True)
-    starts, lost, doubled = (sum(getattr(made, name) for made in rounds) for name in ("starts", "lost", "doubled"))
+    starts, lost, doubled = (
+        sum(getattr(made, name) for made in rounds) for name in ("starts", "lost", "doubled")
+    )
     wrong = sum(bool(made.problems or made.lost or made.doubled) for made in rounds)
-    bills = sum(any(re.search("bill|USD|price", problem) for problem in made.problems) for made in rounds)
-    faults = f"{len(rounds)} runs, {starts} starts, {sum(made.faults.total() for made in rounds)} faults"
-    about = f"lost {lost}, doubled {doubled}, bills that did not add up {bills}, rounds with anything wrong {wrong}"
+    bills = sum(
+        any(re.search("bill|USD|price", problem) for problem in made.problems) for made in rounds
+    )
+    faults = (
+        f"{len(rounds)} runs, {starts} starts, {sum(made.faults.total() for made in rounds)} faults"
+    )
+    about = (
+        f"lost {lost}, doubled {doubled}, bills that did not add up {bills}, rounds with "
+        f"anything wrong {wrong}"
+    )
     print(f"{faults}: {about}")
     return 1 if wrong else 0
 

@@ -1,4 +1,6 @@
-"""Faults of a cluster of several nodes on one machine, each in namespaces of its own; they return a note."""
+"""Faults of a cluster of several nodes on one machine, each in namespaces of its own; they return a
+note.
+"""
 
 import functools
 import os
@@ -16,13 +18,17 @@ from tests.runs import with_keys
 
 
 class _Stage:
-    """A cluster of a head without workers and nodes for one worker each, and a run whose executor is listened to."""
+    """A cluster of a head without workers and nodes for one worker each, and a run whose executor
+    is listened to.
+    """
 
     def __init__(self, trial: Trial) -> None:
         from ray.cluster_utils import Cluster
 
         self.trial = trial
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+        )
         self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
         self.executor: Any = None
         self.started: list[tuple[str, str]] = []  # (node, unit), in order
@@ -59,7 +65,11 @@ class _Stage:
             self.executor = own
             made = answers(own, state)
             self.started += [(ask.node, ask.unit) for ask, begins in made.items() if begins]
-            assert not [ask for ask, begins in made.items() if begins and own.nodes.seconds_left(ask.node) is not None]
+            assert not [
+                ask
+                for ask, begins in made.items()
+                if begins and own.nodes.seconds_left(ask.node) is not None
+            ]
             return made
 
         RayDataExecutor._answers = listen  # type: ignore[method-assign]
@@ -69,7 +79,9 @@ class _Stage:
         return bool(self.executor.nodes._ends)
 
     def run(self, fault: Callable[[], None]) -> None:
-        """The run, with the fault in a thread beside it; what the fault's thread raised is raised here."""
+        """The run, with the fault in a thread beside it; what the fault's thread raised is raised
+        here.
+        """
         from raypd.cluster.driver import run_extract
         from tests.cluster import fakes
 
@@ -102,8 +114,12 @@ class _Stage:
         assert accepted, why
 
 
-def on_stage(free: int, units: int, done: str) -> Callable[[Callable[[_Stage], str]], Callable[[Path], Outcome]]:
-    """Makes a fault of a function that plays it: units of 10 documents, of which all but `free` wait for it."""
+def on_stage(
+    free: int, units: int, done: str
+) -> Callable[[Callable[[_Stage], str]], Callable[[Path], Outcome]]:
+    """Makes a fault of a function that plays it: units of 10 documents, of which all but `free`
+    wait for it.
+    """
 
     def decorate(play: Callable[[_Stage], str]) -> Callable[[Path], Outcome]:
         def trial(folder: Path) -> Trial:

@@ -18,11 +18,24 @@ COUNT = 300
 def _bucket(folder: Path) -> Iterator[tuple[Proxy, Trial]]:
     """A server, a proxy before it, and a trial whose corpus and output lie on it."""
     with s3.behind_proxy(folder / "weed", "faults") as (server, proxy):
-        sections = {"input": {"path": "s3://faults/in/*.jsonl"}, "output": {"path": "s3://faults/run"}}
-        trial = Trial(folder, ["a"] * COUNT, storage={"endpoint_url": proxy.url, "read_timeout": 3}, **sections)
+        sections = {
+            "input": {"path": "s3://faults/in/*.jsonl"},
+            "output": {"path": "s3://faults/run"},
+        }
+        trial = Trial(
+            folder,
+            ["a"] * COUNT,
+            storage={"endpoint_url": proxy.url, "read_timeout": 3},
+            **sections,
+        )
         for part in range(3):
-            lines = [json.dumps({"id": i, "title": "a"}) + "\n" for i in range(part * 100, part * 100 + 100)]
-            server.client().put_object(Bucket="faults", Key=f"in/{part}.jsonl", Body="".join(lines).encode())
+            lines = [
+                json.dumps({"id": i, "title": "a"}) + "\n"
+                for i in range(part * 100, part * 100 + 100)
+            ]
+            server.client().put_object(
+                Bucket="faults", Key=f"in/{part}.jsonl", Body="".join(lines).encode()
+            )
         storage.configure(trial.config.storage)
         try:
             yield proxy, trial
@@ -37,7 +50,9 @@ def _run(folder: Path, faults: Faults, done: str, note: str) -> Outcome:
         proxy.faults = Faults()
         failed = dict(proxy.failed)
         assert all(failed.get(kind) for kind in faults.kinds), failed
-        return trial.outcome(f"{done}: {sum(failed.values())} of {sum(proxy.calls.values())} calls", note)
+        return trial.outcome(
+            f"{done}: {sum(failed.values())} of {sum(proxy.calls.values())} calls", note
+        )
 
 
 def s3_failing(folder: Path) -> Outcome:

@@ -1,4 +1,6 @@
-"""Faults on one machine: processes that die, documents that kill, memory and disk that end, clocks, two starts."""
+"""Faults on one machine: processes that die, documents that kill, memory and disk that end, clocks,
+two starts.
+"""
 
 import os
 import re
@@ -40,7 +42,9 @@ def _deadly(folder: Path, title: str, rows: set[int], error: str) -> Trial:
     """A run over 100 documents, of which some kill their process; these are error rows."""
     trial = Trial(folder, [title if row in rows else "a" for row in range(100)], unit_documents=50)
     printed = trial.finish()
-    assert {row["id"]: row["error"] for row in trial.rows() if row["error"]} == {str(row): error for row in rows}
+    assert {row["id"]: row["error"] for row in trial.rows() if row["error"]} == {
+        str(row): error for row in rows
+    }
     assert printed.count("a worker process died; its units are tried again") == 3 * len(rows)
     return trial
 
@@ -48,13 +52,22 @@ def _deadly(folder: Path, title: str, rows: set[int], error: str) -> Trial:
 def poison(folder: Path) -> Outcome:
     """a document that kills its process every time"""
     trial = _deadly(folder, "kill", {41}, "killed its worker process 3 times")
-    return trial.outcome("SIGKILL whenever it is decoded", "quarantined: an error row; 3 workers lost")
+    return trial.outcome(
+        "SIGKILL whenever it is decoded", "quarantined: an error row; 3 workers lost"
+    )
 
 
 def broken_engine(folder: Path) -> Outcome:
     """a document that breaks the engine every time"""
-    trial = _deadly(folder, "engine", {0, 77}, "killed its worker process 3 times: RuntimeError: the device is gone")
-    return trial.outcome("two documents, an exception out of a step", "2 error rows with the reason")
+    trial = _deadly(
+        folder,
+        "engine",
+        {0, 77},
+        "killed its worker process 3 times: RuntimeError: the device is gone",
+    )
+    return trial.outcome(
+        "two documents, an exception out of a step", "2 error rows with the reason"
+    )
 
 
 def out_of_memory(folder: Path) -> Outcome:
@@ -69,12 +82,18 @@ def out_of_memory(folder: Path) -> Outcome:
     tight = Trial(folder / "tight", titles, 20, model=made, decoding=decoding)
     roomy.finish("raypd.answering.components:build")
     tight.finish("tests.faults.run:little_memory")
-    failed = [int(n) for mark in Path(tight.output).glob("out-of-memory-*") for n in mark.read_text().split()]
+    failed = [
+        int(n)
+        for mark in Path(tight.output).glob("out-of-memory-*")
+        for n in mark.read_text().split()
+    ]
     assert failed
     assert min(failed) > 100
     answers = [{row["id"]: row["record"] for row in trial.rows()} for trial in (roomy, tight)]
     assert answers[0] == answers[1]
-    return tight.outcome(f"raised in {len(failed)} steps of a real engine", "smaller steps, the same answers")
+    return tight.outcome(
+        f"raised in {len(failed)} steps of a real engine", "smaller steps, the same answers"
+    )
 
 
 def disk_full(folder: Path) -> Outcome:
@@ -86,7 +105,9 @@ def disk_full(folder: Path) -> Outcome:
 
 
 def _disk_full(folder: Path) -> str:
-    """A run on a file system of 1 MB, and again once it has room; its output goes to where the outside can see it."""
+    """A run on a file system of 1 MB, and again once it has room; its output goes to where the
+    outside can see it.
+    """
     inner = folder / "disk"
     inner.mkdir()
     mount(str(inner), "size=1m")
@@ -106,13 +127,20 @@ def clock_set_back(folder: Path) -> Outcome:
     """the clock is set back"""
     trial = Trial(folder, gated(3, "again", 30))
     file = Path(trial.output) / "set-back"
-    run = trial.start("tests.faults.run:clock", RAYPD_TEST_CLOCK="-86400", RAYPD_TEST_CLOCK_FILE=str(file))
+    run = trial.start(
+        "tests.faults.run:clock", RAYPD_TEST_CLOCK="-86400", RAYPD_TEST_CLOCK_FILE=str(file)
+    )
     trial.wait(3)
     trial.go(file.name)
-    wait_for(lambda: (file.parent / f"set-back-{run.pid}").exists(), "the driver's clock was not set back")
+    wait_for(
+        lambda: (file.parent / f"set-back-{run.pid}").exists(),
+        "the driver's clock was not set back",
+    )
     kill(run)
     trial.go("again")
-    trial.finish("tests.faults.run:clock", RAYPD_TEST_CLOCK="-172800", RAYPD_TEST_CLOCK_FILE=str(file))
+    trial.finish(
+        "tests.faults.run:clock", RAYPD_TEST_CLOCK="-172800", RAYPD_TEST_CLOCK_FILE=str(file)
+    )
     return trial.outcome("by a day in driver and workers, kill -9, by two days", "resumed")
 
 
@@ -122,7 +150,11 @@ def started_twice(folder: Path) -> Outcome:
     first = trial.start()
     wait_for((Path(trial.output) / "lease.json").exists)
     printed = ended(trial.start(), 1)
-    assert re.search(rf"has been at work on it since .* as process {first.pid} on", printed), printed
+    assert re.search(rf"has been at work on it since .* as process {first.pid} on", printed), (
+        printed
+    )
     trial.go("refused")
     ended(first)
-    return trial.outcome("the second start while the first works", "exit code 1, and who holds it since when")
+    return trial.outcome(
+        "the second start while the first works", "exit code 1, and who holds it since when"
+    )

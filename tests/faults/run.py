@@ -1,5 +1,7 @@
-"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG [module:build [retry]]. With
-RAYPD_TEST_CLOCK=-86400 clocks go back by a day once RAYPD_TEST_CLOCK_FILE is there; each then leaves FILE-PID."""
+"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG [module:build
+[retry]]. With RAYPD_TEST_CLOCK=-86400 clocks go back by a day once RAYPD_TEST_CLOCK_FILE is there;
+each then leaves FILE-PID.
+"""
 
 import importlib
 import os
@@ -23,7 +25,8 @@ def set_clock() -> None:
         def now() -> float:
             if not mark.exists() and file.exists():
                 mark.touch()
-            # Not the builtin, which could not be pickled any more: Ray Data pickles what reaches it.
+            # Not the builtin, which could not be pickled any more: Ray Data pickles what reaches
+            # it.
             return time.clock_gettime(time.CLOCK_REALTIME) + (shift if mark.exists() else 0)
 
         time.time = now
@@ -36,7 +39,9 @@ def clock(config: RunConfig, threads: int | None) -> WorkerComponents:
 
 
 def little_memory(config: RunConfig, threads: int | None) -> WorkerComponents:
-    """The real engine on a device that has no memory for more than 100 tokens a step; it notes each time."""
+    """The real engine on a device that has no memory for more than 100 tokens a step; it notes each
+    time.
+    """
     from tests.decoding.drivers import small_device
 
     def fails(tokens: int) -> bool:

@@ -1,4 +1,6 @@
-"""Every fault of the table: no document lost, none doubled; also where a run is killed just before or after a write."""
+"""Every fault of the table: no document lost, none doubled; also where a run is killed just before
+or after a write.
+"""
 
 import signal
 from pathlib import Path
@@ -13,14 +15,25 @@ from tests.faults.__main__ import FAULTS
 from tests.faults.trial import EXECUTORS, Trial
 from tests.processes import LONG, ROOT
 
-WRITES = ("run.json", "lease.json", "sessions/", "plan.json", "attempts.json", "units/", "ledger/", "manifest.json")
+WRITES = (
+    "run.json",
+    "lease.json",
+    "sessions/",
+    "plan.json",
+    "attempts.json",
+    "units/",
+    "ledger/",
+    "manifest.json",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_document_exactly_once(fault, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_document_exactly_once(
+    fault, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAYPD_TEST_EXECUTOR", executor)
     found = fault(tmp_path)
     assert (found.lost, found.doubled) == (0, 0)

@@ -1,4 +1,6 @@
-"""One fault tried on one run: the run as a process that can be killed, and the count of what came out."""
+"""One fault tried on one run: the run as a process that can be killed, and the count of what came
+out.
+"""
 
 import os
 import subprocess
@@ -37,12 +39,21 @@ class Outcome:
 
 
 class Trial:
-    """A corpus of one document a title (they steer tests/cluster/fakes.py) in `folder`, a configuration, and runs."""
+    """A corpus of one document a title (they steer tests/cluster/fakes.py) in `folder`, a
+    configuration, and runs.
+    """
 
-    def __init__(self, folder: Path, titles: Sequence[str], unit_documents: int = 10, **keys: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, titles: Sequence[str], unit_documents: int = 10, **keys: dict[str, Any]
+    ) -> None:
         self.folder, self.count = folder, len(titles)
         corpus = write_jsonl(folder / "corpus.jsonl", titles)
-        cluster = {"address": "local", "max_workers": 1, "unit_documents": unit_documents, "units_in_flight": 1}
+        cluster = {
+            "address": "local",
+            "max_workers": 1,
+            "unit_documents": unit_documents,
+            "units_in_flight": 1,
+        }
         sections: dict[str, Any] = {"input": TITLES, "engine": {"max_num_seqs": 4}}
         sections["cluster"] = {**cluster, "executor": executor()}
         sections |= {name: {**sections.get(name, {}), **values} for name, values in keys.items()}
@@ -52,7 +63,9 @@ class Trial:
         self.file = folder / "run.yaml"
         self.file.write_text(self.config.model_dump_json())  # JSON is YAML
 
-    def start(self, build: str = "tests.cluster.fakes:build", **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, build: str = "tests.cluster.fakes:build", **environment: str
+    ) -> subprocess.Popen[str]:
         """Starts the run as a process; `build` makes a worker's engine and task."""
         return start("-m", "tests.faults.run", str(self.file), build, *self.words, **environment)
 
@@ -73,7 +86,10 @@ class Trial:
 
     def worker(self) -> int:
         """The process id of the newest worker."""
-        marks = sorted((p.stat().st_mtime, int(p.name.split("-")[1])) for p in Path(self.output).glob("worker-*"))
+        marks = sorted(
+            (p.stat().st_mtime, int(p.name.split("-")[1]))
+            for p in Path(self.output).glob("worker-*")
+        )
         return marks[-1][1]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -96,7 +112,9 @@ class Trial:
 
 
 def gated(free: int, name: str, units: int) -> list[str]:
-    """Titles of units of 10 documents, all of which but the first few wait for a file: see tests/cluster/fakes.py."""
+    """Titles of units of 10 documents, all of which but the first few wait for a file: see
+    tests/cluster/fakes.py.
+    """
     return ["a"] * 10 * free + [f"until {name}", *["a"] * 9] * (units - free)
 
 

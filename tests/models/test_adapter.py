@@ -1,4 +1,6 @@
-"""LoRA adapters: merged they compute what peft computes, and one for another model is refused before weights load."""
+"""LoRA adapters: merged they compute what peft computes, and one for another model is refused
+before weights load.
+"""
 
 import json
 from pathlib import Path
@@ -18,10 +20,19 @@ from tests.tiny import save_tiny, tiny_model
 TOKENS = torch.arange(3, 27)[None]
 
 
-def save_adapter(folder: Path, base: str = "", kind: str = "llama", rank: int = 4, **settings: Any) -> Path:
-    """A random LoRA of `tiny_model(kind)`; `overrides` of the model's sizes go in as model={...}."""
+def save_adapter(
+    folder: Path, base: str = "", kind: str = "llama", rank: int = 4, **settings: Any
+) -> Path:
+    """A random LoRA of `tiny_model(kind)`; `overrides` of the model's sizes go in as
+    model={...}.
+    """
     model = tiny_model(kind, **settings.pop("model", {}))
-    lora = {"r": rank, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"], **settings}
+    lora = {
+        "r": rank,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "v_proj", "down_proj"],
+        **settings,
+    }
     import peft  # it takes seconds
 
     wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **lora))
@@ -30,7 +41,8 @@ def save_adapter(folder: Path, base: str = "", kind: str = "llama", rank: int = 
         if "lora_" in name:  # peft starts B at zero: an adapter that does nothing
             weight.data = torch.randn(weight.shape, generator=generator) * 0.2
     wrapped.peft_config["default"].base_model_name_or_path = base
-    wrapped.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the Hub about the base
+    # "auto" would ask the Hub about the base.
+    wrapped.save_pretrained(folder, save_embedding_layers=False)
     return folder
 
 
@@ -40,13 +52,23 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("settings", [
-    {}, {"use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}}, {"use_dora": True},
-    {"modules_to_save": ["lm_head"]}, {"modules_to_save": ["embed_tokens"]},
-    {"bias": "lora_only", "target_modules": "all-linear"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}},
+        {"use_dora": True},
+        {"modules_to_save": ["lm_head"]},
+        {"modules_to_save": ["embed_tokens"]},
+        {"bias": "lora_only", "target_modules": "all-linear"},
+    ],
+    ids=str,
+)
 def test_merged_as_peft_computes_it(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     adapter = save_adapter(tmp_path / "adapter", **settings)
-    loaded = load_model(ModelConfig(name=str(base), adapter=str(adapter), dtype="float32", device="cpu"))
+    loaded = load_model(
+        ModelConfig(name=str(base), adapter=str(adapter), dtype="float32", device="cpu")
+    )
     assert not any("lora" in name for name, _ in loaded.model.named_modules())
     import peft
 
@@ -57,14 +79,19 @@ def test_merged_as_peft_computes_it(base: Path, tmp_path: Path, settings: dict[s
 
 @torch.no_grad()
 def test_beside_quantized_weights(base: Path, tmp_path: Path) -> None:
-    """Merging would round the adapter to 4 bits: it stays beside the weights, and gives peft's own answers."""
+    """Merging would round the adapter to 4 bits: it stays beside the weights, and gives peft's own
+    answers.
+    """
     adapter = save_adapter(tmp_path / "adapter")
     settings = {"dtype": "float32", "device": "cpu", "quantization": "nf4"}
     loaded = load_model(ModelConfig(name=str(base), adapter=str(adapter), **settings))
     assert type(loaded.model).__name__ == "LlamaForCausalLM"
     assert any("lora_A" in name for name, _ in loaded.model.named_modules())
-    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
-    # Two of them: where the processor has bfloat16, bitsandbytes packs the weights of a model at its first pass.
+    nf4 = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    # Two of them: where the processor has bfloat16, bitsandbytes packs the weights of a model at
+    # its first pass.
     how = {"quantization_config": nf4, "device_map": {"": "cpu"}, "dtype": torch.float32}
     plain, beneath = (AutoModelForCausalLM.from_pretrained(base, **how) for _ in range(2))
     without = plain(TOKENS).logits
@@ -89,12 +116,21 @@ def refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return check
 
 
-@pytest.mark.parametrize(("made_for", "reason"), [
-    ({"model": {"hidden_size": 96, "intermediate_size": 128}}, "and the model needs"),
-    ({"model": {"num_hidden_layers": 3}}, "for which the model has no place"),
-    ({"model": {"num_hidden_layers": 1}}, "are not there"),
-    ({"kind": "gpt_neox", "target_modules": ["query_key_value"]}, "not found in the base model")])  # fmt: skip
-def test_an_adapter_for_another_model(refused: Any, tmp_path: Path, made_for: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("made_for", "reason"),
+    [
+        ({"model": {"hidden_size": 96, "intermediate_size": 128}}, "and the model needs"),
+        ({"model": {"num_hidden_layers": 3}}, "for which the model has no place"),
+        ({"model": {"num_hidden_layers": 1}}, "are not there"),
+        (
+            {"kind": "gpt_neox", "target_modules": ["query_key_value"]},
+            "not found in the base model",
+        ),
+    ],
+)
+def test_an_adapter_for_another_model(
+    refused: Any, tmp_path: Path, made_for: dict[str, Any], reason: str
+) -> None:
     message = refused(save_adapter(tmp_path / "adapter", "owner/other", **made_for))
     assert all(words in message for words in (reason, "trained for 'owner/other'"))
 
@@ -107,11 +143,20 @@ def test_settings_that_do_not_go_together(refused: Any, tmp_path: Path) -> None:
     assert "adapter_config.json" in refused(adapter)
 
 
-def test_an_adapter_for_another_model_is_known_by_its_base(base: Path, refused: Any, tmp_path: Path) -> None:
+def test_an_adapter_for_another_model_is_known_by_its_base(
+    base: Path, refused: Any, tmp_path: Path
+) -> None:
     qwen, small = "Qwen/Qwen3-8B", "smollm2-135m-instruct"
-    assert [_contradicts(qwen, name) for name in ("Qwen/Qwen3-4B", small, str(base))] == [True, True, False]
+    assert [_contradicts(qwen, name) for name in ("Qwen/Qwen3-4B", small, str(base))] == [
+        True,
+        True,
+        False,
+    ]
     assert not _contradicts("HuggingFaceTB/SmolLM2-135M-Instruct", small)
-    assert [_contradicts(name, qwen) for name in ("unsloth/Qwen3-8B", "/data/checkpoint-500")] == [False, False]
+    assert [_contradicts(name, qwen) for name in ("unsloth/Qwen3-8B", "/data/checkpoint-500")] == [
+        False,
+        False,
+    ]
     adapter = save_adapter(tmp_path / "adapter", "Qwen/Qwen3-8B")
     assert "was trained for 'Qwen/Qwen3-8B'" in refused(adapter, "smollm2-135m-instruct")
 
@@ -122,13 +167,18 @@ def test_folders_that_hold_no_adapter(refused: Any, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     assert "no adapter_model.safetensors" in refused(tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"\x08" * 64)
-    for config, words in (('{"peft_type": "PROMPT_TUNING"}', "type PROMPT_TUNING"), ("{", "cannot be read"),
-                          ('{"peft_type": "LORA", "target_modules": ["q_proj"]}', "cannot be read")):  # fmt: skip
+    for config, words in (
+        ('{"peft_type": "PROMPT_TUNING"}', "type PROMPT_TUNING"),
+        ("{", "cannot be read"),
+        ('{"peft_type": "LORA", "target_modules": ["q_proj"]}', "cannot be read"),
+    ):
         (tmp_path / "adapter_config.json").write_text(config)
         assert words in refused(tmp_path)
 
 
-def test_the_check_of_an_adapter_leaves_torchs_compiler_out_and_the_environment_alone(base, tmp_path):
+def test_the_check_of_an_adapter_leaves_torchs_compiler_out_and_the_environment_alone(
+    base, tmp_path
+):
     adapter = save_adapter(tmp_path / "adapter")
     code = """
 import os, sys

@@ -1,4 +1,6 @@
-"""A server in place of weights, over HTTP; and `batch`: files and batches as OpenAI's API keeps them."""
+"""A server in place of weights, over HTTP; and `batch`: files and batches as OpenAI's API keeps
+them.
+"""
 
 import contextlib
 import email
@@ -60,7 +62,9 @@ def slept(monkeypatch):
 
 @contextlib.contextmanager
 def server(reply):
-    """One that answers with `reply(body, how many came before)`: (status, tree). Its URL, and what it was asked."""
+    """One that answers with `reply(body, how many came before)`: (status, tree). Its URL, and what
+    it was asked.
+    """
     received = []
 
     def answer(call):
@@ -76,15 +80,29 @@ def server(reply):
 
 
 def completion(text, reason="stop"):
-    usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 40}}
-    return 200, {"choices": [{"message": {"content": text}, "finish_reason": reason}], "usage": usage}
+    usage = {
+        "prompt_tokens": 100,
+        "completion_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 40},
+    }
+    return 200, {
+        "choices": [{"message": {"content": text}, "finish_reason": reason}],
+        "usage": usage,
+    }
 
 
 def configuration(tmp_path, url, **endpoint):
     write_jsonl(tmp_path / "in.jsonl", [f"Acme shoe {i} <|end|>" for i in range(6)])
     task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
-    model = {"name": "gpt", "endpoint": {"url": url, "usd_per_million_answer_tokens": 5e4, **endpoint}}
-    sections = {"decoding": {"method": "autoregressive"}, "cluster": {"address": "local"}, "input": TITLES}
+    model = {
+        "name": "gpt",
+        "endpoint": {"url": url, "usd_per_million_answer_tokens": 5e4, **endpoint},
+    }
+    sections = {
+        "decoding": {"method": "autoregressive"},
+        "cluster": {"address": "local"},
+        "input": TITLES,
+    }
     sections["cost"] = {"prices": {"local": 0.0}}
     return run_config(task, tmp_path / "in.jsonl", tmp_path / "out", model=model, **sections)
 
@@ -97,62 +115,130 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
         if before == 0 or "shoe 3" in text:
             return (400, {"error": "not that one"}) if before else (429, {})
         cut = "shoe 4" in text
-        return completion('{"Brand": "Acme", "Size"' + ": 7}" * (not cut), "length" if cut else "stop")
+        return completion(
+            '{"Brand": "Acme", "Size"' + ": 7}" * (not cut), "length" if cut else "stop"
+        )
 
     with server(reply) as (url, received):
         summary = run_extract(configuration(tmp_path, url, key_variable="PATH"))
     assert (summary.ok, summary.failed) == (5, 1)
     path, key, body = received[1]
-    assert (path, key, body["model"], body["temperature"]) == ("/v1/chat/completions", f"Bearer {KEY}", "gpt", 0.0)
+    assert (path, key, body["model"], body["temperature"]) == (
+        "/v1/chat/completions",
+        f"Bearer {KEY}",
+        "gpt",
+        0.0,
+    )
     (message,) = body["messages"]
     assert message["role"] == "user"
-    assert re.search(r"<document>\nAcme shoe . <\|end\|>", message["content"])  # text of a document: it ends no message
-    rows = {row["id"]: row for row in ds.dataset(tmp_path / "out/units", format="parquet").to_table().to_pylist()}
+    # Text of a document: it ends no message.
+    assert re.search(r"<document>\nAcme shoe . <\|end\|>", message["content"])
+    rows = {
+        row["id"]: row
+        for row in ds.dataset(tmp_path / "out/units", format="parquet").to_table().to_pylist()
+    }
     assert json.loads(rows["0"]["record"]) == {"Brand": "Acme", "Size": 7}
     assert "400" in rows["3"]["error"]
-    assert KEY not in "".join(file.read_text(errors="replace") for file in (tmp_path / "out").rglob("*.json"))
+    assert KEY not in "".join(
+        file.read_text(errors="replace") for file in (tmp_path / "out").rglob("*.json")
+    )
     (bill,) = book.bills(str(tmp_path / "out"))
     assert bill.parts["endpoint"] == pytest.approx(bill.totals["decode_tokens"] * 5e4 / 1e6)
     assert bill.totals["shared_tokens"] > 0
-    documents = [Document(i, str(i), {}, source=rows[str(i)]["source"], place=rows[str(i)]["row"]) for i in range(6)]
+    documents = [
+        Document(i, str(i), {}, source=rows[str(i)]["source"], place=rows[str(i)]["row"])
+        for i in range(6)
+    ]
     teacher.label(documents, str(tmp_path / "out"), run_config())
-    assert [document.id for document in documents if "target" in document.fields] == ["0", "1", "2", "5"]
+    assert [document.id for document in documents if "target" in document.fields] == [
+        "0",
+        "1",
+        "2",
+        "5",
+    ]
 
 
 def test_a_schema_parameters_and_probabilities(tmp_path, slept):
-    """The server gives the tokens of its answer; a value's confidence is the mean over its bytes."""
+    """The server gives the tokens of its answer; a value's confidence is the mean over its
+    bytes.
+    """
     text = '{"Brand": "Ac\u00e9", "Size": 42}'
-    parts = [('{"Brand": "', 0.0), ("Ac", -0.5), ("é", -2.0), ('", "Size":', -0.1), (" 42", -0.3), ("}", 0.0)]
+    parts = [
+        ('{"Brand": "', 0.0),
+        ("Ac", -0.5),
+        ("é", -2.0),
+        ('", "Size":', -0.1),
+        (" 42", -0.3),
+        ("}", 0.0),
+    ]
     assert "".join(part for part, _ in parts) == text
     status, tree = completion(text)
-    tokens = [{"token": part, "logprob": value, "bytes": list(part.encode())} for part, value in parts]
+    tokens = [
+        {"token": part, "logprob": value, "bytes": list(part.encode())} for part, value in parts
+    ]
     tree["choices"][0]["logprobs"] = {"content": tokens}
-    tree["usage"] = {"prompt_tokens": 6000, "completion_tokens": 600}  # more than the prompt alone, and max_new_tokens
-    sent = {"temperature": None, "effort": "low", "tools": "x" * 5000, "max_completion_tokens": 4000}
+    # More than the prompt alone, and max_new_tokens.
+    tree["usage"] = {"prompt_tokens": 6000, "completion_tokens": 600}
+    sent = {
+        "temperature": None,
+        "effort": "low",
+        "tools": "x" * 5000,
+        "max_completion_tokens": 4000,
+    }
     settings = {"logprobs": True, "parameters": sent}
     with server(lambda *_: (status, tree)) as (url, received):
         parts = build(configuration(tmp_path, url, response_format="json_schema", **settings), None)
-        ((record,),) = answer(parts, [Document(0, "a", {"title": "shoe"})], Meter("", "autoregressive"))
+        ((record,),) = answer(
+            parts, [Document(0, "a", {"title": "shoe"})], Meter("", "autoregressive")
+        )
     body = received[0][2]
-    assert (body["effort"], body["logprobs"], body.keys() & {"temperature", "seed", "top_p"}) == ("low", True, set())
+    assert (body["effort"], body["logprobs"], body.keys() & {"temperature", "seed", "top_p"}) == (
+        "low",
+        True,
+        set(),
+    )
     assert body["response_format"]["json_schema"]["schema"]["required"] == ["Brand", "Size"]
     values = {value["name"]: value for value in record.columns["values"]}
     assert (values["Brand"]["value"], values["Size"]["number"]) == ("Acé", 42)
     quotes = [0.0, -0.1]  # of tokens that reach into the value
-    assert values["Brand"]["confidence"] == pytest.approx(math.exp((sum(quotes) - 2 * 0.5 - 2 * 2.0) / 6))
+    assert values["Brand"]["confidence"] == pytest.approx(
+        math.exp((sum(quotes) - 2 * 0.5 - 2 * 2.0) / 6)
+    )
     assert values["Size"]["confidence"] == pytest.approx(math.exp(-0.3))
 
 
-@pytest.mark.parametrize("keys", [
-    {}, {"type": "number", "required": True}, {"type": "boolean", "required": True},
-    {"type": "enum", "values": ["x", "y"]}, {"type": "date"}, {"type": "pattern", "pattern": r"\d{3}"},
-    {"type": "integer", "many": True, "max_items": 2},
-    {"type": "rows", "columns": [{"name": "x", "type": "integer"}]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"type": "number", "required": True},
+        {"type": "boolean", "required": True},
+        {"type": "enum", "values": ["x", "y"]},
+        {"type": "date"},
+        {"type": "pattern", "pattern": r"\d{3}"},
+        {"type": "integer", "many": True, "max_items": 2},
+        {"type": "rows", "columns": [{"name": "x", "type": "integer"}]},
+    ],
+)
 def test_the_schema_takes_what_the_attribute_takes(keys):
     attribute, formats = Attribute(name="a", **keys), Draft202012Validator.FORMAT_CHECKER
     check = Draft202012Validator(record_schema([attribute]), format_checker=formats).is_valid
     null = not (attribute.required and attribute.type == "boolean")
-    values = ["x", "z", "123", "1234", "2026-02-28", "2026-02-30", 1, 1.5, True, [1], [1, 2], [1, 2, 3], ["x"]]
+    values = [
+        "x",
+        "z",
+        "123",
+        "1234",
+        "2026-02-28",
+        "2026-02-30",
+        1,
+        1.5,
+        True,
+        [1],
+        [1, 2],
+        [1, 2, 3],
+        ["x"],
+    ]
     values += [[{"x": 1}], [{"x": "1"}], [{"x": None}]]
     assert check({"a": None}) == null
     for value in values:
@@ -161,12 +247,15 @@ def test_the_schema_takes_what_the_attribute_takes(keys):
 
 def test_tokens_a_minute_are_those_of_the_answers_so_far(tmp_path, slept):
     with server(lambda *_: completion("Well.")) as (url, received):
-        config = with_keys(configuration(tmp_path, url, tokens_per_minute=60), engine={"max_num_seqs": 1})
+        config = with_keys(
+            configuration(tmp_path, url, tokens_per_minute=60), engine={"max_num_seqs": 1}
+        )
         engine = EndpointEngine(config, byte_tokenizer())
         for n in range(3):
             engine.submit((feed for feed in [Feed([1], [0])]), tag=n, sampling=None, seed=n)
         finished(engine)
-    first = len(json.dumps(received[0][2])) / 4 + config.decoding.max_new_tokens  # of which the server has told nothing
+    # Of which the server has told nothing.
+    first = len(json.dumps(received[0][2])) / 4 + config.decoding.max_new_tokens
     assert sum(slept) == pytest.approx(0 + first + (first + 110), abs=1)  # an answer has 110 tokens
 
 
@@ -180,8 +269,14 @@ def test_vllm_s_server_answers_as_the_engine_does(tmp_path):
         part.save_pretrained(tmp_path / "model")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    options = {"model": tmp_path / "model", "dtype": "float32", "served-model-name": "small", "max-model-len": 1024,
-               "host": "127.0.0.1", "port": port}  # fmt: skip
+    options = {
+        "model": tmp_path / "model",
+        "dtype": "float32",
+        "served-model-name": "small",
+        "max-model-len": 1024,
+        "host": "127.0.0.1",
+        "port": port,
+    }
     command = [python, "-m", "vllm.entrypoints.openai.api_server"]
     command += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
     with (tmp_path / "log").open("w") as log:
@@ -223,7 +318,9 @@ def test_conversations_and_a_limit_of_requests(tmp_path, slept, monkeypatch, con
             engine.submit((feed for feed in [Feed(prompt, [0])]), tag=n, sampling=None, seed=n)
         done = finished(engine).values()
     assert [body["messages"] for _, _, body in received] == [turns] * 3
-    assert {tokenizer.decode(one.answer.tokens, skip_special_tokens=True) for one in done} == {"Well."}
+    assert {tokenizer.decode(one.answer.tokens, skip_special_tokens=True) for one in done} == {
+        "Well."
+    }
     assert sum(slept) == pytest.approx(1 + 2, abs=0.3)
 
 
@@ -246,23 +343,41 @@ def dripping():
         yield b" "
 
 
-@pytest.mark.parametrize(("reply", "reason"), [
-    (usage(prompt_tokens=10**27, completion_tokens=1), "its usage says 1,000,000,000,000,000,000,000,"),
-    (usage(prompt_tokens=5, completion_tokens=-3), "-3 written"),
-    (usage(prompt_tokens=5, completion_tokens=513), "513 written; at most"),
-    (usage(prompt_tokens="many"), "expected a chat completion"),
-    (Reply(200, b"[" * 100_000), "expected a chat completion"),
-    (written({"choices": []}), 'expected a chat completion, found {"choices": []}'),
-    (Reply(200, b"<html>sign in</html>"), "expected a chat completion, found <html>sign in</html>"),
-    (lambda key: Reply(401, key.encode()), "401: Bearer (hidden)"),
-    (lambda key: Reply(403, key[7:].encode()), "403: (hidden)"),
-    (Reply(307, headers=ELSEWHERE), "redirects to http://other.example/v1"),
-    (Reply(429, headers={"Retry-After": "3600"}), "(it asks to wait 3,600 s)"),
-    (Reply(429, headers={"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}), "(it asks to wait 25"),
-    (Reply(200, BOMB, {"Content-Encoding": "gzip"}), "the answer has more than"),
-    (Reply(200, dripping(), {"Content-Length": "1000"}), "no whole answer in model.endpoint.timeout_seconds: 1"),
-    (Reply(200, headers={"X-Slow": "x" * 100}, pause=0.1), "no whole answer in model.endpoint.timeout_seconds: 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (
+            usage(prompt_tokens=10**27, completion_tokens=1),
+            "its usage says 1,000,000,000,000,000,000,000,",
+        ),
+        (usage(prompt_tokens=5, completion_tokens=-3), "-3 written"),
+        (usage(prompt_tokens=5, completion_tokens=513), "513 written; at most"),
+        (usage(prompt_tokens="many"), "expected a chat completion"),
+        (Reply(200, b"[" * 100_000), "expected a chat completion"),
+        (written({"choices": []}), 'expected a chat completion, found {"choices": []}'),
+        (
+            Reply(200, b"<html>sign in</html>"),
+            "expected a chat completion, found <html>sign in</html>",
+        ),
+        (lambda key: Reply(401, key.encode()), "401: Bearer (hidden)"),
+        (lambda key: Reply(403, key[7:].encode()), "403: (hidden)"),
+        (Reply(307, headers=ELSEWHERE), "redirects to http://other.example/v1"),
+        (Reply(429, headers={"Retry-After": "3600"}), "(it asks to wait 3,600 s)"),
+        (
+            Reply(429, headers={"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}),
+            "(it asks to wait 25",
+        ),
+        (Reply(200, BOMB, {"Content-Encoding": "gzip"}), "the answer has more than"),
+        (
+            Reply(200, dripping(), {"Content-Length": "1000"}),
+            "no whole answer in model.endpoint.timeout_seconds: 1",
+        ),
+        (
+            Reply(200, headers={"X-Slow": "x" * 100}, pause=0.1),
+            "no whole answer in model.endpoint.timeout_seconds: 1",
+        ),
+    ],
+)
 def test_a_server_that_lies_makes_an_error_row_with_the_reason(tmp_path, key, reply, reason):
     """reply: of one that quotes the key that it was sent, a function of it."""
 
@@ -271,7 +386,9 @@ def test_a_server_that_lies_makes_an_error_row_with_the_reason(tmp_path, key, re
         return made(call.headers["Authorization"]) if callable(made) else made
 
     with serving(answer) as url:
-        engine = EndpointEngine(configuration(tmp_path, f"{url}/v1", retries=0, timeout_seconds=1), byte_tokenizer())
+        engine = EndpointEngine(
+            configuration(tmp_path, f"{url}/v1", retries=0, timeout_seconds=1), byte_tokenizer()
+        )
         engine.submit((feed for feed in [Feed([65], [0])]), tag=0, sampling=None, seed=0)
         error = str(finished(engine)[0].error)
     assert (reason in error, "nobody" in error) == (True, False), error
@@ -283,18 +400,35 @@ def test_many_failures_in_a_row_make_all_wait(tmp_path, slept):
         with pytest.raises(RuntimeError, match="503"):
             engine._reply(f"{url}/chat/completions", 1000, json={"n": 1})
     assert (len(received), max(slept)) == (25, 600.0)  # its own waits are at most ten minutes
-    assert engine._next > time.monotonic() + 20  # and after 20 in a row no request is sent for half a minute
+    # And after 20 in a row no request is sent for half a minute.
+    assert engine._next > time.monotonic() + 20
 
 
-SHAPELESS, BOUNDLESS = (200, {"choices": []}), (200, {**completion("Well.")[1], "usage": {"prompt_tokens": 10**27}})
+SHAPELESS, BOUNDLESS = (
+    (200, {"choices": []}),
+    (200, {**completion("Well.")[1], "usage": {"prompt_tokens": 10**27}}),
+)
 
 
-@pytest.mark.parametrize(("reply", "failures"), [
-    ((302, {}), 20), (SHAPELESS, 20), (BOUNDLESS, 20),
-    ((400, {}), 0), ((401, {}), 0), (completion("Well."), 0)])  # fmt: skip
-def test_answers_that_are_the_servers_failure_count_and_refused_prompts_do_not(tmp_path, slept, reply, failures):
+@pytest.mark.parametrize(
+    ("reply", "failures"),
+    [
+        ((302, {}), 20),
+        (SHAPELESS, 20),
+        (BOUNDLESS, 20),
+        ((400, {}), 0),
+        ((401, {}), 0),
+        (completion("Well."), 0),
+    ],
+)
+def test_answers_that_are_the_servers_failure_count_and_refused_prompts_do_not(
+    tmp_path, slept, reply, failures
+):
     """A good answer among them, before the last 20, begins the count anew."""
-    with server(lambda body, before: completion("Well.") if before == 5 else reply) as (url, received):
+    with server(lambda body, before: completion("Well.") if before == 5 else reply) as (
+        url,
+        received,
+    ):
         config = with_keys(configuration(tmp_path, url, retries=0), engine={"max_num_seqs": 1})
         engine = EndpointEngine(config, byte_tokenizer())
         for n in range(26):
@@ -307,7 +441,9 @@ def test_answers_that_are_the_servers_failure_count_and_refused_prompts_do_not(t
 
 def test_a_server_that_redirects_gets_no_document(tmp_path, key):
     for target in (ELSEWHERE["Location"], "/v2"):  # of the same host, too
-        moved = lambda call, to=target: Reply(302 if call.path.endswith("s") else 200, headers={"Location": to})  # noqa: E731
+        moved = lambda call, to=target: Reply(  # noqa: E731
+            302 if call.path.endswith("s") else 200, headers={"Location": to}
+        )
         with serving(moved) as url:
             named = target if "//" in target else f"{url}{target}"
             words = f"{url}/v1/chat/completions redirects to {named}; documents are not sent there"
@@ -320,7 +456,10 @@ def test_a_server_that_redirects_gets_no_document(tmp_path, key):
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     config = configuration(tmp_path, "http://127.0.0.1:9/v1")
-    for keys, words in (({}, "OPENAI_API_KEY holds no key"), ({"method": "hyper_parallel"}, "method: autoregressive")):
+    for keys, words in (
+        ({}, "OPENAI_API_KEY holds no key"),
+        ({"method": "hyper_parallel"}, "method: autoregressive"),
+    ):
         with pytest.raises(ConfigError, match=words):
             run_extract(with_keys(config, decoding=keys))
     assert not Path(config.output.path).exists()
@@ -330,7 +469,8 @@ class Vendor:
     def __init__(self) -> None:
         self.files, self.batches, self.answered, self.down = {}, {}, {}, False
         self.lost = False  # whether nobody hears of the next batch that is made
-        self.status, self.refused = "completed", set()  # of batches made from now on; words whose prompts get an error
+        # Of batches made from now on; words whose prompts get an error.
+        self.status, self.refused = "completed", set()
 
     def __call__(self, call) -> Reply:
         if self.down:
@@ -340,22 +480,33 @@ class Vendor:
             return Reply(200)
         if path == "/files":
             head = f"Content-Type: {call.headers['Content-Type']}\n\n".encode()
-            form = {part.get_param("name", header="content-disposition"): part.get_payload(decode=True)
-                    for part in email.message_from_bytes(head + call.body).get_payload()}  # fmt: skip
+            form = {
+                part.get_param("name", header="content-disposition"): part.get_payload(decode=True)
+                for part in email.message_from_bytes(head + call.body).get_payload()
+            }
             assert form["purpose"] == b"batch"
             return self.put(self.files, form["file"].decode())
         if path == "/batches" and call.method == "POST":
             batch = json.loads(call.body)
-            assert (batch["endpoint"], batch["completion_window"]) == ("/v1/chat/completions", "24h")
-            made = self.put(self.batches, {**batch, "created_at": time.time(), "status": self.status})
+            assert (batch["endpoint"], batch["completion_window"]) == (
+                "/v1/chat/completions",
+                "24h",
+            )
+            made = self.put(
+                self.batches, {**batch, "created_at": time.time(), "status": self.status}
+            )
             lost, self.lost = self.lost, False
             return Reply(504) if lost else made
         if path == "/batches":
-            return self.told({"data": [self.shown(name) for name in reversed(self.batches)], "has_more": False})
+            return self.told(
+                {"data": [self.shown(name) for name in reversed(self.batches)], "has_more": False}
+            )
         if path.startswith("/batches/"):
             return self.told(self.shown(path.rpartition("/")[2]))
         kind, _, name = path.split("/")[2].partition("-of-")
-        return Reply(200, (self.answers(name)[kind == "errors"] if name else self.files[kind]).encode())
+        return Reply(
+            200, (self.answers(name)[kind == "errors"] if name else self.files[kind]).encode()
+        )
 
     def put(self, store, value) -> Reply:
         name = f"{'f' if store is self.files else 'b'}{len(store)}"
@@ -368,7 +519,11 @@ class Vendor:
     def shown(self, name):
         over = {"output_file_id": f"answers-of-{name}", "error_file_id": f"errors-of-{name}"}
         batch = self.batches[name]
-        return {"id": name, **batch, **(over if batch["status"] in ("completed", "expired") else {})}
+        return {
+            "id": name,
+            **batch,
+            **(over if batch["status"] in ("completed", "expired") else {}),
+        }
 
     def answers(self, name):
         if name in self.answered:
@@ -377,7 +532,15 @@ class Vendor:
         for line in map(json.loads, self.files[self.batches[name]["input_file_id"]].splitlines()):
             text = line["body"]["messages"][-1]["content"]
             if any(word in text for word in self.refused):
-                bad += json.dumps({"custom_id": line["custom_id"], "error": {"message": f"not that one, {KEY}"}}) + "\n"
+                bad += (
+                    json.dumps(
+                        {
+                            "custom_id": line["custom_id"],
+                            "error": {"message": f"not that one, {KEY}"},
+                        }
+                    )
+                    + "\n"
+                )
             elif self.batches[name]["status"] == "completed" or "0" in text:
                 reply = {"status_code": 200, "body": completion('{"Brand": "Acme", "Size": 7}')[1]}
                 good += json.dumps({"custom_id": line["custom_id"], "response": reply}) + "\n"
@@ -404,16 +567,23 @@ def engine_with(vendor, tmp_path, texts, **endpoint):
 def asked(engine, texts, first=0):
     for number, text in enumerate(texts, first):
         tokens = engine.tokenizer(f"<|user|>{text}<|end|><|assistant|>")["input_ids"]
-        engine.submit((feed for feed in [Feed(tokens, range(len(tokens)))]), tag=number, sampling=None, seed=0)
+        engine.submit(
+            (feed for feed in [Feed(tokens, range(len(tokens)))]), tag=number, sampling=None, seed=0
+        )
     return engine
 
 
-def test_a_run_is_answered_by_a_batch_and_a_document_that_is_refused_is_an_error_row(tmp_path, vendor, in_process):
+def test_a_run_is_answered_by_a_batch_and_a_document_that_is_refused_is_an_error_row(
+    tmp_path, vendor, in_process
+):
     vendor.refused = {"shoe 3"}
     config = configuration(tmp_path, vendor.url, batch=True, key_variable="PATH")
     summary = driver.run_extract(config, build=build)
     assert (summary.ok, summary.failed, len(vendor.batches)) == (5, 1, 1)
-    rows = {row["id"]: row for row in ds.dataset(tmp_path / "out/units", format="parquet").to_table().to_pylist()}
+    rows = {
+        row["id"]: row
+        for row in ds.dataset(tmp_path / "out/units", format="parquet").to_table().to_pylist()
+    }
     assert json.loads(rows["0"]["record"]) == {"Brand": "Acme", "Size": 7}
     assert ("not that one" in rows["3"]["error"], KEY in rows["3"]["error"]) == (True, False)
     vendor.refused = set()
@@ -430,7 +600,8 @@ def test_what_an_engine_sent_before_it_was_killed_is_not_sent_again(tmp_path, ve
     engine = engine_with(vendor, tmp_path, ["1", "2", "0"])
     while engine._collected:
         engine.step()
-    assert (len(vendor.batches), len(vendor.files["f1"].splitlines())) == (2, 1)  # the third request alone
+    # The third request alone.
+    assert (len(vendor.batches), len(vendor.files["f1"].splitlines())) == (2, 1)
     vendor.down, engine._look = True, 0.0
     assert (engine.step(), engine.pending) == ([], 3)  # an outage ends no batch
     vendor.down = False
@@ -440,7 +611,9 @@ def test_what_an_engine_sent_before_it_was_killed_is_not_sent_again(tmp_path, ve
 
 
 def test_nothing_is_paid_twice(tmp_path, vendor):
-    """Texts that are the same, also later; a unit that is tried again; a batch of which the server does not tell."""
+    """Texts that are the same, also later; a unit that is tried again; a batch of which the server
+    does not tell.
+    """
     vendor.status, vendor.lost = "in_progress", True
     engine = engine_with(vendor, tmp_path, ["0", "0", "1"], retries=1)
     while engine._collected:
@@ -454,18 +627,25 @@ def test_nothing_is_paid_twice(tmp_path, vendor):
     ended = finished(engine)
     assert [ended[tag].counts.decode_tokens for tag in range(5)] == [10, 0, 10, 0, 10]
     assert finished(asked(engine, ["0", "2"])).keys() == {0, 1}
-    assert [len(vendor.files[batch["input_file_id"]].splitlines()) for batch in vendor.batches.values()] == [2, 1]
+    assert [
+        len(vendor.files[batch["input_file_id"]].splitlines()) for batch in vendor.batches.values()
+    ] == [2, 1]
 
 
 @pytest.mark.parametrize(("status", "answered"), [("expired", ["0"]), ("failed", [])])
-def test_a_batch_that_ends_without_all_answers_fails_the_rest_alone(tmp_path, vendor, status, answered):
+def test_a_batch_that_ends_without_all_answers_fails_the_rest_alone(
+    tmp_path, vendor, status, answered
+):
     vendor.status = status
     ended = finished(engine_with(vendor, tmp_path, ["0", "1", "1"]))
     assert [str(tag) for tag, result in ended.items() if result.error is None] == answered
     assert f"batch b0 is {status}" in str(ended[1].error)
     assert len(vendor.files["f0"].splitlines()) == 2  # two that are the same are sent once
     vendor.status = "completed"
-    assert all(result.error is None for result in finished(engine_with(vendor, tmp_path, ["0", "1"])).values())
+    assert all(
+        result.error is None
+        for result in finished(engine_with(vendor, tmp_path, ["0", "1"])).values()
+    )
     assert len(vendor.files["f1"].splitlines()) == 2 - len(answered)
 
 
@@ -477,7 +657,8 @@ def test_a_batch_holds_no_more_than_the_server_takes(tmp_path, vendor, monkeypat
     assert time.process_time() - started < 3  # a copy of all for each line takes minutes
     monkeypatch.setattr(endpoint_batch, "MOST_REQUESTS", 2)
     engine = engine_with(vendor, tmp_path, [])
-    for n, patience in enumerate((0.0, 0.0, 0.0, 0.0, 0.01)):  # 0: a cascade's first model works, and brings more
+    # 0: a cascade's first model works, and brings more.
+    for n, patience in enumerate((0.0, 0.0, 0.0, 0.0, 0.01)):
         engine.patience = patience
         asked(engine, str(n), n)
         assert engine.step() == engine.step() == []
@@ -506,7 +687,9 @@ def test_a_file_of_many_megabytes_takes_as_long_as_its_bytes_come(tmp_path, vend
 
     engine = engine_with(vendor, tmp_path, "0", timeout_seconds=1)
     part = b" " * (1 << 20)
-    with serving(lambda call: Reply(200, slowly([part] * 20), {"Content-Length": str(20 << 20)})) as url:
+    with serving(
+        lambda call: Reply(200, slowly([part] * 20), {"Content-Length": str(20 << 20)})
+    ) as url:
         assert len(engine._data(url, 1 << 30)) == 20 << 20
     engine.endpoint = engine.endpoint.model_copy(update={"timeout_seconds": 30})
     started = time.process_time()
@@ -515,7 +698,9 @@ def test_a_file_of_many_megabytes_takes_as_long_as_its_bytes_come(tmp_path, vend
     assert time.process_time() - started < 3  # a copy of all for each 16 kB takes seconds
 
 
-def test_a_batch_whose_file_cannot_be_fetched_for_a_day_ends_as_error_rows(tmp_path, vendor, monkeypatch):
+def test_a_batch_whose_file_cannot_be_fetched_for_a_day_ends_as_error_rows(
+    tmp_path, vendor, monkeypatch
+):
     engine = engine_with(vendor, tmp_path, "0")
     monkeypatch.setattr(Vendor, "answers", lambda self, name: 1 / 0)
     while not engine._silent:

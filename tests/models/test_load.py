@@ -1,4 +1,6 @@
-"""Loading: folders, dtype, device, quantization, what is refused; a small Hub of our own; and S3, copied once."""
+"""Loading: folders, dtype, device, quantization, what is refused; a small Hub of our own; and S3,
+copied once.
+"""
 
 import hashlib
 import json
@@ -32,16 +34,51 @@ from tests.servers import Reply, serving
 from tests.tiny import save_tiny, tiny_model
 
 TOKENS = torch.arange(3, 27)[None]
-needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
+needs_native = pytest.mark.skipif(
+    native.refusal() is not None, reason=f"the machine {native.refusal()}"
+)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REFUSED = dict.fromkeys(("falcon", "bloom", "mpt", "stablelm"), "AttentionInterface")
-REFUSED |= {"mamba": "layers of type linear_attention", "llama4_text": "layers of type chunked_attention"}
+REFUSED |= {
+    "mamba": "layers of type linear_attention",
+    "llama4_text": "layers of type chunked_attention",
+}
 REFUSED |= {"gpt_oss": "attention has sinks"}
-FAMILIES = ["llama", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "mistral", "gemma", "gemma2", "gemma3_text", "olmo",
-            "olmo2", "olmo3", "smollm3", "granite", "starcoder2", "cohere", "cohere2", "glm4", "gpt_neox", "ernie4_5",
-            "exaone4", "seed_oss", "arcee", "gpt2", "opt"]  # fmt: skip
+FAMILIES = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "phi",
+    "phi3",
+    "mistral",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "smollm3",
+    "granite",
+    "starcoder2",
+    "cohere",
+    "cohere2",
+    "glm4",
+    "gpt_neox",
+    "ernie4_5",
+    "exaone4",
+    "seed_oss",
+    "arcee",
+    "gpt2",
+    "opt",
+]
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +109,9 @@ def test_a_local_folder(folder: Path, dtype: str) -> None:
     for weight in saved.parameters():
         weight.data = weight.to(expected)
     assert torch.equal(loaded.model(TOKENS).logits, saved(TOKENS).logits)
-    assert not any((loaded.model.training, *(weight.requires_grad for weight in loaded.model.parameters())))
+    assert not any(
+        (loaded.model.training, *(weight.requires_grad for weight in loaded.model.parameters()))
+    )
     told = (loaded.name, loaded.dtype, loaded.device, loaded.context_length)
     assert told == (str(folder), expected, torch.device("cpu"), 4096)
     assert load_tokenizer(config).encode("ab\n") == loaded.tokenizer.encode("ab\n") == [97, 98, 10]
@@ -83,7 +122,10 @@ def test_dtype_auto_is_bfloat16_where_the_processor_has_it(monkeypatch: pytest.M
         there = {"avx512_bf16": False, **dict.fromkeys(names, True)}
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda there=there: there)
         dtype = torch.bfloat16 if any("bf16" in name for name in names) else torch.float32
-        assert [load.resolve_dtype(key, torch.device("cpu")) for key in ("auto", "float32")] == [dtype, torch.float32]
+        assert [load.resolve_dtype(key, torch.device("cpu")) for key in ("auto", "float32")] == [
+            dtype,
+            torch.float32,
+        ]
 
 
 def test_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +148,14 @@ def test_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("kind", "dtype", "layer", "most"), [
-    ("nf4", "float32", "Linear4bit", 0.5), ("int8", "float32", "Linear8bitLt", 0.1),
-    pytest.param("w8a8", "auto", "Int8Linear", 0.1, marks=needs_native)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "dtype", "layer", "most"),
+    [
+        ("nf4", "float32", "Linear4bit", 0.5),
+        ("int8", "float32", "Linear8bitLt", 0.1),
+        pytest.param("w8a8", "auto", "Int8Linear", 0.1, marks=needs_native),
+    ],
+)
 def test_quantization(folder: Path, kind: str, dtype: str, layer: str, most: float, capfd) -> None:
     loaded = load_model(ModelConfig(name=str(folder), dtype=dtype, device="cpu", quantization=kind))
     kinds = [type(module).__name__ for module in loaded.model.modules()]
@@ -119,17 +166,28 @@ def test_quantization(folder: Path, kind: str, dtype: str, layer: str, most: flo
 
 
 @needs_native
-def test_eight_bits_want_a_processor_and_those_of_bitsandbytes_wait_for_no_gpu(folder: Path, monkeypatch) -> None:
-    assert "bfloat16, and these are cpu and float32" in refused(name=str(folder), quantization="w8a8", dtype="float32")
+def test_eight_bits_want_a_processor_and_those_of_bitsandbytes_wait_for_no_gpu(
+    folder: Path, monkeypatch
+) -> None:
+    assert "bfloat16, and these are cpu and float32" in refused(
+        name=str(folder), quantization="w8a8", dtype="float32"
+    )
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})
-    assert "w8a8: needs a processor with AVX-512 BF16" in refused(name=str(folder), quantization="w8a8")
+    assert "w8a8: needs a processor with AVX-512 BF16" in refused(
+        name=str(folder), quantization="w8a8"
+    )
     check_model_config(ModelConfig(name=str(folder), quantization="w8a8"), machine=False)
-    thresholds = [_quantization("int8", torch.float32, torch.device(d)).llm_int8_threshold for d in ("cuda", "cpu")]
+    thresholds = [
+        _quantization("int8", torch.float32, torch.device(d)).llm_int8_threshold
+        for d in ("cuda", "cpu")
+    ]
     assert thresholds == [0.0, 6.0]
 
 
 def test_fp8_wants_a_gpu_that_has_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "fp8: needs a GPU of compute capability 8.9 or more" in refused(name=str(folder), quantization="fp8")
+    assert "fp8: needs a GPU of compute capability 8.9 or more" in refused(
+        name=str(folder), quantization="fp8"
+    )
     check_model_config(ModelConfig(name=str(folder), quantization="fp8"), machine=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
@@ -139,12 +197,17 @@ def test_fp8_wants_a_gpu_that_has_it(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     check_model_config(ModelConfig(name=str(folder), quantization="fp8"))
     assert "bfloat16, not float16" in refused(name=str(folder), quantization="fp8", dtype="float16")
-    for version, message in (("2.11.1+cu130", "install torch 2.12"), ("2.13.0+cu130", "bfloat16, not float16")):
+    for version, message in (
+        ("2.11.1+cu130", "install torch 2.12"),
+        ("2.13.0+cu130", "bfloat16, not float16"),
+    ):
         monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
         assert message in refused(name=str(folder), quantization="fp8", dtype="float16")
 
 
-def test_quantization_where_it_cannot_work(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_where_it_cannot_work(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "float64" in refused(name=str(folder), quantization="nf4", dtype="float64")
     assert "cpu and cuda" in refused(name=str(folder), quantization="nf4", device="mps")
     save_tiny(tmp_path / "gptq")
@@ -155,7 +218,9 @@ def test_quantization_where_it_cannot_work(folder: Path, tmp_path: Path, monkeyp
     with pytest.raises(ModelError, match="quantizes only"):
         load_model(ModelConfig(name=str(tmp_path / "moe"), quantization="nf4", device="cpu"))
     there = load.importlib.util.find_spec
-    monkeypatch.setattr(load.importlib.util, "find_spec", lambda name: None if "bits" in name else there(name))
+    monkeypatch.setattr(
+        load.importlib.util, "find_spec", lambda name: None if "bits" in name else there(name)
+    )
     assert "pip install 'raypd[quantize]'" in refused(name=str(folder), quantization="int8")
     check_model_config(ModelConfig(name=str(folder), quantization="int8"), machine=False)
 
@@ -187,23 +252,40 @@ def test_a_part_of_the_weights_is_missing(tmp_path: Path) -> None:
     assert f"1 of {len(parts)} files" in refused(name=str(tmp_path))
 
 
-@pytest.mark.parametrize(("damage", "reason"), [
-    # transformers would fill a third layer with random numbers
-    (lambda folder: rewrite(folder, num_hidden_layers=3), r"weights are missing .*layers\.2"),
-    (lambda folder: (folder / "model.safetensors").write_bytes(b"\x08" * 64), "weights cannot be loaded"),
-    (lambda folder: tiny_model("llama", vocab_size=200).save_pretrained(folder), "tokenizer of another"),
-    (lambda folder: [file.unlink() for file in folder.glob("tokenizer*")], "tokenizer cannot be read")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        # transformers would fill a third layer with random numbers
+        (lambda folder: rewrite(folder, num_hidden_layers=3), r"weights are missing .*layers\.2"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"\x08" * 64),
+            "weights cannot be loaded",
+        ),
+        (
+            lambda folder: tiny_model("llama", vocab_size=200).save_pretrained(folder),
+            "tokenizer of another",
+        ),
+        (
+            lambda folder: [file.unlink() for file in folder.glob("tokenizer*")],
+            "tokenizer cannot be read",
+        ),
+    ],
+)
 def test_a_damaged_folder(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
     damage(save_tiny(tmp_path))
     with pytest.raises(ModelError, match=reason):
         load_model(ModelConfig(name=str(tmp_path), device="cpu"))
 
 
-def test_models_that_cannot_be_decoded_are_refused_before_their_weights(tmp_path: Path, monkeypatch) -> None:
+def test_models_that_cannot_be_decoded_are_refused_before_their_weights(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     assert "AttentionInterface" in refused(name=str(save_tiny(tmp_path / "falcon", "falcon")))
     assert "linear_attention" in refused(name=str(save_tiny(tmp_path / "mamba", "mamba")))
-    assert "dynamic RoPE" in refused(name=str(save_tiny(tmp_path / "rope", rope_parameters=DYNAMIC)))
+    assert "dynamic RoPE" in refused(
+        name=str(save_tiny(tmp_path / "rope", rope_parameters=DYNAMIC))
+    )
     (tmp_path / "clip").mkdir()
     (tmp_path / "clip" / "config.json").write_text('{"model_type": "clip"}')
     (tmp_path / "clip" / "model.safetensors").write_bytes(b"")
@@ -214,7 +296,8 @@ def hub_of(folder: Path, path: str) -> Reply:
     """A Hub with one repository, owner/tiny, at the revisions main and v1; owner/gated is gated."""
     repository, _, place = path.lstrip("/").partition("/resolve/")
     revision, _, file = place.partition("/")
-    if path.startswith("/api/models/owner/tiny"):  # lists a folder of chat templates, which is not there
+    # Lists a folder of chat templates, which is not there.
+    if path.startswith("/api/models/owner/tiny"):
         return Reply(404, headers={"X-Error-Code": "EntryNotFound"})
     if repository == "owner/gated":
         return Reply(403, headers={"X-Error-Code": "GatedRepo"})
@@ -225,7 +308,9 @@ def hub_of(folder: Path, path: str) -> Reply:
     if not (folder / file).is_file():
         return Reply(404, headers={"X-Error-Code": "EntryNotFound"})
     data = (folder / file).read_bytes()
-    return Reply(200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'})
+    return Reply(
+        200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+    )
 
 
 @pytest.fixture
@@ -241,7 +326,11 @@ def point_client(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path) -> 
     import transformers.utils.hub as hub_utils
 
     monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        address + "/{repo_id}/resolve/{revision}/{filename}",
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub_utils.constants, "HF_HUB_CACHE", str(cache))
@@ -250,7 +339,9 @@ def point_client(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path) -> 
 
 @torch.no_grad()
 def test_a_model_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = load_model(ModelConfig(name="owner/tiny", revision="v1", dtype="float32", device="cpu"))
+    loaded = load_model(
+        ModelConfig(name="owner/tiny", revision="v1", dtype="float32", device="cpu")
+    )
     assert torch.equal(loaded.model(TOKENS).logits, tiny_model("llama")(TOKENS).logits)
     assert loaded.name == "owner/tiny"
     assert "no revision 'nope' on the Hub" in refused(name="owner/tiny", revision="nope")
@@ -268,18 +359,25 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)  # between the client's tries
     absent = "'owner/{}': is not in the Hub's cache"
     says(refused(name="owner/tiny"), absent.format("tiny"), "cannot be reached", str(tmp_path))
-    says(refused(name=str(save_tiny(tmp_path / "base")), adapter="owner/adapter"), absent.format("adapter"))
+    says(
+        refused(name=str(save_tiny(tmp_path / "base")), adapter="owner/adapter"),
+        absent.format("adapter"),
+    )
 
 
 @pytest.fixture(params=["s3", "folder", "hub"])
-def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+def model(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, str]:
     """(name, folder) of a model that is staged."""
     cache = tmp_path / "cache/models--me--tiny"
     folder = save_tiny(cache / "snapshots/0123456789abcdef0123456789abcdef01234567")
     (cache / "refs").mkdir()
     (cache / "refs/main").write_text(folder.name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("RAYPD_CACHE" if request.param == "s3" else "RAYPD_STAGING", str(tmp_path / "disk"))
+    monkeypatch.setenv(
+        "RAYPD_CACHE" if request.param == "s3" else "RAYPD_STAGING", str(tmp_path / "disk")
+    )
     if request.param != "s3":
         return "me/tiny" if request.param == "hub" else str(folder), str(folder)
     name = f"{request.getfixturevalue('bucket')}/models/tiny"
@@ -288,10 +386,14 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return name, name
 
 
-def test_eight_workers_read_one_copy(model: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_workers_read_one_copy(
+    model: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, source = model
     reads, real = Counter[str](), storage.open_read
-    monkeypatch.setattr(storage, "open_read", lambda path, **k: reads.update([Path(path).name]) or real(path, **k))
+    monkeypatch.setattr(
+        storage, "open_read", lambda path, **k: reads.update([Path(path).name]) or real(path, **k)
+    )
     config = ModelConfig(name=name, dtype="float32")
     if "://" in name or Path(name).exists():  # else config.json is the Hub client's to find
         check_model_config(config)
@@ -305,13 +407,17 @@ def test_eight_workers_read_one_copy(model: tuple[str, str], tmp_path: Path, mon
     assert (reads["model.safetensors"], max(reads.values())) == (1, 1)
     if "://" in name:
         loaded = load_model(config).model
-        for weight, expected in zip(loaded.parameters(), tiny_model("llama").parameters(), strict=True):
+        for weight, expected in zip(
+            loaded.parameters(), tiny_model("llama").parameters(), strict=True
+        ):
             assert torch.equal(weight, expected)
     storage.put(f"{source}/config.json", storage.read(f"{source}/config.json") + b"\n")
     assert staged(source) not in folders
 
 
-def test_what_cannot_be_staged_is_said(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_staged_is_said(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ModelError, match=r"there is no config\.json there"):
         check_model_config(ModelConfig(name=f"{bucket}/nothing"))
     storage.put(f"{bucket}/tiny/config.json", b"{}")
@@ -341,7 +447,9 @@ def test_families_that_pass(kind: str) -> None:
     before = model.config._attn_implementation
     check_decodable(model)
     check_decodable(model.to(torch.bfloat16))
-    assert model.config._attn_implementation == model.base_model.config._attn_implementation == before
+    assert (
+        model.config._attn_implementation == model.base_model.config._attn_implementation == before
+    )
 
 
 @pytest.mark.parametrize(("kind", "reason"), REFUSED.items())
@@ -352,13 +460,28 @@ def test_families_that_are_refused(kind: str, reason: str) -> None:
     assert model.config._attn_implementation == before
 
 
-@pytest.mark.parametrize(("kind", "settings"), [
-    ("gemma2", {"sliding_window": 3}),  # windows shorter than the rows of the self-test
-    ("mistral", {"sliding_window": 3}),
-    ("phi3", {"rope_parameters": {**LONG, "short_factor": [1.5] * 8, "long_factor": [1.5] * 8}}),
-    ("llama", {"rope_parameters": {**DYNAMIC, "rope_type": "linear"}}),
-    ("qwen3", {"rope_parameters": {**DYNAMIC, "rope_type": "yarn", "original_max_position_embeddings": 2048}}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("gemma2", {"sliding_window": 3}),  # windows shorter than the rows of the self-test
+        ("mistral", {"sliding_window": 3}),
+        (
+            "phi3",
+            {"rope_parameters": {**LONG, "short_factor": [1.5] * 8, "long_factor": [1.5] * 8}},
+        ),
+        ("llama", {"rope_parameters": {**DYNAMIC, "rope_type": "linear"}}),
+        (
+            "qwen3",
+            {
+                "rope_parameters": {
+                    **DYNAMIC,
+                    "rope_type": "yarn",
+                    "original_max_position_embeddings": 2048,
+                }
+            },
+        ),
+    ],
+)
 def test_settings_that_pass(kind: str, settings: dict[str, Any]) -> None:
     check_decodable(tiny_model(kind, **settings))
     check_decodable(tiny_model(kind, seed=1, **settings).double())
@@ -368,7 +491,9 @@ def test_rope_that_depends_on_the_longest_row() -> None:
     assert "dynamic RoPE" in refusal(tiny_model("llama", rope_parameters=DYNAMIC))
     unequal = {**LONG, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     assert "long-rope" in refusal(tiny_model("phi3", rope_parameters=unequal))
-    by_layer: Any = SimpleNamespace(rope_parameters={"full_attention": DYNAMIC, "sliding_attention": {}})
+    by_layer: Any = SimpleNamespace(
+        rope_parameters={"full_attention": DYNAMIC, "sliding_attention": {}}
+    )
     assert "dynamic RoPE" in str(reason_in_rope(by_layer))
 
 
@@ -376,7 +501,9 @@ def ignore_positions(model: PreTrainedModel) -> None:
     forward = model.model.forward
 
     def without(input_ids: torch.Tensor, position_ids: torch.Tensor, **arguments: Any) -> Any:
-        return forward(input_ids=input_ids, position_ids=torch.arange(input_ids.shape[1])[None], **arguments)
+        return forward(
+            input_ids=input_ids, position_ids=torch.arange(input_ids.shape[1])[None], **arguments
+        )
 
     model.model.forward = without
 
@@ -388,22 +515,34 @@ def mix_neighbours(model: PreTrainedModel) -> None:
 
 def drop_arguments(model: PreTrainedModel) -> None:
     forward = model.model.layers[1].self_attn.forward
-    model.model.layers[1].self_attn.forward = lambda *a, step=None, **arguments: forward(*a, **arguments)
+    model.model.layers[1].self_attn.forward = lambda *a, step=None, **arguments: forward(
+        *a, **arguments
+    )
 
 
 def skip_attention(model: PreTrainedModel) -> None:
     model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
 
 
-SPOILT = [(kind, spoil, "other logits than apart") for spoil in (ignore_positions, mix_neighbours)
-          for kind in ("granite", "gemma", "phi3", "olmo2")]  # fmt: skip
+SPOILT = [
+    (kind, spoil, "other logits than apart")
+    for spoil in (ignore_positions, mix_neighbours)
+    for kind in ("granite", "gemma", "phi3", "olmo2")
+]
 
 
-@pytest.mark.parametrize(("kind", "spoil", "reason"), [
-    *SPOILT, ("granite", drop_arguments, "must hand unknown keyword arguments on"),
-    ("granite", skip_attention, r"called for the layers [0]"),
-    ("granite", lambda model: model.lm_head.weight.data.mul_(torch.inf), "not finite")])  # fmt: skip
-def test_the_self_test_sees(kind: str, spoil: Callable[[PreTrainedModel], None], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "spoil", "reason"),
+    [
+        *SPOILT,
+        ("granite", drop_arguments, "must hand unknown keyword arguments on"),
+        ("granite", skip_attention, r"called for the layers [0]"),
+        ("granite", lambda model: model.lm_head.weight.data.mul_(torch.inf), "not finite"),
+    ],
+)
+def test_the_self_test_sees(
+    kind: str, spoil: Callable[[PreTrainedModel], None], reason: str
+) -> None:
     model = tiny_model(kind)
     spoil(model)
     assert reason in refusal(model)
@@ -412,6 +551,8 @@ def test_the_self_test_sees(kind: str, spoil: Callable[[PreTrainedModel], None],
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
-def test_it_holds_the_own_code_of_a_family_to_transformers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_holds_the_own_code_of_a_family_to_transformers(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(llama, "_rotated", lambda x, cos, sin: x)
     assert "other logits than apart" in refusal(tiny_model(kind))

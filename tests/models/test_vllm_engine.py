@@ -1,4 +1,6 @@
-"""`engine.kind: vllm`: how programs are driven, without vLLM; its own answers where it is installed (`make vllm`)."""
+"""`engine.kind: vllm`: how programs are driven, without vLLM; its own answers where it is installed
+(`make vllm`).
+"""
 
 import importlib.util
 import json
@@ -33,16 +35,24 @@ FIELDS = [  # with a value of the type and one of another
     (Attribute(name="Since", type="date"), "2024-02-29", "2024-02-30"),
     (Attribute(name="SKU", type="pattern", pattern="^[A-Z]{2}-[0-9]+$"), "AB-12", "AB"),
 ]
-TITLES = ["Acme X100 wireless headphones, black, 250 g, over-ear", "Bolt sport earbuds in red",
-          "Sennheiser HD 560S open-back headphones, black, 240 g",
-          "JBL Tune 510BT white on-ear Bluetooth headset"]  # fmt: skip
-ATTRIBUTES_OF_TITLES = [{"name": "Brand"}, {"name": "Color", "type": "enum", "values": ["black", "red", "white"]},
-                        {"name": "Weight in g", "type": "number"},
-                        {"name": "Wireless", "type": "boolean", "required": True}]  # fmt: skip
+TITLES = [
+    "Acme X100 wireless headphones, black, 250 g, over-ear",
+    "Bolt sport earbuds in red",
+    "Sennheiser HD 560S open-back headphones, black, 240 g",
+    "JBL Tune 510BT white on-ear Bluetooth headset",
+]
+ATTRIBUTES_OF_TITLES = [
+    {"name": "Brand"},
+    {"name": "Color", "type": "enum", "values": ["black", "red", "white"]},
+    {"name": "Weight in g", "type": "number"},
+    {"name": "Wireless", "type": "boolean", "required": True},
+]
 
 
 class Replay:
-    """In place of vLLM's LLMEngine: answers every request with the tokens that its prompt ends with, then stops."""
+    """In place of vLLM's LLMEngine: answers every request with the tokens that its prompt ends
+    with, then stops.
+    """
 
     model_config = SimpleNamespace(max_model_len=100)
 
@@ -65,10 +75,19 @@ class Replay:
         outputs = []
         for number, tokens in list(self.left.items()):
             token = tokens.popleft()
-            reason, logprobs = None if tokens else "length", [{token: SimpleNamespace(logprob=-0.5)}]
+            reason, logprobs = (
+                None if tokens else "length",
+                [{token: SimpleNamespace(logprob=-0.5)}],
+            )
             completion = SimpleNamespace(token_ids=[token], logprobs=logprobs, finish_reason=reason)
-            outputs.append(SimpleNamespace(request_id=number, outputs=[completion], finished=not tokens,
-                                           num_cached_tokens=self.cached))  # fmt: skip
+            outputs.append(
+                SimpleNamespace(
+                    request_id=number,
+                    outputs=[completion],
+                    finished=not tokens,
+                    num_cached_tokens=self.cached,
+                )
+            )
             if not tokens:
                 del self.left[number]
         return outputs
@@ -76,13 +95,20 @@ class Replay:
 
 @pytest.fixture
 def engine(monkeypatch):
-    """An engine over a Replay, as `engine(*settings, **of_the_replay)`; SamplingParams are what they were made with."""
+    """An engine over a Replay, as `engine(*settings, **of_the_replay)`; SamplingParams are what
+    they were made with.
+    """
 
     def begin(*settings, **how):
         replay, params = Replay(**how), {"RequestOutputKind": SimpleNamespace(DELTA="delta")}
         params |= dict.fromkeys(("SamplingParams", "StructuredOutputsParams"), SimpleNamespace)
-        made = SimpleNamespace(from_engine_args=lambda arguments: vars(replay).update(made=arguments) or replay)
-        modules = {"engine.arg_utils": {"EngineArgs": SimpleNamespace}, "v1.engine.llm_engine": {"LLMEngine": made}}
+        made = SimpleNamespace(
+            from_engine_args=lambda arguments: vars(replay).update(made=arguments) or replay
+        )
+        modules = {
+            "engine.arg_utils": {"EngineArgs": SimpleNamespace},
+            "v1.engine.llm_engine": {"LLMEngine": made},
+        }
         modules |= {"sampling_params": params, "": {}, "engine": {}, "v1": {}, "v1.engine": {}}
         for name, members in modules.items():
             name = f"vllm.{name}".rstrip(".")
@@ -109,15 +135,28 @@ def test_programs_end_where_they_want_to_and_their_requests_are_aborted(engine):
     assert [done[8].answer.tokens, done[3].answer.tokens] == [[6, 7, 8], [2, 3]]
     assert (done[8].answer.logprobs, done[8].answer.stopped) == ([-0.5] * 3, True)
     assert replay.aborted == ["1", "0"]
-    assert (done[8].counts.prefill_tokens, done[8].counts.shared_tokens, done[8].counts.decode_tokens) == (3, 2, 3)
+    assert (
+        done[8].counts.prefill_tokens,
+        done[8].counts.shared_tokens,
+        done[8].counts.decode_tokens,
+    ) == (3, 2, 3)
     assert vllm.sequences == []
 
 
 def test_arguments_of_its_own_go_over_ours(engine):
-    _, replay = engine("engine.vllm={tensor_parallel_size: 2, enable_prefix_caching: false}", "engine.max_num_seqs=7")
+    _, replay = engine(
+        "engine.vllm={tensor_parallel_size: 2, enable_prefix_caching: false}",
+        "engine.max_num_seqs=7",
+    )
     made = replay.made
-    assert (made.tensor_parallel_size, made.enable_prefix_caching, made.max_num_seqs) == (2, False, 7)
-    one, two = (make_config(EXTRACTION, [*VLLM, f"cluster.gpus_per_worker={number}"]) for number in (1, 2))
+    assert (made.tensor_parallel_size, made.enable_prefix_caching, made.max_num_seqs) == (
+        2,
+        False,
+        7,
+    )
+    one, two = (
+        make_config(EXTRACTION, [*VLLM, f"cluster.gpus_per_worker={number}"]) for number in (1, 2)
+    )
     assert one.fingerprint() == two.fingerprint()
 
 
@@ -162,15 +201,27 @@ def test_sampling_and_patterns_reach_vllm(engine):
         submit(vllm, [1, 2, 3], stop=2, allowed_token_ids=lambda tokens: AllowedTokens([1]))
 
 
-@pytest.mark.parametrize(("keys", "why"), [
-    (["engine.kind=vllm", "decoding.method=hyper_parallel"],
-     "does not decode hyper_parallel: set decoding.method to autoregressive or guided"),
-    ([*VLLM, "model.quantization=nf4"], "model.quantization must be left at none"),
-    ([*VLLM, "engine.cache_tokens=4096"], "engine.cache_tokens must be left at null"),
-    ([*VLLM, "model=fake"], "needs weights"),
-    (["engine.vllm={max_model_len: 9}"], "engine: vllm: these are arguments of vLLM's engine"),
-    ([*VLLM, "engine.vllm={hf_token_password: x}"], "hf_token_password: a configuration holds no secrets"),
-    (["cluster.gpus_per_worker=2"], "cluster.gpus_per_worker 2: raypd's engine holds a model on one GPU")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        (
+            ["engine.kind=vllm", "decoding.method=hyper_parallel"],
+            "does not decode hyper_parallel: set decoding.method to autoregressive or guided",
+        ),
+        ([*VLLM, "model.quantization=nf4"], "model.quantization must be left at none"),
+        ([*VLLM, "engine.cache_tokens=4096"], "engine.cache_tokens must be left at null"),
+        ([*VLLM, "model=fake"], "needs weights"),
+        (["engine.vllm={max_model_len: 9}"], "engine: vllm: these are arguments of vLLM's engine"),
+        (
+            [*VLLM, "engine.vllm={hf_token_password: x}"],
+            "hf_token_password: a configuration holds no secrets",
+        ),
+        (
+            ["cluster.gpus_per_worker=2"],
+            "cluster.gpus_per_worker 2: raypd's engine holds a model on one GPU",
+        ),
+    ],
+)
 def test_what_vllm_does_not_do_is_refused(keys, why):
     with pytest.raises(ConfigError, match=re.escape(why)):
         make_config(EXTRACTION, keys)
@@ -183,7 +234,10 @@ def test_without_vllm_the_extra_is_named():
 
 
 def written(record):
-    lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
+    lines = (
+        f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"
+        for key, value in record.items()
+    )
     return ",\n".join(lines) + "\n}"
 
 
@@ -199,11 +253,16 @@ def test_the_pattern_of_a_record_is_that_of_its_types():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["autoregressive", "guided"])
 def test_vllm_answers_as_raypd_does(method):
-    """In float32: autoregressive token for token, structured output by its types. One process has one vLLM."""
+    """In float32: autoregressive token for token, structured output by its types.
+
+    One process has one vLLM.
+    """
     pytest.importorskip("vllm", reason="vLLM is not installed (make vllm)")
     settings = {"model.dtype": "float32", "decoding.method": method, "decoding.max_new_tokens": 64}
     llm = LLM(settings=settings | {"engine.kind": "vllm", "engine.max_num_seqs": 4})
-    native, answers = (answer.extract(TITLES, ATTRIBUTES_OF_TITLES) for answer in (LLM(settings=settings), llm))
+    native, answers = (
+        answer.extract(TITLES, ATTRIBUTES_OF_TITLES) for answer in (LLM(settings=settings), llm)
+    )
     (parts,) = llm._parts.values()
     parts.engine.close()
     if method == "autoregressive":

@@ -1,4 +1,6 @@
-"""Nightly runs: only what changed is extracted; the Delta table; and what a changed schema asks for."""
+"""Nightly runs: only what changed is extracted; the Delta table; and what a changed schema asks
+for.
+"""
 
 import io
 import json
@@ -47,11 +49,16 @@ from tests.runs import extraction, run_config, says, with_keys
 pytestmark = pytest.mark.usefixtures("in_process")
 DOCUMENTS = {f"d{i}": f"title {i}" for i in range(25)}
 TYPES = ("text", "number", "text")
-A, B, C = ({"name": n, "description": "", "type": t, "values": []} for n, t in zip("abc", TYPES, strict=True))
+A, B, C = (
+    {"name": n, "description": "", "type": t, "values": []}
+    for n, t in zip("abc", TYPES, strict=True)
+)
 
 
 class Task(fakes.FakeTask):
-    """Answers every attribute of a document's category with `attribute:title`; a title `bad` fails."""
+    """Answers every attribute of a document's category with `attribute:title`; a title `bad`
+    fails.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -64,15 +71,27 @@ class Task(fakes.FakeTask):
                 yield Record(document.index, error="it is bad")
             else:
                 category = document.fields.get("category") or "c"
-                texts = {a.name: f"{a.name}:{title}" for a in self.config.task.categories[category].attributes}
-                values = [{"name": name, "value": text, "status": "ok"} for name, text in texts.items()]
-                answer = {"category": category, "record": json.dumps(texts), "values": values, "truncated": False}
+                texts = {
+                    a.name: f"{a.name}:{title}"
+                    for a in self.config.task.categories[category].attributes
+                }
+                values = [
+                    {"name": name, "value": text, "status": "ok"} for name, text in texts.items()
+                ]
+                answer = {
+                    "category": category,
+                    "record": json.dumps(texts),
+                    "values": values,
+                    "truncated": False,
+                }
                 record = Record(document.index, answer)
                 yield Request([document.index], ["x"], lambda _, record=record: [record])
 
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
-    return WorkerComponents(fakes.FakeEngine(config.engine.most_seqs), Task(config), None, config.engine.max_num_seqs)
+    return WorkerComponents(
+        fakes.FakeEngine(config.engine.most_seqs), Task(config), None, config.engine.max_num_seqs
+    )
 
 
 @pytest.fixture
@@ -80,7 +99,9 @@ def run(config, tmp_path):
     """Makes a configuration of nights over the folder `in`, whose output is the folder `root`."""
 
     def make(path=None, attributes: str = "a", **keys) -> RunConfig:
-        made = config(path or str(tmp_path / "in"), "root", category_column="category", category="c", **keys)
+        made = config(
+            path or str(tmp_path / "in"), "root", category_column="category", category="c", **keys
+        )
         return with_keys(made, task=extraction(c=attributes, d="a"))
 
     return make
@@ -93,7 +114,9 @@ def write(tmp_path):
     def make(name: str, documents: dict[str, str], **more) -> Path:
         path = tmp_path / "in" / name
         path.parent.mkdir(exist_ok=True)
-        rows = [{"id": id, "title": title, "category": "c", **more} for id, title in documents.items()]
+        rows = [
+            {"id": id, "title": title, "category": "c", **more} for id, title in documents.items()
+        ]
         if path.suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
         else:
@@ -118,7 +141,9 @@ def after(config: RunConfig, **keys) -> dict[str, str | None]:
 
 
 def rows(config: RunConfig):
-    """id -> row of the table, as a reader reads it by the recipe of the documentation; every id once."""
+    """id -> row of the table, as a reader reads it by the recipe of the documentation; every id
+    once.
+    """
     found = ds.dataset(files(config), format="parquet").to_table().to_pylist()
     made = {row["id"]: {**row, "record": json.loads(row["record"] or "null")} for row in found}
     assert len(made) == len(found)
@@ -127,13 +152,18 @@ def rows(config: RunConfig):
 
 def titles(config: RunConfig) -> dict[str, str | None]:
     """id -> the title that its answer was made of."""
-    return {id: row["record"] and row["record"]["a"].removeprefix("a:") for id, row in rows(config).items()}
+    return {
+        id: row["record"] and row["record"]["a"].removeprefix("a:")
+        for id, row in rows(config).items()
+    }
 
 
 def extracted(config: RunConfig, made: Night) -> list[str]:
     """Ids that a night has put through the model."""
     folder = Path(config.output.path, "nights", made.name, "units")
-    return sorted(id for path in folder.glob("*.parquet") for id in pq.read_table(path)["id"].to_pylist())
+    return sorted(
+        id for path in folder.glob("*.parquet") for id in pq.read_table(path)["id"].to_pylist()
+    )
 
 
 @pytest.mark.slow
@@ -150,7 +180,9 @@ def test_of_two_nights_at_once_one_is_refused_and_nothing_is_lost(run, write, tm
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_only_changed_documents_of_a_rewritten_object_are_extracted(tmp_path, write, run, suffix) -> None:
+def test_only_changed_documents_of_a_rewritten_object_are_extracted(
+    tmp_path, write, run, suffix
+) -> None:
     write(f"a.{suffix}", DOCUMENTS)
     config = run()
     first = night(config)
@@ -164,7 +196,9 @@ def test_only_changed_documents_of_a_rewritten_object_are_extracted(tmp_path, wr
     assert (second.new, second.changed, second.removed, second.unchanged) == (1, 1, 1, 23)
     assert (extracted(config, second), titles(config)) == (["d7", "new"], changed)
     if suffix == "parquet":  # where each stands tonight, not where it stood
-        assert {id: row["row"] for id, row in rows(config).items()} == {id: i for i, id in enumerate(changed)}
+        assert {id: row["row"] for id, row in rows(config).items()} == {
+            id: i for i, id in enumerate(changed)
+        }
     third = night(config)
     assert (third.nothing_new, third.name, titles(config)) == (True, second.name, changed)
     (tmp_path / f"in/a.{suffix}").rename(tmp_path / f"in/z.{suffix}")
@@ -181,12 +215,20 @@ def test_objects_that_did_not_change_are_neither_read_nor_written(write, run, mo
     night(config)
     before = files(config)
     write("b.jsonl", {f"b{i}": "y" if i == 2 else "x" for i in range(5)})
-    monkeypatch.setattr(nightly.changes, "read_unit", lambda u, *a: read.append(u.name) or real(u, *a))
-    assert (night(config).extracted, set(read), len(set(before) & set(files(config)))) == (1, {"b.jsonl"}, 2)
+    monkeypatch.setattr(
+        nightly.changes, "read_unit", lambda u, *a: read.append(u.name) or real(u, *a)
+    )
+    assert (night(config).extracted, set(read), len(set(before) & set(files(config)))) == (
+        1,
+        {"b.jsonl"},
+        2,
+    )
     assert titles(config)["b2"] == "y"
 
 
-def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_goes(tmp_path, write, run) -> None:
+def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_goes(
+    tmp_path, write, run
+) -> None:
     write("1.jsonl", {"x": "old", "y": "only"})
     write("2.jsonl", {"x": "newer"})
     config = run()
@@ -196,7 +238,8 @@ def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_g
     write("3.jsonl", {"x": "newest"})
     assert after(config) == {"x": "newest", "y": "only"}
     (tmp_path / "in/3.jsonl").unlink()
-    assert (night(config).extracted, titles(config)) == (0, {"x": "newer", "y": "only"})  # its answer was still there
+    # Its answer was still there.
+    assert (night(config).extracted, titles(config)) == (0, {"x": "newer", "y": "only"})
     (tmp_path / "in/2.jsonl").unlink()
     assert (night(config).extracted, titles(config)) == (1, {"x": "old", "y": "only"})
 
@@ -225,7 +268,8 @@ def test_a_hash_column_says_what_has_changed_and_a_place_stands_for_an_id(write,
     write("a.jsonl", {"x": "1", "y": "1"}, etag="e1")
     config = with_keys(run(), nightly={"hash_column": "etag"})
     night(config)
-    for etag, title, changed in (("e1", "2", 0), ("e2", "2", 2), (None, "2", 2), (None, "3", 2)):  # without it: content
+    # Without it: content.
+    for etag, title, changed in (("e1", "2", 0), ("e2", "2", 2), (None, "2", 2), (None, "3", 2)):
         write("a.jsonl", {"x": title, "y": title}, etag=etag)
         made = night(config)
         assert (made.changed, made.extracted) == (changed, changed)
@@ -252,11 +296,17 @@ def test_added_attributes_alone_are_extracted_and_joined(write, run) -> None:
     made = night(config)
     assert (made.extracted, made.failed, made.added_attributes) == (2 + 25, 1, "c: b")
     assert extracted(config, made) == ["failed", "new"]  # whole
-    added = pq.read_table(next(Path(config.output.path, "nights", made.name, "added/units").iterdir()))
+    added = pq.read_table(
+        next(Path(config.output.path, "nights", made.name, "added/units").iterdir())
+    )
     assert set(json.loads(added["record"][0].as_py())) == {"b"}
     found = rows(config)
     assert (len(found), [v["name"] for v in found["d3"]["values"]]) == (28, ["b", "a", "x"])
-    for id, names, title in (("d3", "bax", "title 3"), ("new", "bax", "fresh"), ("other", "a", "of d")):
+    for id, names, title in (
+        ("d3", "bax", "title 3"),
+        ("new", "bax", "fresh"),
+        ("other", "a", "of d"),
+    ):
         assert [*found[id]["record"].items()] == [(name, f"{name}:{title}") for name in names]
     assert night(config).nothing_new
     config = run(attributes="ax")  # removed again: of what has an answer no model is asked
@@ -264,7 +314,9 @@ def test_added_attributes_alone_are_extracted_and_joined(write, run) -> None:
     assert rows(config)["d3"]["record"] == {"a": "a:title 3", "x": "x:title 3"}
 
 
-def test_any_other_change_asks_for_full_and_a_folder_of_an_ordinary_run_is_refused(write, run) -> None:
+def test_any_other_change_asks_for_full_and_a_folder_of_an_ordinary_run_is_refused(
+    write, run
+) -> None:
     write("a.jsonl", {"x": "1"})
     night(run())
     config = with_keys(run(), decoding={"max_value_tokens": 3})
@@ -287,7 +339,9 @@ def test_tables_of_typed_columns(write, run) -> None:
     assert (made.unchanged, tree["config"]["output"]["min_confidence"]) == (1, 0.5)
     assert export(config.output.path, f"{config.output.path}.csv") == 2
     assert verify_table(config.output.path, config).passed
-    with pytest.raises(ConfigError, match=r"with output.columns typed so have the table's columns: --full"):
+    with pytest.raises(
+        ConfigError, match=r"with output.columns typed so have the table's columns: --full"
+    ):
         night(with_keys(config, task=extraction(c="ab", d="a")))
 
 
@@ -311,15 +365,25 @@ def test_a_document_of_several_rows_is_ok_when_all_of_them_are(tmp_path) -> None
     assert found == [{"row": 0, "ok": False}, {"row": 1, "ok": True}]
 
 
-def test_a_night_that_was_cut_off_while_an_object_could_not_be_read_is_another(write, run, in_process, monkeypatch):
-    documents = {name: {f"{name}{n}": "x" for n in range(count)} for name, count in (("a", 4), ("b", 4), ("c", 8))}
+def test_a_night_that_was_cut_off_while_an_object_could_not_be_read_is_another(
+    write, run, in_process, monkeypatch
+):
+    documents = {
+        name: {f"{name}{n}": "x" for n in range(count)}
+        for name, count in (("a", 4), ("b", 4), ("c", 8))
+    }
     for name, titles_of in documents.items():  # b is in a unit with a, which is done alone
         write(f"{name}.jsonl", titles_of)
     config = with_keys(run(), input={"on_damaged": "skip"})
-    forbidden, in_file = mock.Mock(side_effect=InputError("forbidden")), lambda unit: unit.parts[-1].name
+    forbidden, in_file = (
+        mock.Mock(side_effect=InputError("forbidden")),
+        lambda unit: unit.parts[-1].name,
+    )
     in_process(1)
     with monkeypatch.context() as patched:
-        reads = lambda unit, *rest: (forbidden if in_file(unit) == "b.jsonl" else read_unit)(unit, *rest)  # noqa: E731
+        reads = lambda unit, *rest: (forbidden if in_file(unit) == "b.jsonl" else read_unit)(  # noqa: E731
+            unit, *rest
+        )
         patched.setattr(changes, "read_unit", reads)
         with pytest.raises(RunError, match="cut off"):
             night(config)
@@ -336,20 +400,35 @@ def test_a_night_that_is_cut_off_goes_on_where_it_was(write, run, in_process, la
     with pytest.raises(RunError, match="cut off"):
         night(config)
     assert not Path(config.output.path, "state.json").exists()
-    done = {path: path.stat().st_mtime_ns for path in Path(config.output.path).glob("nights/*/units/*.parquet")}
+    done = {
+        path: path.stat().st_mtime_ns
+        for path in Path(config.output.path).glob("nights/*/units/*.parquet")
+    }
     assert len(done) == 2
     in_process(None)
     if late:
         write("b.jsonl", late)
     made = night(config)
-    assert (titles(config), {path: path.stat().st_mtime_ns for path in done}) == ({**DOCUMENTS, **late}, done)
-    assert ({path.parts[-3] for path in done} == {made.name}) is not bool(late)  # of another input: another night
+    assert (titles(config), {path: path.stat().st_mtime_ns for path in done}) == (
+        {**DOCUMENTS, **late},
+        done,
+    )
+    # Of another input: another night.
+    assert ({path.parts[-3] for path in done} == {made.name}) is not bool(late)
 
 
-@pytest.mark.parametrize(("owner", "step"), [
-    (nightly.table, "compose"), (nightly.changes, "write_index"), (nightly.NightRun, "_replace_state"),
-    (nightly.NightRun, "_repair_list")])  # fmt: skip
-def test_a_crash_while_the_table_is_made_loses_nothing(write, run, monkeypatch, owner, step) -> None:
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [
+        (nightly.table, "compose"),
+        (nightly.changes, "write_index"),
+        (nightly.NightRun, "_replace_state"),
+        (nightly.NightRun, "_repair_list"),
+    ],
+)
+def test_a_crash_while_the_table_is_made_loses_nothing(
+    write, run, monkeypatch, owner, step
+) -> None:
     write("a.jsonl", DOCUMENTS)
     config = run()
     night(config)
@@ -365,7 +444,9 @@ def test_a_crash_while_the_table_is_made_loses_nothing(write, run, monkeypatch, 
     assert (night(config).nothing_new, titles(config)) == (step == "_repair_list", changed)
 
 
-def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(write, run, monkeypatch) -> None:
+def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(
+    write, run, monkeypatch
+) -> None:
     write("a.jsonl", DOCUMENTS)
     config = run()
     first = RunLease(config.output.path)
@@ -373,7 +454,9 @@ def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(write, r
         night(config)
     first.end("complete")
     real, state = nightly.changes.write_index, f"{config.output.path}/state.json"
-    monkeypatch.setattr(nightly.changes, "write_index", lambda *args: storage.put(state, b"{}") or real(*args))
+    monkeypatch.setattr(
+        nightly.changes, "write_index", lambda *args: storage.put(state, b"{}") or real(*args)
+    )
     with pytest.raises(RunError, match="ended a night meanwhile"):
         night(config)
     assert storage.read(state) == b"{}"
@@ -391,7 +474,8 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -
     assert (command.exit_code, "26 documents" in command.output) == (0, True), command.output
     listed, whole = Path(config.output.path, "current/files.txt"), files(config)
     listed.write_text("\n".join(whole[1:]))
-    assert verify_table(config.output.path, found).missing.documents == 9  # one of the unit's ten is hidden
+    # One of the unit's ten is hidden.
+    assert verify_table(config.output.path, found).missing.documents == 9
     listed.write_text("\n".join([*whole, str(tmp_path / "twice.parquet")]))
     pq.write_table(pq.read_table(whole[0]), tmp_path / "twice.parquet")
     assert verify_table(config.output.path, found).doubled.documents == 9
@@ -401,8 +485,12 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -
     assert (result.damaged.units, result.missing.documents, result.passed) == (1, 9, False)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
-def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, write, run, seed) -> None:
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))]
+)
+def test_many_nights_of_random_changes_end_where_one_full_night_does(
+    tmp_path, write, run, seed
+) -> None:
     draw, config = random.Random(seed), run(unit_documents=3)
     for _ in range(6):
         for name in "abcd":
@@ -414,14 +502,24 @@ def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, w
                 write(file, {f"d{i}": draw.choice(["one", "two", "bad", "three"]) for i in ids})
         if not any((tmp_path / "in").glob("*")):
             write("a.jsonl", {"d0": "one"})
-        lines = [pq.read_table(path).to_pylist() if path.suffix == ".parquet" else map(json.loads, path.open())
-                 for path in sorted((tmp_path / "in").iterdir())]  # fmt: skip
-        want = {row["id"]: None if row["title"] == "bad" else row["title"] for found in lines for row in found}
+        lines = [
+            pq.read_table(path).to_pylist()
+            if path.suffix == ".parquet"
+            else map(json.loads, path.open())
+            for path in sorted((tmp_path / "in").iterdir())
+        ]
+        want = {
+            row["id"]: None if row["title"] == "bad" else row["title"]
+            for found in lines
+            for row in found
+        }
         assert after(config) == want
 
 
 @pytest.mark.parametrize("kind", ["footer", "page"])
-def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tmp_path, write, run, kind) -> None:
+def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(
+    tmp_path, write, run, kind
+) -> None:
     config, broken = run(), tmp_path / "in/b.parquet"
     write("a.parquet", {"a": "1"})
     write("b.parquet", {"b": "1", "c": "1"})
@@ -431,7 +529,10 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
         damage_pages(write("b.parquet", {"b": "2", "c": "2"}), [0])
     else:
         broken.write_bytes(b"PAR1")
-    words = r"(?s)1 object of the input cannot be read; all that can is done:\n  \S+b.parquet: cannot be read.*"
+    words = (
+        r"(?s)1 object of the input cannot be read; all that can is done:\n  \S+b.parquet: "
+        r"cannot be read.*"
+    )
     more = r"1 new, 1 changed.*2 documents of objects that cannot be read: as.*Every night tries"
     with pytest.raises(RunError, match=words + more) as caught:
         night(config)
@@ -446,7 +547,11 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
             night(config)
     skip = with_keys(config, input={"on_damaged": "skip"})
     made = night(skip)
-    assert (made.nothing_new, made.damaged.units, "b.parquet: cannot be read" in made.describe()) == (True, 1, True)
+    assert (
+        made.nothing_new,
+        made.damaged.units,
+        "b.parquet: cannot be read" in made.describe(),
+    ) == (True, 1, True)
     assert verify_table(config.output.path, skip).passed
     write("b.parquet", {"b": "3", "c": "1"})
     assert extracted(config, night(config)) == ["b"]  # the answer of c was kept
@@ -468,7 +573,10 @@ def test_a_damaged_object_that_was_never_read_is_done_when_it_is_put_right(write
             night(config)
         assert titles(config) == {"a": "1", "c": "1"}  # which share its unit
     write("b.parquet", {"b": "1"})
-    assert (extracted(config, night(config)), titles(config)) == (["b"], {"a": "1", "b": "1", "c": "1"})
+    assert (extracted(config, night(config)), titles(config)) == (
+        ["b"],
+        {"a": "1", "b": "1", "c": "1"},
+    )
 
 
 def test_a_night_that_can_read_nothing_leaves_the_table_alone(write, run, monkeypatch) -> None:
@@ -476,7 +584,10 @@ def test_a_night_that_can_read_nothing_leaves_the_table_alone(write, run, monkey
     write("a.parquet", {"a": "1"})
     night(config)
     damage_pages(write("a.parquet", {"a": "2"}), [0])
-    with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 1 object.*The table stays as it is"):
+    with pytest.raises(
+        RunError,
+        match=r"(?s)nothing could be read of the input, 1 object.*The table stays as it is",
+    ):
         night(config)
     write("b.jsonl", {"b": "1"})
     with monkeypatch.context() as patch:
@@ -493,19 +604,39 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
     (tmp_path / "root/nights/2026-01-01").mkdir(parents=True)
     with pytest.raises(ConfigError, match="no night has ended well here yet"):
         Watch(root)
-    for documents, usd in (({"a": "1", "b": "bad", "c": "3"}, 0.2), ({"a": "2", "b": "bad", "c": "3", "d": "4"}, 0.1)):
+    for documents, usd in (
+        ({"a": "1", "b": "bad", "c": "3"}, 0.2),
+        ({"a": "2", "b": "bad", "c": "3", "d": "4"}, 0.1),
+    ):
         write("a.jsonl", documents)
         made = night(config)
         bill = Bill(f"session {made.name}", 1.0, usd, until=5.0, final=True)
         book.write(storage.join(root, "nights", made.name), bill)
     found = Watch(root).look()
     assert (found.documents, found.failed, found.exact) == (4, 1, True)
-    assert (found.extracted, found.state, found.usd, found.units) == (5, "complete", pytest.approx(0.3), 2)
+    assert (found.extracted, found.state, found.usd, found.units) == (
+        5,
+        "complete",
+        pytest.approx(0.3),
+        2,
+    )
     console = Console(file=io.StringIO(), width=120)
     console.print(terminal.render(found))
-    says(console.file.getvalue(), "documents   4; 1 failed", "$60.00 per 1,000 documents",  # of five extracted
-         f"the table is that of the night {made.name}; 5 documents extracted in all nights")  # fmt: skip
-    says(page.render(data.load(root)), ">4<", ">3 ok<", ">1 failed (25%)<", ">$0.30<", "; 5 extracted<")
+    # Of five extracted.
+    says(
+        console.file.getvalue(),
+        "documents   4; 1 failed",
+        "$60.00 per 1,000 documents",
+        f"the table is that of the night {made.name}; 5 documents extracted in all nights",
+    )
+    says(
+        page.render(data.load(root)),
+        ">4<",
+        ">3 ok<",
+        ">1 failed (25%)<",
+        ">$0.30<",
+        "; 5 extracted<",
+    )
 
 
 @pytest.fixture
@@ -515,7 +646,9 @@ def nights(run):
 
 
 def shown(config, version: int | None = None, **options) -> dict[str, str | None]:
-    """id -> the title that its answer was made of, as DuckDB reads a version of the Delta table; every id once."""
+    """id -> the title that its answer was made of, as DuckDB reads a version of the Delta table;
+    every id once.
+    """
     table = DeltaTable(config.output.path, version=version, **options).to_pyarrow_dataset()
     found = duckdb.from_arrow(table).select("id", "record").fetchall()
     made = {id: record and json.loads(record)["a"].removeprefix("a:") for id, record in found}
@@ -525,7 +658,9 @@ def shown(config, version: int | None = None, **options) -> dict[str, str | None
 
 def versions(config) -> list[tuple[int, str]]:
     """(version, night) of every commit, the first one first."""
-    return [(c["version"], c["raypd.night"]) for c in reversed(DeltaTable(config.output.path).history())]
+    return [
+        (c["version"], c["raypd.night"]) for c in reversed(DeltaTable(config.output.path).history())
+    ]
 
 
 def test_every_night_is_a_version_and_unchanged_objects_stay(tmp_path, nights, write) -> None:
@@ -554,7 +689,9 @@ def test_every_night_is_a_version_and_unchanged_objects_stay(tmp_path, nights, w
     assert verify_table(nights.output.path, nights).passed
 
 
-def test_what_a_cut_off_night_did_not_commit_the_next_command_does(nights, write, monkeypatch) -> None:
+def test_what_a_cut_off_night_did_not_commit_the_next_command_does(
+    nights, write, monkeypatch
+) -> None:
     write("a.jsonl", DOCUMENTS)
     first = night(nights)
     write("a.jsonl", {**DOCUMENTS, "d7": "other"})
@@ -570,14 +707,19 @@ def test_what_a_cut_off_night_did_not_commit_the_next_command_does(nights, write
     assert titles(nights)["d7"] == "other"
     assert shown(nights) == DOCUMENTS  # the night before, whole
     result = CliRunner().invoke(app, ["verify", nights.output.path])
-    words = r"(?s)delta: the Delta table lacks \d objects of current/files.txt and shows \d that it.*same command again"
+    words = (
+        r"(?s)delta: the Delta table lacks \d objects of current/files.txt and shows \d that "
+        r"it.*same command again"
+    )
     assert (result.exit_code, re.search(words, result.output) is not None) == (1, True)
     assert night(nights).nothing_new
     assert (shown(nights), [version for version, _ in versions(nights)]) == (titles(nights), [0, 1])
     assert CliRunner().invoke(app, ["verify", nights.output.path]).exit_code == 0
 
 
-def test_a_folder_of_nights_gets_a_delta_table_later_and_other_columns_with_full(nights, write, monkeypatch) -> None:
+def test_a_folder_of_nights_gets_a_delta_table_later_and_other_columns_with_full(
+    nights, write, monkeypatch
+) -> None:
     write("a.jsonl", DOCUMENTS)
     night(with_keys(nights, nightly={"delta": False}))
     assert not Path(nights.output.path, "_delta_log").exists()
@@ -592,7 +734,10 @@ def test_a_folder_of_nights_gets_a_delta_table_later_and_other_columns_with_full
     night(nights)
     table = DeltaTable(nights.output.path)
     changed["b"] = "fresh"
-    assert (shown(nights), set(table.to_pyarrow_table()["score"].to_pylist())) == (changed, {None, 1.5})
+    assert (shown(nights), set(table.to_pyarrow_table()["score"].to_pylist())) == (
+        changed,
+        {None, 1.5},
+    )
     assert shown(nights, version=0) == DOCUMENTS
     night(nights, full=True)
     assert shown(nights) == changed
@@ -604,7 +749,9 @@ def test_a_commit_that_fails_says_so_and_the_table_is_there(nights, write, monke
     log = Path(nights.output.path, "_delta_log")
     log.parent.mkdir(parents=True)
     log.write_text("no folder")
-    with pytest.raises(RunError, match=r"its Delta table could not be brought to it: .*same command tries again"):
+    with pytest.raises(
+        RunError, match=r"its Delta table could not be brought to it: .*same command tries again"
+    ):
         night(nights)
     assert titles(nights) == DOCUMENTS
     log.unlink()
@@ -627,12 +774,23 @@ def test_two_commands_with_one_list_commit_it_once(nights, write) -> None:
 
 def test_nights_on_s3_by_the_settings_of_raypd(nights, write, bucket, s3_server) -> None:
     write("a.jsonl", DOCUMENTS)
-    config = with_keys(nights, output={"path": f"{bucket}/my nights"}, storage={"endpoint_url": s3_server.url})
+    config = with_keys(
+        nights, output={"path": f"{bucket}/my nights"}, storage={"endpoint_url": s3_server.url}
+    )
     night(config)
     write("a.jsonl", {**DOCUMENTS, "d7": "other"})
     night(config)
-    options = {"storage_options": {"AWS_ENDPOINT_URL": s3_server.url, "AWS_ALLOW_HTTP": "true", **s3.environment()}}
-    assert (shown(config, **options), shown(config, version=0, **options)) == ({**DOCUMENTS, "d7": "other"}, DOCUMENTS)
+    options = {
+        "storage_options": {
+            "AWS_ENDPOINT_URL": s3_server.url,
+            "AWS_ALLOW_HTTP": "true",
+            **s3.environment(),
+        }
+    }
+    assert (shown(config, **options), shown(config, version=0, **options)) == (
+        {**DOCUMENTS, "d7": "other"},
+        DOCUMENTS,
+    )
     assert verify_table(config.output.path, config).passed
 
 
@@ -640,40 +798,83 @@ def config(*attributes) -> RunConfig:
     return run_config(extraction(x=attributes), model="fake")
 
 
-@pytest.mark.parametrize(("old", "new", "asked"), [
-    ({"x": [A], "y": [A]}, {"x": [A, B, C], "y": [A]}, "x: b, c"),
-    ({"x": [A, B]}, {"x": [{**A, "description": "in cm"}, B]}, "x: a"),  # another attribute
-    ({"x": [A, B]}, {"x": [{**A, "type": "number"}, B]}, "x: a"),
-    ({"x": [A, B]}, {"x": [B, A]}, "attributes were removed, and there is nothing to extract"),
-    ({"x": [A, B]}, {"x": [B]}, "attributes were removed, and there is nothing to extract"),
-    ({"x": [A]}, {"x": [B]}, "x: everything"),
-    ({"x": [A]}, {"y": [A]}, "x: everything"),  # y had no documents with answers
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "asked"),
+    [
+        ({"x": [A], "y": [A]}, {"x": [A, B, C], "y": [A]}, "x: b, c"),
+        ({"x": [A, B]}, {"x": [{**A, "description": "in cm"}, B]}, "x: a"),  # another attribute
+        ({"x": [A, B]}, {"x": [{**A, "type": "number"}, B]}, "x: a"),
+        ({"x": [A, B]}, {"x": [B, A]}, "attributes were removed, and there is nothing to extract"),
+        ({"x": [A, B]}, {"x": [B]}, "attributes were removed, and there is nothing to extract"),
+        ({"x": [A]}, {"x": [B]}, "x: everything"),
+        ({"x": [A]}, {"y": [A]}, "x: everything"),  # y had no documents with answers
+    ],
+)
 def test_what_is_extracted_after_a_change(old, new, asked: str) -> None:
     before = {name: {"attributes": attributes} for name, attributes in old.items()}
-    found = compare(before, {name: Category(attributes=attributes) for name, attributes in new.items()})
+    found = compare(
+        before, {name: Category(attributes=attributes) for name, attributes in new.items()}
+    )
     assert found.describe() == asked
-    assert compare(before, {"x": Category(attributes=old["x"], description="other")}).anew == set(old)
+    assert compare(before, {"x": Category(attributes=old["x"], description="other")}).anew == set(
+        old
+    )
 
 
 def row(values: dict[str, str | None], **more: object):
-    own = {"id": "1", "status": "ok", "error": None, "attempts": 1, "truncated": False, "category": "x"}
+    own = {
+        "id": "1",
+        "status": "ok",
+        "error": None,
+        "attempts": 1,
+        "truncated": False,
+        "category": "x",
+    }
     listed = [{"name": k, "value": v} for k, v in values.items()]
-    return {**own, "record": json.dumps(values) if values else None, "values": listed or None, **more}
+    return {
+        **own,
+        "record": json.dumps(values) if values else None,
+        "values": listed or None,
+        **more,
+    }
 
 
-NEW, FAILED = row({"c": "3", "b": None}, truncated=True, attempts=2), row({}, status="error", error="too long")
+NEW, FAILED = (
+    row({"c": "3", "b": None}, truncated=True, attempts=2),
+    row({}, status="error", error="too long"),
+)
 
 
-@pytest.mark.parametrize(("attributes", "added", "record", "names", "own"), [
-    ((C, B, A), NEW, {"c": "3", "b": None, "a": "1"}, "cba", {"status": "ok", "truncated": True, "attempts": 2}),
-    ((A, B), FAILED, {"a": "1", "b": None}, "a", {"status": "error", "error": "added attributes: too long"}),
-    ((A, B), None, {"a": "1", "b": None}, "a", {"status": "ok"}),  # b is another, and nobody was asked
-    ((A,), None, {"a": "1"}, "a", {"status": "ok"}),  # removed attributes leave the row without any run
-])  # fmt: skip
-def test_one_row_with_old_and_added_values_in_the_order_of_the_schema(attributes, added, record, names, own) -> None:
+@pytest.mark.parametrize(
+    ("attributes", "added", "record", "names", "own"),
+    [
+        (
+            (C, B, A),
+            NEW,
+            {"c": "3", "b": None, "a": "1"},
+            "cba",
+            {"status": "ok", "truncated": True, "attempts": 2},
+        ),
+        (
+            (A, B),
+            FAILED,
+            {"a": "1", "b": None},
+            "a",
+            {"status": "error", "error": "added attributes: too long"},
+        ),
+        # B is another, and nobody was asked.
+        ((A, B), None, {"a": "1", "b": None}, "a", {"status": "ok"}),
+        # Removed attributes leave the row without any run.
+        ((A,), None, {"a": "1"}, "a", {"status": "ok"}),
+    ],
+)
+def test_one_row_with_old_and_added_values_in_the_order_of_the_schema(
+    attributes, added, record, names, own
+) -> None:
     change = Change({"x": config(B, C).extraction.categories["x"].attributes})
-    made = join(row({"a": "1", "gone": "2", "b": "of the old b"}), added, config(*attributes), change)
+    made = join(
+        row({"a": "1", "gone": "2", "b": "of the old b"}), added, config(*attributes), change
+    )
     assert list(json.loads(made["record"]).items()) == list(record.items())
     assert [v["name"] for v in made["values"]] == list(names)
     assert own.items() <= made.items()

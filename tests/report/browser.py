@@ -7,18 +7,30 @@ from typing import Any
 
 import pytest
 
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-component-update", "--disable-background-networking", "--disable-sync"]  # fmt: skip
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-component-update",
+    "--disable-background-networking",
+    "--disable-sync",
+]
 PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A running browser; skips the test where there is none."""
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    program = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if program is None:
         pytest.skip("needs Chromium: install your system's package `chromium`")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'"
+    )
     with sync_api.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=program, args=FLAGS)
         yield running
@@ -32,7 +44,12 @@ def open_page(browser: Any, file: Path, **keys: Any) -> tuple[Any, list[str], li
     tab = browser.new_page(**keys)
     tab.on("request", lambda request: asked.append(request.url))
     tab.on("pageerror", lambda error: errors.append(str(error)))
-    tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on(
+        "console",
+        lambda message: (
+            errors.append(message.text) if message.type in ("error", "warning") else None
+        ),
+    )
     tab.on("dialog", lambda dialog: (errors.append(dialog.message), dialog.dismiss()))
     tab.goto(file.as_uri())
     return tab, asked, errors

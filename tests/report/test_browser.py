@@ -1,4 +1,6 @@
-"""The page in a real browser: nothing of a document runs, nothing is asked from the network, nothing is cut off."""
+"""The page in a real browser: nothing of a document runs, nothing is asked from the network,
+nothing is cut off.
+"""
 
 import io
 import re
@@ -19,19 +21,41 @@ SMALL, TABLET = {"width": 320, "height": 640}, {"width": 768, "height": 1024}
 
 
 def hostile_plan() -> Plan:
-    """A run whose ids, sources, categories, names, values, errors and configuration are all hostile."""
+    """A run whose ids, sources, categories, names, values, errors and configuration are all
+    hostile.
+    """
     texts = hostile.TEXTS
     text = lambda number: texts[number % len(texts)]  # noqa: E731
 
     def row(n: int):
-        values = [value(text(n + i), text(n + i + 1), i / 30, text(i) if i == 3 else "ok") for i in range(len(texts))]
-        made = {"id": text(n), "source": text(n + 1), "row": n, "attempts": 1, "category": text(n + 2), "status": "ok",
-                "error": None, "record": "{}", "values": values, "truncated": n % 5 == 0}  # fmt: skip
+        values = [
+            value(text(n + i), text(n + i + 1), i / 30, text(i) if i == 3 else "ok")
+            for i in range(len(texts))
+        ]
+        made = {
+            "id": text(n),
+            "source": text(n + 1),
+            "row": n,
+            "attempts": 1,
+            "category": text(n + 2),
+            "status": "ok",
+            "error": None,
+            "record": "{}",
+            "values": values,
+            "truncated": n % 5 == 0,
+        }
         return made if n % 4 else {**made, "status": "error", "error": text(n // 4), "values": None}
 
-    return Plan(units=8, documents=12, workers=3, sessions=2, model=texts[1], categories={texts[0]: [texts[2]]},
-                rows=lambda first, count: [row(n) for n in range(first, first + count)],
-                config={"input": {"path": texts[4], texts[5]: texts[6]}})  # fmt: skip
+    return Plan(
+        units=8,
+        documents=12,
+        workers=3,
+        sessions=2,
+        model=texts[1],
+        categories={texts[0]: [texts[2]]},
+        rows=lambda first, count: [row(n) for n in range(first, first + count)],
+        config={"input": {"path": texts[4], texts[5]: texts[6]}},
+    )
 
 
 def _page(tmp_path, plan: Plan):
@@ -66,30 +90,39 @@ def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
     heard: list[str] = []
     with serving(lambda call: heard.append(call.path) or Reply(404)) as url:
         evil = "".join(hostile.TEXTS[1:10]).replace("127.0.0.1:9", url.removeprefix("http://"))
-        file.write_text(file.read_text().replace('<div id="documents">', f'{evil}<div id="documents">', 1))
+        file.write_text(
+            file.read_text().replace('<div id="documents">', f'{evil}<div id="documents">', 1)
+        )
         tab, _, errors = open_page(browser, file)
         tab.wait_for_load_state("networkidle")
         assert (tab.evaluate(f"window.{hostile.MARK}"), heard) == (None, [])
-        file.write_text(re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", file.read_text()))
+        file.write_text(
+            re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", file.read_text())
+        )
         tab, *_ = open_page(browser, file)  # the same without the policy: so this test could fail
         tab.wait_for_function(f"window.{hostile.MARK} !== undefined", timeout=1000 * LONG)
         wait_for(lambda: heard, "nothing was asked for")
     assert any("Content Security Policy" in error for error in errors)
 
 
-@pytest.mark.parametrize("size", [PHONE, DESKTOP, *(pytest.param(s, marks=pytest.mark.slow) for s in (SMALL, TABLET))])
+@pytest.mark.parametrize(
+    "size", [PHONE, DESKTOP, *(pytest.param(s, marks=pytest.mark.slow) for s in (SMALL, TABLET))]
+)
 def test_it_fits_every_screen(browser, tmp_path, size):
-    tab, _, errors = open_page(browser, _page(tmp_path, Plan(units=30, workers=5, sessions=2)), viewport=size)
+    tab, _, errors = open_page(
+        browser, _page(tmp_path, Plan(units=30, workers=5, sessions=2)), viewport=size
+    )
     assert tab.evaluate("document.scrollingElement.scrollWidth") <= size["width"]
     shown = tab.evaluate(
-        "[...document.querySelectorAll('figure [role=img]')].filter(s => s.getBoundingClientRect().width > 0).length"
+        "[...document.querySelectorAll('figure [role=img]')].filter(s => "
+        "s.getBoundingClientRect().width > 0).length"
     )
     assert shown == 4  # one form of each chart
     # The letters of the charts are never too small to read, nor out of their picture.
     letters = tab.evaluate("""
         [...document.querySelectorAll('figure svg text')].map(t => [t.getBoundingClientRect(), t])
         .filter(([r]) => r.width > 0)
-        .map(([r, t]) => [Math.hypot(t.getCTM().a, t.getCTM().b) * t.getAttribute('font-size'), r.left, r.right])""")
+        .map(([r, t]) => [Math.hypot(t.getCTM().a, t.getCTM().b) * t.getAttribute('font-size'), r.left, r.right])""")  # noqa: E501
     assert min(size for size, *_ in letters) >= 8.8
     assert not [left for _, left, right in letters if left < 0 or right > size["width"]]
     assert errors == []
@@ -97,18 +130,27 @@ def test_it_fits_every_screen(browser, tmp_path, size):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_table_that_goes_on_has_a_shadow_at_that_side(browser, tmp_path, scheme):
-    tab, *_ = open_page(browser, _page(tmp_path, Plan(units=30, workers=5)), viewport=PHONE, color_scheme=scheme)
+    tab, *_ = open_page(
+        browser, _page(tmp_path, Plan(units=30, workers=5)), viewport=PHONE, color_scheme=scheme
+    )
 
     def shadows(label: str, scrolled: float) -> tuple[bool, bool]:
         table = tab.locator(f".scroll[aria-label='{label}']").first
-        table.evaluate("(e, part) => { e.scrollLeft = part * (e.scrollWidth - e.clientWidth); }", scrolled)
+        table.evaluate(
+            "(e, part) => { e.scrollLeft = part * (e.scrollWidth - e.clientWidth); }", scrolled
+        )
         seen = np.asarray(Image.open(io.BytesIO(table.screenshot())).convert("RGB"), int)
         color = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         plain = np.array([int(part) for part in re.findall(r"\d+", color)])
-        dark = [np.median(abs(seen[:, at] - plain).sum(-1)) > 20 for at in (1, -2)]  # lines and letters are few
+        # Lines and letters are few.
+        dark = [np.median(abs(seen[:, at] - plain).sum(-1)) > 20 for at in (1, -2)]
         return bool(dark[0]), bool(dark[1])
 
-    assert [shadows("Machines", at) for at in (0.0, 0.5, 1.0)] == [(False, True), (True, True), (True, False)]
+    assert [shadows("Machines", at) for at in (0.0, 0.5, 1.0)] == [
+        (False, True),
+        (True, True),
+        (True, False),
+    ]
     tab.set_viewport_size(DESKTOP)
     assert shadows("Machines", 0.0) == (False, False)
 
@@ -134,8 +176,13 @@ def test_search_filter_order_and_paging(browser, tmp_path):
 
 
 def test_without_scripts_all_documents_are_there(browser, tmp_path):
-    tab, *_ = open_page(browser, _page(tmp_path, Plan(units=40, documents=25)), java_script_enabled=False)
-    assert (tab.locator("#documents article").count(), tab.locator("#find").is_hidden()) == (240, True)
+    tab, *_ = open_page(
+        browser, _page(tmp_path, Plan(units=40, documents=25)), java_script_enabled=False
+    )
+    assert (tab.locator("#documents article").count(), tab.locator("#find").is_hidden()) == (
+        240,
+        True,
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -159,7 +206,7 @@ def test_text_stands_out_from_what_is_behind_it(browser, tmp_path, scheme):
             .map((e) => { const s = getComputedStyle(e);
               const a = light(e instanceof SVGElement ? s.fill : s.color), b = light(behind(e));
               return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.textContent.trim().slice(0, 40)]; });
-        }"""
+        }"""  # noqa: E501
     )
     assert len(found) > 100
     assert [pair for pair in found if pair[0] < 4.5] == []

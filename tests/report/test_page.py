@@ -50,7 +50,13 @@ def shown(run) -> str:
 def test_figures_stand_on_the_page(make):
     run = make(units=20, documents=25, sessions=2, budget_usd=2.0)
     text = shown(run)
-    axes = ["running time, minutes", "spent, USD", "documents/s", "confidence, 0 to 1", "budget $2.00"]
+    axes = [
+        "running time, minutes",
+        "spent, USD",
+        "documents/s",
+        "confidence, 0 to 1",
+        "budget $2.00",
+    ]
     use = "GPUs 70% busy, 40 GiB at most, 1,500 of 2,520 MHz"
     says(text, "500", "of the budget of $2.00", "2 sessions", use, *run.sample.errors, *axes)
     assert f"use:    {use}" in summary._cost_lines(run.bill.cost)
@@ -66,18 +72,39 @@ def test_a_run_without_a_price_says_so_and_draws_no_money(make):
 
 def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make, no_charts):
     run = make(units=1, documents=1)
-    values = [("5", "ok", None), ("long te", "truncated", None), (None, "truncated", "12"), (None, "null", None)]
-    values += [(None, "ambiguous", "7/8"), (None, "ambiguous", "<5"), (None, "invalid", "five"), ("6", "ok", None)]
-    rows = [{"id": str(n), "source": "x.jsonl", "row": 2_000_054 + n, "status": "ok", "category": "shoes",
-             "values": [value("Size", shown, 0.5, status, raw)]}
-            for n, (shown, status, raw) in enumerate(values)]  # fmt: skip
+    values = [
+        ("5", "ok", None),
+        ("long te", "truncated", None),
+        (None, "truncated", "12"),
+        (None, "null", None),
+    ]
+    values += [
+        (None, "ambiguous", "7/8"),
+        (None, "ambiguous", "<5"),
+        (None, "invalid", "five"),
+        ("6", "ok", None),
+    ]
+    rows = [
+        {
+            "id": str(n),
+            "source": "x.jsonl",
+            "row": 2_000_054 + n,
+            "status": "ok",
+            "category": "shoes",
+            "values": [value("Size", shown, 0.5, status, raw)],
+        }
+        for n, (shown, status, raw) in enumerate(values)
+    ]
     run.sample = sample.AnswerSample(documents=[sample.document_of([row]) for row in rows])
     for row in rows:
         run.sample.add(row)
     (attribute,) = run.sample.attributes.values()
-    assert attribute.shares == ["38%", "12%", "25%", "25%"]  # found, null, ambiguous, invalid or cut
+    # Found, null, ambiguous, invalid or cut.
+    assert attribute.shares == ["38%", "12%", "25%", "25%"]
     # a byte: as `tail -c +2000055` takes it
-    says(shown(run), "x.jsonl at 2000054", "7/8 ambiguous", "<5 ambiguous", "12 cut", "five invalid")
+    says(
+        shown(run), "x.jsonl at 2000054", "7/8 ambiguous", "<5 ambiguous", "12 cut", "five invalid"
+    )
 
 
 def test_nothing_of_a_document_becomes_markup(tmp_path):
@@ -85,10 +112,12 @@ def test_nothing_of_a_document_becomes_markup(tmp_path):
     found = Tags(html)
     allowed = """html head meta title style body script svg rect path text desc header main section footer nav article
         figure figcaption details summary h1 h2 h3 p div span bdi code pre strong output button form dl dt dd ul li
-        table thead tbody tr th td label input select option"""
+        table thead tbody tr th td label input select option"""  # noqa: E501
     assert {tag for tag, _ in found.tags} <= {*allowed.split()}
     for tag, attributes in found.tags:
-        assert not [name for name in attributes if re.match("on|(style|src|srcdoc|href)$", name)], tag
+        assert not [name for name in attributes if re.match("on|(style|src|srcdoc|href)$", name)], (
+            tag
+        )
     assert sum(tag == "script" for tag, _ in found.tags) == 1
     assert not re.search("[\u202a-\u202e\u2066-\u2069\0\x1b\u2028]", html)
     assert "\\u202e" in found.text  # shown, not swallowed
@@ -98,14 +127,24 @@ def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_else(make)
     html, expected = page.render(make(units=3)), "default-src 'none'; "
     for tag in ("style", "script"):
         content = re.search(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-        expected += f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()}'; "
-    policy = {"http-equiv": "Content-Security-Policy", "content": expected + "base-uri 'none'; form-action 'none'"}
+        expected += (
+            f"{tag}-src "
+            f"'sha256-{base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()}'; "
+        )
+    policy = {
+        "http-equiv": "Content-Security-Policy",
+        "content": expected + "base-uri 'none'; form-action 'none'",
+    }
     tags = Tags(html[: html.index("<style>")]).tags  # it holds for what comes after it
     assert [a for t, a in tags if t == "meta" and "http-equiv" in a] == [policy]
 
 
 def test_charts_are_well_formed_named_and_without_a_style_of_their_own(make):
-    charts = re.findall(r"<div class=\"(?:wide|narrow)\">(<svg.*?</svg>)</div>", page.render(make(units=20)), re.DOTALL)
+    charts = re.findall(
+        r"<div class=\"(?:wide|narrow)\">(<svg.*?</svg>)</div>",
+        page.render(make(units=20)),
+        re.DOTALL,
+    )
     assert len(charts) == 8
     for chart in charts:
         tree = ElementTree.fromstring(chart)
@@ -113,31 +152,63 @@ def test_charts_are_well_formed_named_and_without_a_style_of_their_own(make):
         assert tree.get("aria-labelledby") == f"{tree[0].get('id')} {tree[1].get('id')}"
         for e in tree.iter():
             assert (e.get("style"), "#" in e.get("fill", "")) == (None, False)
-            assert not e.tag.endswith("path") or "f-" in e.get("class", "") or e.get("fill") == "none"
+            assert (
+                not e.tag.endswith("path") or "f-" in e.get("class", "") or e.get("fill") == "none"
+            )
 
 
-@pytest.mark.parametrize(("keys", "parts"), [
-    ({"ledger": False}, ["No bill was kept for this run.", "Which worker did what was not kept for this run."]),
-    ({"units": 4, "missing": 4, "how": "interrupted"}, ["No document is committed yet."]),
-    ({"missing": 3, "how": "interrupted"}, ["This run is not finished", "unfinished: interrupted"]),
-    ({"budget_usd": None}, ["no budget was set"]), ({"usd_per_hour": 0.0}, ["no machine of this run has a price"]),
-    ({"model": "fake"}, ["Made-up answers."])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        (
+            {"ledger": False},
+            ["No bill was kept for this run.", "Which worker did what was not kept for this run."],
+        ),
+        ({"units": 4, "missing": 4, "how": "interrupted"}, ["No document is committed yet."]),
+        (
+            {"missing": 3, "how": "interrupted"},
+            ["This run is not finished", "unfinished: interrupted"],
+        ),
+        ({"budget_usd": None}, ["no budget was set"]),
+        ({"usd_per_hour": 0.0}, ["no machine of this run has a price"]),
+        ({"model": "fake"}, ["Made-up answers."]),
+    ],
+)
 def test_what_is_missing_is_shown(make, no_charts, keys, parts):
     says(shown(make(**{"units": 6, **keys})), *parts)
 
 
 def test_the_smallest_bill_is_told_in_full(tmp_path):
     root = build(tmp_path / "run", Plan(units=5, workers=1, usd_per_hour=0.5, budget_usd=None))
-    local = {"instance_type": None, "market": "local", "region": None, "price_source": "cost.prices.local"}
-    edit_bill(root, lambda tree: (tree["nodes"][0].update(local), tree["notes"].append("other runs used the cluster")))
+    local = {
+        "instance_type": None,
+        "market": "local",
+        "region": None,
+        "price_source": "cost.prices.local",
+    }
+    edit_bill(
+        root,
+        lambda tree: (
+            tree["nodes"][0].update(local),
+            tree["notes"].append("other runs used the cluster"),
+        ),
+    )
     text = shown(data.load(str(root)))
-    says(text, "local machine", "cost.prices.local", "other runs used the cluster", "The one worker was busy")
+    says(
+        text,
+        "local machine",
+        "cost.prices.local",
+        "other runs used the cluster",
+        "The one worker was busy",
+    )
 
 
 def test_the_same_run_makes_the_same_page_without_secrets(tmp_path):
     root = build(tmp_path / "run", Plan(units=12, config={"hub": {"api_key": "hunter2hunter2"}}))
     edit_bill(root, lambda tree: [worker.update(worker="$\\frac{<$") for worker in tree["workers"]])
-    first, second = (re.sub(r"Made .*? from", "", page.render(data.load(str(root)))) for _ in range(2))
+    first, second = (
+        re.sub(r"Made .*? from", "", page.render(data.load(str(root)))) for _ in range(2)
+    )
     assert first == second
     assert "$\\frac{<$" in Tags(first).text  # matplotlib would read it as mathematics
     assert ("(hidden)" in first, re.search("hunter2|Made-up", first)) == (True, None)
@@ -145,7 +216,9 @@ def test_the_same_run_makes_the_same_page_without_secrets(tmp_path):
 
 @pytest.mark.slow
 def test_ten_thousand_units(tmp_path):
-    root = build(tmp_path / "run", Plan(units=10_000, documents=20, workers=64, sessions=3, budget_usd=500))
+    root = build(
+        tmp_path / "run", Plan(units=10_000, documents=20, workers=64, sessions=3, budget_usd=500)
+    )
     began, html = time.process_time(), page.render(data.load(str(root)))
     assert time.process_time() - began < 60
     assert (len(html) < 3_000_000, "200,000" in html) == (True, True)
@@ -153,8 +226,17 @@ def test_ten_thousand_units(tmp_path):
 
 def test_long_answers_do_not_make_the_page_large(make):
     values = [value(f"a{i}", "x" * 5000) for i in range(100)]
-    row = {"status": "ok", "source": "s", "attempts": 1, "category": "c", "record": "", "values": values}
-    rows = lambda first, count: [{**row, "id": str(n), "row": n} for n in range(first, first + count)]  # noqa: E731
+    row = {
+        "status": "ok",
+        "source": "s",
+        "attempts": 1,
+        "category": "c",
+        "record": "",
+        "values": values,
+    }
+    rows = lambda first, count: [  # noqa: E731
+        {**row, "id": str(n), "row": n} for n in range(first, first + count)
+    ]
     assert len(page.render(make(units=20, documents=12, rows=rows))) < 2_000_000
 
 
@@ -167,20 +249,42 @@ def run(tmp_path: Path, config) -> RunConfig:
     ((unit, path),) = writer.objects(made.output.path)
     summary, table = writer.read_table(made.output.path, unit)
     found = [[("Acme", 18), ("cme, red", 19)], [("Acme", 0), ("Acme", 11)], []]
-    spans = [[{**value_row(f"a{n}", text, "ok", 0.9), "span": {"begin": at, "end": at + len(text)}, "span_exact": True}
-              for n, (text, at) in enumerate(own)] for own in found]  # fmt: skip
-    assert writer.replace_rows(path, with_values(table, "values", spans), summary, storage.version(path))
+    spans = [
+        [
+            {
+                **value_row(f"a{n}", text, "ok", 0.9),
+                "span": {"begin": at, "end": at + len(text)},
+                "span_exact": True,
+            }
+            for n, (text, at) in enumerate(own)
+        ]
+        for own in found
+    ]
+    assert writer.replace_rows(
+        path, with_values(table, "values", spans), summary, storage.version(path)
+    )
     return made
 
 
-def test_values_are_marked_where_they_stand_and_without_them_the_page_holds_no_text(run: RunConfig) -> None:
+def test_values_are_marked_where_they_stand_and_without_them_the_page_holds_no_text(
+    run: RunConfig,
+) -> None:
     found = data.load(run.output.path)
     texts.add(found)
-    shown = [[(piece, marks) for piece, marks in one.text if piece] for one in found.sample.documents]
-    assert shown == [[("  Boots <b>of</b> ", ""), ("Acme", "a0"), (", red", "")],  # of two that overlap the first
-                     [("Acme", "a0"), (" &amp; ", ""), ("Acme", "a1")], [("of nobody", "")]]  # fmt: skip
+    shown = [
+        [(piece, marks) for piece, marks in one.text if piece] for one in found.sample.documents
+    ]
+    # Of two that overlap the first.
+    assert shown == [
+        [("  Boots <b>of</b> ", ""), ("Acme", "a0"), (", red", "")],
+        [("Acme", "a0"), (" &amp; ", ""), ("Acme", "a1")],
+        [("of nobody", "")],
+    ]
     html = page.render(found)
-    assert all(part in html for part in ("Boots &lt;b&gt;of&lt;/b&gt; ", '<mark title="a0"><bdi>Acme</bdi></mark>'))
+    assert all(
+        part in html
+        for part in ("Boots &lt;b&gt;of&lt;/b&gt; ", '<mark title="a0"><bdi>Acme</bdi></mark>')
+    )
     assert "<b>of" not in html
     assert "Boots" not in page.render(data.load(run.output.path))
     Path(str(run.input.path)).unlink()

@@ -1,4 +1,6 @@
-"""What `raypd review` shows, and what becomes of its corrected CSV: from a spreadsheet, and saved by a real browser."""
+"""What `raypd review` shows, and what becomes of its corrected CSV: from a spreadsheet, and saved
+by a real browser.
+"""
 
 import csv
 import json
@@ -15,9 +17,13 @@ from raypd.report import review
 from raypd.tasks.columns import RowValue
 from tests.runs import config_tree, extraction, write_rows
 
-ATTRIBUTES = [{"name": "Brand"}, {"name": "Size", "type": "number"},
-              {"name": "Color", "type": "enum", "values": ["red", "blue"]}, {"name": "Tags", "many": True},
-              {"name": "New", "type": "boolean"}]  # fmt: skip
+ATTRIBUTES = [
+    {"name": "Brand"},
+    {"name": "Size", "type": "number"},
+    {"name": "Color", "type": "enum", "values": ["red", "blue"]},
+    {"name": "Tags", "many": True},
+    {"name": "New", "type": "boolean"},
+]
 
 
 @pytest.fixture
@@ -26,8 +32,13 @@ def run(tmp_path, in_process) -> str:
     rows = [{"id": f"={n}", "title": f"<b>Shoe</b> {n}", "category": "shoes"} for n in range(40)]
     write_rows(tmp_path / "in.jsonl", rows)
     fake = {"name": "fake", "fake": {"load_seconds": 0}}
-    tree = config_tree(extraction(shoes=ATTRIBUTES), tmp_path / "in.jsonl", tmp_path / "run", model=fake,
-                       input={"text_columns": ["title"]})  # fmt: skip
+    tree = config_tree(
+        extraction(shoes=ATTRIBUTES),
+        tmp_path / "in.jsonl",
+        tmp_path / "run",
+        model=fake,
+        input={"text_columns": ["title"]},
+    )
     config = make_config(tree | {"cluster": {"unit_documents": 10}})
     driver.run_extract(config, build=build)
     return config.output.path
@@ -60,21 +71,35 @@ def test_corrections_become_labels_that_evaluate_reads(run, tmp_path):
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert count == len(labels) == 12
     first = labels[0]
-    assert first["target"] == {"Brand": "=1+1", "Size": None, "Color": "blue", "Tags": ["a", "b"], "New": True}
+    assert first["target"] == {
+        "Brand": "=1+1",
+        "Size": None,
+        "Color": "blue",
+        "Tags": ["a", "b"],
+        "New": True,
+    }
     assert (first["id"][0], first["title"][:4], first["category"]) == ("=", "<b>S", "shoes")
     assert evaluate(run, where).unlabelled == 28
-    seen = [row for row in corrected(table, Color="N/A") if row["attribute"] == "Color"]  # the other lines were deleted
+    # The other lines were deleted.
+    seen = [row for row in corrected(table, Color="N/A") if row["attribute"] == "Color"]
     where, _ = review.apply(run, saved(seen, tmp_path / "some.csv", delimiter=";"), None)
     labels = [json.loads(line) for line in Path(where).read_text().splitlines()]
     assert [row["target"] for row in labels] == [{"Color": None}] * 12
-    assert Path(review.write(run, 12)[1]).read_bytes() == Path(table).read_bytes()  # the same are drawn again
+    # The same are drawn again.
+    assert Path(review.write(run, 12)[1]).read_bytes() == Path(table).read_bytes()
 
 
 def test_an_unsure_value_stands_in_its_box_as_the_model_gave_it(run, monkeypatch):
-    unsure = [RowValue("", "Size", None, "unsure", 0.2, "7.50"), RowValue("", "Color", None, "unsure", 0.2, '"Red"')]
+    unsure = [
+        RowValue("", "Size", None, "unsure", 0.2, "7.50"),
+        RowValue("", "Color", None, "unsure", 0.2, '"Red"'),
+    ]
     monkeypatch.setattr(review, "row_values", lambda row: unsure)
     page, table = review.write(run, 1)
-    assert [(row["attribute"], row["correct"]) for row in corrected(table)] == [("Size", "7.5"), ("Color", "red")]
+    assert [(row["attribute"], row["correct"]) for row in corrected(table)] == [
+        ("Size", "7.5"),
+        ("Color", "red"),
+    ]
     assert 'value="red"' in Path(page).read_text()
 
 
@@ -86,12 +111,20 @@ def test_half_of_them_are_the_least_sure(run, monkeypatch):
     assert set(last[-8:]) != set(rows)  # the others are drawn
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"Color": "green"}, r"mine\.csv:\d+: 'green' is no value of 'Color', which is one of red, blue"),
-    ({"Size": "7/8"}, r"'7/8' is no value of 'Size', which is a number"),
-    ({"row": "x"}, "not a line of `raypd review`"), ({"row": "999999"}, "the input does not have"),
-    ({"attribute": "Brnd"}, "'Brnd' is no attribute of 'shoes'"),
-    ({"correct": None}, "mine.csv:1: no column correct")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"Color": "green"},
+            r"mine\.csv:\d+: 'green' is no value of 'Color', which is one of red, blue",
+        ),
+        ({"Size": "7/8"}, r"'7/8' is no value of 'Size', which is a number"),
+        ({"row": "x"}, "not a line of `raypd review`"),
+        ({"row": "999999"}, "the input does not have"),
+        ({"attribute": "Brnd"}, "'Brnd' is no attribute of 'shoes'"),
+        ({"correct": None}, "mine.csv:1: no column correct"),
+    ],
+)
 def test_what_cannot_be_a_label_is_named_with_its_line(change, message, run, tmp_path):
     rows = corrected(review.write(run, 4)[1], **{k: v for k, v in change.items() if k[0].isupper()})
     for row in rows:
@@ -125,4 +158,8 @@ def test_a_browser_saves_what_was_looked_at(run, tmp_path, browser):
         view.click("#save")
     download.value.save_as(tmp_path / "saved.csv")
     where, count = review.apply(run, str(tmp_path / "saved.csv"), str(tmp_path / "mine.jsonl"))
-    assert (count, json.loads(Path(where).read_text())["target"]["Brand"], problems) == (1, '-a "b", c', [])
+    assert (count, json.loads(Path(where).read_text())["target"]["Brand"], problems) == (
+        1,
+        '-a "b", c',
+        [],
+    )

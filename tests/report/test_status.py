@@ -54,22 +54,41 @@ def test_a_run_in_the_middle(tmp_path):
     report = data.load(str(root))
     assert "20 of 40 units committed (50%)" in page.render(report)
     usd = report.bill.usd
-    assert (found.usd, found.usd_at_end) == (usd, pytest.approx(usd + 4.1 * 2.25 * found.eta_seconds / 3600))
+    assert (found.usd, found.usd_at_end) == (
+        usd,
+        pytest.approx(usd + 4.1 * 2.25 * found.eta_seconds / 3600),
+    )
     for path in (root / "ledger").iterdir():  # tokens of a server, of half of the documents
         bill = json.loads(path.read_text())
         path.write_text(json.dumps({**bill, "parts": {**bill["parts"], "endpoint": 50.0}}))
     assert Watch(str(root)).look().usd_at_end == pytest.approx(found.usd_at_end + 50, abs=0.01)
     text = _shown(found)
-    assert [line.split()[0] for line in text.splitlines()[2:4]] == ["documents", "units"]  # the bar has its own line
-    says(text, "500 of 1,000, 50%", "20 of 40 committed", "documents/s", "of $40.00", "at the end", "last errors")
+    # The bar has its own line.
+    assert [line.split()[0] for line in text.splitlines()[2:4]] == ["documents", "units"]
+    says(
+        text,
+        "500 of 1,000, 50%",
+        "20 of 40 committed",
+        "documents/s",
+        "of $40.00",
+        "at the end",
+        "last errors",
+    )
 
 
 def test_a_finished_run_has_no_forecast(tmp_path, capsys):
     root = build(tmp_path / "run", Plan(units=8, model="fake"))
     terminal.show(Watch(str(root)), as_json=True)
     found, run = json.loads(capsys.readouterr().out), data.load(str(root))
-    assert (found["state"], found["units"], found["eta_seconds"], found["usd_at_end"]) == ("complete", 8, None, None)
-    assert found["documents_per_second"] == pytest.approx(run.units.total("documents") / run.seconds)
+    assert (found["state"], found["units"], found["eta_seconds"], found["usd_at_end"]) == (
+        "complete",
+        8,
+        None,
+        None,
+    )
+    assert found["documents_per_second"] == pytest.approx(
+        run.units.total("documents") / run.seconds
+    )
     assert "MADE UP" in _shown(root)
 
 
@@ -83,7 +102,12 @@ def test_documents_are_those_that_are_committed_whatever_the_bill_says(tmp_path,
     edit_bill(root, lambda tree: tree["totals"].update(documents=430))
     monkeypatch.setattr(status, "_FOOTERS", 20)
     found = Watch(str(root)).look()
-    assert (found.state, found.documents, found.documents_planned, found.exact) == ("complete", 900, 900, True)
+    assert (found.state, found.documents, found.documents_planned, found.exact) == (
+        "complete",
+        900,
+        900,
+        True,
+    )
     assert f"{1000 * found.usd / 900:.2f} per 1,000" in _shown(found)
     (root / "manifest.json").unlink()  # it was killed before it wrote one
     watch = Watch(str(root))
@@ -94,9 +118,13 @@ def test_documents_are_those_that_are_committed_whatever_the_bill_says(tmp_path,
 
 
 def test_what_is_not_known_of_the_input_is_said(tmp_path):
-    for name, more, said in (("run", {"missing": 4, "how": "killed"}, "100 of about 200, 50%"),
-                             ("done", {}, "200 of 200, 100%")):  # fmt: skip
-        assert said in _shown(planned(build(tmp_path / name, Plan(units=8, documents=25, **more)), 8, 43, exact=False))
+    for name, more, said in (
+        ("run", {"missing": 4, "how": "killed"}, "100 of about 200, 50%"),
+        ("done", {}, "200 of 200, 100%"),
+    ):
+        assert said in _shown(
+            planned(build(tmp_path / name, Plan(units=8, documents=25, **more)), 8, 43, exact=False)
+        )
     root = planned(build(tmp_path / "run", Plan(units=4)), 4, 100, damaged=2)
     assert Watch(str(root)).look().state == "complete"
     for text in (_shown(root), page.render(data.load(str(root)))):
@@ -104,7 +132,10 @@ def test_what_is_not_known_of_the_input_is_said(tmp_path):
 
 
 def test_the_start_of_workers_does_not_count_as_slow_work(tmp_path):
-    root = build(tmp_path / "run", Plan(units=40, documents=25, missing=20, how="running", now=time.time() - 3))
+    root = build(
+        tmp_path / "run",
+        Plan(units=40, documents=25, missing=20, how="running", now=time.time() - 3),
+    )
 
     def slow_start(tree):
         tree["began"] = began = tree["until"] - 100
@@ -115,10 +146,15 @@ def test_the_start_of_workers_does_not_count_as_slow_work(tmp_path):
 
 
 def test_without_a_bill_a_look_reads_few_units_and_none_twice(tmp_path, monkeypatch):
-    root = build(tmp_path / "run", Plan(units=300, documents=10, ledger=False, how="running", now=time.time()))
+    root = build(
+        tmp_path / "run",
+        Plan(units=300, documents=10, ledger=False, how="running", now=time.time()),
+    )
     monkeypatch.setattr(status, "_FOOTERS", 64)
     opened, real = [], storage.open_file
-    monkeypatch.setattr(storage, "open_file", lambda path, *a, **k: (opened.append(path), real(path, *a, **k))[1])
+    monkeypatch.setattr(
+        storage, "open_file", lambda path, *a, **k: (opened.append(path), real(path, *a, **k))[1]
+    )
     watch = Watch(str(root))
     first = watch.look()
     assert (first.usd, first.workers) == (None, [])
@@ -141,7 +177,9 @@ def test_a_unit_that_was_replaced_is_read_again(tmp_path):
 
 
 def test_workers_and_what_they_do(tmp_path):
-    root = build(tmp_path / "run", Plan(units=12, workers=3, how="running", missing=1, now=time.time()))
+    root = build(
+        tmp_path / "run", Plan(units=12, workers=3, how="running", missing=1, now=time.time())
+    )
 
     def at_work(tree):
         for worker, kind in zip(tree["workers"], ("busy", "idle", "busy"), strict=True):
@@ -163,12 +201,19 @@ def test_texts_of_documents_are_no_markup(tmp_path):
 
 
 def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
-    root, naps = build(tmp_path / "run", Plan(units=6, missing=2, how="running", now=time.time())), []
+    root, naps = (
+        build(tmp_path / "run", Plan(units=6, missing=2, how="running", now=time.time())),
+        [],
+    )
 
     def nap(seconds):
         naps.append(seconds)
         for file in (root / "sessions").iterdir():
-            file.write_text(json.dumps({**json.loads(file.read_text()), "how": "interrupted", "ended": time.time()}))
+            file.write_text(
+                json.dumps(
+                    {**json.loads(file.read_text()), "how": "interrupted", "ended": time.time()}
+                )
+            )
 
     monkeypatch.setattr(terminal.time, "sleep", nap)
     terminal.show(Watch(str(root)), again=3.0, as_json=True)
@@ -177,12 +222,18 @@ def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
 
 
 def test_report_and_status_of_a_run_on_s3(connected, bucket, tmp_path):
-    root = build(tmp_path / "run", Plan(units=12, sessions=2, config={"storage": {"endpoint_url": connected.url}}))
+    root = build(
+        tmp_path / "run",
+        Plan(units=12, sessions=2, config={"storage": {"endpoint_url": connected.url}}),
+    )
     for file in filter(lambda path: path.is_file(), root.rglob("*")):
         storage.put(f"{bucket}/runs/a/{file.relative_to(root)}", file.read_bytes())
     override = [f"storage.endpoint_url={connected.url}"]
     read = data.load(f"{bucket}/runs/a", override)
-    assert (read.units.total("documents"), page.write(read)) == (300, f"{bucket}/runs/a/report.html")
+    assert (read.units.total("documents"), page.write(read)) == (
+        300,
+        f"{bucket}/runs/a/report.html",
+    )
     assert b"</html>" in storage.read(f"{bucket}/runs/a/report.html")
     found = Watch(f"{bucket}/runs/a", override).look()
     assert (found.state, found.documents, found.usd) == ("complete", 300, read.bill.usd)
@@ -190,14 +241,25 @@ def test_report_and_status_of_a_run_on_s3(connected, bucket, tmp_path):
 
 def test_figures_are_those_of_the_units_and_of_the_sessions_bills(make):
     run = make(units=30, documents=20, sessions=3)
-    assert (run.state, (run.units.committed, run.units.total("documents"))) == ("complete", (30, 600))
-    assert (run.units.total("ok") + run.units.total("failed"), run.units.tokens("decode_tokens")) == (600, 600 * 24)
+    assert (run.state, (run.units.committed, run.units.total("documents"))) == (
+        "complete",
+        (30, 600),
+    )
+    assert (
+        run.units.total("ok") + run.units.total("failed"),
+        run.units.tokens("decode_tokens"),
+    ) == (600, 600 * 24)
     assert [s.how for s in run.sessions] == ["interrupted", "interrupted", "complete"]
     assert sum(s.documents for s in run.sessions) == 600
     assert sum(run.sample.errors.values()) == run.units.total("failed") > 0
     bill, dollars = run.bill, [usd for _, usd in run.bill.series]
     assert (len(bill.sessions), bill.cost.documents) == (3, 600)
-    parts = (bill.parts.values(), (n.usd for n in bill.nodes), (s.usd or 0 for s in run.sessions), dollars[-1:])
+    parts = (
+        bill.parts.values(),
+        (n.usd for n in bill.nodes),
+        (s.usd or 0 for s in run.sessions),
+        dollars[-1:],
+    )
     assert [sum(usd) for usd in parts] == pytest.approx([bill.usd] * 4)
     assert dollars == sorted(dollars)  # a later session goes on where the one before ended
 
@@ -213,11 +275,19 @@ def test_retries_are_on_the_bill(tmp_path):
     retry.rename(root / "retries/1")
     after = data.load(str(root)).bill
     for part in ("ledger", "sessions"):  # what has ended is copied into the run
-        (root / part / "retry-1.json").write_bytes((root / f"retries/1/{part}/retry-1.json").read_bytes())
+        (root / part / "retry-1.json").write_bytes(
+            (root / f"retries/1/{part}/retry-1.json").read_bytes()
+        )
     copied = data.load(str(root))
     assert copied.bill.usd == pytest.approx(after.usd)
-    assert [s.usd for s in copied.sessions if s.id == "retry-1"] == [pytest.approx(after.parts["retry"])]
-    sums = (before.usd + after.parts["retry"], sum(after.parts.values()), sum(n.usd for n in after.nodes))
+    assert [s.usd for s in copied.sessions if s.id == "retry-1"] == [
+        pytest.approx(after.parts["retry"])
+    ]
+    sums = (
+        before.usd + after.parts["retry"],
+        sum(after.parts.values()),
+        sum(n.usd for n in after.nodes),
+    )
     assert [*sums] == pytest.approx([after.usd] * 3)
     assert after.usd > before.usd
     assert after.cost.documents == before.cost.documents  # the documents were there already
@@ -235,7 +305,11 @@ def test_a_torn_ledger_file_is_named_and_the_others_count(tmp_path):
 def test_the_last_line_of_a_worker_that_died_is_shown_and_bookkeeping_is_not(tmp_path):
     root = build(tmp_path / "run", Plan(units=3))
     (root / "failures").mkdir()
-    texts = {"u1.txt": "Traceback\nRuntimeError: the device is gone\n", "u1.hand.json": "[1]", "u2.txt": ""}
+    texts = {
+        "u1.txt": "Traceback\nRuntimeError: the device is gone\n",
+        "u1.hand.json": "[1]",
+        "u2.txt": "",
+    }
     for name, text in texts.items():
         (root / "failures" / name).write_text(text)
     expected = [("u1", "RuntimeError: the device is gone"), ("u2", "its worker left no reason")]
@@ -260,10 +334,16 @@ def test_a_damaged_unit_is_named_and_not_counted_and_those_of_a_partition_are(tm
 def test_very_many_units_are_read_in_part_and_scaled(make, monkeypatch):
     monkeypatch.setattr(units, "READ_UNITS", 10)
     run = make(units=40, documents=10)
-    assert (run.units.all_read, len(run.units.read), run.units.total("documents")) == (False, 10, 400)
+    assert (run.units.all_read, len(run.units.read), run.units.total("documents")) == (
+        False,
+        10,
+        400,
+    )
 
 
-@pytest.mark.parametrize(("how", "ago"), [("running", 5), ("killed", 3600), ("interrupted", 5), ("failed", 5)])
+@pytest.mark.parametrize(
+    ("how", "ago"), [("running", 5), ("killed", 3600), ("interrupted", 5), ("failed", 5)]
+)
 def test_state_of_a_run_that_is_not_finished(make, how, ago):
     kept = "running" if how == "killed" else how  # of a session that was killed no end is kept
     assert make(units=10, missing=3, how=kept, now=time.time() - ago).state == how
@@ -277,11 +357,28 @@ def test_a_session_whose_process_is_gone_is_killed_at_once(make, monkeypatch):
 
 
 def test_secrets_do_not_leave():
-    engine = {"max_num_batched_tokens": 2048, "cache_tokens": None, "max_value_tokens": 30, "password": None}
-    tree = {"storage": {"secret_access_key": "abc", "access_key_id": "AKIAABCDEFGHIJKLMNOP", "session_token": "t"},
-            "input": {"path": ["https://user:pass@host/a?X-Amz-Signature=deadbeef&x=1", "s3://corpus/a"]},
-            "model": {"name": "m", "token": "hf_abcdefghijklmnopqrstuvwx", "note": "key AKIAABCDEFGHIJKLMNOP"},
-            "engine": engine}  # fmt: skip
+    engine = {
+        "max_num_batched_tokens": 2048,
+        "cache_tokens": None,
+        "max_value_tokens": 30,
+        "password": None,
+    }
+    tree = {
+        "storage": {
+            "secret_access_key": "abc",
+            "access_key_id": "AKIAABCDEFGHIJKLMNOP",
+            "session_token": "t",
+        },
+        "input": {
+            "path": ["https://user:pass@host/a?X-Amz-Signature=deadbeef&x=1", "s3://corpus/a"]
+        },
+        "model": {
+            "name": "m",
+            "token": "hf_abcdefghijklmnopqrstuvwx",
+            "note": "key AKIAABCDEFGHIJKLMNOP",
+        },
+        "engine": engine,
+    }
     shown = redact(tree)
     assert not re.search("abc|AKIA|pass@|deadbeef|hf_a", json.dumps(shown))
     paths = [f"https://{HIDDEN}@host/a?X-Amz-Signature={HIDDEN}&x=1", "s3://corpus/a"]
@@ -293,7 +390,9 @@ def test_the_clock_stands_between_two_sessions_and_speed_adds_up_to_all_document
     first, second = run.sessions
     clock = RunningTime(run.sessions)
     assert clock.total == pytest.approx(first.seconds + second.seconds)
-    assert clock.at([first.ended, first.ended + 3600, second.began]).tolist() == pytest.approx([first.seconds] * 3)
+    assert clock.at([first.ended, first.ended + 3600, second.began]).tolist() == pytest.approx(
+        [first.seconds] * 3
+    )
     assert clock.borders == [pytest.approx(first.seconds)]
     edges, values = speeds(run, clock)
     assert float((values * np.diff(edges)).sum()) == pytest.approx(200)
@@ -301,9 +400,14 @@ def test_the_clock_stands_between_two_sessions_and_speed_adds_up_to_all_document
 
 FIGURE = {"value": 400.0, "low": 390.0, "high": 410.0}
 HOSTED = {
-    "model": "other-model", "input": 0.1, "output": 0.5, "date": "2026-11-01", "source": "the vendor's page",
-    "usd_per_1000": {"value": 0.012, "low": 0.011, "high": 0.013}, "usd": {"value": 12.0, "low": 11.0, "high": 13.0},
-}  # fmt: skip
+    "model": "other-model",
+    "input": 0.1,
+    "output": 0.5,
+    "date": "2026-11-01",
+    "source": "the vendor's page",
+    "usd_per_1000": {"value": 0.012, "low": 0.011, "high": 0.013},
+    "usd": {"value": 12.0, "low": 11.0, "high": 13.0},
+}
 INSTANCES = ("g6e.xlarge", "g6e.12xlarge", "g6e.48xlarge")
 
 
@@ -313,13 +417,25 @@ def spread(value: float, by: float) -> Array:
 
 
 def put(root, documents: float = 1000, instances=INSTANCES, method: str = "hyper_parallel", **keys):
-    """Puts an estimate into a run's folder, as `raypd estimate` writes it; other keys replace those of the file."""
+    """Puts an estimate into a run's folder, as `raypd estimate` writes it; other keys replace those
+    of the file.
+    """
 
     fed = {"prefill_tokens": spread(310, 1.03), "shared_tokens": exact(400)}
-    ours, theirs = (MethodSpeed(of, seconds, f"measured on NVIDIA L40S, 64 documents, {took} s", "L40S", "NVIDIA L40S",
-                                {**fed, "decode_tokens": spread(decoded, 1.05)})
-                    for of, seconds, took, decoded in ((method, spread(1.3, 1.062), 83, 24.3),
-                                                       ("autoregressive", exact(6.5), 9, 131)))  # fmt: skip
+    ours, theirs = (
+        MethodSpeed(
+            of,
+            seconds,
+            f"measured on NVIDIA L40S, 64 documents, {took} s",
+            "L40S",
+            "NVIDIA L40S",
+            {**fed, "decode_tokens": spread(decoded, 1.05)},
+        )
+        for of, seconds, took, decoded in (
+            (method, spread(1.3, 1.062), 83, 24.3),
+            ("autoregressive", exact(6.5), 9, 131),
+        )
+    )
     options = EstimateOptions(instances=list(instances), head="none", nodes=8)
     found = assemble(None, options, exact(documents), [ours], [theirs], Overhead(48.0), [])
     about = {"fingerprint": "0123456789ab", "model": "Qwen/Qwen3-1.7B", "task": "extraction"}
@@ -342,16 +458,31 @@ def shown(root) -> str:
 
 def test_what_was_estimated_stands_on_the_page(no_charts, tmp_path):
     root = build(tmp_path / "run", Plan(units=40))
-    assert "No estimate stands in the folder of this run. raypd estimate with its configuration" in shown(root)
+    assert (
+        "No estimate stands in the folder of this run. raypd estimate with its configuration"
+        in shown(root)
+    )
     tree = put(root, hosted=[HOSTED], hosted_tokens={"input": FIGURE, "output": FIGURE})
     assert "the same as a hosted batch: other-model $0.012 [0.011-0.013] per 1,000" in shown(root)
-    whole, found = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0], shown(root)
-    says(found,
+    whole, found = (
+        next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0],
+        shown(root),
+    )
+    says(
+        found,
         "Made 2026-09-20 20:00:00 UTC for 1,000 documents.",
         "hyper_parallel: measured on NVIDIA L40S, 64 documents, 83 s.",
         "hyper_parallel on L40S is 5 [4.71-5.31] times as fast as autoregressive decoding.",
-        "0.769 [0.724-0.817]", "24.3", "GPU-hours", "8 nodes", "g6e.48xlarge", "1.360 [1.281-1.444]", "6.800",
-        "start-up is as measured here, 48 s", f"22 min 28 s ${whole['usd']['value']:.2f} [$")  # fmt: skip
+        "0.769 [0.724-0.817]",
+        "24.3",
+        "GPU-hours",
+        "8 nodes",
+        "g6e.48xlarge",
+        "1.360 [1.281-1.444]",
+        "6.800",
+        "start-up is as measured here, 48 s",
+        f"22 min 28 s ${whole['usd']['value']:.2f} [$",
+    )
 
 
 def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machines(tmp_path):
@@ -363,10 +494,17 @@ def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machin
     off = f"{100 * (billed / four['usd']['value'] - 1):+.1f}%"
     assert rows["documents"] == ["1,000", "1,000", "+0.0%", NONE]
     assert rows["the whole bill"][:3] == [f"${four['usd']['value']:.2f}", f"${billed:.2f}", off]
-    assert (rows["1,000 documents, all costs"], rows["time"][0]) == (rows["the whole bill"], "6 min 13 s")
-    says(said + note,
-        f"The bill is ${billed:.2f}: {off[1:]} above the estimate", "outside its 95% interval",
-        "for 4 nodes of g6e.xlarge; the run had 4", "taken to cost $1.86, and was billed at $2.25")  # fmt: skip
+    assert (rows["1,000 documents, all costs"], rows["time"][0]) == (
+        rows["the whole bill"],
+        "6 min 13 s",
+    )
+    says(
+        said + note,
+        f"The bill is ${billed:.2f}: {off[1:]} above the estimate",
+        "outside its 95% interval",
+        "for 4 nodes of g6e.xlarge; the run had 4",
+        "taken to cost $1.86, and was billed at $2.25",
+    )
     tree["sample"] = {**(tree["sample"] or {}), "server_usd": 0.01}
     (root / ESTIMATE).write_text(json.dumps(tree))
     assert compared(root)[2]["the whole bill"][0] == f"${four['usd']['value'] + 10:.2f}"
@@ -383,7 +521,10 @@ def test_a_run_that_goes_on_or_has_other_documents_is_compared_by_the_document(t
     root = build(tmp_path / "run", Plan(units=40, missing=10, how="interrupted"))
     put(root)
     said, _, rows = compared(root)
-    assert (list(rows), rows["documents"][1:3]) == (["documents", "1,000 documents, all costs"], ["750", "75% of it"])
+    assert (list(rows), rows["documents"][1:3]) == (
+        ["documents", "1,000 documents, all costs"],
+        ["750", "75% of it"],
+    )
     assert said.startswith("So far, the bill of 1,000 documents is $")
     # Machines that followed one another are not counted together.
     root = build(tmp_path / "other", Plan(units=40, workers=2, sessions=3))
@@ -391,13 +532,21 @@ def test_a_run_that_goes_on_or_has_other_documents_is_compared_by_the_document(t
     assert "for 2 nodes of g6e.xlarge; the run had 2" in compared(root)[1]
     put(root, documents=500_000)
     _, note, rows = compared(root)
-    assert (list(rows), "another number of documents" in note) == (["documents", "1,000 documents, all costs"], True)
+    assert (list(rows), "another number of documents" in note) == (
+        ["documents", "1,000 documents, all costs"],
+        True,
+    )
 
 
-@pytest.mark.parametrize(("keys", "plan", "said"), [
-    ({"fingerprint": "ba9876543210"}, {}, "made for another configuration"),
-    ({"instances": ("g6e.48xlarge",)}, {}, "no figure for the machines that the run had"),
-    ({}, {"ledger": False}, "no bill yet"), ({}, {"usd_per_hour": 0.0}, "had no price")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "plan", "said"),
+    [
+        ({"fingerprint": "ba9876543210"}, {}, "made for another configuration"),
+        ({"instances": ("g6e.48xlarge",)}, {}, "no figure for the machines that the run had"),
+        ({}, {"ledger": False}, "no bill yet"),
+        ({}, {"usd_per_hour": 0.0}, "had no price"),
+    ],
+)
 def test_what_cannot_be_compared_is_said_and_why(no_charts, tmp_path, keys, plan, said):
     root = build(tmp_path / "run", Plan(**{"units": 6, **plan}))
     put(root, **keys)
@@ -409,8 +558,19 @@ def test_an_estimate_without_a_run_has_a_page_of_its_own(tmp_path):
     root = tmp_path / "run"
     put(root)
     run, found = data.load(str(root)), shown(root)
-    says(found, "not begun: an estimate", "Qwen/Qwen3-1.7B", "1,000", "0.769", "$0.67", "22 min 28 s", "starts it")
-    assert not re.search("Sessions|Against the bill|No unit is committed|None|Made-up figures.", found)
+    says(
+        found,
+        "not begun: an estimate",
+        "Qwen/Qwen3-1.7B",
+        "1,000",
+        "0.769",
+        "$0.67",
+        "22 min 28 s",
+        "starts it",
+    )
+    assert not re.search(
+        "Sessions|Against the bill|No unit is committed|None|Made-up figures.", found
+    )
     assert (run.state, page.write(run)) == ("estimated", f"{root}/report.html")
     with pytest.raises(ConfigError, match="only an estimate: start the run"):
         Watch(str(root), []).look()
@@ -441,5 +601,9 @@ def test_hostile_words_run_nothing_and_it_fits(browser, tmp_path, only):
     file.write_text(page.render(data.load(str(root))))
     for size in (PHONE, DESKTOP):
         tab, asked, errors = open_page(browser, file, viewport=size)
-        assert (tab.evaluate(f"window.{hostile.MARK}"), asked, errors) == (None, [file.as_uri()], [])
+        assert (tab.evaluate(f"window.{hostile.MARK}"), asked, errors) == (
+            None,
+            [file.as_uri()],
+            [],
+        )
         assert tab.evaluate("document.scrollingElement.scrollWidth") <= size["width"]

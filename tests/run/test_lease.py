@@ -1,4 +1,6 @@
-"""One session at a time on a run: whoever is alive keeps it, whoever is dead loses it, whatever the clocks say."""
+"""One session at a time on a run: whoever is alive keeps it, whoever is dead loses it, whatever the
+clocks say.
+"""
 
 import json
 import os
@@ -20,7 +22,9 @@ STALE = 45.0  # seconds of `Clock`
 
 
 class Clock(runs.Clock):
-    """Time that passes only while somebody waits for a session that is dead; real sleep while it is alive."""
+    """Time that passes only while somebody waits for a session that is dead; real sleep while it is
+    alive.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.holder, self.dead = folder / "lease.json", set[str]()
@@ -69,29 +73,40 @@ def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path, clock: 
     assert [path.name for path in (tmp_path / "sessions").iterdir()] == [f"{first.id}.json"]
 
 
-def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(tmp_path: Path, clock: Clock) -> None:
+def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(
+    tmp_path: Path, clock: Clock
+) -> None:
     lease.RunLease(str(tmp_path)).end("interrupted")
     second = lease.RunLease(str(tmp_path))
     second.end("complete")
-    code = f"import os; from raypd.run import lease; lease.RunLease({str(tmp_path)!r}); os.kill(os.getpid(), 9)"
+    code = (
+        f"import os; from raypd.run import lease; lease.RunLease({str(tmp_path)!r}); "
+        "os.kill(os.getpid(), 9)"
+    )
     assert lease.killed(str(tmp_path)) is None
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
     lines: list[str] = []
-    assert lease.killed(str(tmp_path)) not in (None, second.id)  # it is said at once, not after its heartbeat is missed
+    # It is said at once, not after its heartbeat is missed.
+    assert lease.killed(str(tmp_path)) not in (None, second.id)
     third = lease.RunLease(str(tmp_path), lines.append)
     assert clock.slept == 0
     assert "was killed: taking its place" in lines[0]
     third.end("complete")
 
 
-def test_a_lease_is_given_free_though_its_last_beat_was_not_answered_or_the_disk_is_full(tmp_path, monkeypatch) -> None:
+def test_a_lease_is_given_free_though_its_last_beat_was_not_answered_or_the_disk_is_full(
+    tmp_path, monkeypatch
+) -> None:
     first = lease.RunLease(str(tmp_path))
     first._ended.set()
     first._thread.join()
-    assert lease.storage.put_if(first._lease_path, first._lease(), first._version)  # it beat, and was not told so
+    # It beat, and was not told so.
+    assert lease.storage.put_if(first._lease_path, first._lease(), first._version)
     first.end("complete")
     with monkeypatch.context() as patched:
-        patched.setattr(lease.RunLease, "_write", full := Mock(side_effect=OSError("No space left on device")))
+        patched.setattr(
+            lease.RunLease, "_write", full := Mock(side_effect=OSError("No space left on device"))
+        )
         with lease.held(str(tmp_path), print):
             patched.setattr(lease.storage, "put_if", full)
     lease.RunLease(str(tmp_path)).end("complete")  # of the same process
@@ -106,7 +121,9 @@ def test_a_lease_that_was_edited_by_hand_holds_nobody(text, tmp_path: Path, cloc
 
 
 @pytest.mark.parametrize("shift", [-86400.0, 0.0, 86400.0])
-def test_a_heartbeat_from_another_machine_is_watched_not_compared(tmp_path, clock, elsewhere, shift) -> None:
+def test_a_heartbeat_from_another_machine_is_watched_not_compared(
+    tmp_path, clock, elsewhere, shift
+) -> None:
     first = lease.RunLease(str(tmp_path))
     clock.shift = shift
     with pytest.raises(RunError, match=first.id):
@@ -118,7 +135,9 @@ def test_a_heartbeat_from_another_machine_is_watched_not_compared(tmp_path, cloc
     second.end("complete")
 
 
-def test_a_clock_that_is_set_back_during_a_session_does_not_move_its_heartbeat(tmp_path: Path, clock: Clock) -> None:
+def test_a_clock_that_is_set_back_during_a_session_does_not_move_its_heartbeat(
+    tmp_path: Path, clock: Clock
+) -> None:
     session = lease.RunLease(str(tmp_path))
     clock.shift = -3600
     clock.now += 25
@@ -128,7 +147,9 @@ def test_a_clock_that_is_set_back_during_a_session_does_not_move_its_heartbeat(t
     assert (tree["began"], tree["seconds"]) == (session.began, 25)
 
 
-def test_a_session_that_was_silent_for_too_long_learns_that_it_lost_the_run(tmp_path, clock, elsewhere) -> None:
+def test_a_session_that_was_silent_for_too_long_learns_that_it_lost_the_run(
+    tmp_path, clock, elsewhere
+) -> None:
     first = lease.RunLease(str(tmp_path))
     clock.silence(first)
     second = lease.RunLease(str(tmp_path))
@@ -154,7 +175,9 @@ def test_of_many_that_start_at_once_one_wins(tmp_path, clock, elsewhere) -> None
 
 def test_storage_that_is_away_for_a_moment_ends_nothing(tmp_path: Path, monkeypatch) -> None:
     session = lease.RunLease(str(tmp_path))
-    put_if = Mock(wraps=lease.storage.put_if, side_effect=[OSError("503 SlowDown")] * 3 + [DEFAULT] * 10_000)
+    put_if = Mock(
+        wraps=lease.storage.put_if, side_effect=[OSError("503 SlowDown")] * 3 + [DEFAULT] * 10_000
+    )
     monkeypatch.setattr(lease.storage, "put_if", put_if)
     wait_for(lambda: put_if.call_count > 5)
     assert session.lost is None

@@ -1,4 +1,6 @@
-"""Which document kills its process is found in few deaths, whatever the unit's size, and nothing else is blamed."""
+"""Which document kills its process is found in few deaths, whatever the unit's size, and nothing
+else is blamed.
+"""
 
 import math
 from pathlib import Path
@@ -35,7 +37,7 @@ def test_the_culprits_are_found(rows: int, limit: int, where: tuple[float, ...])
     assert sorted([*answered, *culprits]) == list(range(rows))
 
 
-def test_a_kill_from_outside_blames_no_document_and_a_unit_without_checkpoints_is_given_up() -> None:
+def test_a_kill_from_outside_blames_no_document_and_a_unit_without_checkpoints_is_given_up():
     attempt: Attempt | None = Attempt()
     for _ in range(2):  # twice, whatever was decoded
         following = attempt.after_death(attempt.groups(range(100))[-1])
@@ -71,8 +73,12 @@ def test_deaths_outlive_worker_and_driver(tmp_path: Path) -> None:
     assert second.next("u") == (Attempt(), False)
 
 
-@pytest.mark.parametrize(("node", "here", "died"), [("n1", "n1", 1), ("n1", "n2", 1), ("n3", "n2", 0), ("n3", "n3", 1)])
-def test_a_process_that_went_with_its_node_blames_nobody(tmp_path: Path, node: str, here: str, died: int) -> None:
+@pytest.mark.parametrize(
+    ("node", "here", "died"), [("n1", "n1", 1), ("n1", "n2", 1), ("n3", "n2", 0), ("n3", "n3", 1)]
+)
+def test_a_process_that_went_with_its_node_blames_nobody(
+    tmp_path: Path, node: str, here: str, died: int
+) -> None:
     log(tmp_path, "s", node, "p1").begin("u", Attempt())
     assert log(tmp_path, "s", here, "p2").next("u") == (Attempt(1 + died, deaths=died), bool(died))
 

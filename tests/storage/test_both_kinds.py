@@ -1,4 +1,6 @@
-"""What the rest of raypd relies on, held for a local folder, a real S3 server, Azurite and Google's API alike."""
+"""What the rest of raypd relies on, held for a local folder, a real S3 server, Azurite and Google's
+API alike.
+"""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -55,10 +57,18 @@ def test_put_read_replace_and_delete(root: str) -> None:
     assert storage.read(path) == b"first"
     before = storage.version(path)
     conditional = ((path, b"third"), (path, b"fourth"), (storage.join(root, "other"), b""))
-    assert [storage.put_if(where, text, before) for where, text in conditional] == [True, False, False]
+    assert [storage.put_if(where, text, before) for where, text in conditional] == [
+        True,
+        False,
+        False,
+    ]
     assert storage.read(path) == b"third"
     storage.put(path, b"")
-    assert (storage.read(path), next(storage.find(path)).size, storage.exists(path)) == (b"", 0, True)
+    assert (storage.read(path), next(storage.find(path)).size, storage.exists(path)) == (
+        b"",
+        0,
+        True,
+    )
     assert storage.names(root) == ["a b+ü%41.txt"]
     for _ in range(2):
         storage.delete(path)
@@ -67,13 +77,17 @@ def test_put_read_replace_and_delete(root: str) -> None:
 
 def test_of_many_writers_at_once_one_wins(root: str) -> None:
     path = storage.join(root, "x")
-    texts = [b"%d" % i * 1000 for i in range(6)]  # short: weed looks at its condition before it has read a body
+    # Short: weed looks at its condition before it has read a body.
+    texts = [b"%d" % i * 1000 for i in range(6)]
     write = partial(storage.put_new, path)
     for _ in range(2):
         with ThreadPoolExecutor(6) as pool:
             won = list(pool.map(write, texts))
         assert (won.count(True), storage.read(path)) == (1, texts[won.index(True)])
-        write, texts = partial(storage.put_if, path, version=storage.version(path)), [2 * text for text in texts]
+        write, texts = (
+            partial(storage.put_if, path, version=storage.version(path)),
+            [2 * text for text in texts],
+        )
 
 
 def test_any_range_is_read_whole_from_an_offset_line_by_line_and_behind_the_end(root: str) -> None:
@@ -91,7 +105,10 @@ def test_any_range_is_read_whole_from_an_offset_line_by_line_and_behind_the_end(
     storage.put(path, data)
     with storage.open_file(path) as file:
         for _ in range(60):
-            begin, length = draws.randrange(300_000), draws.choice([1, 100, 40_000, 70_000, 200_000])
+            begin, length = (
+                draws.randrange(300_000),
+                draws.choice([1, 100, 40_000, 70_000, 200_000]),
+            )
             assert file.read_at(length, begin) == data[begin : begin + length]
         file.seek(65_530)
         assert (file.read(10), file.size()) == (data[65_530:65_540], 300_000)
@@ -110,7 +127,10 @@ def test_a_replaced_object_is_noticed_at_the_first_byte_and_between_two_reads(ro
             file.read()
     else:
         assert file.read() == b"a" * ((3 << 20) - 5)  # an open file stays what it was
-    for opened in (lambda: storage.open_read(path, 0, planned), lambda: storage.open_file(path, planned)):
+    for opened in (
+        lambda: storage.open_read(path, 0, planned),
+        lambda: storage.open_file(path, planned),
+    ):
         with pytest.raises(storage.Changed):
             opened().read()
     storage.delete(path)
@@ -123,26 +143,50 @@ def test_find_folders_globs_keys_and_hidden_names(root: str) -> None:
     fill(root, *seen, "_tmp/e.jsonl", "in/.f.jsonl")
     of_in = [name.removeprefix("in/") for name in seen[1:4]]
     for path, names in {
-        "": seen, "/": seen, "/in": of_in, "/in/**": of_in, "/in/b.jsonl": ["b.jsonl"], "/*.jsonl": ["a.jsonl"],
-        "/in*/*.jsonl": ["in/b.jsonl", "in2/g.jsonl"], "/in/deep/[!c].t?t": ["d.txt"], "/in/deep/[a-c]*": ["c.jsonl"],
+        "": seen,
+        "/": seen,
+        "/in": of_in,
+        "/in/**": of_in,
+        "/in/b.jsonl": ["b.jsonl"],
+        "/*.jsonl": ["a.jsonl"],
+        "/in*/*.jsonl": ["in/b.jsonl", "in2/g.jsonl"],
+        "/in/deep/[!c].t?t": ["d.txt"],
+        "/in/deep/[a-c]*": ["c.jsonl"],
         "/**/*.jsonl": [name for name in seen if name.endswith("l")],
-    }.items():  # fmt: skip
+    }.items():
         assert found(root + path) == names, path
-    for path, names in {"": [*seen, "_tmp/e.jsonl", "in/.f.jsonl"], "/in": [*of_in, ".f.jsonl"]}.items():
+    for path, names in {
+        "": [*seen, "_tmp/e.jsonl", "in/.f.jsonl"],
+        "/in": [*of_in, ".f.jsonl"],
+    }.items():
         assert sorted(item.name for item in storage.walk(root + path)) == sorted(names)
     assert storage.folders(root + "/in") == ["deep"]
-    assert [storage.is_folder(root + path) for path in ("/in", "/in/b.jsonl", "/i")] == [True, False, False]
+    assert [storage.is_folder(root + path) for path in ("/in", "/in/b.jsonl", "/i")] == [
+        True,
+        False,
+        False,
+    ]
     first = next(storage.find(root + "/in"))
     assert (first.size, storage.read(first.path)) == (10, b"in/b.jsonl")
     # A name with special characters is first of all a name.
     fill(root, "a[1].jsonl", "a1.jsonl", "b*.jsonl", "b1.jsonl")
-    for path, name in (("a[1].jsonl", "a[1].jsonl"), ("b*.jsonl", "b*.jsonl"), ("a[[]1].jsonl", "a[1].jsonl")):
+    for path, name in (
+        ("a[1].jsonl", "a[1].jsonl"),
+        ("b*.jsonl", "b*.jsonl"),
+        ("a[[]1].jsonl", "a[1].jsonl"),
+    ):
         assert found(f"{root}/{path}") == [name]
 
 
-@pytest.mark.parametrize(("path", "reason"), [
-    ("part", "no such .*did you mean .*/folder/parts\\?"), ("*.csv", "matches"), ("nothing/*.csv", "/folder/nothing"),
-    ("only", "only hidden")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("part", "no such .*did you mean .*/folder/parts\\?"),
+        ("*.csv", "matches"),
+        ("nothing/*.csv", "/folder/nothing"),
+        ("only", "only hidden"),
+    ],
+)
 def test_nothing_found_is_said_with_what_was_meant(root: str, path: str, reason: str) -> None:
     fill(root, "parts/a.jsonl", "only/_b.jsonl")
     with pytest.raises(InputError, match=f"^{root}/{path.replace('*', '[*]')}: .*{reason}"):
@@ -154,8 +198,11 @@ def test_nothing_is_no_folder_to_walk() -> None:
         assert look("/no/such/folder") == []
     assert storage.join("s3://b/p/", "units", "u") == "s3://b/p/units/u"
     assert (storage.absolute("s3://b/p/"), storage.absolute("file:///a/../b")) == ("s3://b/p", "/b")
-    for path, words in (("gcs://b", r"gcs://b: gcs:// is not a storage.*write gs://"),
-                        ("az://b@c", "hold no credentials"), ("s3://a b/x", "not the name of a bucket")):  # fmt: skip
+    for path, words in (
+        ("gcs://b", r"gcs://b: gcs:// is not a storage.*write gs://"),
+        ("az://b@c", "hold no credentials"),
+        ("s3://a b/x", "not the name of a bucket"),
+    ):
         with pytest.raises(InputError, match=words):
             storage.absolute(path)
 

@@ -1,4 +1,6 @@
-"""An S3 error in each operation, against a real server: what the user sees; an outage is never called damage."""
+"""An S3 error in each operation, against a real server: what the user sees; an outage is never
+called damage.
+"""
 
 import contextlib
 import errno
@@ -34,10 +36,14 @@ from tests.runs import parquet, run_here, says
 OBJECTS = 15  # three units of five
 # What a user does with a run, some of it in a folder that holds a complete one.
 OPERATIONS = {
-    "plan": plan, "verify": lambda run: verify(run.output.path, run),
+    "plan": plan,
+    "verify": lambda run: verify(run.output.path, run),
     "run": lambda run: driver.run_extract(run, build=fakes.build),
-    "load": lambda run: load.load_record(run.output.path, [f"storage.endpoint_url={run.storage.endpoint_url}"]),
-    "stored plan": lambda run: list(stored(run.output.path) or [])}  # fmt: skip
+    "load": lambda run: load.load_record(
+        run.output.path, [f"storage.endpoint_url={run.storage.endpoint_url}"]
+    ),
+    "stored plan": lambda run: list(stored(run.output.path) or []),
+}
 PLANNING_ENDED = r"/in/\d\d\.\w+: .*; planning ended there.*; the same command resumes$"
 NONE_READABLE = rf"(?s)forbidden: .*none of the {OBJECTS} objects can be read"
 
@@ -48,9 +54,15 @@ def line(id: str) -> bytes:
 
 @pytest.fixture
 def corpus(proxy: Proxy, bucket: str, config):
-    """Objects of one document each, ids 0, 1, 2, ..., half of them Parquet; makes configurations over them."""
+    """Objects of one document each, ids 0, 1, 2, ..., half of them Parquet; makes configurations
+    over them.
+    """
     for i in range(OBJECTS):
-        kind, data = ("parquet", parquet({"id": [str(i)], "title": ["t"]})) if i % 2 else ("jsonl", line(str(i)))
+        kind, data = (
+            ("parquet", parquet({"id": [str(i)], "title": ["t"]}))
+            if i % 2
+            else ("jsonl", line(str(i)))
+        )
         storage.put(f"{bucket}/in/{i:02d}.{kind}", data)
 
     def make(on_damaged: str = "skip", output: str = "out", read_timeout: int = 60) -> RunConfig:
@@ -68,17 +80,41 @@ def after(calls: int, text: str = "/in/"):
     return lambda method, path: text in path and "list-type" not in path and next(counter) > calls
 
 
-@pytest.mark.parametrize(("operation", "kind", "path", "calls", "error", "words"), [
-    *(("run", kind, "/in/", 10, RunError, PLANNING_ENDED) for kind in ("503", "500", "reset", "cut", "hang")),
-    ("plan", "503", "", None, RunError, r"overloaded.*planning ended there.*the same command resumes"),
-    ("plan", "403", "/in/", 0, InputError, NONE_READABLE), ("run", "403", "/in/", 0, InputError, NONE_READABLE),
-    ("run", "403", "/out", 0, ConfigError, r"output.path: .*/out.*: forbidden: .*need s3:PutObject"),
-    ("run", "503", "/out", None, storage.Unavailable, "overloaded"),
-    ("load", "503", "/out", None, storage.Unavailable, "overloaded"),
-    ("stored plan", "503", "/000000.parquet", 0, storage.Unavailable, "overloaded"),
-    ("verify", "503", "/out/units/", 0, RunError, "overloaded"), ("verify", "503", "/in/", 0, RunError, "overloaded"),
-])  # fmt: skip
-def test_what_the_user_sees(proxy, corpus, bucket, operation, kind, path, calls, error, words) -> None:
+@pytest.mark.parametrize(
+    ("operation", "kind", "path", "calls", "error", "words"),
+    [
+        *(
+            ("run", kind, "/in/", 10, RunError, PLANNING_ENDED)
+            for kind in ("503", "500", "reset", "cut", "hang")
+        ),
+        (
+            "plan",
+            "503",
+            "",
+            None,
+            RunError,
+            r"overloaded.*planning ended there.*the same command resumes",
+        ),
+        ("plan", "403", "/in/", 0, InputError, NONE_READABLE),
+        ("run", "403", "/in/", 0, InputError, NONE_READABLE),
+        (
+            "run",
+            "403",
+            "/out",
+            0,
+            ConfigError,
+            r"output.path: .*/out.*: forbidden: .*need s3:PutObject",
+        ),
+        ("run", "503", "/out", None, storage.Unavailable, "overloaded"),
+        ("load", "503", "/out", None, storage.Unavailable, "overloaded"),
+        ("stored plan", "503", "/000000.parquet", 0, storage.Unavailable, "overloaded"),
+        ("verify", "503", "/out/units/", 0, RunError, "overloaded"),
+        ("verify", "503", "/in/", 0, RunError, "overloaded"),
+    ],
+)
+def test_what_the_user_sees(
+    proxy, corpus, bucket, operation, kind, path, calls, error, words
+) -> None:
     """calls: that go well before, of those on objects; None: none does, nor a listing."""
     on_damaged = "fail" if operation == "run" and kind in ("cut", "403") else "skip"
     run = corpus(on_damaged, f"{bucket}/out", read_timeout=1 if kind == "hang" else 60)
@@ -95,7 +131,9 @@ def test_what_the_user_sees(proxy, corpus, bucket, operation, kind, path, calls,
     proxy.faults = Faults()
     units = plan(corpus(on_damaged))
     assert (units.documents, units.totals.damaged) == (OBJECTS, 0)
-    assert storage.exists(f"{run.output.path}/run.json") == (operation in ("load", "stored plan", "verify"))
+    assert storage.exists(f"{run.output.path}/run.json") == (
+        operation in ("load", "stored plan", "verify")
+    )
 
 
 def test_the_command_ends_with_one_line_and_exit_code_1(proxy, corpus, tmp_path) -> None:
@@ -104,10 +142,13 @@ def test_the_command_ends_with_one_line_and_exit_code_1(proxy, corpus, tmp_path)
     command = [sys.executable, "-m", "raypd", "extract", str(tmp_path / "run.yaml"), "model=fake"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (1, ""), done
-    assert re.fullmatch(r".*overloaded \(SlowDown\).*the same command resumes.*\n", done.stderr)  # one line
+    # One line.
+    assert re.fullmatch(r".*overloaded \(SlowDown\).*the same command resumes.*\n", done.stderr)
 
 
-def test_new_objects_during_an_outage_are_planned_by_the_next_command(proxy, corpus, bucket) -> None:
+def test_new_objects_during_an_outage_are_planned_by_the_next_command(
+    proxy, corpus, bucket
+) -> None:
     run = corpus()
     plan(run).keep(run.output.path)
     before = plan(run, run.output.path)
@@ -123,14 +164,22 @@ def test_new_objects_during_an_outage_are_planned_by_the_next_command(proxy, cor
 
 
 def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus, bucket) -> None:
-    proxy.faults = Faults(share=1.0, kinds=("403",), only=lambda method, path: "/in/07" in path or "/in/08" in path)
+    proxy.faults = Faults(
+        share=1.0, kinds=("403",), only=lambda method, path: "/in/07" in path or "/in/08" in path
+    )
     run = corpus(output=f"{bucket}/out")
     units = plan(run)
-    assert (units.documents, [unit.name for unit in units.damaged()]) == (OBJECTS - 2, ["07.parquet", "08.jsonl"])
+    assert (units.documents, [unit.name for unit in units.damaged()]) == (
+        OBJECTS - 2,
+        ["07.parquet", "08.jsonl"],
+    )
     assert all("forbidden: " in str(unit.damaged) for unit in units.damaged())
     console = Console(file=io.StringIO(), width=100)
     print_summary(driver.finish(run, run.output.path, run_here(run, planned=units)), console)
-    words = "left out: 2 units of the input that cannot be read", f"rows:     {bucket}/out/units/*.parquet"
+    words = (
+        "left out: 2 units of the input that cannot be read",
+        f"rows:     {bucket}/out/units/*.parquet",
+    )
     says(console.file.getvalue(), *words)
 
 
@@ -139,21 +188,40 @@ def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -
     units = plan(run)
     for unit in units:
         unreadable.add(unit, f"{unit.parts[0].path}: cannot be read: gone")
-    with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 3 units of it:\n  s3://.*on_damaged"):
+    with pytest.raises(
+        RunError,
+        match=r"(?s)nothing could be read of the input, 3 units of it:\n  s3://.*on_damaged",
+    ):
         driver.finish(run, run.output.path, units, unreadable)
 
 
-def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket, monkeypatch) -> None:
+def test_a_worker_tries_again_what_an_outage_kept_from_it(
+    proxy, corpus, bucket, monkeypatch
+) -> None:
     run = corpus(output=f"{bucket}/out")
     unit = next(iter(plan(run)))
     manifest.claim(run, run.output.path)
     worker, pauses = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=fakes.build)), []
-    monkeypatch.setattr("raypd.cluster.worker.time", SimpleNamespace(**{**vars(time), "sleep": pauses.append}))
+    monkeypatch.setattr(
+        "raypd.cluster.worker.time", SimpleNamespace(**{**vars(time), "sleep": pauses.append})
+    )
     with contextlib.closing(worker):
-        for kind, where in (("503", "/in/"), ("reset", "/in/"), ("503", "/out/units/"), ("reset", "/out/units/")):
-            proxy.faults = Faults(share=1.0, kinds=(kind,), only=lambda method, path, where=where: where in path)
+        for kind, where in (
+            ("503", "/in/"),
+            ("reset", "/in/"),
+            ("503", "/out/units/"),
+            ("reset", "/out/units/"),
+        ):
+            proxy.faults = Faults(
+                share=1.0, kinds=(kind,), only=lambda method, path, where=where: where in path
+            )
             result = worker.run(unit)
-            assert (result.retry, result.unreadable, result.fatal, pauses) == (True, False, False, [2.0, 4.0]), result
+            assert (result.retry, result.unreadable, result.fatal, pauses) == (
+                True,
+                False,
+                False,
+                [2.0, 4.0],
+            ), result
             pauses.clear()
         proxy.faults = Faults()
         assert worker.run(unit).ok == run.cluster.unit_documents
@@ -167,8 +235,13 @@ def files(tmp_path, monkeypatch: pytest.MonkeyPatch, config):
 
     def make(name: str, error: OSError) -> RunConfig:
         (tmp_path / name).write_bytes(b"x" * 1000)
-        real, failing = local.open_read, type("Failing", (io.BytesIO,), {"read": mock.Mock(side_effect=error)})
-        opened = lambda path, *given: failing(b"x" * 1000) if path.endswith(name) else real(path, *given)  # noqa: E731
+        real, failing = (
+            local.open_read,
+            type("Failing", (io.BytesIO,), {"read": mock.Mock(side_effect=error)}),
+        )
+        opened = lambda path, *given: (  # noqa: E731
+            failing(b"x" * 1000) if path.endswith(name) else real(path, *given)
+        )
         monkeypatch.setattr(local, "open_read", opened)
         return config(str(tmp_path), on_damaged="skip")
 
@@ -176,9 +249,13 @@ def files(tmp_path, monkeypatch: pytest.MonkeyPatch, config):
 
 
 @pytest.mark.parametrize("name", ["b.jsonl", "b.jsonl.gz", "b.jsonl.zst", "b.parquet"])
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOSPC, errno.ETIMEDOUT])
+@pytest.mark.parametrize(
+    "code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOSPC, errno.ETIMEDOUT]
+)
 def test_a_disk_or_mount_that_fails_is_not_damage_of_a_file(files, name, code) -> None:
-    with pytest.raises(RunError, match=rf"{name}: the disk says no; planning ended there.*the same command resumes"):
+    with pytest.raises(
+        RunError, match=rf"{name}: the disk says no; planning ended there.*the same command resumes"
+    ):
         plan(files(name, OSError(code, "the disk says no")))
 
 

@@ -1,4 +1,6 @@
-"""Whole runs on real Ray whose input and output lie on a real S3 server, behind a proxy that fails calls."""
+"""Whole runs on real Ray whose input and output lie on a real S3 server, behind a proxy that fails
+calls.
+"""
 
 import gzip
 import json
@@ -27,10 +29,17 @@ from tests.runs import run_process, with_keys
 
 @pytest.fixture
 def make(config, bucket: str):
-    """Makes configurations over `fill`'s input: make(endpoint, units_in_flight=1, partition={...})."""
+    """Makes configurations over `fill`'s input: make(endpoint, units_in_flight=1,
+    partition={...}).
+    """
 
     def made(endpoint: str, partition: dict[str, str] | None = None, **keys):
-        run = config(f"{bucket}/in/*/*", f"{bucket}/runs/one", {"endpoint_url": endpoint, "read_timeout": 5}, **keys)
+        run = config(
+            f"{bucket}/in/*/*",
+            f"{bucket}/runs/one",
+            {"endpoint_url": endpoint, "read_timeout": 5},
+            **keys,
+        )
         return with_keys(run, output={"partition": partition or {}})
 
     return made
@@ -39,10 +48,16 @@ def make(config, bucket: str):
 def fill(bucket: str, jsonl: int = 40, gz: int = 25, parquet: int = 35, title: str = "a") -> int:
     """Input of three kinds in two folders, ids 0, 1, 2, ...; how many documents."""
     rows = [{"id": str(i), "title": title} for i in range(jsonl + gz + parquet)]
-    text = ["".join(json.dumps(r) + "\n" for r in part).encode() for part in (rows[:jsonl], rows[jsonl : jsonl + gz])]
+    text = [
+        "".join(json.dumps(r) + "\n" for r in part).encode()
+        for part in (rows[:jsonl], rows[jsonl : jsonl + gz])
+    ]
     storage.put(f"{bucket}/in/text/a.jsonl", text[0])
     storage.put(f"{bucket}/in/text/b.jsonl.gz", gzip.compress(text[1]))
-    storage.put(f"{bucket}/in/tables/c.parquet", as_parquet(pa.Table.from_pylist(rows[jsonl + gz :]), row_group_size=8))
+    storage.put(
+        f"{bucket}/in/tables/c.parquet",
+        as_parquet(pa.Table.from_pylist(rows[jsonl + gz :]), row_group_size=8),
+    )
     return len(rows)
 
 
@@ -55,12 +70,21 @@ def ids(output: str) -> Counter[str]:
     return counts
 
 
-def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected, bucket, make, ray_here) -> None:
+def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(
+    connected, bucket, make, ray_here
+) -> None:
     count, run = fill(bucket), make(connected.url, {"date": "2026-11-20"})
     result = driver.run_extract(run, build=fakes.build)
-    assert (result.documents, result.ok, result.units, result.units_planned) == (count, count, 11, 11)
+    assert (result.documents, result.ok, result.units, result.units_planned) == (
+        count,
+        count,
+        11,
+        11,
+    )
     assert ids(run.output.path) == Counter(map(str, range(count)))
-    storage.put(f"{bucket}/in/text/d.jsonl", json.dumps({"id": str(count), "title": "new"}).encode())
+    storage.put(
+        f"{bucket}/in/text/d.jsonl", json.dumps({"id": str(count), "title": "new"}).encode()
+    )
     later = make(connected.url, {"date": "2026-11-21"})
     assert driver.run_extract(later, build=fakes.build).units == 12
     assert ids(run.output.path) == Counter(map(str, range(count + 1)))
@@ -69,15 +93,25 @@ def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected,
     (name,) = storage.names(f"{folder}/date=2026-11-21")
     assert writer.read_summary(run.output.path, name.removesuffix(".parquet")).documents == 1
     again = driver.run_extract(later, build=lambda *_: pytest.fail("a worker was built"))
-    assert json.loads(storage.read(f"{run.output.path}/manifest.json"))["documents"] == again.documents == count + 1
+    assert (
+        json.loads(storage.read(f"{run.output.path}/manifest.json"))["documents"]
+        == again.documents
+        == count + 1
+    )
     assert again.output == run.output.path
-    with pytest.raises(ConfigError, match=r"one/?: holds the run of another configuration.*input\.id_column"):
+    with pytest.raises(
+        ConfigError, match=r"one/?: holds the run of another configuration.*input\.id_column"
+    ):
         driver.run_extract(with_keys(run, input={"id_column": None}))
 
 
 @pytest.mark.slow
-def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucket, make, proxy, tmp_path) -> None:
-    """All that a run prints, writes, logs and raises is searched for the secret that it signed its requests with."""
+def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(
+    connected, bucket, make, proxy, tmp_path
+) -> None:
+    """All that a run prints, writes, logs and raises is searched for the secret that it signed its
+    requests with.
+    """
     count = fill(bucket, gz=10, parquet=10, title=f"until {tmp_path}/go")
     storage.put(f"{bucket}/in/first/a.jsonl", b'{"id": "60", "title": "a"}\n' * 10)
     proxy.faults = Faults(share=0.05, seed=2)
@@ -86,7 +120,13 @@ def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucke
     printed = ""
     try:
         ray.shutdown()  # that of other tests, whose logs are elsewhere
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=str(logs))
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=str(logs),
+        )
         run = with_keys(run, cluster={"address": ray.get_runtime_context().gcs_address})
         first = run_process(run, tmp_path)
         wait_for(lambda: first.poll() is not None or writer.committed(run.output.path))
@@ -108,7 +148,9 @@ def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucke
         texts |= {str(path): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
         assert len(texts) > 20
         secrets = (s3.SECRET.encode(), b"raypd-test-T0K3N-77")
-        assert [where for where, text in texts.items() if any(secret in text for secret in secrets)] == []
+        assert [
+            where for where, text in texts.items() if any(secret in text for secret in secrets)
+        ] == []
     finally:
         end_all()
         ray.shutdown()

@@ -1,4 +1,6 @@
-"""What is sent to S3, Google's and Azure's storage and made of their answers, where no test server knows them."""
+"""What is sent to S3, Google's and Azure's storage and made of their answers, where no test server
+knows them.
+"""
 
 import io
 import itertools
@@ -57,12 +59,17 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path):
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
-    nowhere = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none"))
+    nowhere = dict.fromkeys(
+        ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none")
+    )
     for name, value in {**environment(), **nowhere, "AWS_DEFAULT_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0)
+    monkeypatch.setattr(
+        "botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0
+    )
     monkeypatch.setattr("raypd.storage.s3.time.sleep", lambda seconds: None)
-    storage.configure(StorageConfig(max_attempts=9))  # a client of an earlier test is not taken again
+    # A client of an earlier test is not taken again.
+    storage.configure(StorageConfig(max_attempts=9))
     fake = Store()
     fake.use()
     yield fake
@@ -76,9 +83,17 @@ def refusal(code: str, message: str = "", status: int = 403, **headers: str):
 
 def parts_and_lists(request: AWSPreparedRequest) -> Answer:
     if request.method == "POST" and "uploads" in request.url:
-        return 200, {}, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+        return (
+            200,
+            {},
+            b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>",
+        )
     if request.method == "POST":
-        return 200, {}, b'<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>'
+        return (
+            200,
+            {},
+            b'<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>',
+        )
     return (200, {}, EMPTY) if "list-type" in request.url else (200, {"ETag": '"e"'}, b"")
 
 
@@ -92,7 +107,9 @@ def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: 
     assert store.header("x-amz-request-payer") == ["requester"] * len(store.requests)
     encryption = "x-amz-server-side-encryption"
     for request in store.requests:
-        write = (request.method == "PUT" and "partNumber" not in request.url) or "?uploads" in request.url
+        write = (
+            request.method == "PUT" and "partNumber" not in request.url
+        ) or "?uploads" in request.url
         own = [request.headers.get(name) for name in (encryption, f"{encryption}-aws-kms-key-id")]
         assert own == (["aws:kms", "arn:key"] if write else [None, None])
     assert store.header(encryption).count("aws:kms") == 2
@@ -111,55 +128,97 @@ def test_each_storage_has_settings_and_a_connection_of_its_own(store: Store) -> 
 
 
 def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
-    for glob, prefix in (("p/part-*.jsonl", "p%2Fpart-"), ("p/*/x", "p%2F"), ("**", ""), ("p/a[1]", "p%2Fa")):
+    for glob, prefix in (
+        ("p/part-*.jsonl", "p%2Fpart-"),
+        ("p/*/x", "p%2F"),
+        ("**", ""),
+        ("p/a[1]", "p%2Fa"),
+    ):
         store.requests.clear()
         with pytest.raises(InputError):
             list(storage.find(f"s3://bkt/{glob}"))
         assert re.search(r"[?&]prefix=([^&]*)", store.requests[-1].url)[1] == prefix
 
 
-@pytest.mark.parametrize(("code", "status", "of_the_store", "words"), [
-    ("NoSuchBucket", 404, False, "there is no bucket 'bkt'; check name"),
-    ("AccessDenied", 403, False, "forbidden: the credentials (env) need s3:"),
-    ("ExpiredToken", 400, True, "the credentials have expired: renew them; the same command resumes"),
-    ("InvalidAccessKeyId", 403, True, "does not accept the credentials (env)"),
-    ("SignatureDoesNotMatch", 403, True, "does not accept the credentials"),
-    ("RequestTimeTooSkewed", 403, True, "the clock of this machine is wrong"),
-    ("IllegalLocationConstraintException", 400, False, "is in region eu-west-1: set storage.region=eu-west-1"),
-    ("SlowDown", 503, True, "the store is overloaded (SlowDown), still so at attempt 3"),
-    ("ThrottlingException", 400, True, "overloaded"), ("TooManyRequests", 429, True, "overloaded"),
-    ("InternalError", 500, True, "the store answered InternalError to s3:"),
-    ("RequestTimeout", 400, True, "the store answered RequestTimeout"),
-    ("InvalidObjectState", 403, False, "the object is archived"),
-    ("NotImplemented", 501, False, "the store answered NotImplemented"), ("Odd", 502, True, "the store answered Odd"),
-    ("Odd", 400, False, "the store says: you sent ***")])  # fmt: skip
-def test_a_refusal_says_what_to_do_and_whether_it_is_about_the_store(store, code, status, of_the_store, words) -> None:
-    store.answer = refusal(code, f"you sent {SECRET}", status, **{"x-amz-bucket-region": "eu-west-1"})
-    for n, call in enumerate((
-        lambda path: list(storage.find(path)), storage.read, lambda path: storage.put_new(path, b""),
-        lambda path: storage.open_file(path, None, 10).read())):  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "status", "of_the_store", "words"),
+    [
+        ("NoSuchBucket", 404, False, "there is no bucket 'bkt'; check name"),
+        ("AccessDenied", 403, False, "forbidden: the credentials (env) need s3:"),
+        (
+            "ExpiredToken",
+            400,
+            True,
+            "the credentials have expired: renew them; the same command resumes",
+        ),
+        ("InvalidAccessKeyId", 403, True, "does not accept the credentials (env)"),
+        ("SignatureDoesNotMatch", 403, True, "does not accept the credentials"),
+        ("RequestTimeTooSkewed", 403, True, "the clock of this machine is wrong"),
+        (
+            "IllegalLocationConstraintException",
+            400,
+            False,
+            "is in region eu-west-1: set storage.region=eu-west-1",
+        ),
+        ("SlowDown", 503, True, "the store is overloaded (SlowDown), still so at attempt 3"),
+        ("ThrottlingException", 400, True, "overloaded"),
+        ("TooManyRequests", 429, True, "overloaded"),
+        ("InternalError", 500, True, "the store answered InternalError to s3:"),
+        ("RequestTimeout", 400, True, "the store answered RequestTimeout"),
+        ("InvalidObjectState", 403, False, "the object is archived"),
+        ("NotImplemented", 501, False, "the store answered NotImplemented"),
+        ("Odd", 502, True, "the store answered Odd"),
+        ("Odd", 400, False, "the store says: you sent ***"),
+    ],
+)
+def test_a_refusal_says_what_to_do_and_whether_it_is_about_the_store(
+    store, code, status, of_the_store, words
+) -> None:
+    store.answer = refusal(
+        code, f"you sent {SECRET}", status, **{"x-amz-bucket-region": "eu-west-1"}
+    )
+    for n, call in enumerate(
+        (
+            lambda path: list(storage.find(path)),
+            storage.read,
+            lambda path: storage.put_new(path, b""),
+            lambda path: storage.open_file(path, None, 10).read(),
+        )
+    ):
         kind = storage.StorageError if n else InputError
-        with pytest.raises(storage.Unavailable if of_the_store else kind, match=r"^s3://bkt/a: ") as caught:
+        with pytest.raises(
+            storage.Unavailable if of_the_store else kind, match=r"^s3://bkt/a: "
+        ) as caught:
             call("s3://bkt/a")
-        assert (isinstance(caught.value, storage.Unavailable), words in str(caught.value)) == (of_the_store, True)
+        assert (isinstance(caught.value, storage.Unavailable), words in str(caught.value)) == (
+            of_the_store,
+            True,
+        )
         assert SECRET not in repr(caught.value) + str(caught.value)
 
 
-def test_a_body_that_breaks_off_and_lost_credentials_are_outages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_breaks_off_and_lost_credentials_are_outages(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = mock.PropertyMock(side_effect=ProtocolError("Connection broken: reset"))
     monkeypatch.setattr(AWSResponse, "content", broken)
     with pytest.raises(storage.Unavailable, match=r"s3://bkt/f.*Connection broken"):
         list(storage.walk("s3://bkt/f"))
-    words = "Credentials were refreshed, but the refreshed credentials are still expired."  # as botocore says it
+    # As botocore says it.
+    words = "Credentials were refreshed, but the refreshed credentials are still expired."
     store.answer = mock.Mock(side_effect=RuntimeError(words))
-    with pytest.raises(storage.Unavailable, match=r"s3://bkt/a: .*still expired; renew the credentials"):
+    with pytest.raises(
+        storage.Unavailable, match=r"s3://bkt/a: .*still expired; renew the credentials"
+    ):
         storage.read("s3://bkt/a")
 
 
 def test_a_bucket_in_another_region_is_followed_where_the_store_says_which(store: Store) -> None:
     def redirect(request: AWSPreparedRequest) -> Answer:
         if "eu-west-1" not in request.url:
-            return refusal("PermanentRedirect", "", 301, **{"x-amz-bucket-region": "eu-west-1"})(request)
+            return refusal("PermanentRedirect", "", 301, **{"x-amz-bucket-region": "eu-west-1"})(
+                request
+            )
         return parts_and_lists(request)
 
     store.answer = redirect
@@ -169,7 +228,9 @@ def test_a_bucket_in_another_region_is_followed_where_the_store_says_which(store
 def test_a_head_that_gives_no_reason_is_looked_into(store: Store) -> None:
     listing: dict[str, Answer] = {}
     store.answer = lambda request: listing["is"] if "list-type" in request.url else (403, {}, b"")
-    longer_key = b"<ListBucketResult><Contents><Key>ab</Key><Size>1</Size></Contents></ListBucketResult>"
+    longer_key = (
+        b"<ListBucketResult><Contents><Key>ab</Key><Size>1</Size></Contents></ListBucketResult>"
+    )
     # With s3:ListBucket under a prefix alone, S3 calls a key that does not exist forbidden.
     for listed in (EMPTY, longer_key):
         listing["is"] = (200, {}, listed)
@@ -177,8 +238,10 @@ def test_a_head_that_gives_no_reason_is_looked_into(store: Store) -> None:
         with pytest.raises(FileNotFoundError):
             storage.read("s3://bkt/a")
     own_key = (200, {}, longer_key.replace(b">ab<", b">a<"))
-    for listing["is"], words in ((own_key, r"forbidden: .* need s3:GetObject"),
-                                 (refusal("ExpiredToken", "", 400)(None), "credentials have expired")):  # fmt: skip
+    for listing["is"], words in (
+        (own_key, r"forbidden: .* need s3:GetObject"),
+        (refusal("ExpiredToken", "", 400)(None), "credentials have expired"),
+    ):
         with pytest.raises(storage.StorageError, match=words):
             storage.exists("s3://bkt/a")
 
@@ -186,8 +249,10 @@ def test_a_head_that_gives_no_reason_is_looked_into(store: Store) -> None:
 def test_no_credentials_and_no_such_profile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    for profile, words in ((None, r"s3://bkt/a: Unable to locate credentials: set AWS_ACCESS_KEY_ID"),
-                           ("nightly", r"profile \(nightly\) could not be found; it is storage.profile")):  # fmt: skip
+    for profile, words in (
+        (None, r"s3://bkt/a: Unable to locate credentials: set AWS_ACCESS_KEY_ID"),
+        ("nightly", r"profile \(nightly\) could not be found; it is storage.profile"),
+    ):
         storage.configure(StorageConfig(profile=profile))
         with pytest.raises(InputError, match=words):
             list(storage.find("s3://bkt/a"))
@@ -212,15 +277,21 @@ def test_a_refusal_whose_body_breaks_off_is_asked_for_again(store: Store) -> Non
     with pytest.raises(FileNotFoundError):
         storage.read("s3://bkt/a")
     store.answer = cut
-    with pytest.raises(storage.Unavailable, match=r"broke off 3 times, .* byte 0 .*Connection broken"):
+    with pytest.raises(
+        storage.Unavailable, match=r"broke off 3 times, .* byte 0 .*Connection broken"
+    ):
         storage.read("s3://bkt/a")
 
 
 def test_a_store_without_conditional_writes_is_refused_at_the_start_of_a_run(store: Store) -> None:
-    with pytest.raises(RunError, match=r"output\.path s3://bkt/run: the store there ignores conditional writes"):
+    with pytest.raises(
+        RunError, match=r"output\.path s3://bkt/run: the store there ignores conditional writes"
+    ):
         lease.RunLease("s3://bkt/run")
     store.answer = refusal("NotImplemented", "If-None-Match is not known", 501)
-    with pytest.raises(storage.StorageError, match=r"answered NotImplemented .* If-None-Match is not known"):
+    with pytest.raises(
+        storage.StorageError, match=r"answered NotImplemented .* If-None-Match is not known"
+    ):
         lease.RunLease("s3://bkt/run")
 
 
@@ -232,9 +303,9 @@ def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
             return 200, {}, EMPTY
         token = re.search(r"continuation-token=(\d+)", request.url)
         begin = int(token[1]) if token else 0
-        text = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{begin + 1000}</NextContinuationToken>"
+        text = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{begin + 1000}</NextContinuationToken>"  # noqa: E501
         for i in range(begin, begin + 1000):
-            text += f"<Contents><Key>in/{i:09d}.jsonl</Key><Size>{i}</Size><ETag>&quot;{i:x}&quot;</ETag></Contents>"
+            text += f"<Contents><Key>in/{i:09d}.jsonl</Key><Size>{i}</Size><ETag>&quot;{i:x}&quot;</ETag></Contents>"  # noqa: E501
         return 200, {}, f"<ListBucketResult>{text}</ListBucketResult>".encode()
 
     store.answer = page
@@ -248,7 +319,11 @@ def test_a_store_that_does_not_know_if_match_is_not_believed(store: Store) -> No
 
     def answer(request: AWSPreparedRequest) -> Answer:
         begin = int(request.headers["Range"].removeprefix("bytes=").split("-")[0])
-        return 206, {"ETag": next(etags), "Content-Range": f"bytes {begin}-x/{5 << 20}"}, b"x" * (1 << 20)
+        return (
+            206,
+            {"ETag": next(etags), "Content-Range": f"bytes {begin}-x/{5 << 20}"},
+            b"x" * (1 << 20),
+        )
 
     store.answer = answer
     file = storage.open_file("s3://bkt/a", "one")
@@ -260,22 +335,46 @@ def test_a_store_that_does_not_know_if_match_is_not_believed(store: Store) -> No
 def test_a_store_without_ranges_is_used_for_what_is_small_and_else_refused(store: Store) -> None:
     store.answer = lambda request: (200, {"ETag": '"e"'}, b"0123456789")
     assert storage.read("s3://bkt/a") == b"0123456789"
-    with storage.open_read("s3://bkt/a", 5) as file, pytest.raises(storage.StorageError, match="for a range of bytes"):
+    with (
+        storage.open_read("s3://bkt/a", 5) as file,
+        pytest.raises(storage.StorageError, match="for a range of bytes"),
+    ):
         file.read()
 
 
-@pytest.mark.parametrize(("status", "code", "kind", "words"), [
-    (401, "", storage.Unavailable, "401 .*refuses these credentials.*set GOOGLE_APPLICATION_CREDENTIALS"),
-    (403, "AccessDenied", storage.StorageError, r"forbidden: .* must allow to (read|write|list) here .*403 AccessD"),
-    (400, "InvalidArgument", storage.StorageError, "answered 400 InvalidArgument to"),
-    (404, "NoSuchBucket", storage.StorageError, "there is no gs://bucket"),
-    (429, "SlowDown", storage.Unavailable, "429"), (503, "", storage.Unavailable, "answered 503")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "words"),
+    [
+        (
+            401,
+            "",
+            storage.Unavailable,
+            "401 .*refuses these credentials.*set GOOGLE_APPLICATION_CREDENTIALS",
+        ),
+        (
+            403,
+            "AccessDenied",
+            storage.StorageError,
+            r"forbidden: .* must allow to (read|write|list) here .*403 AccessD",
+        ),
+        (400, "InvalidArgument", storage.StorageError, "answered 400 InvalidArgument to"),
+        (404, "NoSuchBucket", storage.StorageError, "there is no gs://bucket"),
+        (429, "SlowDown", storage.Unavailable, "429"),
+        (503, "", storage.Unavailable, "answered 503"),
+    ],
+)
 def test_refusals_name_the_path_and_what_to_do(google, gs, status, code, kind, words) -> None:
     storage.configure(StorageConfig(max_attempts=2))
     secret = "a-s3cret-token"
-    google.fail = lambda call: Reply(status, f"<Error><Code>{code}</Code><M>{secret}</M></Error>".encode())
+    google.fail = lambda call: Reply(
+        status, f"<Error><Code>{code}</Code><M>{secret}</M></Error>".encode()
+    )
     path = f"{gs}/folder/x"
-    reads = (lambda: storage.read(path), lambda: storage.put_new(path, b"x"), lambda: storage.names(f"{gs}/folder"))
+    reads = (
+        lambda: storage.read(path),
+        lambda: storage.put_new(path, b"x"),
+        lambda: storage.names(f"{gs}/folder"),
+    )
     for ask in reads:
         with pytest.raises(kind, match=f"^{gs}/folder.*: .*{words}") as caught:
             ask()
@@ -305,7 +404,9 @@ def test_what_passes_is_tried_again_and_what_was_sent_twice_is_written_once(goog
 
 def test_a_body_that_breaks_off_is_taken_up_or_an_outage(google, gs) -> None:
     storage.put(f"{gs}/x", bytes(range(256)) * 4000)
-    google.fail = lambda call: replace(google.answer(call), broken="cut") if call.method == "GET" else None
+    google.fail = lambda call: (
+        replace(google.answer(call), broken="cut") if call.method == "GET" else None
+    )
     with pytest.raises(storage.Unavailable, match=f"{gs}/x: "):
         storage.read(f"{gs}/x")
 
@@ -315,11 +416,15 @@ def test_without_the_extra_a_bucket_or_credentials(az, monkeypatch) -> None:
         storage.put("az://no-such/x", b"")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "bm8=")
     storage.configure(StorageConfig(max_attempts=2))
-    with pytest.raises(storage.StorageError, match=f"{az}/x: forbidden: .* must allow to read here .*403 Authoriz"):
+    with pytest.raises(
+        storage.StorageError, match=f"{az}/x: forbidden: .* must allow to read here .*403 Authoriz"
+    ):
         storage.read(f"{az}/x")
     assert storage.absolute(f"{(box := 'abfss://box@account.dfs.core.windows.net/a')}/") == box
     with pytest.raises(InputError, match="write gs://bucket/prefix"):
         storage.absolute("abfss://box/a")
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ConfigError, match=r"gs://b/x needs the package obstore: pip install 'raypd\[cloud\]'"):
+    with pytest.raises(
+        ConfigError, match=r"gs://b/x needs the package obstore: pip install 'raypd\[cloud\]'"
+    ):
         storage.read("gs://b/x")

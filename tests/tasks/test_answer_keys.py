@@ -1,4 +1,6 @@
-"""ANSWER_KEYS against what the tasks do: a key that it leaves out changes no row, one that it names arrives."""
+"""ANSWER_KEYS against what the tasks do: a key that it leaves out changes no row, one that it names
+arrives.
+"""
 
 import dataclasses
 from importlib import import_module
@@ -27,14 +29,24 @@ from tests.tiny import tiny_model, tiny_tokenizer
 
 CONTEXT = 4096
 PROMPTS = ["Hi", "größe {}", ["1?", "2?"]]
-DOCUMENTS = {"extraction": [test_extraction.document(i, f"title {i} " * (i + 1)) for i in range(4)],
-             "question_answering": test_question_answering.RAGGED,
-             "generation": [Document(i, f"id{i}", {"prompt": text}) for i, text in enumerate(PROMPTS)]}  # fmt: skip
+DOCUMENTS = {
+    "extraction": [test_extraction.document(i, f"title {i} " * (i + 1)) for i in range(4)],
+    "question_answering": test_question_answering.RAGGED,
+    "generation": [Document(i, f"id{i}", {"prompt": text}) for i, text in enumerate(PROMPTS)],
+}
 SMALL = {"max_value_tokens": 9, "max_new_tokens": 14, "stacked_documents": 2, "mask_tokens": 3}
 OTHERS = ("pasta", "apar_medusa")  # the program of the latter is that of apar
 PROGRAMS = [
-    *((task, name) for task in (extraction, question_answering) for name in METHODS[task.__name__.split(".")[-1]]),
-    *((import_module(REGISTRY[n].text_method.partition(":")[0]), n) for n in METHODS["generation"] if n not in OTHERS),
+    *(
+        (task, name)
+        for task in (extraction, question_answering)
+        for name in METHODS[task.__name__.split(".")[-1]]
+    ),
+    *(
+        (import_module(REGISTRY[n].text_method.partition(":")[0]), n)
+        for n in METHODS["generation"]
+        if n not in OTHERS
+    ),
     (import_module("raypd.decoding.methods.pasta"), "Interpreter"),
 ]
 
@@ -50,7 +62,9 @@ def folders(tmp_path_factory) -> list[str]:
 
 def load(config: ModelConfig) -> LoadedModel:
     """A tiny model that has all control tokens; of the name "small" another one."""
-    model = tiny_model("llama", seed=1 if config.name == "small" else 0, max_position_embeddings=CONTEXT)
+    model = tiny_model(
+        "llama", seed=1 if config.name == "small" else 0, max_position_embeddings=CONTEXT
+    )
     tokenizer = tiny_tokenizer()
     for method in ("apar", "space"):
         add_control_tokens(model, tokenizer, method)
@@ -59,7 +73,10 @@ def load(config: ModelConfig) -> LoadedModel:
 
 
 def config_of(kind: str, folders: list[str], **decoding) -> RunConfig:
-    tasks = {"question_answering": {"kind": kind, "max_answer_tokens": 8}, "generation": {"kind": kind}}
+    tasks = {
+        "question_answering": {"kind": kind, "max_answer_tokens": 8},
+        "generation": {"kind": kind},
+    }
     task = tasks.get(kind, test_extraction.TREE["task"])
     decoding = {"heads": folders[0], **SMALL, **decoding}
     return run_config(task, model={"dtype": "float64"}, decoding=decoding)
@@ -68,7 +85,8 @@ def config_of(kind: str, folders: list[str], **decoding) -> RunConfig:
 def changed(config: RunConfig, key: str, folders: list[str]) -> RunConfig:
     """The configuration with another value of a key of `decoding`."""
     value = {"heads": folders[1]}.get(key) or others(config, key)[0]
-    value = 3 * value if isinstance(value, int) else value  # not so near that answers hardly feel it
+    # Not so near that answers hardly feel it.
+    value = 3 * value if isinstance(value, int) else value
     tree = config.model_dump()
     *above, last = key.split(".")
     (tree["decoding"][above[0]] if above else tree["decoding"])[last] = value
@@ -79,7 +97,9 @@ def rows_of(parts: WorkerComponents, documents: list[Document]):
     """Every output row, in an order of its own."""
     records, _ = answer(parts.task, documents, parts.engine, sampling=parts.sampling)
     rows = [(record.index, record.error, record.columns) for record in records]
-    return sorted(rows, key=lambda row: (row[0], row[2].get("question_id", ""), row[2].get("turn", 0)))
+    return sorted(
+        rows, key=lambda row: (row[0], row[2].get("question_id", ""), row[2].get("turn", 0))
+    )
 
 
 def leaves(tree, at: str = ""):
@@ -93,13 +113,17 @@ def leaves(tree, at: str = ""):
 
 @pytest.mark.parametrize(("kind", "method", "isolate", "temperature"), uses())
 def test_what_is_left_out_changes_no_row(kind, method, isolate, temperature, folders) -> None:
-    config = config_of(kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature})
+    config = config_of(
+        kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature}
+    )
     idle, other = config.decoding.idle_keys(kind), config
     assert idle
     for key in idle:
         other = changed(other, key, folders)
     assert other.decoding.idle_keys(kind) == idle
-    rows, again = (list(leaves(rows_of(build(c, None, load), DOCUMENTS[kind]))) for c in (config, other))
+    rows, again = (
+        list(leaves(rows_of(build(c, None, load), DOCUMENTS[kind]))) for c in (config, other)
+    )
     assert len(rows) > 10
     for (at, value), (where, now) in zip(rows, again, strict=True):
         expected = pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
@@ -117,13 +141,16 @@ def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monk
         heard.clear()
         parts = build(config, None, lambda model: heard.append(model.name) or load(model))
         requests = list(parts.task.plan(DOCUMENTS[kind]))
-        return [*heard, plain(parts.sampling),
-                *(request.seed for request in requests)]  # fmt: skip
+        return [*heard, plain(parts.sampling), *(request.seed for request in requests)]
 
-    config = config_of(kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature})
+    config = config_of(
+        kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature}
+    )
     before = arrives(config)
     for key in sorted({*DECODING_KEYS} - {"method"} - config.decoding.idle_keys(kind)):
-        assert arrives(changed(config, key, folders)) != before, f"decoding.{key} is used by no program of {method}"
+        assert arrives(changed(config, key, folders)) != before, (
+            f"decoding.{key} is used by no program of {method}"
+        )
 
 
 def spy(program, name: str, heard):
@@ -137,7 +164,9 @@ def spy(program, name: str, heard):
 
 
 def plain(value):
-    """What two calls can be compared by; of heads their number, of other objects their kind alone."""
+    """What two calls can be compared by; of heads their number, of other objects their kind
+    alone.
+    """
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -151,7 +180,14 @@ def plain(value):
 
 @pytest.mark.parametrize("kind", ["question_answering", "generation"])
 def test_other_tasks_read_the_same_documents_whatever_extraction_would_read(kind, tmp_path) -> None:
-    fields = {"context": "c", "questions": ["q"], "prompt": "p", "title": "t", "other": 3, "category": "x"}
+    fields = {
+        "context": "c",
+        "questions": ["q"],
+        "prompt": "p",
+        "title": "t",
+        "other": 3,
+        "category": "x",
+    }
     rows = [{"id": str(i), **fields} for i in range(3)]
     write_rows(tmp_path / "a.jsonl", rows)
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")

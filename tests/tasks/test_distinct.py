@@ -1,4 +1,6 @@
-"""Documents that say the same are decoded once; documents in windows: no text is left out, the surest value counts."""
+"""Documents that say the same are decoded once; documents in windows: no text is left out, the
+surest value counts.
+"""
 
 import json
 import re
@@ -30,13 +32,19 @@ EXTRACTION = {"task": {"categories": CATEGORIES}, "decoding": {"method": "hyper_
 
 
 def configured(**tree) -> RunConfig:
-    return RunConfig.model_validate({key: {**BASE.get(key, {}), **tree.get(key, {})} for key in {*BASE, *tree}})
+    return RunConfig.model_validate(
+        {key: {**BASE.get(key, {}), **tree.get(key, {})} for key in {*BASE, *tree}}
+    )
 
 
 def documents(*fields) -> list[Document]:
     """Documents with these fields; of a text, the error that it says."""
-    return [Document(i, f"id{i}", {}, one, place=i) if isinstance(one, str) else Document(i, f"id{i}", {"id": i, **one})
-            for i, one in enumerate(fields)]  # fmt: skip
+    return [
+        Document(i, f"id{i}", {}, one, place=i)
+        if isinstance(one, str)
+        else Document(i, f"id{i}", {"id": i, **one})
+        for i, one in enumerate(fields)
+    ]
 
 
 def offer(title: str, category: str = "shoes", **more):
@@ -45,22 +53,41 @@ def offer(title: str, category: str = "shoes", **more):
 
 CASES = {
     "extraction": (  # both broken ones stay
-        6, configured(**EXTRACTION),
-        documents(offer("Boot"), offer("Boot", price=3), "broken", offer("Boot", "tea"), "broken", offer("Sandal"),
-                  offer("Boot", price=4), offer(""), offer("Sandal"), offer("")),
+        6,
+        configured(**EXTRACTION),
+        documents(
+            offer("Boot"),
+            offer("Boot", price=3),
+            "broken",
+            offer("Boot", "tea"),
+            "broken",
+            offer("Sandal"),
+            offer("Boot", price=4),
+            offer(""),
+            offer("Sandal"),
+            offer(""),
+        ),
     ),
     "windows": (
-        2, configured(task={"categories": CATEGORIES, "too_long": "windows", "max_document_tokens": 40}),
+        2,
+        configured(
+            task={"categories": CATEGORIES, "too_long": "windows", "max_document_tokens": 40}
+        ),
         documents(offer("Boot " * 30), offer("Clog"), offer("Boot " * 30)),
     ),
     "questions": (
-        2, configured(task={"kind": "question_answering"}),
+        2,
+        configured(task={"kind": "question_answering"}),
         documents(*({"context": "Ice.", "questions": QUESTIONS[:count]} for count in (2, 1, 2))),
     ),
     "conversations": (
-        2, configured(task={"kind": "generation"}),
-        documents(*({"prompt": prompt} for prompt in (["Hello", "Again"], "Hello", ["Hello", "Again"]))),
-    )}  # fmt: skip
+        2,
+        configured(task={"kind": "generation"}),
+        documents(
+            *({"prompt": prompt} for prompt in (["Hello", "Again"], "Hello", ["Hello", "Again"]))
+        ),
+    ),
+}
 
 
 class Counting:
@@ -75,7 +102,9 @@ class Counting:
 
 
 def shown(record: Record) -> str:
-    """A record's columns; which of windows that say the same is surest is left out, as passes of other sizes round."""
+    """A record's columns; which of windows that say the same is surest is left out, as passes of
+    other sizes round.
+    """
     text = re.sub(r'"window": \d', "", json.dumps(record.columns))
     return re.sub(r"0\.\d+", lambda found: f"{float(found[0]):.3f}", text)
 
@@ -99,20 +128,37 @@ def test_a_request_that_fails_fails_for_all() -> None:
     _, config, given = CASES["extraction"]
     plan = Distinct(build_task(config, tiny_tokenizer(), 2048), config).plan(given)
     request = next(item for item in plan if isinstance(item, Request))
-    assert (request.documents, request.fail("lost")) == ([0, 1, 6], [Record(row, error="lost") for row in (0, 1, 6)])
+    assert (request.documents, request.fail("lost")) == (
+        [0, 1, 6],
+        [Record(row, error="lost") for row in (0, 1, 6)],
+    )
 
 
-@pytest.mark.parametrize(("tree", "same"), [
-    (EXTRACTION, True), ({**EXTRACTION, "decoding": {"method": "guided"}}, True),
-    ({**EXTRACTION, "decoding": {"sampling": {"temperature": 0.5}}}, False),
-    ({**EXTRACTION, "decoding": {"method": "hyper_parallel", "isolate": "none", "stacked_documents": 4}}, False),
-    ({"task": {"kind": "generation"}}, True), ({"task": {"kind": "generation", "openai": True}}, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tree", "same"),
+    [
+        (EXTRACTION, True),
+        ({**EXTRACTION, "decoding": {"method": "guided"}}, True),
+        ({**EXTRACTION, "decoding": {"sampling": {"temperature": 0.5}}}, False),
+        (
+            {
+                **EXTRACTION,
+                "decoding": {"method": "hyper_parallel", "isolate": "none", "stacked_documents": 4},
+            },
+            False,
+        ),
+        ({"task": {"kind": "generation"}}, True),
+        ({"task": {"kind": "generation", "openai": True}}, False),
+    ],
+)
 def test_only_where_an_answer_is_the_documents_alone(tree, same: bool) -> None:
     assert gives_the_same(configured(**tree)) == same
 
 
 def encode(text: str) -> list[int]:
-    """Up to four letters, or white space before one, are a token: a whole may have fewer than its parts, or more."""
+    """Up to four letters, or white space before one, are a token: a whole may have fewer than its
+    parts, or more.
+    """
     return [hash(token) for token in re.findall(r"\s?\w{1,4}|\s+|[^\w\s]", text)]
 
 
@@ -124,7 +170,10 @@ def test_windows_hold_all_of_the_text(text: str, most: int) -> None:
         assert begin <= reached < begin + len(own)  # nothing between two, and each goes on
         assert len(tokens) <= most
         reached = begin + len(own)
-    assert (reached, [begin for begin, *_ in found]) == (len(text), sorted({begin for begin, *_ in found}))
+    assert (reached, [begin for begin, *_ in found]) == (
+        len(text),
+        sorted({begin for begin, *_ in found}),
+    )
 
 
 def test_windows_end_with_sentences_and_overlap() -> None:
@@ -135,11 +184,26 @@ def test_windows_end_with_sentences_and_overlap() -> None:
 
 
 def test_the_surest_value_counts_and_lists_are_united() -> None:
-    attributes = [Attribute(name="a"), Attribute(name="b"), Attribute(name="c", many=True, max_items=3)]
-    of_windows = [[("x", 0.4), (None, 0.9), (["p", "q"], 0.8)], [(None, 0.99), (None, 0.95), (["q", "r", "s"], 0.5)],
-                  [("y", 0.6), (None, 0.3), (None, 0.7)]]  # fmt: skip
-    found = merged(attributes, [[(CheckedValue("null" if value is None else "ok", value, ""), rating)
-                                 for value, rating in own] for own in of_windows])  # fmt: skip
+    attributes = [
+        Attribute(name="a"),
+        Attribute(name="b"),
+        Attribute(name="c", many=True, max_items=3),
+    ]
+    of_windows = [
+        [("x", 0.4), (None, 0.9), (["p", "q"], 0.8)],
+        [(None, 0.99), (None, 0.95), (["q", "r", "s"], 0.5)],
+        [("y", 0.6), (None, 0.3), (None, 0.7)],
+    ]
+    found = merged(
+        attributes,
+        [
+            [
+                (CheckedValue("null" if value is None else "ok", value, ""), rating)
+                for value, rating in own
+            ]
+            for own in of_windows
+        ],
+    )
     expected = [(2, "y", 0.6), (1, None, 0.95), (0, ["p", "q", "r"], 0.5)]
     assert [(window, one.value, rating) for window, (one, rating) in found] == expected
 
@@ -156,7 +220,9 @@ def test_a_long_document_is_answered_window_by_window() -> None:
     alone._bodies = lambda one, category: [_Body(one, *parts[one.index][1:])]
     single = answers(alone, [document(number) for number in range(len(parts))])
     for value in long["values"]:
-        (own,) = (one for one in single[value["window"]].columns["values"] if one["name"] == value["name"])
+        (own,) = (
+            one for one in single[value["window"]].columns["values"] if one["name"] == value["name"]
+        )
         assert (value["value"], value["status"]) == (own["value"], own["status"])
         # In float32 a product of other sizes rounds otherwise.
         assert value["confidence"] == pytest.approx(own["confidence"], abs=1e-6)
@@ -169,12 +235,19 @@ def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None
     bodies = task._bodies(asked, category)
     window = next(number for number, body in enumerate(bodies) if "Oolong" in body.text)
     assert window > 0
-    record = task._record(category, [(bodies[window], window, (CheckedValue("ok", "Oolong", ""), 0.9))])
+    record = task._record(
+        category, [(bodies[window], window, (CheckedValue("ok", "Oolong", ""), 0.9))]
+    )
     (value,) = record.columns["values"]
-    assert (f"title: {text}"[value["span"]["begin"] : value["span"]["end"]], value["window"]) == ("Oolong", window)
+    assert (f"title: {text}"[value["span"]["begin"] : value["span"]["end"]], value["window"]) == (
+        "Oolong",
+        window,
+    )
     assert span_of(category.attributes[0], "Oolong", text, 0, text)["span"]["page"] == 2
     config = run_config(TREE["task"] | {"too_long": "windows"}, output={"columns": "typed"})
-    found = pa.Table.from_pylist([typed_row(record.columns, config)], columns_of(config)).to_pylist()[0]
+    found = pa.Table.from_pylist(
+        [typed_row(record.columns, config)], columns_of(config)
+    ).to_pylist()[0]
     back = {own["name"]: own["window"] for own in record_row({"status": "ok", **found})["values"]}
     assert (found[value["name"] + "__window"], back[value["name"]]) == (window, window)
 
@@ -184,4 +257,6 @@ def test_a_window_that_fails_makes_the_document_an_error_row() -> None:
     requests = [one for one in task.plan([document(0, "word " * 300)]) if isinstance(one, Request)]
     assert len(requests) > 2
     found = [record for request in requests for record in request.fail("no memory")]
-    assert [(record.index, record.error) for record in found] == [(0, f"window 1 of {len(requests)}: no memory")]
+    assert [(record.index, record.error) for record in found] == [
+        (0, f"window 1 of {len(requests)}: no memory")
+    ]

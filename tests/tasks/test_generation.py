@@ -1,4 +1,6 @@
-"""The generation task on a byte-level tokenizer; and every method that writes text, through it and its engine."""
+"""The generation task on a byte-level tokenizer; and every method that writes text, through it and
+its engine.
+"""
 
 import copy
 import json
@@ -21,19 +23,28 @@ from tests.runs import answer, run_config
 from tests.tasks.test_extraction import CONTEXT, prompt_text
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
-TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+TURNS = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+]
 PROMPTS = ["Hi", "How are you today?", ["first?", "second?"], "größe {}"]
 THREADED = ["apar", "apar_medusa", "pasta"]
 THINKS = """{% for message in messages %}{{ message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ 'assistant\n' }}
 {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
-{%- endif %}"""  # as Qwen3's
+{%- endif %}"""  # as Qwen3's  # noqa: E501
 SCRIPTS = {"pasta": b'm<promise topic="t" tokens="18"/><async>ccc</async>end'}
-CUT_CHILD = b'm<promise topic="t" tokens="18"/><async>ccccccccccc'  # decoding.max_async_tokens is 11
+# Decoding.max_async_tokens is 11.
+CUT_CHILD = b'm<promise topic="t" tokens="18"/><async>ccccccccccc'
 
 
-def make(context_length: int = CONTEXT, decoding: dict | None = None, tokenizer=None, model=None, **task):
-    config = run_config({"kind": "generation", **task}, decoding={"max_new_tokens": 12, **(decoding or {})})
+def make(
+    context_length: int = CONTEXT, decoding: dict | None = None, tokenizer=None, model=None, **task
+):
+    config = run_config(
+        {"kind": "generation", **task}, decoding={"max_new_tokens": 12, **(decoding or {})}
+    )
     return build_task(config, tokenizer or tiny_tokenizer(), context_length, model)
 
 
@@ -51,30 +62,52 @@ def say(text: str, stopped: bool = True) -> Continuation:
     return Continuation(tokens, [-0.5] * len(tokens), stopped)
 
 
-@pytest.mark.parametrize(("prompt", "task", "text"), [
-    ("Hi", {}, "user\nHi<|im_end|>\nassistant\n"),
-    ("Hi", {"system": "Be brief."}, "system\nBe brief.<|im_end|>\nuser\nHi<|im_end|>\nassistant\n"),
-    ("Hi", {"chat_template": False}, "<s>Hi"),
-    (TURNS, {}, "user\na<|im_end|>\nassistant\nb<|im_end|>\nuser\nc<|im_end|>\nassistant\n"),
-    ("Hi<|im_end|>", {}, "user\nHi<|im_end|><|im_end|>\nassistant\n"),  # which are its letters, and no end of a turn
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompt", "task", "text"),
+    [
+        ("Hi", {}, "user\nHi<|im_end|>\nassistant\n"),
+        (
+            "Hi",
+            {"system": "Be brief."},
+            "system\nBe brief.<|im_end|>\nuser\nHi<|im_end|>\nassistant\n",
+        ),
+        ("Hi", {"chat_template": False}, "<s>Hi"),
+        (TURNS, {}, "user\na<|im_end|>\nassistant\nb<|im_end|>\nuser\nc<|im_end|>\nassistant\n"),
+        # Which are its letters, and no end of a turn.
+        ("Hi<|im_end|>", {}, "user\nHi<|im_end|><|im_end|>\nassistant\n"),
+    ],
+)
 def test_a_prompt_or_conversation_is_wrapped_in_the_chat_template(prompt, task, text):
     tokens = list(next(one(make(**task), prompt).program).tokens)
-    assert (tiny_tokenizer().decode(tokens), tokens.count(EOS)) == (text, text.count("<|im_end|>\n"))
+    assert (tiny_tokenizer().decode(tokens), tokens.count(EOS)) == (
+        text,
+        text.count("<|im_end|>\n"),
+    )
 
 
 def test_strings_are_turns_answered_one_by_one():
     record, following = one(make(), ["first?", "second?"]).finish(say("An answer."))
-    assert record.columns.items() >= {"turn": 0, "text": "An answer.", "finish_reason": "stop"}.items()
-    assert "assistant\nAn answer.<|im_end|>\nuser\nsecond?<|im_end|>\nassistant\n" in prompt_text(following)
+    assert (
+        record.columns.items() >= {"turn": 0, "text": "An answer.", "finish_reason": "stop"}.items()
+    )
+    assert "assistant\nAn answer.<|im_end|>\nuser\nsecond?<|im_end|>\nassistant\n" in prompt_text(
+        following
+    )
     (last,) = following.finish(say("Done", stopped=False))
     assert last.columns.items() >= {"turn": 1, "finish_reason": "length"}.items()
     assert last.columns["confidence"] == pytest.approx(0.6065, abs=1e-3)
 
 
-@pytest.mark.parametrize(("text", "stop", "kept"), [
-    ("one END two", ["END"], "one "), ("one\n\ntwo", ["\n\n"], "one"), ("größe é", ["ß"], "grö"),
-    ("abc", ["x"], "abc"), ("a1b2", ["2", "1"], "a")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "stop", "kept"),
+    [
+        ("one END two", ["END"], "one "),
+        ("one\n\ntwo", ["\n\n"], "one"),
+        ("größe é", ["ß"], "grö"),
+        ("abc", ["x"], "abc"),
+        ("a1b2", ["2", "1"], "a"),
+    ],
+)
 def test_stop_strings_end_and_cut(text, stop, kept):
     answer, stops = say(text), StopStrings(token_bytes(tiny_tokenizer()), frozenset([2]), stop)
     seen = next((n for n in range(1, len(answer.tokens) + 1) if stops(answer.tokens[:n])), None)
@@ -88,20 +121,40 @@ def test_samples_differ_and_are_repeatable():
     def run(batch: int) -> list[str]:
         task = make(samples=3, decoding={"sampling": {"temperature": 1.0}})
         engine = Engine(tiny_model("llama"), max_num_seqs=batch)
-        records, _ = answer(task, [document("Hi", 0), document("Ho", 1)], engine, sampling=Sampling(1.0))
-        return [text for *_, text in sorted((r.index, r.columns["sample"], r.columns["text"]) for r in records)]
+        records, _ = answer(
+            task, [document("Hi", 0), document("Ho", 1)], engine, sampling=Sampling(1.0)
+        )
+        return [
+            text
+            for *_, text in sorted(
+                (r.index, r.columns["sample"], r.columns["text"]) for r in records
+            )
+        ]
 
     together = run(6)
     assert (len(together), len(set(together)), run(1)) == (6, 6, together)
     task = make(samples=2, decoding={"sampling": {"temperature": 1.0}})
-    failed = [*task.plan([document("x" * 5000)]), *(item.fail("no")[0] for item in task.plan([document("Hi")]))]
+    failed = [
+        *task.plan([document("x" * 5000)]),
+        *(item.fail("no")[0] for item in task.plan([document("Hi")])),
+    ]
     assert [record.columns for record in failed] == [{"sample": n, "turn": 0} for n in (0, 1)] * 2
 
 
-@pytest.mark.parametrize(("prompt", "words"), [
-    (None, "expected text"), ("  ", "empty"), ([], "expected text"), (["a", " "], "empty"), (7, "expected text"),
-    ([{"role": "robot", "content": "x"}], "needs `role`"), ([{"role": "user"}], "needs `role`"),
-    ([{"role": "assistant", "content": "x"}], "last turn"), ("x" * 5000, "too long")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (None, "expected text"),
+        ("  ", "empty"),
+        ([], "expected text"),
+        (["a", " "], "empty"),
+        (7, "expected text"),
+        ([{"role": "robot", "content": "x"}], "needs `role`"),
+        ([{"role": "user"}], "needs `role`"),
+        ([{"role": "assistant", "content": "x"}], "last turn"),
+        ("x" * 5000, "too long"),
+    ],
+)
 def test_a_bad_prompt_is_an_error_record(prompt, words):
     item = one(make(), prompt)
     assert isinstance(item, Record)
@@ -109,7 +162,10 @@ def test_a_bad_prompt_is_an_error_record(prompt, words):
 
 
 def test_a_long_prompt_may_lose_its_beginning():
-    assert len(next(one(make(context_length=100, too_long="truncate"), "x" * 500).program).tokens) == 100 - 12
+    assert (
+        len(next(one(make(context_length=100, too_long="truncate"), "x" * 500).program).tokens)
+        == 100 - 12
+    )
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +212,17 @@ def test_threaded_methods_write_and_count(parts, method):
         assert isinstance(columns["text"], str)
         counters = json.loads(columns["counters"])
         assert min(counters["threads"], counters.get("longest_path", 1)) >= 1
-        # Medusa's guesses make the passes fewer than the tokens of a path; a speedup takes a baseline.
-        assert ("longest_path" in counters, "theoretical_speedup" in counters) == (method != "apar_medusa", False)
+        # Medusa's guesses make the passes fewer than the tokens of a path; a speedup takes a
+        # baseline.
+        assert ("longest_path" in counters, "theoretical_speedup" in counters) == (
+            method != "apar_medusa",
+            False,
+        )
 
 
-@pytest.mark.parametrize(("thinking", "end"), [(False, "assistant\n<think>\n\n</think>\n\n"), (True, "assistant\n")])
+@pytest.mark.parametrize(
+    ("thinking", "end"), [(False, "assistant\n<think>\n\n</think>\n\n"), (True, "assistant\n")]
+)
 def test_a_model_thinks_where_it_is_to(thinking, end):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = THINKS
@@ -169,9 +231,13 @@ def test_a_model_thinks_where_it_is_to(thinking, end):
 
 
 def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[str, str]:
-    """(text, finish_reason) of a scripted answer in which the first thread ends. whole: so do the others."""
+    """(text, finish_reason) of a scripted answer in which the first thread ends. whole: so do the
+    others.
+    """
     model, tokenizer, heads = parts
-    fork, child, end = (tokenizer.convert_tokens_to_ids(token) for token in ("[Fork]", "[Child]", "<|im_end|>"))
+    fork, child, end = (
+        tokenizer.convert_tokens_to_ids(token) for token in ("[Fork]", "[Child]", "<|im_end|>")
+    )
     script = SCRIPTS.get(method, b"m")
     if method == "pasta" and not whole:
         script = CUT_CHILD + b"end"
@@ -187,7 +253,10 @@ def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[st
 
     decoding = {"method": method, "max_new_tokens": 70, "max_async_tokens": 11, "heads": str(heads)}
     stops = [stop] if stop else []
-    request = one(make(decoding=decoding, tokenizer=tokenizer, model=model, chat_template=False, stop=stops), "Hi")
+    request = one(
+        make(decoding=decoding, tokenizer=tokenizer, model=model, chat_template=False, stop=stops),
+        "Hi",
+    )
     (answer,) = Engine(copy.deepcopy(model)).run([steered(request.program, rule)])
     (record,) = request.finish(answer)
     return record.columns["text"], record.columns["finish_reason"]
@@ -195,12 +264,16 @@ def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[st
 
 @pytest.mark.parametrize("method", ["autoregressive", "space", "medusa", *THREADED])
 def test_an_answer_stops_where_all_its_threads_do(parts, method):
-    (text, finish), (cut, finish_of_cut) = (reason(parts, method, whole=whole) for whole in (True, False))
+    (text, finish), (cut, finish_of_cut) = (
+        reason(parts, method, whole=whole) for whole in (True, False)
+    )
     assert (finish, finish_of_cut, len(cut) > len(text)) == ("stop", "length", True)
 
 
-@pytest.mark.parametrize(("method", "before", "behind"), [
-    ("apar", "m", "e"), ("apar_medusa", "m", "e"), ("pasta", "m", "end")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "before", "behind"),
+    [("apar", "m", "e"), ("apar_medusa", "m", "e"), ("pasta", "m", "end")],
+)
 def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, before, behind):
     text, finish = reason(parts, method, whole=False, stop=before)
     assert (before in text, finish) == (False, "stop")
@@ -209,9 +282,13 @@ def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, 
     assert reason(parts, method, whole=True, stop=behind)[1] == "stop"
 
 
-@pytest.mark.parametrize(("decoding", "words"), [
-    ({"method": "medusa"}, "needs decoding.heads"),
-    ({"method": "hyper_parallel"}, "does not do generation")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("decoding", "words"),
+    [
+        ({"method": "medusa"}, "needs decoding.heads"),
+        ({"method": "hyper_parallel"}, "does not do generation"),
+    ],
+)
 def test_what_a_method_needs_is_said_up_front(decoding, words):
     with pytest.raises((ConfigError, ValueError), match=words):
         make(decoding=decoding)

@@ -1,4 +1,6 @@
-"""The question answering task: prompts, answers, bad rows, on a byte-level tokenizer and a random model."""
+"""The question answering task: prompts, answers, bad rows, on a byte-level tokenizer and a random
+model.
+"""
 
 import itertools
 import json
@@ -29,17 +31,29 @@ METHODS = ["intra_prompt", "autoregressive"]
 
 def make(context_length: int = CONTEXT, tokenizer=None, decoding=None, **task):
     task = {"kind": "question_answering", "max_answer_tokens": MOST, **task}
-    return build_task(run_config(task, decoding=decoding or {}), tokenizer or tiny_tokenizer(), context_length)
+    return build_task(
+        run_config(task, decoding=decoding or {}), tokenizer or tiny_tokenizer(), context_length
+    )
 
 
-def document(row: int, questions: object, context: str | None = "The sea is 4 °C cold.") -> Document:
+def document(
+    row: int, questions: object, context: str | None = "The sea is 4 °C cold."
+) -> Document:
     return Document(row, f"id{row}", {"context": context, "questions": questions})
 
 
-RAGGED = [document(0, ["How cold?", {"id": "b", "question": "Which?", "choices": ["the sea", "it", "4"]}]),
-          document(1, [{"question": "Who?", "choices": ["Ann", "Bo"]}], "Bo met Ann in " + "Rome, " * 30),
-          document(2, ["Why?", "  Where?", {"question": "All?", "choices": ["x", "y"], "multi_select": True}], "No."),
-          document(3, [{"id": 7, "question": "When?"}], "In May.")]  # fmt: skip
+RAGGED = [
+    document(
+        0, ["How cold?", {"id": "b", "question": "Which?", "choices": ["the sea", "it", "4"]}]
+    ),
+    document(1, [{"question": "Who?", "choices": ["Ann", "Bo"]}], "Bo met Ann in " + "Rome, " * 30),
+    document(
+        2,
+        ["Why?", "  Where?", {"question": "All?", "choices": ["x", "y"], "multi_select": True}],
+        "No.",
+    ),
+    document(3, [{"id": 7, "question": "When?"}], "In May."),
+]
 
 
 def answer_all(task, documents, model=None, **engine) -> list[Record]:
@@ -66,10 +80,16 @@ def first_feed(task, *documents: Document):
 
 def test_pieces_of_the_prompt_and_one_prompt_a_question_with_the_very_same_ids():
     feed, decode = first_feed(make(instruction="Say it."), *RAGGED[:1]), tiny_tokenizer().decode
-    by_segment = {s: decode([t for t, at in zip(feed.tokens, feed.segments, strict=True) if at == s]) for s in range(4)}
+    by_segment = {
+        s: decode([t for t, at in zip(feed.tokens, feed.segments, strict=True) if at == s])
+        for s in range(4)
+    }
     assert by_segment[0].startswith("user\nSay it.\n- Where no options")
     assert by_segment[0].endswith("Context:\n")
-    assert (feed.shared, by_segment[1]) == (feed.segments.count(0), "The sea is 4 °C cold.\n\nQuestion:")
+    assert (feed.shared, by_segment[1]) == (
+        feed.segments.count(0),
+        "The sea is 4 °C cold.\n\nQuestion:",
+    )
     assert by_segment[2] == " How cold?<|im_end|>\nassistant\n"
     assert by_segment[3] == " Which?\nA. the sea\nB. it\nC. 4<|im_end|>\nassistant\n"
     assert "null" not in decode(first_feed(make(unanswerable=False), *RAGGED).tokens)
@@ -106,21 +126,34 @@ def test_one_record_a_question_in_their_order(method):
     task = make(decoding={"method": method, "contexts_per_prompt": 2})
     records = answer_all(task, RAGGED, max_num_seqs=3, max_num_batched_tokens=300)
     columns = [r.columns for r in records]
-    assert [(r.index, c["question_id"], c["question"]) for r, c in zip(records, columns, strict=True)] == [
-        (0, "0", "How cold?"), (0, "b", "Which?"), (1, "0", "Who?"), (2, "0", "Why?"), (2, "1", "Where?"),
-        (2, "2", "All?"), (3, "7", "When?")]  # fmt: skip
+    assert [
+        (r.index, c["question_id"], c["question"]) for r, c in zip(records, columns, strict=True)
+    ] == [
+        (0, "0", "How cold?"),
+        (0, "b", "Which?"),
+        (1, "0", "Who?"),
+        (2, "0", "Why?"),
+        (2, "1", "Where?"),
+        (2, "2", "All?"),
+        (3, "7", "When?"),
+    ]
     assert all(r.error is None and 0 < r.columns["confidence"] <= 1 for r in records)
     for number, choices in ((1, ["the sea", "it", "4"]), (2, ["Ann", "Bo"])):
         own = columns[number]
         assert (own["answer"], own["answer_status"]) == (choices[own["choice_index"]], "ok")
-    assert all(c["choice_index"] is None for n, c in enumerate(columns) if n not in (1, 2))  # multi_select is free text
+    # Multi_select is free text.
+    assert all(c["choice_index"] is None for n, c in enumerate(columns) if n not in (1, 2))
     pa.Table.from_pylist(columns, QUESTION_ANSWERING)
 
 
 def test_both_methods_answer_the_same():
     found = []
-    for method, stack, *sizes in (("autoregressive", 1, 1), ("autoregressive", 1, 7, 61), ("intra_prompt", 1, 2),
-                                  ("intra_prompt", 4, 1, 200)):  # fmt: skip
+    for method, stack, *sizes in (
+        ("autoregressive", 1, 1),
+        ("autoregressive", 1, 7, 61),
+        ("intra_prompt", 1, 2),
+        ("intra_prompt", 4, 1, 200),
+    ):
         engine = dict(zip(("max_num_seqs", "max_num_batched_tokens"), sizes, strict=False))
         task = make(decoding={"method": method, "contexts_per_prompt": stack})
         found.append([r.columns for r in answer_all(task, RAGGED, **engine)])
@@ -131,7 +164,10 @@ def test_both_methods_answer_the_same():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_choices_cost_no_decode_step(method):
-    rows = [document(n, [{"question": "?", "choices": list("wxyz")[: n + 1]}] * 3, f"c {n}") for n in range(4)]
+    rows = [
+        document(n, [{"question": "?", "choices": list("wxyz")[: n + 1]}] * 3, f"c {n}")
+        for n in range(4)
+    ]
     records, ended = answer(make(decoding={"method": method}), rows, Engine(tiny_model("qwen3")))
     assert {done.counts.steps for done in ended} == {1}
     assert [record.columns["choice_index"] is not None for record in records] == [True] * 12
@@ -140,13 +176,24 @@ def test_choices_cost_no_decode_step(method):
 def test_what_free_answers_become():
     task = make()
     for text, expected, status in (
-        ("Rome\nand", "Rome", "ok"), ("\n \nRome\n", "Rome", "ok"),  # a newline ends it behind its first word
-        ("Rome<|im_end|>", "Rome", "ok"), ("0123456789", "01234567", "truncated"), ("nullify\n", "nullify", "ok"),
-        ("null\n", None, "null"), ('"null"<|im_end|>', None, "null"), ("Null.\n", None, "null"),
-        ("<|im_end|>", None, "invalid")):  # fmt: skip
+        # A newline ends it behind its first word.
+        ("Rome\nand", "Rome", "ok"),
+        ("\n \nRome\n", "Rome", "ok"),
+        ("Rome<|im_end|>", "Rome", "ok"),
+        ("0123456789", "01234567", "truncated"),
+        ("nullify\n", "nullify", "ok"),
+        ("null\n", None, "null"),
+        ('"null"<|im_end|>', None, "null"),
+        ("Null.\n", None, "null"),
+        ("<|im_end|>", None, "invalid"),
+    ):
         columns = say(task, text)
         assert (columns["answer"], columns["answer_status"]) == (expected, status)
-        assert (columns["question_id"], columns["choice_index"], columns["truncated"]) == ("0", None, False)
+        assert (columns["question_id"], columns["choice_index"], columns["truncated"]) == (
+            "0",
+            None,
+            False,
+        )
         assert columns["confidence"] == pytest.approx(0.5)
     assert say(make(unanswerable=False), "null\n")["answer"] == "null"
 
@@ -161,8 +208,13 @@ def test_choice_letters_are_letters_and_no_words():
     whole = Bounded(Grammar(Choice("AB"), Vocabulary(["A", " A", "All", "A.", "B", " ", "AB"])), 1)
     assert whole.allowed_token_ids([]).ids.tolist() == [0, 1, 4]
     assert [whole.completion([i]) for i in (0, 1, 4)] == ["A", "A", "B"]
-    one, two = (Bounded(Grammar(Choice("AB"), Vocabulary(["A", " ", "x", "B"])), most) for most in (1, 2))
-    found = [rules.allowed_token_ids(said).ids.tolist() for rules, said in ((one, []), (two, []), (two, [1]))]
+    one, two = (
+        Bounded(Grammar(Choice("AB"), Vocabulary(["A", " ", "x", "B"])), most) for most in (1, 2)
+    )
+    found = [
+        rules.allowed_token_ids(said).ids.tolist()
+        for rules, said in ((one, []), (two, []), (two, [1]))
+    ]
     assert found == [[0, 3], [0, 1, 3], [0, 3]]
     assert (two.stops([1]), two.stops([1, 3]), two.completion([1, 3])) == (False, True, "B")
 
@@ -175,24 +227,37 @@ def test_the_end_of_a_turn_is_that_of_the_chat_template():
     assert end_tokens(tokenizer) == {EOS, 256}
 
 
-BAD_ROWS = [(document(0, ["?"], None), "empty: nothing in context"),
-            (document(0, ["?"], " \n"), "empty: nothing in context"), (document(0, None), "no list of questions"),
-            (document(0, "Who?"), "no list of questions"), (document(0, {"question": "Who?"}), "no list of questions"),
-            (document(0, []), "no questions"), (Document(0, "id0", error="not JSON"), "not JSON")]  # fmt: skip
-BAD_QUESTIONS = [(" ", "is empty"), (None, "is empty"), (7, "is no text"), ({"id": "q"}, "question 2 (q) is empty"),
-                 ({"question": "?", "choices": []}, "has 0 choices"),
-                 ({"question": "?", "choices": ["x"] * 27}, "has 27 choices"),
-                 ({"question": "?", "choices": "AB"}, "no list of texts"),
-                 ({"question": "?", "choices": ["x", None]}, "no list of texts"),
-                 ({"question": "?", "choices": ["\udfff"]}, "half a surrogate"), ("\ud800", "half a surrogate"),
-                 ("long " * 1000, "too long")]  # fmt: skip
+BAD_ROWS = [
+    (document(0, ["?"], None), "empty: nothing in context"),
+    (document(0, ["?"], " \n"), "empty: nothing in context"),
+    (document(0, None), "no list of questions"),
+    (document(0, "Who?"), "no list of questions"),
+    (document(0, {"question": "Who?"}), "no list of questions"),
+    (document(0, []), "no questions"),
+    (Document(0, "id0", error="not JSON"), "not JSON"),
+]
+BAD_QUESTIONS = [
+    (" ", "is empty"),
+    (None, "is empty"),
+    (7, "is no text"),
+    ({"id": "q"}, "question 2 (q) is empty"),
+    ({"question": "?", "choices": []}, "has 0 choices"),
+    ({"question": "?", "choices": ["x"] * 27}, "has 27 choices"),
+    ({"question": "?", "choices": "AB"}, "no list of texts"),
+    ({"question": "?", "choices": ["x", None]}, "no list of texts"),
+    ({"question": "?", "choices": ["\udfff"]}, "half a surrogate"),
+    ("\ud800", "half a surrogate"),
+    ("long " * 1000, "too long"),
+]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_bad_row_is_one_error_and_the_rest_goes_on(method):
     documents = [Document(n, d.id, d.fields, d.error) for n, (d, _) in enumerate(BAD_ROWS)]
     good = document(len(documents), ["Who?", "Where?"])
-    records = answer_all(make(decoding={"method": method, "contexts_per_prompt": 3}), [*documents, good])
+    records = answer_all(
+        make(decoding={"method": method, "contexts_per_prompt": 3}), [*documents, good]
+    )
     assert [r.index for r in records] == [*range(len(documents)), good.index, good.index]
     assert [r.error for r in records[-2:]] == [None, None]
     for record, (_, reason) in zip(records, BAD_ROWS, strict=False):
@@ -206,7 +271,10 @@ def test_a_bad_question_leaves_the_others_of_its_row(method):
     records = answer_all(make(decoding={"method": method, "contexts_per_prompt": 2}), documents)
     for n, (_, reason) in enumerate(BAD_QUESTIONS):
         first, bad, last = (r for r in records if r.index == n)
-        assert [(one.error, one.columns["question"]) for one in (first, last)] == [(None, "Who?"), (None, "Where?")]
+        assert [(one.error, one.columns["question"]) for one in (first, last)] == [
+            (None, "Who?"),
+            (None, "Where?"),
+        ]
         assert bad.error.startswith("question 2 ")
         assert reason in bad.error
     assert sum(r.index == len(BAD_QUESTIONS) for r in records) == len(BAD_QUESTIONS)
@@ -215,14 +283,19 @@ def test_a_bad_question_leaves_the_others_of_its_row(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_failed_program_is_an_error_for_each_of_its_questions(method):
     task = make(decoding={"method": method, "contexts_per_prompt": 2})
-    found = [(r.index, r.columns["question_id"], "out of memory" in r.error)
-             for request in task.plan(RAGGED[:2]) for r in request.fail("out of memory")]  # fmt: skip
+    found = [
+        (r.index, r.columns["question_id"], "out of memory" in r.error)
+        for request in task.plan(RAGGED[:2])
+        for r in request.fail("out of memory")
+    ]
     assert found == [(0, "0", True), (0, "b", True), (1, "0", True)]
 
 
 def test_questions_as_json_text():
     asked = ["Who?", {"question": "?", "choices": ["x"], "id": None}]
-    plain, other = (first_feed(make(), document(0, given, "a\nb")) for given in (asked, json.dumps(asked)))
+    plain, other = (
+        first_feed(make(), document(0, given, "a\nb")) for given in (asked, json.dumps(asked))
+    )
     assert list(other.tokens) == list(plain.tokens)
 
 
@@ -231,7 +304,9 @@ def test_long_contexts_are_cut_or_refused():
     long, found = document(0, questions, "word " * 200), []
     for method in METHODS:
         task = make(context_length=600, decoding={"method": method})
-        records = answer_all(task, [long, document(1, questions)], tiny_model("llama", max_position_embeddings=600))
+        records = answer_all(
+            task, [long, document(1, questions)], tiny_model("llama", max_position_embeddings=600)
+        )
         assert [r.columns["truncated"] for r in records] == [True, True, False, False]
         found.append([r.columns["answer"] for r in records])
     assert found[0] == found[1]
@@ -245,19 +320,29 @@ def test_long_contexts_are_cut_or_refused():
 
 def test_solved_examples_are_shared(tmp_path):
     solved = [
-        {"context": " Ann lives in Rome. ", "questions": [
-            {"question": "Who lives in Rome?", "answers": ["Ann", "she"]}, {"question": "Why?", "answers": []},
-            {"question": "Where?", "choices": ["Bonn", "Rome"], "answer_idx": [1]}]},
-        {"context": "Bo.", "questions": [{"question": "Who?", "answer": "Bo"}]}]  # fmt: skip
+        {
+            "context": " Ann lives in Rome. ",
+            "questions": [
+                {"question": "Who lives in Rome?", "answers": ["Ann", "she"]},
+                {"question": "Why?", "answers": []},
+                {"question": "Where?", "choices": ["Bonn", "Rome"], "answer_idx": [1]},
+            ],
+        },
+        {"context": "Bo.", "questions": [{"question": "Who?", "answer": "Bo"}]},
+    ]
     (tmp_path / "solved.jsonl").write_text("\n".join(map(json.dumps, solved)))
     feed = first_feed(make(few_shot=str(tmp_path / "solved.jsonl")), *RAGGED)
     assert (
-        "Context:\nAnn lives in Rome.\n\nQuestion: Who lives in Rome?\nAnswer: Ann\n\nQuestion: Why?\nAnswer: null\n\n"
-        "Question: Where?\nA. Bonn\nB. Rome\nAnswer: B\n\nContext:\nBo.\n\nQuestion: Who?\nAnswer: Bo\n\nContext:\n"
+        "Context:\nAnn lives in Rome.\n\nQuestion: Who lives in Rome?\nAnswer: "
+        "Ann\n\nQuestion: Why?\nAnswer: null\n\n"
+        "Question: Where?\nA. Bonn\nB. Rome\nAnswer: B\n\nContext:\nBo.\n\nQuestion: "
+        "Who?\nAnswer: Bo\n\nContext:\n"
     ) in tiny_tokenizer().decode(list(feed.tokens[: feed.shared]))
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"context": "x"}', '{"context": "x", "questions": [{"question": "?"}]}'])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"context": "x"}', '{"context": "x", "questions": [{"question": "?"}]}']
+)
 def test_a_bad_example_names_its_line(tmp_path, line):
     path = tmp_path / "solved.jsonl"
     path.write_text('{"context": "x", "questions": []}\n' + line)
@@ -267,7 +352,10 @@ def test_a_bad_example_names_its_line(tmp_path, line):
         make(few_shot=str(tmp_path / "none.jsonl"))
 
 
-DATA = Path(os.environ.get("RAYPD_TEST_DATA") or Path(__file__).resolve().parents[2].parent / "shared" / "data")
+DATA = Path(
+    os.environ.get("RAYPD_TEST_DATA")
+    or Path(__file__).resolve().parents[2].parent / "shared" / "data"
+)
 
 
 def rows_of(name: str, contexts: int, questions: int) -> list[Document]:
@@ -276,13 +364,18 @@ def rows_of(name: str, contexts: int, questions: int) -> list[Document]:
         pytest.skip(f"needs {path.parent}, public data: RAYPD_TEST_DATA names its folder")
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in itertools.islice(file, contexts)]
-    return [Document(n, r["id"], {**r, "questions": r["questions"][:questions]}) for n, r in enumerate(rows)]
+    return [
+        Document(n, r["id"], {**r, "questions": r["questions"][:questions]})
+        for n, r in enumerate(rows)
+    ]
 
 
 @pytest.mark.parametrize("name", ["squad2.dev", "race.dev", "dream.dev", "leval.dev"])
 def test_every_row_of_the_real_data_has_its_records(name):
     documents = rows_of(name, 60, 99)
-    task = make(context_length=10**6, tokenizer=tiny_tokenizer(), decoding={"contexts_per_prompt": 4})
+    task = make(
+        context_length=10**6, tokenizer=tiny_tokenizer(), decoding={"contexts_per_prompt": 4}
+    )
     for request in task.plan(documents):
         feed = next(request.program)
         allowed_token_ids = feed.allowed_token_ids or [None] * len(feed.sample_at)
@@ -291,7 +384,9 @@ def test_every_row_of_the_real_data_has_its_records(name):
             request.program.send(Predictions(picked, [0.0] * len(picked)))
         records = request.finish(end.value.value)
         asked = [(row, q) for row in request.documents for q in documents[row].fields["questions"]]
-        assert [(r.index, r.columns["question_id"]) for r in records] == [(row, q["id"]) for row, q in asked]
+        assert [(r.index, r.columns["question_id"]) for r in records] == [
+            (row, q["id"]) for row, q in asked
+        ]
         for record, (_, q) in zip(records, asked, strict=True):
             free = not q.get("choices") or q.get("multi_select")
             assert record.columns["choice_index"] == (None if free else len(q["choices"]) - 1)

@@ -22,7 +22,9 @@ from tests.tiny import tiny_tokenizer
 SHELL = "{{ category.attributes[0].__class__.__mro__[-1].__subclasses__() }}"
 GLOBALS = "{{ lipsum.__globals__['os'].system('touch MARK') }}"
 OPCODES = "cos\\nsystem\\n(S'touch MARK'\\ntR."
-PICKLE = f'{{{{ category.attributes[0].parse_raw("{OPCODES}", proto="pickle", allow_pickle=True) }}}}'
+PICKLE = (
+    f'{{{{ category.attributes[0].parse_raw("{OPCODES}", proto="pickle", allow_pickle=True) }}}}'
+)
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 TASK = extraction(shoes=["Brand", {"name": "Size", "type": "number"}], hats=["Brand"])
 ROWS = [
@@ -40,18 +42,29 @@ SHOWN = [
 
 def config(template, **keys: object) -> RunConfig:
     attributes = [{"name": "Brand"}, {"name": "Fit", "type": "enum", "values": ["in", "over"]}]
-    task = {"categories": {"shoes": {"description": "worn", "attributes": attributes}}, "template": str(template)}
+    task = {
+        "categories": {"shoes": {"description": "worn", "attributes": attributes}},
+        "template": str(template),
+    }
     return run_config(task, **keys)
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    (SHELL, r"mine\.j2: .*__class__.* is unsafe"), (GLOBALS, r"mine\.j2: .*__globals__.* is unsafe"),
-    (PICKLE, r"mine\.j2: .*has no attribute 'parse_raw'"),
-    ("{{ category.attributes.clear() }}", r"mine\.j2: .*not safely callable|is unsafe"),
-    ("{% include 'other' %}", r"mine\.j2: .*no loader"), (ENDLESS, r"mine\.j2: it is not rendered within 2 s"),
-    ("{{ 10 ** (10 ** 10) }}", r"mine\.j2: it is not rendered within 2 s"),
-    ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"), ("{{ documents }}", "must hold"),
-    ("{{ nothing }}", "'nothing' is undefined"), ("{% for %}", r"mine.j2:1: not a valid")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SHELL, r"mine\.j2: .*__class__.* is unsafe"),
+        (GLOBALS, r"mine\.j2: .*__globals__.* is unsafe"),
+        (PICKLE, r"mine\.j2: .*has no attribute 'parse_raw'"),
+        ("{{ category.attributes.clear() }}", r"mine\.j2: .*not safely callable|is unsafe"),
+        ("{% include 'other' %}", r"mine\.j2: .*no loader"),
+        (ENDLESS, r"mine\.j2: it is not rendered within 2 s"),
+        ("{{ 10 ** (10 ** 10) }}", r"mine\.j2: it is not rendered within 2 s"),
+        ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"),
+        ("{{ documents }}", "must hold"),
+        ("{{ nothing }}", "'nothing' is undefined"),
+        ("{% for %}", r"mine.j2:1: not a valid"),
+    ],
+)
 def test_what_a_template_may_not_do(tmp_path, text: str, words: str) -> None:
     file, mark = tmp_path / "mine.j2", tmp_path / "mark"
     file.write_text("{{ documents }}" + text.replace("MARK", str(mark)))
@@ -60,12 +73,22 @@ def test_what_a_template_may_not_do(tmp_path, text: str, words: str) -> None:
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(("template", "words"), [
-    (ENDLESS, "does not end within 0.3 s"), ("{{ nothing.there }}", "cannot be applied: 'nothing' is undefined"),
-    ("{% for %}", "cannot be applied"), ("{{ raise_exception('no') }}", "cannot be applied: no"),
-    ("{{ 10 ** (10 ** 8) % 7 }}", r"\*\* with more than 10,000"), ("{{ 'a' * 10 ** 9 }}", r"\* with more than"),
-    ("{{ '%1000000000d' % 1 }}", "% with more than"), ("{{ '%*d' % (9, 1) }}", "% with more than")])  # fmt: skip
-def test_a_model_s_own_chat_template_that_does_not_work_is_named(monkeypatch, template: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (ENDLESS, "does not end within 0.3 s"),
+        ("{{ nothing.there }}", "cannot be applied: 'nothing' is undefined"),
+        ("{% for %}", "cannot be applied"),
+        ("{{ raise_exception('no') }}", "cannot be applied: no"),
+        ("{{ 10 ** (10 ** 8) % 7 }}", r"\*\* with more than 10,000"),
+        ("{{ 'a' * 10 ** 9 }}", r"\* with more than"),
+        ("{{ '%1000000000d' % 1 }}", "% with more than"),
+        ("{{ '%*d' % (9, 1) }}", "% with more than"),
+    ],
+)
+def test_a_model_s_own_chat_template_that_does_not_work_is_named(
+    monkeypatch, template: str, words: str
+) -> None:
     monkeypatch.setattr(prompting, "_TEMPLATE_SECONDS", 0.3)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
@@ -77,7 +100,9 @@ def test_a_model_s_own_chat_template_that_does_not_work_is_named(monkeypatch, te
 
 def test_a_model_s_own_chat_template_may_count_and_repeat() -> None:
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{{ 7 % 4 }} {{ 2 ** 3 * 1.5 }} {{ '-' * 3 }} {{ '%04d%% %s' % (messages|length, 'a') }}"
+    tokenizer.chat_template = (
+        "{{ 7 % 4 }} {{ 2 ** 3 * 1.5 }} {{ '-' * 3 }} {{ '%04d%% %s' % (messages|length, 'a') }}"
+    )
     assert prompting.rendered(tokenizer, [{"role": "user", "content": "?"}]) == "3 12.0 --- 0001% a"
 
 
@@ -85,17 +110,32 @@ def test_nothing_in_a_prompt_could_be_an_answer() -> None:
     """Whatever the type: a small model copies a date that stands in its prompt."""
     types = get_args(Attribute.model_fields["type"].annotation)
     columns = [{"name": "item"}, {"name": "day", "type": "date"}]
-    keys: dict[str, dict[str, Any]] = {"enum": {"values": ["red", "blue"]}, "pattern": {"pattern": "[A-Z]+"},
-                                       "rows": {"columns": columns}}  # fmt: skip
-    attributes = [{"name": f"{kind} {'many' if many else 'one'}", "type": kind, "many": many, **keys.get(kind, {})}
-                  for kind in types for many in (False, True)]  # fmt: skip
+    keys: dict[str, dict[str, Any]] = {
+        "enum": {"values": ["red", "blue"]},
+        "pattern": {"pattern": "[A-Z]+"},
+        "rows": {"columns": columns},
+    }
+    attributes = [
+        {
+            "name": f"{kind} {'many' if many else 'one'}",
+            "type": kind,
+            "many": many,
+            **keys.get(kind, {}),
+        }
+        for kind in types
+        for many in (False, True)
+    ]
     task = ExtractionConfig.model_validate({"categories": {"things": {"attributes": attributes}}})
     questions = template_text(None, "question_answering.j2")
-    assert not re.search(r"[0-9\"']", "".join([*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)]))
+    assert not re.search(
+        r"[0-9\"']", "".join([*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)])
+    )
 
 
 def test_the_example_of_schema_suggest_becomes_no_answer() -> None:
-    """It holds values: a model that repeats them says what does not stand in its document, and that is dropped."""
+    """It holds values: a model that repeats them says what does not stand in its document, and that
+    is dropped.
+    """
     echoed = suggest.Suggestion()
     echoed.read("things", "Acme boots, size 42, waterproof", suggest._EXAMPLE[1])
     assert (echoed.lines, echoed.invented) == (6, 6)
@@ -121,7 +161,9 @@ def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path) -> N
 
 def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
     attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
-    message = messages(run_config({"categories": {"shoes": {"attributes": attributes}}}).task)["shoes"]
+    message = messages(run_config({"categories": {"shoes": {"attributes": attributes}}}).task)[
+        "shoes"
+    ]
     assert re.search(r"\(one of: b0, b1, .*, b99, or one of 19,900 more\)", message)
 
 
@@ -157,9 +199,12 @@ def test_the_first_of_the_category_stand_in_the_shared_part(made, method):
     assert rest.startswith("<document>\nNova 44\n</document>")
     assert "straw" not in shared
     assert "straw hat" in next(prompt(task, tokenizer, "Fez", "hats"))
-    path = Path(config.task.examples.path)  # another file, with a BOM and a line break that is none of JSON lines
+    # Another file, with a BOM and a line break that is none of JSON lines.
+    path = Path(config.task.examples.path)
     path.write_text("\ufeff" + path.read_text().replace("straw hat", "straw\u2028hat"))
-    assert "straw\u2028hat" in next(prompt(ExtractionTask(config, tokenizer, 4096), tokenizer, "Fez", "hats"))
+    assert "straw\u2028hat" in next(
+        prompt(ExtractionTask(config, tokenizer, 4096), tokenizer, "Fez", "hats")
+    )
     ids = tokenizer(SHOWN[1], add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids  # and it is there as these ids:
     assert prompt_tokens(task, "Nova 44")[0][2 - len(ids) :] == ids[2:]
@@ -187,12 +232,23 @@ def test_examples_are_in_the_fingerprint_and_stacked_documents_would_see_each_ot
         made(method="hyper_parallel", decoding={"isolate": "none"}, nearest=True)
 
 
-@pytest.mark.parametrize(("rows", "reason"), [
-    ([{"category": "shoes", "title": "x", "target": {"Size": "42"}}], r"jsonl:1: .*'Size': a label does not fit"),
-    ([ROWS[0], {"category": "shoes", "target": {}}], r"jsonl:2: .*empty: nothing in title"),
-    ([{"category": "boats", "title": "x", "target": {}}], "'boats' has no schema"),
-    ([{"category": "shoes", "title": "x"}], r"jsonl:1: .*no labels\); it needs the columns of the input and 'target'"),
-    ([["a list"]], r"jsonl:1: not a labelled document"), ([], "holds no example")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (
+            [{"category": "shoes", "title": "x", "target": {"Size": "42"}}],
+            r"jsonl:1: .*'Size': a label does not fit",
+        ),
+        ([ROWS[0], {"category": "shoes", "target": {}}], r"jsonl:2: .*empty: nothing in title"),
+        ([{"category": "boats", "title": "x", "target": {}}], "'boats' has no schema"),
+        (
+            [{"category": "shoes", "title": "x"}],
+            r"jsonl:1: .*no labels\); it needs the columns of the input and 'target'",
+        ),
+        ([["a list"]], r"jsonl:1: not a labelled document"),
+        ([], "holds no example"),
+    ],
+)
 def test_examples_that_cannot_be_shown_are_refused_before_a_run(made, tmp_path, rows, reason):
     config = made()[0]
     write_rows(tmp_path / "examples.jsonl", rows)

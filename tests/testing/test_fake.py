@@ -1,4 +1,6 @@
-"""`model: fake`: the columns, tokens and seconds of a real run, no weights, and nobody takes its answers for real."""
+"""`model: fake`: the columns, tokens and seconds of a real run, no weights, and nobody takes its
+answers for real.
+"""
 
 import json
 from pathlib import Path
@@ -39,22 +41,30 @@ def test_the_quickstart_costs_the_tokens_of_the_real_run_and_autoregressive_as_m
     assert set(records[0].columns) == set(columns.EXTRACTION.names)
     assert json.loads(records[0].columns["record"])["Brand"] == "fake"
     assert 2500 < sum(c.decode_tokens for c in counts) < 4500
-    assert sum(c.shared_tokens > 0 for c in counts) == 125  # the first of each of 5 categories brings its instruction
+    # The first of each of 5 categories brings its instruction.
+    assert sum(c.shared_tokens > 0 for c in counts) == 125
     totals = {}
     for method in ("hyper_parallel", "autoregressive"):
-        config = load_config(QUICKSTART, [*FAST, f"decoding.method={method}", "engine.max_num_seqs=1"])
-        _, (counts,) = answer(config, [Document(0, "x", {"category": "coffee", "title": "a" * 400})])
+        config = load_config(
+            QUICKSTART, [*FAST, f"decoding.method={method}", "engine.max_num_seqs=1"]
+        )
+        _, (counts,) = answer(
+            config, [Document(0, "x", {"category": "coffee", "title": "a" * 400})]
+        )
         totals[method] = counts
     assert totals["autoregressive"].steps == totals["autoregressive"].decode_tokens
     assert totals["hyper_parallel"].steps <= 2 * 4 + 1
-    assert totals["hyper_parallel"].prefill_tokens > totals["autoregressive"].prefill_tokens  # the skeleton of keys
+    # The skeleton of keys.
+    assert totals["hyper_parallel"].prefill_tokens > totals["autoregressive"].prefill_tokens
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_a_step_takes_its_time_whatever_is_in_it(batch: int, monkeypatch) -> None:
     clock = Clock(oversleeps=0.001)
     monkeypatch.setattr(fake, "time", clock)
-    costs = fake.FakeConfig(step_seconds=0.005, prefill_tokens_per_second=1e9, decode_tokens_per_second=1000)
+    costs = fake.FakeConfig(
+        step_seconds=0.005, prefill_tokens_per_second=1e9, decode_tokens_per_second=1000
+    )
     engine = fake.FakeEngine(costs, batch, 2048)
     for number in range(16):
         engine.submit(fake.Program("p", 10, 10, [5]), tag=number)
@@ -80,16 +90,28 @@ def test_a_long_prompt_goes_in_chunks_and_the_budget_holds() -> None:
 
 
 def test_questions_and_conversations() -> None:
-    row = {"context": "c" * 400, "questions": ["Who?", {"id": "k", "question": "Why?", "choices": ["a", "b"]}]}
+    row = {
+        "context": "c" * 400,
+        "questions": ["Who?", {"id": "k", "question": "Why?", "choices": ["a", "b"]}],
+    }
     config = make_config(config_tree("question_answering"), FAST)
-    records, _ = answer(config, [Document(0, "1", row), Document(1, "2", {"context": "c", "questions": 3})])
+    records, _ = answer(
+        config, [Document(0, "1", row), Document(1, "2", {"context": "c", "questions": 3})]
+    )
     assert sorted(r.columns.get("question_id", "-") for r in records) == ["-", "0", "k"]
     assert all(set(r.columns) <= set(columns.QUESTION_ANSWERING.names) for r in records)
-    assert [r.error for r in records if r.index == 1] == ["column 'questions' holds no list of questions"]
+    assert [r.error for r in records if r.index == 1] == [
+        "column 'questions' holds no list of questions"
+    ]
     tree = config_tree({"kind": "generation", "samples": 2})
     config = make_config(tree, [*FAST, "decoding.sampling.temperature=1"])
     records, _ = answer(config, [Document(0, "1", {"prompt": ["Hello", "And then?"]})])
-    assert sorted((r.columns["sample"], r.columns["turn"]) for r in records) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert sorted((r.columns["sample"], r.columns["turn"]) for r in records) == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
     assert all(set(r.columns) <= set(columns.GENERATION.names) for r in records)
 
 
@@ -106,8 +128,16 @@ assert not {{"torch", "transformers", "pypdf"}} & set(sys.modules)
     ended(start("-c", code))
 
 
-def test_a_run_as_a_user_types_it_says_that_its_answers_are_not_real(tmp_path: Path, in_process) -> None:
-    words = ["extract", str(QUICKSTART), *FAST, f"output.path={tmp_path}/out", "cluster.address=local"]
+def test_a_run_as_a_user_types_it_says_that_its_answers_are_not_real(
+    tmp_path: Path, in_process
+) -> None:
+    words = [
+        "extract",
+        str(QUICKSTART),
+        *FAST,
+        f"output.path={tmp_path}/out",
+        "cluster.address=local",
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     says(done.stdout, "130 documents: 130 ok", "THESE ANSWERS ARE MADE UP")

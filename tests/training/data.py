@@ -1,4 +1,6 @@
-"""A small corpus whose values stand in its listings, a configuration for it, and what the engine shows each token."""
+"""A small corpus whose values stand in its listings, a configuration for it, and what the engine
+shows each token.
+"""
 
 import random
 from pathlib import Path
@@ -20,7 +22,10 @@ COLORS, BRANDS = ["red", "blue", "green", "black"], ["Acme", "Zeta", "Orla"]
 
 def write_corpus(path: Path, count: int, seed: int = 0) -> Path:
     """Listings with labels; a third of the values is null."""
-    draw, kinds = random.Random(seed), {"Brand": BRANDS, "Color": [*COLORS, None, None], "Size": [7, 12, 40, None]}
+    draw, kinds = (
+        random.Random(seed),
+        {"Brand": BRANDS, "Color": [*COLORS, None, None], "Size": [7, 12, 40, None]},
+    )
     rows = []
     for number in range(count):
         target: dict[str, Any] = {name: draw.choice(values) for name, values in kinds.items()}
@@ -33,16 +38,24 @@ def tree(corpus: Path, output: Path, model: str, /, **sections: Any) -> dict[str
     """A configuration's tree; `sections` add to it."""
     colors = {"name": "Color", "type": "enum", "values": COLORS}
     template = output.parent / "template.j2"
-    template.write_text("{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ documents }}")
+    template.write_text(
+        "{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ documents }}"
+    )
     defaults: dict[str, Any] = {
-        "input": {"text_columns": ["title"]}, "model": {"name": model, "device": "cpu", "dtype": "float32"},
-        "decoding": {"method": "hyper_parallel", "max_value_tokens": 12}}  # fmt: skip
-    sections = defaults | {name: {**defaults.get(name, {}), **keys} for name, keys in sections.items()}
+        "input": {"text_columns": ["title"]},
+        "model": {"name": model, "device": "cpu", "dtype": "float32"},
+        "decoding": {"method": "hyper_parallel", "max_value_tokens": 12},
+    }
+    sections = defaults | {
+        name: {**defaults.get(name, {}), **keys} for name, keys in sections.items()
+    }
     task = extraction(shoes=["Brand", colors, {"name": "Size", "type": "number"}])
     return config_tree({**task, "template": str(template)}, corpus, output, **sections)
 
 
-def generation_tree(method: str, training: Any = None, path: Any = "in.jsonl", **decoding: Any) -> dict[str, Any]:
+def generation_tree(
+    method: str, training: Any = None, path: Any = "in.jsonl", **decoding: Any
+) -> dict[str, Any]:
     """A configuration's tree for documents with `turns` and `responses`."""
     given = {"text_columns": ["turns"], "category_column": None}
     labels = {"labels_column": "responses", **(training or {})}
@@ -63,21 +76,34 @@ def dense_logits(model: Any, example: Example) -> torch.Tensor:
     n = len(example)
     visible = np.tril(np.ones((n, n), dtype=bool))
     visible[example.shared :] = example.visibility()
-    mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(visible), -torch.inf)
-    ids, positions = torch.from_numpy(example.tokens)[None], torch.from_numpy(example.positions)[None]
-    return model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits[0][list(example.targets)]
+    mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(
+        ~torch.from_numpy(visible), -torch.inf
+    )
+    ids, positions = (
+        torch.from_numpy(example.tokens)[None],
+        torch.from_numpy(example.positions)[None],
+    )
+    return model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits[0][
+        list(example.targets)
+    ]
 
 
 def allowed(example: Example) -> dict[Any, Any]:
     """{(position, segment) of a query: those of its keys}."""
     name = list(zip(example.positions.tolist(), example.segments.tolist(), strict=True))
     visibility = example.visibility()
-    return {name[q + example.shared]: {name[k] for k in np.flatnonzero(row)} for q, row in enumerate(visibility)}
+    return {
+        name[q + example.shared]: {name[k] for k in np.flatnonzero(row)}
+        for q, row in enumerate(visibility)
+    }
 
 
 def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[Any, Any]:
     """The same of an engine whose model answers with the example's targets."""
-    gold = {(int(example.positions[i]), int(example.segments[i])): token for i, token in example.targets.items()}
+    gold = {
+        (int(example.positions[i]), int(example.segments[i])): token
+        for i, token in example.targets.items()
+    }
     engine = Engine(tiny_model("llama", vocab_size=size))
     engine.few = None  # all tokens are answered by the model's logits
     keys_by_query: dict[Any, Any] = {}

@@ -1,4 +1,6 @@
-"""Examples of conversations: SAR-SFT's equations, APAR's layout; training sees what decoding sees; PASTA's marks."""
+"""Examples of conversations: SAR-SFT's equations, APAR's layout; training sees what decoding sees;
+PASTA's marks.
+"""
 
 import json
 from unittest import mock
@@ -30,12 +32,21 @@ from tests.runs import committed, run_config, with_keys
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, generation_tree, recorded
 
-POINTS = "1. Routine: go to bed at the same time.\n2. Light: keep the room dark.\n3. Calm: read a book."
+POINTS = (
+    "1. Routine: go to bed at the same time.\n2. Light: keep the room dark.\n3. Calm: read a book."
+)
 LIST = f"Sleep well.\n\n{POINTS}\n\nGood night."
-LONG = LIST.replace("the room dark", "the whole room very dark").replace("read a book", "read a good old book")
+LONG = LIST.replace("the room dark", "the whole room very dark").replace(
+    "read a book", "read a good old book"
+)
 WORDS = [st.text("ab", min_size=1, max_size=4), st.text("cd", min_size=1, max_size=5)]
-ANSWER = "Two fit. Porto is small and very cheap. Vienna has more museums than one week. Both are near."
-MARKS = {"Porto is small and very cheap.": "Porto", "Vienna has more museums than one week.": "Vienna"}
+ANSWER = (
+    "Two fit. Porto is small and very cheap. Vienna has more museums than one week. Both are near."
+)
+MARKS = {
+    "Porto is small and very cheap.": "Porto",
+    "Vienna has more museums than one week.": "Vienna",
+}
 TAGGED = ANSWER.replace(" Both", "<sync/> Both")
 
 
@@ -43,7 +54,9 @@ def make(method, training=None, **decoding):
     tokenizer = tiny_tokenizer()
     if method in ("apar", "space"):
         add_control_tokens(tiny_model("llama"), tokenizer, method)
-    return GenerationExamples(RunConfig.model_validate(generation_tree(method, training, **decoding)), tokenizer, 4096)
+    return GenerationExamples(
+        RunConfig.model_validate(generation_tree(method, training, **decoding)), tokenizer, 4096
+    )
 
 
 def document(*pairs, **fields):
@@ -52,8 +65,14 @@ def document(*pairs, **fields):
 
 
 def test_every_answer_is_an_example_behind_the_turns_before_it():
-    examples, decode = list(make("autoregressive")([document(("a?", "b."), ("c?", "d."))])), tiny_tokenizer().decode
-    assert [decode(list(one.targets.values())) for one in examples] == ["b.<|im_end|>", "d.<|im_end|>"]
+    examples, decode = (
+        list(make("autoregressive")([document(("a?", "b."), ("c?", "d."))])),
+        tiny_tokenizer().decode,
+    )
+    assert [decode(list(one.targets.values())) for one in examples] == [
+        "b.<|im_end|>",
+        "d.<|im_end|>",
+    ]
     turns = "user\na?<|im_end|>\nassistant\nb.<|im_end|>\nuser\nc?<|im_end|>\nassistant\nd."
     assert decode(examples[1].tokens) == turns
 
@@ -94,7 +113,10 @@ def test_masks_at_several_places_see_and_predict_what_each_would_alone():
             m = int(example.positions[place])
             starts.add(m - prompt)
             for j in range(3):  # equation 3: masks behind the first m tokens, and nothing else
-                assert np.flatnonzero(visible[place + j]).tolist() == [*range(m), *range(place, place + j + 1)]
+                assert np.flatnonzero(visible[place + j]).tolist() == [
+                    *range(m),
+                    *range(place, place + j + 1),
+                ]
                 assert example.positions[place + j] == m + j
                 assert example.targets[place + j] == answer[m - prompt + j + 1]
         assert len(set(example.positions[n::3].tolist())) == 4
@@ -109,44 +131,84 @@ def test_a_validation_has_the_same_masks_each_time(tmp_path, mask_groups):
     (mask,) = add_control_tokens(tiny_model("llama"), tokenizer, "space")
     rows = [{"id": str(i), "turns": ["x"], "responses": [f"{i} abcdefghijkl"]} for i in range(9)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    tree = generation_tree("space", {"mask_groups": mask_groups, "validation": str(path)}, path, mask_tokens=3)
+    tree = generation_tree(
+        "space", {"mask_groups": mask_groups, "validation": str(path)}, path, mask_tokens=3
+    )
     _, _, validation = prepare(RunConfig.model_validate(tree), tokenizer, 4096)
     assert any(mask in pack(group)["input_ids"] for group in validation)
-    first, again = (torch.cat([pack(group)["position_ids"][0] for group in validation]) for _ in range(2))
+    first, again = (
+        torch.cat([pack(group)["position_ids"][0] for group in validation]) for _ in range(2)
+    )
     assert torch.equal(first, again)
 
 
 def test_apar_lays_out_roots_and_details():
-    """Root [Fork] next root ...; the label at [Fork] is the sibling's first token, at [Child] the detail's first."""
+    """Root [Fork] next root ...; the label at [Fork] is the sibling's first token, at [Child] the
+    detail's first.
+    """
     examples = make("apar")
     (example,) = examples([document(("How?", LIST))])
-    (fork, child), tokens, targets = examples.control, example.tokens.tolist(), list(example.targets.values())
+    (fork, child), tokens, targets = (
+        examples.control,
+        example.tokens.tolist(),
+        list(example.targets.values()),
+    )
     assert (targets.count(child), targets.count(EOS)) == (0, 4)  # an end of every thread
-    following = [(token, chr(example.targets[i])) for i, token in enumerate(tokens) if token in (fork, child)]
-    assert sorted(following) == sorted([(fork, "2"), (fork, "3"), (fork, "\n"), *[(child, " ")] * 3])
+    following = [
+        (token, chr(example.targets[i])) for i, token in enumerate(tokens) if token in (fork, child)
+    ]
+    assert sorted(following) == sorted(
+        [(fork, "2"), (fork, "3"), (fork, "\n"), *[(child, " ")] * 3]
+    )
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.lists(st.tuples(st.text("ab", max_size=4), st.text("cd", min_size=1, max_size=5)), max_size=4), st.text("e"))
+@given(
+    st.lists(
+        st.tuples(st.text("ab", max_size=4), st.text("cd", min_size=1, max_size=5)), max_size=4
+    ),
+    st.text("e"),
+)
 def test_apar_training_sees_what_decoding_sees(items, behind):
     examples = make("apar")
-    programs = [apar(Prompt([5, 6, 7]), 10**6, *examples.control, frozenset([EOS]), 10**6) for _ in range(2)]
-    example, answer = trace(programs[0], OutlineTeacher(examples._paragraphs([*items, (behind, "")])))
+    programs = [
+        apar(Prompt([5, 6, 7]), 10**6, *examples.control, frozenset([EOS]), 10**6) for _ in range(2)
+    ]
+    example, answer = trace(
+        programs[0], OutlineTeacher(examples._paragraphs([*items, (behind, "")]))
+    )
     assert answer.cut is None
-    assert tiny_tokenizer().decode(answer.tokens) == "".join(root + detail for root, detail in items) + behind
+    assert (
+        tiny_tokenizer().decode(answer.tokens)
+        == "".join(root + detail for root, detail in items) + behind
+    )
     assert recorded(programs[1], example, size=260) == allowed(example)
 
 
-@pytest.mark.parametrize(("answer", "details"), [
-    (LIST, [" go to bed at the same time.\n", " keep the room dark.\n", " read a book."]),
-    ("1. A: too few.\n2. B: of them.", []),
-    ("1. A: x\n2. B: y\n3. C: z", []),  # points of less than ten characters
-    ("One sentence. And a second one.\n\nAnother. With more to it.", [" And a second one.", " With more to it."]),
-    ("One sentence.\n\nAnother.", []),
-    ("1. Solar is clean. It needs the sun.\n\n2. Wind is cheap. It needs the wind.",
-     [" It needs the sun.", " It needs the wind."]),
-    ("Do this:\n1. Solar panels.\n\nThen this:\n 12. Wind mills.", []),  # a number ends no sentence
-    (LIST + "\n```python\nx\n```", []), (LIST + " See https://example.org", []), (LIST + " $x^2$", [])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "details"),
+    [
+        (LIST, [" go to bed at the same time.\n", " keep the room dark.\n", " read a book."]),
+        ("1. A: too few.\n2. B: of them.", []),
+        ("1. A: x\n2. B: y\n3. C: z", []),  # points of less than ten characters
+        (
+            "One sentence. And a second one.\n\nAnother. With more to it.",
+            [" And a second one.", " With more to it."],
+        ),
+        ("One sentence.\n\nAnother.", []),
+        (
+            "1. Solar is clean. It needs the sun.\n\n2. Wind is cheap. It needs the wind.",
+            [" It needs the sun.", " It needs the wind."],
+        ),
+        (
+            "Do this:\n1. Solar panels.\n\nThen this:\n 12. Wind mills.",
+            [],
+        ),  # a number ends no sentence
+        (LIST + "\n```python\nx\n```", []),
+        (LIST + " See https://example.org", []),
+        (LIST + " $x^2$", []),
+    ],
+)
 def test_structure(answer, details):
     parts = outline(answer)
     assert [detail for _, detail in parts] == [*details, ""]
@@ -155,20 +217,29 @@ def test_structure(answer, details):
 
 def test_bad_input_is_counted_with_its_reason():
     examples = make("apar")
-    reasons = {"empty turn": document(("a", "")), "column 'turns': expected text": document(),
-               "control token": document(("a", "b"), ("c", f"d {FORK}")),  # the first turn is not kept either
-               "column 'responses': expected text": Document(0, "0", {"turns": "a", "responses": 7}),
-               "different lengths": document(("a", "b"), responses=["b", "c"]),
-               "more than 4096 tokens": document(("a", "x" * 5000)),
-               "x": Document(0, "0", error="f, byte 0: x")}  # fmt: skip
+    reasons = {
+        "empty turn": document(("a", "")),
+        "column 'turns': expected text": document(),
+        # The first turn is not kept either.
+        "control token": document(("a", "b"), ("c", f"d {FORK}")),
+        "column 'responses': expected text": Document(0, "0", {"turns": "a", "responses": 7}),
+        "different lengths": document(("a", "b"), responses=["b", "c"]),
+        "more than 4096 tokens": document(("a", "x" * 5000)),
+        "x": Document(0, "0", error="f, byte 0: x"),
+    }
     assert (list(examples(list(reasons.values()))), examples.lost) == ([], len(reasons))
     assert all(reason in counted for reason, counted in zip(reasons, examples.skipped, strict=True))
 
 
 def test_apar_takes_as_many_plain_answers_as_structured_ones():
     examples = make("apar")
-    chosen = list(examples([document(("a", LIST)), *[document(("a", f"plain {i}")) for i in range(5)]]))
-    assert (len(chosen), dict(examples.skipped)) == (2, {"unstructured answers beyond the 1:1 of APAR": 4})
+    chosen = list(
+        examples([document(("a", LIST)), *[document(("a", f"plain {i}")) for i in range(5)]])
+    )
+    assert (len(chosen), dict(examples.skipped)) == (
+        2,
+        {"unstructured answers beyond the 1:1 of APAR": 4},
+    )
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
@@ -178,17 +249,29 @@ def test_pasta_waits_for_its_promises_only_where_text_follows(end):
 
 
 def test_pasta_promises_blocks_and_joins_them(monkeypatch):
-    """<async> is never a target, </async> is; behind the last block the main thread waits for all."""
+    """<async> is never a target, </async> is; behind the last block the main thread waits for
+    all.
+    """
     answers = []
-    monkeypatch.setattr(generation, "trace", lambda *given: answers.append(trace(*given)) or answers[-1])
+    monkeypatch.setattr(
+        generation, "trace", lambda *given: answers.append(trace(*given)) or answers[-1]
+    )
     (example,) = make("pasta")([document(("How?", LONG))])
     ((_, joined),) = answers
     assert joined.text == LONG
-    blocks = [" go to bed at the same time.\n", " keep the whole room very dark.\n", " read a good old book."]
+    blocks = [
+        " go to bed at the same time.\n",
+        " keep the whole room very dark.\n",
+        " read a good old book.",
+    ]
     marked = LONG
-    for topic, block, length in zip(("Routine", "Light", "Calm"), blocks, (40, 50, 40), strict=True):
+    for topic, block, length in zip(
+        ("Routine", "Light", "Calm"), blocks, (40, 50, 40), strict=True
+    ):
         promise = f'<promise topic="{topic}" tokens="{length}"/>'
-        marked = marked.replace(block, f"{promise}<async>{block}</async>" + "<sync/>" * (topic == "Calm"))
+        marked = marked.replace(
+            block, f"{promise}<async>{block}</async>" + "<sync/>" * (topic == "Calm")
+        )
     assert joined.raw == marked
     assert len(example.targets) == joined.tokens == len(marked) - 3 * len("<async>") + 1
     assert [thread.promised for thread in joined.threads[1:]] == [40, 50, 40]
@@ -198,7 +281,8 @@ def test_markup_of_another_kind_is_text_of_an_answer():
     examples = make("pasta")
     (example,) = examples([document(("How?", "Write <b>bold</b>,"))])
     assert tiny_tokenizer().decode(list(example.targets.values())[:-1]) == "Write <b>bold</b>,"
-    assert not list(examples([document(("How?", "Write <sync> here."))]))  # the interpreter would take it for its own
+    # The interpreter would take it for its own.
+    assert not list(examples([document(("How?", "Write <sync> here."))]))
     assert list(examples.skipped) == ["answers whose text reads as tags of PASTA-LANG"]
 
 
@@ -228,18 +312,30 @@ def test_pieces_are_in_the_order_of_the_text_as_the_teacher_is_shown():
     assert [sum(isinstance(piece, Promise) for piece in answer) for answer in pieces] == [2, 2, 0]
 
 
-@pytest.mark.parametrize(("tagged", "reason"), [
-    (None, "did not mark"), (TAGGED.replace("cheap", "small"), "changed"),
-    (TAGGED.replace("</async>", "", 1), "not well-formed"), (TAGGED.replace("<sync/>", "<sync>"), "not well-formed"),
-    (TAGGED.replace('"Porto"', '"the city of Porto"'), "topics"), (TAGGED.replace('"Porto"', '""'), "topics"),
-    ('<async topic="two">Two fit.</async>' + ANSWER.removeprefix("Two fit."), "less than 5 words")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tagged", "reason"),
+    [
+        (None, "did not mark"),
+        (TAGGED.replace("cheap", "small"), "changed"),
+        (TAGGED.replace("</async>", "", 1), "not well-formed"),
+        (TAGGED.replace("<sync/>", "<sync>"), "not well-formed"),
+        (TAGGED.replace('"Porto"', '"the city of Porto"'), "topics"),
+        (TAGGED.replace('"Porto"', '""'), "topics"),
+        (
+            '<async topic="two">Two fit.</async>' + ANSWER.removeprefix("Two fit."),
+            "less than 5 words",
+        ),
+    ],
+)
 def test_what_cannot_be_used_is_left_out_with_its_reason(tagged, reason):
     with pytest.raises(Skip, match=reason):
         marked(tagged, ANSWER)
 
 
 def config_of(tmp_path, **training):
-    conversations = [{"id": str(i), "turns": ["Which?"], "responses": [f"{ANSWER} {i}"]} for i in range(4)]
+    conversations = [
+        {"id": str(i), "turns": ["Which?"], "responses": [f"{ANSWER} {i}"]} for i in range(4)
+    ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, conversations)))
     training = {"validation_share": 0.5, "seed": 1, "max_skipped_share": 0.3} | training
     return make_config(generation_tree("pasta", training, tmp_path / "in.jsonl"))
@@ -248,10 +344,22 @@ def config_of(tmp_path, **training):
 def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):
     config = config_of(tmp_path, annotations=str(tmp_path / "marked"))
     requests = list(annotate.requests(config))
-    assert [request["prompt"].count(f"{ANSWER} {i}\n") for i, request in enumerate(requests)] == [1] * 4
+    assert [request["prompt"].count(f"{ANSWER} {i}\n") for i, request in enumerate(requests)] == [
+        1
+    ] * 4
     texts = [f"{TAGGED} {i}" for i in range(3)] + ["Something else."]
-    documents = [Document(i, request["id"], {}, source="q.jsonl", place=i) for i, request in enumerate(requests)]
-    row = {"sample": 0, "turn": 0, "finish_reason": "stop", "tokens": 9, "counters": "{}", "warnings": []}
+    documents = [
+        Document(i, request["id"], {}, source="q.jsonl", place=i)
+        for i, request in enumerate(requests)
+    ]
+    row = {
+        "sample": 0,
+        "turn": 0,
+        "finish_reason": "stop",
+        "tokens": 9,
+        "counters": "{}",
+        "warnings": [],
+    }
     records = [Record(i, row | {"text": text, "raw": text}) for i, text in enumerate(texts)]
     committed(tmp_path / "marked", config, documents, records)
     data, train, validation = prepare(config, tiny_tokenizer(), 4096)
@@ -259,9 +367,15 @@ def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):
     examples = [example for group in [*train, *validation] for example in group]
     want = TAGGED
     for topic, length in (("Porto", 40), ("Vienna", 50)):
-        want = want.replace(f'<async topic="{topic}">', f'<promise topic="{topic}" tokens="{length}"/>')
-    learned = ["".join(sorted(tiny_tokenizer().decode(list(example.targets.values())))) for example in examples]
-    assert sorted(learned) == sorted("".join(sorted(f"{want} {i}<|im_end|>")) for i in range(3))  # threads interleave
+        want = want.replace(
+            f'<async topic="{topic}">', f'<promise topic="{topic}" tokens="{length}"/>'
+        )
+    learned = [
+        "".join(sorted(tiny_tokenizer().decode(list(example.targets.values()))))
+        for example in examples
+    ]
+    # Threads interleave.
+    assert sorted(learned) == sorted("".join(sorted(f"{want} {i}<|im_end|>")) for i in range(3))
 
 
 def test_a_run_over_something_else_is_one_message(tmp_path):
@@ -278,13 +392,23 @@ def documents(count):
 
 def test_whole_answers_of_an_extraction_are_labels(tmp_path):
     def answer(index, status):
-        values = [{"name": "Brand", "value": f"b{index}", "status": status}, {"name": "Nick", "status": "null"}]
+        values = [
+            {"name": "Brand", "value": f"b{index}", "status": status},
+            {"name": "Nick", "status": "null"},
+        ]
         record = json.dumps({"Brand": f"b{index}"})
-        return Record(index, {"category": "c", "record": record, "values": values, "truncated": False})
+        return Record(
+            index, {"category": "c", "record": record, "values": values, "truncated": False}
+        )
 
     with pytest.raises(InputError, match="holds no answers"):
         teacher.label(documents(1), str(tmp_path), run_config())
-    records = [answer(0, "ok"), answer(1, "null"), answer(2, "truncated"), Record(3, error="it failed")]
+    records = [
+        answer(0, "ok"),
+        answer(1, "null"),
+        answer(2, "truncated"),
+        Record(3, error="it failed"),
+    ]
     committed(tmp_path, run_config(), documents(4), records, columns.EXTRACTION)
     labelled = documents(5)
     teacher.label(labelled, str(tmp_path), run_config())
@@ -299,10 +423,17 @@ def test_corrected_labels_are_joined_by_id_and_whole_conversations_are_labels(tm
     file.write_text('{"id": 7, "target": {"Brand": "b"}}\n')
     (tmp_path / "labels.csv").write_text("id,a,other\n7,b,c\n")
     (tmp_path / "labels.json").write_text('[{"id": 7, "a": "b", "other": "c"}]')
-    for end, fields in ((".jsonl", {"target": {"Brand": "b"}}), (".csv", {"a": "b"}), (".json", {"a": "b"})):
+    for end, fields in (
+        (".jsonl", {"target": {"Brand": "b"}}),
+        (".csv", {"a": "b"}),
+        (".json", {"a": "b"}),
+    ):
         labelled = [Document(0, "7", {}), Document(1, "8", {})]
         teacher.label(labelled, str(file.with_suffix(end)), run_config())
-        assert [labelled[0].fields, labelled[1].error] == [fields, "training.labels: no label in the file"]
+        assert [labelled[0].fields, labelled[1].error] == [
+            fields,
+            "training.labels: no label in the file",
+        ]
     line = '{"id": 7, "target": {"Brand": "b"}}\n'
     for lines, words in (
         ('{"id": 7}\n', ": no column 'target'"),
@@ -313,10 +444,30 @@ def test_corrected_labels_are_joined_by_id_and_whole_conversations_are_labels(tm
             teacher.label(labelled, str(file), run_config())
 
     def turn(index, number, reason="stop", sample=0):
-        return Record(index, {"sample": sample, "turn": number, "text": f"{index}.{number}", "finish_reason": reason})
+        return Record(
+            index,
+            {
+                "sample": sample,
+                "turn": number,
+                "text": f"{index}.{number}",
+                "finish_reason": reason,
+            },
+        )
 
-    records = [turn(0, 1), turn(0, 0), turn(0, 0, sample=1), turn(1, 0, "length"), turn(2, 0), turn(3, 0, "length")]
+    records = [
+        turn(0, 1),
+        turn(0, 0),
+        turn(0, 0, sample=1),
+        turn(1, 0, "length"),
+        turn(2, 0),
+        turn(3, 0, "length"),
+    ]
     committed(tmp_path, run_config("generation"), documents(4), records)
     labelled = documents(4)
     teacher.label(labelled, str(tmp_path), run_config("generation"))
-    assert [document.fields.get("target") for document in labelled] == [["0.0", "0.1"], None, ["2.0"], None]
+    assert [document.fields.get("target") for document in labelled] == [
+        ["0.0", "0.1"],
+        None,
+        ["2.0"],
+        None,
+    ]

@@ -1,4 +1,6 @@
-"""A tiny random model is trained through Ray Train and then decodes, through the engine, what it was trained on."""
+"""A tiny random model is trained through Ray Train and then decodes, through the engine, what it
+was trained on.
+"""
 
 import _thread
 import json
@@ -27,7 +29,14 @@ from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
 
 pytestmark = pytest.mark.timeout(900)  # up to three starts of Ray Train, beside other tests
-SHORT = {"weights": "lora", "lora_rank": 4, "learning_rates": [1e-2], "epochs": 8, "batch_size": 8, "evaluations": 4}
+SHORT = {
+    "weights": "lora",
+    "lora_rank": 4,
+    "learning_rates": [1e-2],
+    "epochs": 8,
+    "batch_size": 8,
+    "evaluations": 4,
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +57,26 @@ def test_new_weights_have_not_the_calibration_of_those_before(tmp_path, monkeypa
     (tmp_path / "adapter/calibration.json").write_text("{}")
     monkeypatch.setattr(job, "export", lambda config, checkpoint, target: target.mkdir())
     checkpoint = SimpleNamespace(as_directory=lambda: nullcontext("checkpoint"))
-    outcome = TrainingAttempt(1e-3, 0.1, 1, 1, []), TrainingData(1, 1, 1, 1, {}, "digest"), checkpoint
-    assert [file.name for file in Path(job._finish(config, str(tmp_path), [outcome]).weights).iterdir()] == [CARD]
+    outcome = (
+        TrainingAttempt(1e-3, 0.1, 1, 1, []),
+        TrainingData(1, 1, 1, 1, {}, "digest"),
+        checkpoint,
+    )
+    assert [
+        file.name for file in Path(job._finish(config, str(tmp_path), [outcome]).weights).iterdir()
+    ] == [CARD]
 
 
 @pytest.mark.slow  # tests/fitting/test_fit.py trains and decodes, too
 def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 24)
-    training = {"weights": "full", "learning_rates": [3e-3], "epochs": 40, "batch_size": 24, "evaluations": 2}
+    training = {
+        "weights": "full",
+        "learning_rates": [3e-3],
+        "epochs": 40,
+        "batch_size": 24,
+        "evaluations": 2,
+    }
     training["validation"] = str(corpus)
     config = make_config(tree(corpus, tmp_path / "trained", base, training=training))
     lines = []
@@ -69,7 +90,9 @@ def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     got = {row["id"]: json.loads(row["record"]) for row in rows}
     assert sum(got[key] == target for key, target in want.items()) >= 22, (got, want)
     with pytest.raises(ModelError, match="max_value_tokens 12"):
-        run_extract(make_config(tree(corpus, tmp_path / "other", model, decoding={"max_value_tokens": 20})))
+        run_extract(
+            make_config(tree(corpus, tmp_path / "other", model, decoding={"max_value_tokens": 20}))
+        )
 
 
 def short(tmp_path, base, name, **sections):
@@ -103,7 +126,9 @@ def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
     def look(_: str) -> None:
         ours = {child.pid for child in psutil.Process().children(recursive=True)}
         ports = psutil.net_connections("tcp")
-        addresses.update(port.laddr.ip for port in ports if port.status == "LISTEN" and port.pid in ours)
+        addresses.update(
+            port.laddr.ip for port in ports if port.status == "LISTEN" and port.pid in ours
+        )
 
     run_training(uncut, say=look)
     assert addresses
@@ -113,13 +138,17 @@ def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
     assert not (folder / "adapter").exists()
     lines = []
     assert (run_training(cut, say=lines.append).best.steps, step_of(lines[-1])) == (24, 24)
-    files = [Path(config.output.path, "adapter", "adapter_model.safetensors") for config in (uncut, cut)]
+    files = [
+        Path(config.output.path, "adapter", "adapter_model.safetensors") for config in (uncut, cut)
+    ]
     torch.testing.assert_close(*map(load_file, files), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("key", ["input.path", "training.validation"])
 def test_a_file_that_is_not_there_is_named_before_anything_starts(tmp_path, base, key, monkeypatch):
-    monkeypatch.setattr("raypd.training.job.ray_session.connect", lambda *_: pytest.fail("Ray is started"))
+    monkeypatch.setattr(
+        "raypd.training.job.ray_session.connect", lambda *_: pytest.fail("Ray is started")
+    )
     section, name = key.split(".")
     config = short(tmp_path, base, "out", **{section: {name: str(tmp_path / "nothere.jsonl")}})
     with pytest.raises(InputError, match=r"nothere.jsonl: no such file"):
@@ -142,11 +171,24 @@ def test_the_lowest_validation_loss_wins(tmp_path, base):
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_two_workers_do_what_one_does(tmp_path, base, sharding):
-    """Passes of four in two workers are passes of eight in one: loss, warm-up and evaluations are of the same steps."""
-    training = {"weights": "full", "epochs": 2, "learning_rates": [1e-3], "max_grad_norm": 1e9, "warmup": 0.5}
+    """Passes of four in two workers are passes of eight in one: loss, warm-up and evaluations are
+    of the same steps.
+    """
+    training = {
+        "weights": "full",
+        "epochs": 2,
+        "learning_rates": [1e-3],
+        "max_grad_norm": 1e9,
+        "warmup": 0.5,
+    }
     single = short(tmp_path, base, "one", training={**training, "accumulate": 2, "batch_size": 4})
-    double = short(tmp_path, base, "two", training={**training, "batch_size": 4, "sharding": sharding},
-                cluster={"max_workers": 2, "min_workers": 2})  # fmt: skip
+    double = short(
+        tmp_path,
+        base,
+        "two",
+        training={**training, "batch_size": 4, "sharding": sharding},
+        cluster={"max_workers": 2, "min_workers": 2},
+    )
     curves = [run_training(config, say=lambda _: None).best.curve for config in (single, double)]
     one, two = ([(step, loss) for step, _, loss in curve if loss is not None] for curve in curves)
     assert [step for step, _ in one] == [step for step, _ in two] == [2, 4, 6]
@@ -161,11 +203,14 @@ def test_checkpoints_and_weights_on_s3(tmp_path, base, bucket, s3_server):
     lines = []
 
     def keys():
-        objects = s3_server.client().list_objects_v2(Bucket=name, Prefix="trained/").get("Contents", [])
+        objects = (
+            s3_server.client().list_objects_v2(Bucket=name, Prefix="trained/").get("Contents", [])
+        )
         return {entry["Key"].removeprefix("trained/") for entry in objects}
 
     cut_off(config, keys)
     done = run_training(config, say=lines.append)
     assert {"training.json", "adapter/adapter_model.safetensors", "adapter/raypd.json"} <= keys()
     assert done.weights == f"{bucket}/trained/adapter"
-    assert step_of(next(line for line in lines if "step " in line)) > 6, lines  # not from the beginning
+    # Not from the beginning.
+    assert step_of(next(line for line in lines if "step " in line)) > 6, lines

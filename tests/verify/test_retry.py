@@ -1,4 +1,6 @@
-"""--retry-errors: failed documents are tried again, and their new rows stand in place of the old ones."""
+"""--retry-errors: failed documents are tried again, and their new rows stand in place of the old
+ones.
+"""
 
 import contextlib
 import json
@@ -37,7 +39,9 @@ from tests.runs import run_here, with_keys, with_values, write_jsonl
 
 
 class Task(fakes.FakeTask):
-    """Documents of title `program` fail until `Task.mended`; `Task.asked` has those that were asked about."""
+    """Documents of title `program` fail until `Task.mended`; `Task.asked` has those that were asked
+    about.
+    """
 
     mended = False
     asked: ClassVar[list[str]] = []
@@ -83,7 +87,11 @@ def again(run: RunConfig, **keys: Any) -> retry.Retried:
 
 def rows(run: RunConfig) -> dict[str, dict[str, Any]]:
     """id -> row; every id once."""
-    found = [row for unit in commit.committed(run.output.path) for row in commit.read_rows(run.output.path, unit, 999)]
+    found = [
+        row
+        for unit in commit.committed(run.output.path)
+        for row in commit.read_rows(run.output.path, unit, 999)
+    ]
     assert len({row["id"] for row in found}) == len(found)
     return {row["id"]: row for row in found}
 
@@ -104,12 +112,19 @@ def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(run) -> 
     assert verify(run.output.path, run).passed
     summaries = [commit.read_summary(run.output.path, unit) for unit in units]
     assert [s.retries for s in summaries] == [1, 1, 0]
-    tokens = [[sum(c["prefill_tokens"] for c in s.categories.values()) for s in of] for of in (first, summaries)]
-    assert [after > before for before, after in zip(*tokens, strict=True)] == [True, True, False]  # the retry's, too
-    assert [s.busy_seconds >= b.busy_seconds for s, b in zip(summaries, first, strict=True)] == [True] * 3
+    tokens = [
+        [sum(c["prefill_tokens"] for c in s.categories.values()) for s in of]
+        for of in (first, summaries)
+    ]
+    # The retry's, too.
+    assert [after > before for before, after in zip(*tokens, strict=True)] == [True, True, False]
+    assert [s.busy_seconds >= b.busy_seconds for s, b in zip(summaries, first, strict=True)] == [
+        True
+    ] * 3
     tree = json.loads(Path(run.output.path, "manifest.json").read_text())
     assert (tree["ok"], tree["failed"]) == (29, 1)
-    assert [s["how"] for s in tree["sessions"]] == ["complete", "complete"]  # the retry's time is the run's
+    # The retry's time is the run's.
+    assert [s["how"] for s in tree["sessions"]] == ["complete", "complete"]
     assert again(run).tried == 0
 
 
@@ -119,7 +134,9 @@ def test_fresh_rows_of_a_typed_run_are_typed(run, monkeypatch) -> None:
             values = [{"name": "a", "status": "ok"}]
             answer = {"category": "c", "record": '{"a": "x"}', "values": values, "truncated": False}
             fails = document.id == "12" and not Task.mended
-            yield fakes.Record(document.index, {} if fails else answer, "it failed" if fails else None)
+            yield fakes.Record(
+                document.index, {} if fails else answer, "it failed" if fails else None
+            )
 
     monkeypatch.setattr(Task, "plan", plan)
     typed = with_keys(run, output={"path": f"{run.output.path} typed", "columns": "typed"})
@@ -142,7 +159,9 @@ def test_of_two_at_once_one_says_so_and_what_fails_again_counts_its_attempts(run
 
 
 def test_units_that_are_not_done_are_left_to_a_plain_run(run) -> None:
-    Path(run.output.path, "units", f"{sorted(commit.committed(run.output.path))[0]}.parquet").unlink()
+    Path(
+        run.output.path, "units", f"{sorted(commit.committed(run.output.path))[0]}.parquet"
+    ).unlink()
     Task.mended = True
     made = again(run)
     assert (made.tried, made.waiting, len(rows(run))) == (2, 1, 20)
@@ -183,7 +202,9 @@ def test_a_retry_that_is_cut_off_in_decoding_goes_on(run, in_process, units_done
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_retry_that_is_cut_off_between_two_objects_goes_on_also_without_its_record(run, lost, monkeypatch) -> None:
+def test_a_retry_that_is_cut_off_between_two_objects_goes_on_also_without_its_record(
+    run, lost, monkeypatch
+) -> None:
     Task.mended = not lost
     real, calls = storage.put_if, []
 
@@ -206,12 +227,19 @@ def test_a_retry_that_is_cut_off_between_two_objects_goes_on_also_without_its_re
         assert sum(row["status"] != "ok" for row in rows(run).values()) in (2, 3)
     made = again(run)
     assert (made.number, made.ok) == (2 if lost else 1, 3)
-    assert lost or {row["attempts"] for row in rows(run).values() if row["category"] == "MENDED"} == {2}  # added once
+    # Added once.
+    assert lost or {
+        row["attempts"] for row in rows(run).values() if row["category"] == "MENDED"
+    } == {2}
     assert [rows(run)[id]["category"] for id in ("4", "12", "13")] == ["MENDED"] * 3
     assert verify(run.output.path, run).passed
 
 
-def test_a_damaged_record_of_a_retry_ends_the_command_with_one_line_and_exit_code_2(run, tmp_path, raypd) -> None:  # noqa: F811
+def test_a_damaged_record_of_a_retry_ends_the_command_with_one_line_and_exit_code_2(
+    run,
+    tmp_path,
+    raypd,  # noqa: F811
+) -> None:
     torn = Path(run.output.path, "retries/0001/retry.json")
     torn.parent.mkdir(parents=True)
     torn.write_text('{"number": 1, "tri')
@@ -221,7 +249,9 @@ def test_a_damaged_record_of_a_retry_ends_the_command_with_one_line_and_exit_cod
     assert err.startswith(f"error: {torn}: cannot be read: ")
     assert "delete this file" in err
     torn.write_text('{"number": "one"}')
-    with pytest.raises(ConfigError, match=r"retry\.json: cannot be read: number: .*; delete this file"):
+    with pytest.raises(
+        ConfigError, match=r"retry\.json: cannot be read: number: .*; delete this file"
+    ):
         again(run)
     torn.unlink()
     Task.mended = True
@@ -234,9 +264,13 @@ def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch)
 
     def interfere(output: str, unit: str, columns: Any = None, path: str | None = None) -> Any:
         found = real(output, unit, columns, path)
-        if columns is None and path is not None and not calls:  # a whole object, just before it is replaced
+        # A whole object, just before it is replaced.
+        if columns is None and path is not None and not calls:
             calls.append(path)
-            answers = [f"{answer} of theirs" if answer else answer for answer in found[1]["category"].to_pylist()]
+            answers = [
+                f"{answer} of theirs" if answer else answer
+                for answer in found[1]["category"].to_pylist()
+            ]
             changed = with_values(found[1], "category", answers)
             assert commit.replace_rows(path, changed, found[0], storage.version(path))
         return found
@@ -263,19 +297,31 @@ def test_readers_see_every_document_exactly_once_at_each_instant(run) -> None:
 def table(*documents: tuple[int, str, int]) -> pa.Table:
     """Rows (row, status, attempts) of one source; the answer tells where a row comes from."""
     rows = [("a", *document, "/".join(map(str, document))) for document in documents]
-    types = {"source": "string", "row": "int64", "status": "string", "attempts": "int32", "answer": "string"}
+    types = {
+        "source": "string",
+        "row": "int64",
+        "status": "string",
+        "attempts": "int32",
+        "answer": "string",
+    }
     return pa.table(list(zip(*rows, strict=True)), schema=pa.schema(types))
 
 
 def test_documents_of_several_rows_are_replaced_whole_unless_more_of_them_failed() -> None:
-    old = table((1, "ok", 1), (2, "ok", 1), (2, "error", 1), (3, "error", 1), (3, "ok", 1), (4, "ok", 1))
-    found = merged(old, table((2, "ok", 2), (2, "ok", 2), (2, "ok", 2), (3, "error", 1), (3, "error", 1)))
+    old = table(
+        (1, "ok", 1), (2, "ok", 1), (2, "error", 1), (3, "error", 1), (3, "ok", 1), (4, "ok", 1)
+    )
+    found = merged(
+        old, table((2, "ok", 2), (2, "ok", 2), (2, "ok", 2), (3, "error", 1), (3, "error", 1))
+    )
     assert found["row"].to_pylist() == [1, 2, 2, 2, 3, 3, 4]
     assert found["answer"].to_pylist()[1:6] == ["2/ok/2"] * 3 + ["3/error/1", "3/ok/1"]
     assert found["attempts"].to_pylist() == [1, 3, 3, 3, 2, 2, 1]
 
 
-def test_what_cannot_be_read_any_more_is_left_out_of_a_retry_and_not_taken_apart(run, monkeypatch) -> None:
+def test_what_cannot_be_read_any_more_is_left_out_of_a_retry_and_not_taken_apart(
+    run, monkeypatch
+) -> None:
     Task.mended = True
 
     def one_unit(inner: RunConfig, planned: Plan, **_: Any) -> None:
@@ -285,7 +331,9 @@ def test_what_cannot_be_read_any_more_is_left_out_of_a_retry_and_not_taken_apart
     monkeypatch.setattr(retry.driver, "run_extract", one_unit)
     assert (again(run).ok, again(run).ok) == (1, 2)
     several = replace(unit := next(iter(planner.plan(run))), parts=[*unit.parts, *unit.parts])
-    session = driver.DriverSession(run, run.output.path, planner.plan(run), set(), Mock(), False, build)
+    session = driver.DriverSession(
+        run, run.output.path, planner.plan(run), set(), Mock(), False, build
+    )
     for chosen in (several, several.subset([1])):
         session._take(chosen, UnitResult(error="it is gone", unreadable=True))
     assert session._apart == [several]

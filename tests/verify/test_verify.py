@@ -1,4 +1,6 @@
-"""`raypd verify`: what is wrong is found and named, and a good output passes; `raypd errors`: by reason."""
+"""`raypd verify`: what is wrong is found and named, and a good output passes; `raypd errors`: by
+reason.
+"""
 
 import csv
 import json
@@ -61,7 +63,11 @@ def test_a_good_run_passes_and_ids_that_the_input_repeats_are_told_apart(run) ->
     assert (result.units, result.objects, result.documents, result.found) == (4, 4, 28, 28)
     assert (result.passed, result.ok, result.failed) == (True, 25, 3)
     # Both files number their documents from 0.
-    assert (result.repeated_ids.units, result.repeated_ids.documents, result.doubled.documents) == (3, 6, 0)
+    assert (result.repeated_ids.units, result.repeated_ids.documents, result.doubled.documents) == (
+        3,
+        6,
+        0,
+    )
     text = findings.describe(result)
     assert "3 ids of the input stand on 6 documents" in text
     assert text.splitlines()[-1].startswith("ok: every document of the input")
@@ -137,23 +143,34 @@ def test_rows_that_are_missing_doubled_or_foreign_inside_an_object(run, tmp_path
     lost, doubled, strange = objects(run)[:3]
     rewrite(lost, lambda table: table.slice(1))
     rewrite(doubled, lambda table: pa.concat_tables([table, table.slice(4, 1)]))
-    rewrite(strange, lambda table: with_values(table, "id", ["nobody", *table["id"].to_pylist()[:-1]]))
+    rewrite(
+        strange, lambda table: with_values(table, "id", ["nobody", *table["id"].to_pylist()[:-1]])
+    )
     result = look(run)
     assert (result.passed, result.doubled.documents) == (False, 1)
     assert result.doubled.examples == [f"14 (a.jsonl, at {place(tmp_path, 14)})"]
-    # Every id of the third object stands one row too low: rows of other documents, and none of its own.
+    # Every id of the third object stands one row too low: rows of other documents, and none of its
+    # own.
     assert (result.foreign.documents, result.missing.documents) == (5, 1 + 5)
     assert result.missing.examples[0] == "0 (a.jsonl, at 0)"
     assert f"nobody (a.jsonl, at {place(tmp_path, 20)})" in result.foreign.examples
 
 
-def test_an_object_that_the_input_does_not_have_is_foreign_and_doubles_are_found(run, tmp_path, config) -> None:
-    other = config(str(tmp_path / "in"), "other", unit_documents=7)  # the same documents in other units
+def test_an_object_that_the_input_does_not_have_is_foreign_and_doubles_are_found(
+    run, tmp_path, config
+) -> None:
+    # The same documents in other units.
+    other = config(str(tmp_path / "in"), "other", unit_documents=7)
     run_here(other)
     copied = objects(other)[0]
     shutil.copy(copied, objects(run)[0].parent)
     result = look(run)
-    assert (result.passed, result.foreign.units, result.foreign.documents, result.doubled.documents) == (False, 1, 0, 7)
+    assert (
+        result.passed,
+        result.foreign.units,
+        result.foreign.documents,
+        result.doubled.documents,
+    ) == (False, 1, 0, 7)
     assert copied.stem in result.doubled.examples[0]
     for path in objects(run):
         if path.name != copied.name:
@@ -194,8 +211,12 @@ def test_a_run_that_cannot_be_read_or_whose_answers_would_be_others(run, tmp_pat
         load_run(run.output.path, [])
 
 
-def test_a_generated_answer_that_is_not_of_the_input_stands_twice_in_an_object(tmp_path, config) -> None:
-    tree = config(str(write_jsonl(tmp_path / "a.jsonl", ["a", "b"]))).model_dump(include={"input", "output"})
+def test_a_generated_answer_that_is_not_of_the_input_stands_twice_in_an_object(
+    tmp_path, config
+) -> None:
+    tree = config(str(write_jsonl(tmp_path / "a.jsonl", ["a", "b"]))).model_dump(
+        include={"input", "output"}
+    )
     tree["task"] = {"kind": "generation", "prompt_column": "title"}
     fast = {"load_seconds": 0, "step_seconds": 0}
     run = RunConfig.model_validate({**tree, "model": {"name": "fake", "fake": fast}})
@@ -205,7 +226,11 @@ def test_a_generated_answer_that_is_not_of_the_input_stands_twice_in_an_object(t
     strange = with_values(pq.read_table(path).slice(0, 1), "row", [77])
     rewrite(path, lambda table: pa.concat_tables([table, table.slice(1), strange, strange]))
     result = look(run)
-    assert (result.doubled.documents, result.foreign.documents, result.missing.documents) == (1, 1, 0)
+    assert (result.doubled.documents, result.foreign.documents, result.missing.documents) == (
+        1,
+        1,
+        0,
+    )
     assert result.foreign.examples == ["0 (a.jsonl, at 77)"]
 
 
@@ -233,15 +258,24 @@ def test_reasons_are_grouped_without_their_numbers_and_places(faulty) -> None:
     assert "3 (a.jsonl, at 72, attempts 1): a.jsonl, byte 72: no text in title" in text
 
 
-@pytest.mark.parametrize(("reason", "expected"), [
-    ("a.jsonl:13: not JSON: line 1 column 30 (char 29)", "not JSON: line N column N (char N)"),
-    ("a.jsonl, byte 13: not JSON", "not JSON"), ("ValueError: b.jsonl:13: no", "ValueError: b.jsonl:N: no"),
-    ("a.jsonl: not UTF-8: invalid byte", "not UTF-8: invalid byte"),
-    ("b.jsonl:13: not JSON", "b.jsonl:N: not JSON"), ("the document has 1,234.5 bytes", "the document has N bytes"),
-    ("object at 0x7f3a21 is gone", "object at X is gone"), (None, "no reason"),
-    ("Traceback (most recent call last):\n  File\nKeyError: 'x'", "KeyError: 'x'"),
-    ("a.jsonl, byte 13: not UTF-8: invalid start byte at byte 21 of UTF-16",
-     "not UTF-8: invalid start byte at byte N of UTF-16")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("a.jsonl:13: not JSON: line 1 column 30 (char 29)", "not JSON: line N column N (char N)"),
+        ("a.jsonl, byte 13: not JSON", "not JSON"),
+        ("ValueError: b.jsonl:13: no", "ValueError: b.jsonl:N: no"),
+        ("a.jsonl: not UTF-8: invalid byte", "not UTF-8: invalid byte"),
+        ("b.jsonl:13: not JSON", "b.jsonl:N: not JSON"),
+        ("the document has 1,234.5 bytes", "the document has N bytes"),
+        ("object at 0x7f3a21 is gone", "object at X is gone"),
+        (None, "no reason"),
+        ("Traceback (most recent call last):\n  File\nKeyError: 'x'", "KeyError: 'x'"),
+        (
+            "a.jsonl, byte 13: not UTF-8: invalid start byte at byte 21 of UTF-16",
+            "not UTF-8: invalid start byte at byte N of UTF-16",
+        ),
+    ],
+)
 def test_reasons_without_places_and_which_are_of_the_input(reason, expected) -> None:
     assert normalize("a.jsonl", reason) == expected
     assert of_input("a.jsonl", reason) == (reason or "").startswith("a.jsonl")
@@ -252,7 +286,9 @@ def test_units_without_a_commit_are_listed_and_finished_ones_are_not(faulty) -> 
     storage.put(retry_policy.failure_path(faulty.output.path, done), b"RuntimeError: old")
     failed = retry_policy.failure_path(faulty.output.path, "other-unit")
     storage.put(failed, b"Traceback\nRuntimeError: the device is gone\n")
-    storage.put(retry_policy.failure_path(faulty.output.path, retry_policy.START), b"RuntimeError: no unit")
+    storage.put(
+        retry_policy.failure_path(faulty.output.path, retry_policy.START), b"RuntimeError: no unit"
+    )
     summary = dead_letters.summarize(faulty.output.path)
     assert summary.units == [{"unit": "other-unit", "reason": "RuntimeError: the device is gone"}]
     assert "other-unit: RuntimeError" in findings.describe_errors(summary)
@@ -264,7 +300,11 @@ def test_a_document_counts_once_however_many_of_its_questions_failed(tmp_path) -
     config, document = run_config("question_answering"), Document(0, "a", source="x.jsonl")
     run = committed(tmp_path / "out", config, [document], records, QUESTION_ANSWERING)
     summary = dead_letters.summarize(run)
-    assert (summary.documents, [group.documents for group in summary.reasons], summary.retried) == (1, [1, 1], 1)
+    assert (summary.documents, [group.documents for group in summary.reasons], summary.retried) == (
+        1,
+        [1, 1],
+        1,
+    )
     assert write_letters(run, tmp_path / "errors.csv") == 1
 
 
@@ -283,7 +323,10 @@ def test_all_of_them_into_a_file(faulty, tmp_path) -> None:
         assert {str(row["id"]) for row in rows} >= {"3", "12", "13", "17"}
         assert set(rows[0]) == {"id", "source", "row", "attempts", "reason", "unit"}
     assert [p.name for p in tmp_path.iterdir() if ".part" in p.name] == []
-    for path, message in (("errors.txt", "ends in .csv, .jsonl, .parq"), ("no/such/errors.csv", "cannot be written")):
+    for path, message in (
+        ("errors.txt", "ends in .csv, .jsonl, .parq"),
+        ("no/such/errors.csv", "cannot be written"),
+    ):
         with pytest.raises(ConfigError, match=message):
             write_letters(faulty.output.path, tmp_path / path)
 

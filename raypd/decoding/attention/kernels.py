@@ -16,7 +16,10 @@ _log = logging.getLogger(__name__)
 
 
 def chosen(attention: str, device: torch.device, dtype: torch.dtype, config: Any) -> Attend:
-    """The attention of a name, for a model's text configuration. Raises ValueError: none, not installed, not for it."""
+    """The attention of a name, for a model's text configuration.
+
+    Raises ValueError: none, not installed, not for it.
+    """
     if attention == "auto":
         attention = "avx512" if avx512.is_best(device, dtype) else "sdpa"
         if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
@@ -26,7 +29,9 @@ def chosen(attention: str, device: torch.device, dtype: torch.dtype, config: Any
         try:
             from raypd.decoding.attention import triton_kernel
         except ImportError as error:
-            reason = f"attention 'triton' needs the package triton ({error}): install it, or use 'sdpa'"
+            reason = (
+                f"attention 'triton' needs the package triton ({error}): install it, or use 'sdpa'"
+            )
             raise ValueError(reason) from error
         kernels["triton"] = triton_kernel
     if attention not in kernels:
@@ -52,11 +57,14 @@ def _of_gpu(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int,
     try:
         error = error_of(chosen("triton", device, dtype, None), device, dtype, heads, kv_heads, dim)
         reason = None if error <= 1 else f"it is off by {error:.3g} times what {dtype} may be"
-    except Exception as failure:  # of the compiler, the driver or the GPU: whatever it is, sdpa does without
+    # Of the compiler, the driver or the GPU: whatever it is, sdpa does without.
+    except Exception as failure:
         reason = f"{type(failure).__name__}: {failure}"
     if reason is None:
         return "triton"
-    _log.warning("attention 'sdpa', which is slower, in place of 'triton' on %s: %s", device, reason)
+    _log.warning(
+        "attention 'sdpa', which is slower, in place of 'triton' on %s: %s", device, reason
+    )
     return "sdpa"
 
 
@@ -73,14 +81,19 @@ def attention(
     step: Step | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer: `step.attend`. Returns [1, tokens, heads, head_dim], and no weights.
-    Raises RuntimeError where the model was called otherwise than by its engine, or has attention sinks."""
+    """What transformers calls in every layer: `step.attend`. Returns [1, tokens, heads, head_dim],
+    and no weights. Raises RuntimeError where the model was called otherwise than by its engine, or
+    has attention sinks.
+    """
     if step is None:
         advice = "and its layers must hand unknown keyword arguments on to the attention function"
-        raise RuntimeError(f"a model of a raypd engine is called through the engine alone, {advice}")
+        raise RuntimeError(
+            f"a model of a raypd engine is called through the engine alone, {advice}"
+        )
     if s_aux is not None:
         raise RuntimeError("its attention has sinks, which raypd's attention does not know")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [tokens, heads, head_dim]
+    # [tokens, heads, head_dim].
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     layer = AttentionLayer(int(module.layer_idx), scale, sliding_window, softcap)  # type: ignore[arg-type]
     return step.attend(step, layer, query, key, value)[None], None

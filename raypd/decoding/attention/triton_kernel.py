@@ -1,7 +1,9 @@
-"""Attention over the cache in one kernel, for GPUs: it reads every key where it lies and knows the rule of visibility
-itself, from a few integers a token (`KernelPlan`), so no mask is built and nothing is gathered. A program of
-the kernel has a block of one span's queries for one key head, whose query heads are folded into it, and reads the
-shared prefix, then the span's own keys. The one file that needs triton: imported only where it is asked for."""
+"""Attention over the cache in one kernel, for GPUs: it reads every key where it lies and knows the
+rule of visibility itself, from a few integers a token (`KernelPlan`), so no mask is built and
+nothing is gathered. A program of the kernel has a block of one span's queries for one key head,
+whose query heads are folded into it, and reads the shared prefix, then the span's own keys. The one
+file that needs triton: imported only where it is asked for.
+"""
 
 from functools import cache
 
@@ -14,9 +16,15 @@ from raypd.decoding.attention.step import AttentionLayer, Step
 
 
 def attend(
-    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
+    step: Step,
+    layer: AttentionLayer,
+    query: torch.Tensor,
+    key: torch.Tensor | None,
+    value: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`Attend` by one kernel, and one that merges where keys of a query are split over several blocks."""
+    """`Attend` by one kernel, and one that merges where keys of a query are split over several
+    blocks.
+    """
     number, scale, window, softcap = layer
     keys, values = step.cache.write(number, step.slots, key, value)  # [slots, kv_heads, head_dim]
     tokens, heads, head_dim = query.shape
@@ -29,33 +37,71 @@ def attend(
     sizes = tiles(capability, max(head_dim, value_dim), query.element_size())
     plan = step.plans.get(repeat)
     if plan is None:
-        plan = step.plans[repeat] = KernelPlan(step, repeat, tuple(sizes), 2 * processors // kv_heads)
+        plan = step.plans[repeat] = KernelPlan(
+            step, repeat, tuple(sizes), 2 * processors // kv_heads
+        )
     starts = plan.starts(window)
     wide = torch.promote_types(query.dtype, torch.float32)
     split = query.new_empty(plan.split_rows, heads, value_dim, dtype=wide)
     split_lse = query.new_empty(plan.split_rows, heads, dtype=wide)
-    dims = {"DIM_BLOCK": max(16, power_of_two(head_dim)), "VALUE_BLOCK": max(16, power_of_two(value_dim))}
+    dims = {
+        "DIM_BLOCK": max(16, power_of_two(head_dim)),
+        "VALUE_BLOCK": max(16, power_of_two(value_dim)),
+    }
     with torch.cuda.device_of(query):  # triton launches on the current device
         for rows, items in plan.blocks:
-            block, warps = sizes.get(rows) or list(sizes.values())[-1]  # of more rows: many heads share a key head
+            # Of more rows: many heads share a key head.
+            block, warps = sizes.get(rows) or list(sizes.values())[-1]
             _attend[len(items), kv_heads](
-                query, keys, values, out, split, split_lse, items, plan.queries, plan.keys,
+                query,
+                keys,
+                values,
+                out,
+                split,
+                split_lse,
+                items,
+                plan.queries,
+                plan.keys,
                 plan.queries if starts is None else starts,
-                scale, softcap or 0.0, *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
-                HEADS=heads, KV_HEADS=kv_heads, DIM=head_dim, VALUE_DIM=value_dim,
-                WORDS=plan.words, WINDOW=starts is not None, SOFTCAP=softcap is not None, SPLIT=plan.split_rows > 0,
-                ROWS=rows, BLOCK=block, **dims, num_warps=warps, num_stages=2,
-            )  # fmt: skip
+                scale,
+                softcap or 0.0,
+                *query.stride()[:2],
+                *keys.stride()[:2],
+                *values.stride()[:2],
+                HEADS=heads,
+                KV_HEADS=kv_heads,
+                DIM=head_dim,
+                VALUE_DIM=value_dim,
+                WORDS=plan.words,
+                WINDOW=starts is not None,
+                SOFTCAP=softcap is not None,
+                SPLIT=plan.split_rows > 0,
+                ROWS=rows,
+                BLOCK=block,
+                **dims,
+                num_warps=warps,
+                num_stages=2,
+            )
         if plan.split_rows:
             _merge[len(plan.merged), heads](
-                split, split_lse, out, plan.merged, plan.merged_rows,
-                HEADS=heads, VALUE_DIM=value_dim, VALUE_BLOCK=dims["VALUE_BLOCK"], num_warps=1,
-            )  # fmt: skip
+                split,
+                split_lse,
+                out,
+                plan.merged,
+                plan.merged_rows,
+                HEADS=heads,
+                VALUE_DIM=value_dim,
+                VALUE_BLOCK=dims["VALUE_BLOCK"],
+                num_warps=1,
+            )
     return out
 
 
 def refusal(device: torch.device) -> str | None:
-    """Why the kernel cannot run on a device; None: it can. Triton's interpreter (TRITON_INTERPRET=1) runs on any."""
+    """Why the kernel cannot run on a device; None: it can.
+
+    Triton's interpreter (TRITON_INTERPRET=1) runs on any.
+    """
     if device.type == "cuda" or not isinstance(_attend, triton.JITFunction):
         return None
     return f"attention 'triton' needs a GPU, and the model is on the {device.type}: use 'sdpa'"
@@ -63,15 +109,21 @@ def refusal(device: torch.device) -> str | None:
 
 @cache
 def card(device: torch.device) -> tuple[tuple[int, int], int]:
-    """Capability and multiprocessors of a device; none of what is no GPU, where keys are not split."""
+    """Capability and multiprocessors of a device; none of what is no GPU, where keys are not
+    split.
+    """
     if device.type != "cuda":
         return (8, 0), 0
-    return torch.cuda.get_device_capability(device), torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.cuda.get_device_capability(device), torch.cuda.get_device_properties(
+        device
+    ).multi_processor_count
 
 
 def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, tuple[int, int]]:
-    """By the rows of a block, rising, one a query and query head: its keys, so that queries and two stages of keys and
-    values fit the shared memory (99 KB of sm86, sm89 and sm120), and its warps, so that sums fit the registers."""
+    """By the rows of a block, rising, one a query and query head: its keys, so that queries and two
+    stages of keys and values fit the shared memory (99 KB of sm86, sm89 and sm120), and its warps,
+    so that sums fit the registers.
+    """
     large = capability[0] in (9, 10)
     row_bytes = max(16, power_of_two(dim)) * itemsize
     keys = min(64 if large else 32, max(16, 16_384 // row_bytes))
@@ -84,14 +136,39 @@ def tiles(capability: tuple[int, int], dim: int, itemsize: int) -> dict[int, tup
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
-    query_rows, stored_keys, stored_values, out, split, split_lse, items, queries, keys, starts,
-    scale, softcap, token_stride, head_stride, key_slot, key_head, value_slot, value_head,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    WORDS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SPLIT: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
-):  # fmt: skip
-    # query_rows, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; split [rows, heads, dim] and its
-    # log-sum-exps [rows, heads]; the others as in `KernelPlan`.
+    query_rows,
+    stored_keys,
+    stored_values,
+    out,
+    split,
+    split_lse,
+    items,
+    queries,
+    keys,
+    starts,
+    scale,
+    softcap,
+    token_stride,
+    head_stride,
+    key_slot,
+    key_head,
+    value_slot,
+    value_head,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    WORDS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+):
+    # query_rows, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; split [rows, heads,
+    # dim] and its log-sum-exps [rows, heads]; the others as in `KernelPlan`.
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     FIELDS: tl.constexpr = 2 + 2 * WORDS
     WIDE: tl.constexpr = tl.float64 if query_rows.dtype.element_ty == tl.float64 else tl.float32
@@ -109,15 +186,18 @@ def _attend(  # type: ignore[no-untyped-def]
     dim, value_dim = tl.arange(0, DIM_BLOCK), tl.arange(0, VALUE_BLOCK)
     is_dim, is_value_dim = dim < DIM, value_dim < VALUE_DIM
     place = token[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
-    query = tl.load(query_rows + place, mask=is_row[:, None] & is_dim[None, :], other=0.0)  # [ROWS, DIM_BLOCK]
+    # [ROWS, DIM_BLOCK].
+    query = tl.load(query_rows + place, mask=is_row[:, None] & is_dim[None, :], other=0.0)
     start = tl.load(starts + token, mask=is_row, other=0) if WINDOW else row
-    high = tl.full([ROWS], float("-inf"), WIDE)  # the highest score so far, the sum of weights relative to it, and
+    # The highest score so far, the sum of weights relative to it, and.
+    high = tl.full([ROWS], float("-inf"), WIDE)
     total = tl.zeros([ROWS], WIDE)
     mixed = tl.zeros([ROWS, VALUE_BLOCK], WIDE)  # the values by those weights
     key_base = stored_keys + kv_head.to(tl.int64) * key_head + dim[None, :]
     value_base = stored_values + kv_head.to(tl.int64) * value_head + value_dim[None, :]
 
-    for begin in range(0, prefix, BLOCK):  # all queries see the prefix, whose positions are 0, 1, 2, ...
+    # All queries see the prefix, whose positions are 0, 1, 2, ...
+    for begin in range(0, prefix, BLOCK):
         offset = begin + tl.arange(0, BLOCK)
         is_key = offset < prefix
         is_seen = is_row[:, None] & is_key[None, :]
@@ -125,8 +205,12 @@ def _attend(  # type: ignore[no-untyped-def]
             is_seen = is_seen & (prefix_begin + offset[None, :] >= start[:, None])
         slot = (prefix_slot + offset)[:, None]
         key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
-        value = tl.load(value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0)
-        high, total, mixed = _take(query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
+        value = tl.load(
+            value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0
+        )
+        high, total, mixed = _take(
+            query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE
+        )
 
     done = 0
     if not WINDOW:  # the leading own keys that all queries see, too
@@ -137,7 +221,9 @@ def _attend(  # type: ignore[no-untyped-def]
             is_seen = is_row[:, None] & (offset >= 0)[None, :]
             key = tl.load(key_base + slot * key_slot, mask=is_dim[None, :], other=0.0)
             value = tl.load(value_base + slot * value_slot, mask=is_value_dim[None, :], other=0.0)
-            high, total, mixed = _take(query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
+            high, total, mixed = _take(
+                query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE
+            )
 
     position = tl.load(queries + token * FIELDS, mask=is_row, other=0)
     step = tl.load(queries + token * FIELDS + 1, mask=is_row, other=0)
@@ -145,23 +231,67 @@ def _attend(  # type: ignore[no-untyped-def]
         offset = begin + tl.arange(0, BLOCK)
         is_key = offset < own_length
         is_seen = _seen(
-            queries, keys + (first_key + offset) * 3, token, position, step, start, is_row, is_key,
-            WORDS, WINDOW, ROWS, BLOCK,
-        )  # fmt: skip
+            queries,
+            keys + (first_key + offset) * 3,
+            token,
+            position,
+            step,
+            start,
+            is_row,
+            is_key,
+            WORDS,
+            WINDOW,
+            ROWS,
+            BLOCK,
+        )
         slot = (own_slot + offset)[:, None]
         key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
-        value = tl.load(value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0)
-        high, total, mixed = _take(query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
+        value = tl.load(
+            value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0
+        )
+        high, total, mixed = _take(
+            query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE
+        )
 
-    _store(out, split, split_lse, item, row, head, value_dim, high, total, mixed, HEADS, VALUE_DIM, REPEAT, SPLIT)
+    _store(
+        out,
+        split,
+        split_lse,
+        item,
+        row,
+        head,
+        value_dim,
+        high,
+        total,
+        mixed,
+        HEADS,
+        VALUE_DIM,
+        REPEAT,
+        SPLIT,
+    )
 
 
 @triton.jit
 def _store(  # type: ignore[no-untyped-def]
-    out, split, split_lse, item, row, head, value_dim, high, total, mixed,
-    HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, REPEAT: tl.constexpr, SPLIT: tl.constexpr,
-):  # fmt: skip
-    """Writes the sums of a block. Its item is read once more: kept through the loops it is one register too many."""
+    out,
+    split,
+    split_lse,
+    item,
+    row,
+    head,
+    value_dim,
+    high,
+    total,
+    mixed,
+    HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    REPEAT: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Writes the sums of a block.
+
+    Its item is read once more: kept through the loops it is one register too many.
+    """
     token = (tl.load(item, volatile=True) + row // REPEAT).to(tl.int64)
     is_row = row < tl.load(item + 1, volatile=True) * REPEAT
     is_value_dim = (value_dim < VALUE_DIM)[None, :]
@@ -180,9 +310,18 @@ def _store(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _merge(  # type: ignore[no-untyped-def]
-    split, split_lse, out, merged, rows, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_BLOCK: tl.constexpr
-):  # fmt: skip
-    """Attention over all keys out of that over parts of them, by their log-sum-exps; a program has a query and head."""
+    split,
+    split_lse,
+    out,
+    merged,
+    rows,
+    HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+):
+    """Attention over all keys out of that over parts of them, by their log-sum-exps; a program has
+    a query and head.
+    """
     entry, head = merged + tl.program_id(0) * 3, tl.program_id(1)
     token, begin, end = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
     value_dim = tl.arange(0, VALUE_BLOCK)
@@ -198,14 +337,26 @@ def _merge(  # type: ignore[no-untyped-def]
         fade, weight = tl.exp(high - finite), tl.exp(lse - finite)
         total, mixed, high = total * fade + weight, mixed * fade + part * weight, higher
     mixed = (mixed / tl.where(total == 0, 1.0, total)).to(out.dtype.element_ty)
-    tl.store(out + (token * HEADS + head) * VALUE_DIM + value_dim, mixed, mask=value_dim < VALUE_DIM)
+    tl.store(
+        out + (token * HEADS + head) * VALUE_DIM + value_dim, mixed, mask=value_dim < VALUE_DIM
+    )
 
 
 @triton.jit
 def _seen(  # type: ignore[no-untyped-def]
-    queries, key, token, position, step, start, is_row, is_key,
-    WORDS: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    queries,
+    key,
+    token,
+    position,
+    step,
+    start,
+    is_row,
+    is_key,
+    WORDS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """[ROWS, BLOCK] which own keys the queries see, by the rule of visibility."""
     FIELDS: tl.constexpr = 2 + 2 * WORDS
     key_position = tl.load(key, mask=is_key, other=0)
@@ -227,11 +378,21 @@ def _seen(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _take(  # type: ignore[no-untyped-def]
-    query, key, value, is_seen, high, total, mixed, scale, softcap,
-    SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    is_seen,
+    high,
+    total,
+    mixed,
+    scale,
+    softcap,
+    SOFTCAP: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """The running sums of `_attend` with a block of keys more."""
-    scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=WIDE) * scale  # [ROWS, BLOCK]
+    # [ROWS, BLOCK].
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=WIDE) * scale
     if SOFTCAP:
         small = tl.exp(-2 * tl.abs(scores / softcap))  # tanh, which triton has not
         scores = softcap * tl.where(scores < 0, -1.0, 1.0) * (1 - small) / (1 + small)

@@ -1,11 +1,14 @@
-"""APAR: a model that forks its own decoding ("APAR: LLMs Can Do Auto-Parallel Auto-Regressive Decoding", section 2,
-algorithm 1). It writes [Fork] where what follows is detail that can be decoded beside the next paragraph. In the decode
-behind it the thread goes on with its next paragraph, and a copy of it gets a [Child] and begins the detail. Paragraphs
-are a binary tree's nodes (first_child, next_sibling); a token sees the paragraphs on its path to the root alone.
+"""APAR: a model that forks its own decoding ("APAR: LLMs Can Do Auto-Parallel Auto-Regressive
+Decoding", section 2, algorithm 1). It writes [Fork] where what follows is detail that can be
+decoded beside the next paragraph. In the decode behind it the thread goes on with its next
+paragraph, and a copy of it gets a [Child] and begins the detail. Paragraphs are a binary tree's
+nodes (first_child, next_sibling); a token sees the paragraphs on its path to the root alone.
 
-With Medusa heads every thread drafts (section 3.2, Medusa-APAR): a pass holds each thread's last token and under it a
-tree of guesses, which see the thread's path. The accepted tokens go through algorithm 1 one by one: the paragraphs are
-the same, token for token, but where the most tokens or threads are reached, in another order."""
+With Medusa heads every thread drafts (section 3.2, Medusa-APAR): a pass holds each thread's last
+token and under it a tree of guesses, which see the thread's path. The accepted tokens go through
+algorithm 1 one by one: the paragraphs are the same, token for token, but where the most tokens or
+threads are reached, in another order.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from raypd.decoding.visibility import Reach
 class Paragraph:
     """A node of the paragraph tree: PNODE of algorithm 1."""
 
-    tokens: list[int] = field(default_factory=list)  # [Child] first, [Fork] or the end token last, too
+    # [Child] first, [Fork] or the end token last, too.
+    tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # 0.0 of [Child]
     first_child: Paragraph | None = field(default=None, repr=False)
     next_sibling: Paragraph | None = field(default=None, repr=False)
@@ -35,32 +39,45 @@ class AparCost:
 
     steps: int = 0  # forward passes
     max_cached_tokens: int = 0  # most tokens, prompt included, that are in the cache together
-    attended_tokens: float = 0.0  # tokens seen when a token was predicted, the mean over the predictions
+    # Tokens seen when a token was predicted, the mean over the predictions.
+    attended_tokens: float = 0.0
 
 
 @dataclass
 class AparAnswer:
     root: Paragraph
-    tokens: list[int] = field(default_factory=list)  # root, first_child, next_sibling, without control tokens
+    # Root, first_child, next_sibling, without control tokens.
+    tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    cut: int | None = None  # tokens to the end of the first paragraph with a thread cut, or not begun; None: all ended
+    # Tokens to the end of the first paragraph with a thread cut, or not begun; None: all ended.
+    cut: int | None = None
     threads: int = 1  # all that ever ran
     unstarted_threads: int = 0  # children that were forked and had no tokens left to begin with
     cost: AparCost = field(default_factory=AparCost)  # of this decoding
-    flattened: AparCost = field(default_factory=AparCost)  # of the same text decoded autoregressively
+    # Of the same text decoded autoregressively.
+    flattened: AparCost = field(default_factory=AparCost)
     decoded: int = 0  # tokens of the model, in all threads
     accepted: int | None = None  # those of them that were guessed; None: nothing was drafted
 
     def counters(self) -> dict[str, Any]:
-        counters: dict[str, Any] = {"threads": self.threads, "unstarted_threads": self.unstarted_threads}
+        counters: dict[str, Any] = {
+            "threads": self.threads,
+            "unstarted_threads": self.unstarted_threads,
+        }
         counters |= {"apar": asdict(self.cost), "flattened": asdict(self.flattened)}
         if self.accepted is None:
-            return {**counters, "longest_path": self.cost.steps}  # a pass decodes a token of every thread
-        return {**counters, "average_accepted_tokens": self.decoded / self.cost.steps if self.cost.steps else 0.0}
+            # A pass decodes a token of every thread.
+            return {**counters, "longest_path": self.cost.steps}
+        return {
+            **counters,
+            "average_accepted_tokens": self.decoded / self.cost.steps if self.cost.steps else 0.0,
+        }
 
     def generated(self, decode: Decode) -> GeneratedText:
         cut = None if self.cut is None else len(decode(self.tokens[: self.cut]))
-        return GeneratedText(decode(self.tokens), cut, len(self.tokens), self.logprobs, counters=self.counters())
+        return GeneratedText(
+            decode(self.tokens), cut, len(self.tokens), self.logprobs, counters=self.counters()
+        )
 
 
 @dataclass(eq=False)
@@ -79,39 +96,52 @@ class AparNode:
 
 
 class Tree:
-    """Which guesses are tried together: each path names the rank of the guess at every head from the first on: (0,) is
-    head 1's best guess, (0, 2) head 2's third best behind it. Lists are in the order of the nodes (by depth). Raises
-    ValueError where a path is empty, has a negative rank, or the path above it is missing."""
+    """Which guesses are tried together: each path names the rank of the guess at every head from
+    the first on: (0,) is head 1's best guess, (0, 2) head 2's third best behind it. Lists are in
+    the order of the nodes (by depth). Raises ValueError where a path is empty, has a negative rank,
+    or the path above it is missing.
+    """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
         self.paths = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
         place = {path: i for i, path in enumerate(self.paths)}
         for path in self.paths:
             if not path or min(path) < 0 or (len(path) > 1 and path[:-1] not in place):
-                raise ValueError(f"{path} is no path of a tree: ranks from 0, and the path above it must be there")
+                raise ValueError(
+                    f"{path} is no path of a tree: ranks from 0, and the path above it must be "
+                    "there"
+                )
         self.ranks = [path[-1] for path in self.paths]  # [n]
         self.depths = [len(path) for path in self.paths]  # [n] from 1
         self.parents = [place.get(path[:-1], -1) for path in self.paths]  # [n], -1: under the text
-        self.runs: list[int] = []  # [n]: nodes in a row without branches are one run, which shares a segment
+        # [n]: nodes in a row without branches are one run, which shares a segment.
+        self.runs: list[int] = []
         self.above: list[list[int]] = []  # [runs] the runs that a run's nodes see, itself included
         for parent in self.parents:
             if parent >= 0 and self.parents.count(parent) == 1:
                 self.runs.append(self.runs[parent])
             else:
                 self.runs.append(len(self.above))
-                self.above.append([*(self.above[self.runs[parent]] if parent >= 0 else []), self.runs[-1]])
+                self.above.append(
+                    [*(self.above[self.runs[parent]] if parent >= 0 else []), self.runs[-1]]
+                )
 
     def size(self, depth: int) -> int:
         """How many nodes, the first ones, are not deeper than `depth`."""
         return sum(d <= depth for d in self.depths)
 
     def accepted(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
-        """The nodes, from the top down, whose guess (of `guesses`: the first nodes') is what was `sampled` above them:
-        ids [1 + nodes] behind the text's last token and behind each guess."""
+        """The nodes, from the top down, whose guess (of `guesses`: the first nodes') is what was
+        `sampled` above them: ids [1 + nodes] behind the text's last token and behind each guess.
+        """
         nodes: list[int] = []
         while True:
             node = nodes[-1] if nodes else -1
-            hit = [n for n in range(len(guesses)) if self.parents[n] == node and guesses[n] == sampled[node + 1]]
+            hit = [
+                n
+                for n in range(len(guesses))
+                if self.parents[n] == node and guesses[n] == sampled[node + 1]
+            ]
             if not hit:
                 return nodes
             nodes.append(hit[0])
@@ -119,7 +149,9 @@ class Tree:
 
 @dataclass
 class _Drafts:
-    """A thread's guesses; a new thread takes over an ended one's, so that no segment is added without need."""
+    """A thread's guesses; a new thread takes over an ended one's, so that no segment is added
+    without need.
+    """
 
     segments: range  # of the tree's runs, in which they are fed
     path: set[int] = field(default_factory=set)  # what these reach
@@ -127,10 +159,16 @@ class _Drafts:
     root: int = 0  # row index of the thread's last token; the guesses stand behind it
 
     def follow(self, s: AparSequence) -> dict[tuple[int, int], Reach]:
-        """The pairs that make the segments reach the path of `s`, and nothing but it and each other."""
+        """The pairs that make the segments reach the path of `s`, and nothing but it and each
+        other.
+        """
         path = {node.segment for node in s.current_node.path()}
-        pairs = {(segment, gone): Reach.HIDDEN for segment in self.segments for gone in self.path - path}
-        pairs |= {(segment, new): Reach.ALL for segment in self.segments for new in path - self.path}
+        pairs = {
+            (segment, gone): Reach.HIDDEN for segment in self.segments for gone in self.path - path
+        }
+        pairs |= {
+            (segment, new): Reach.ALL for segment in self.segments for new in path - self.path
+        }
         self.path = path
         return pairs
 
@@ -147,7 +185,9 @@ class AparSequence:
 
 @dataclass
 class AparGroup:
-    """The paragraph tree and the sequences that have not finished (G of algorithm 1), as they grow token by token."""
+    """The paragraph tree and the sequences that have not finished (G of algorithm 1), as they grow
+    token by token.
+    """
 
     prompt: Prompt
     max_new_tokens: int
@@ -156,7 +196,8 @@ class AparGroup:
     stops: Stops  # whether a paragraph's tokens are all of its thread
     max_threads: int  # most that run (`sequences`)
     tree: Tree  # of each thread's guesses
-    waiting: deque[AparSequence] = field(default_factory=deque)  # forked beyond them; what they see stays in the cache
+    # Forked beyond them; what they see stays in the cache.
+    waiting: deque[AparSequence] = field(default_factory=deque)
     free: list[_Drafts] = field(default_factory=list)  # of threads that have ended
     used: int = 0  # tokens in all threads, each [Child] included
     attended: int = 0  # tokens seen when a token was predicted, over all predictions
@@ -165,9 +206,11 @@ class AparGroup:
     segments: int = 1
     fed: int = 0
     cached: int = 0  # of the tokens fed
-    reach: dict[tuple[int, int], Reach] = field(default_factory=dict)  # for the next feed, as `drop`, `move`
+    # For the next feed, as `drop`, `move`.
+    reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
     drop: list[int] = field(default_factory=list)
-    move: dict[int, int] = field(default_factory=dict)  # right guesses -> the segment of the thread whose text they are
+    # Right guesses -> the segment of the thread whose text they are.
+    move: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         root = AparNode(Paragraph(), segment=0)
@@ -200,30 +243,49 @@ class AparGroup:
                 segments += [drafts.segments[run] for run in tree.runs[:count]]
         self.fed, self.cached = self.fed + len(tokens), self.cached + len(tokens) - len(self.drop)
         cost = self.answer.cost
-        cost.steps, cost.max_cached_tokens = cost.steps + 1, max(cost.max_cached_tokens, self.cached)
+        cost.steps, cost.max_cached_tokens = (
+            cost.steps + 1,
+            max(cost.max_cached_tokens, self.cached),
+        )
         reach, drop, self.reach, self.drop = self.reach, self.drop, {}, []
         return Feed(
-            tokens, positions, segments, reach=reach, sample_at=asks, drop=drop,
+            tokens,
+            positions,
+            segments,
+            reach=reach,
+            sample_at=asks,
+            drop=drop,
             shared=self.prompt.shared if first else 0,
             move={index: segment for index, segment in self.move.items() if index not in set(drop)},
-            want_hidden=bool(tree.paths), decoded=self.predicted if tree.paths else None,
-        )  # fmt: skip
+            want_hidden=bool(tree.paths),
+            decoded=self.predicted if tree.paths else None,
+        )
 
     def _new_drafts(self) -> _Drafts:
         if self.free:
             return self.free.pop()
         runs = range(self.segments, self.segments + len(self.tree.above))
         self.segments += len(runs)
-        self.reach |= {(runs[a], runs[b]): Reach.CAUSAL for a, above in enumerate(self.tree.above) for b in above}
+        self.reach |= {
+            (runs[a], runs[b]): Reach.CAUSAL
+            for a, above in enumerate(self.tree.above)
+            for b in above
+        }
         return _Drafts(runs)
 
-    def take(self, decoding: list[AparSequence], predictions: Predictions) -> list[tuple[_Drafts, int]]:
-        """Takes the longest right path of each thread's guesses and the token behind it through algorithm 1; of the
-        threads that go on, the drafts and the place in the predictions of the last token."""
+    def take(
+        self, decoding: list[AparSequence], predictions: Predictions
+    ) -> list[tuple[_Drafts, int]]:
+        """Takes the longest right path of each thread's guesses and the token behind it through
+        algorithm 1; of the threads that go on, the drafts and the place in the predictions of the
+        last token.
+        """
         self.used += len(decoding)
         self.move = {}
         if not self.tree.paths:
-            for s, x, logprob in zip(decoding, predictions.tokens, predictions.logprobs, strict=True):
+            for s, x, logprob in zip(
+                decoding, predictions.tokens, predictions.logprobs, strict=True
+            ):
                 self.append(s, x, logprob)
             return []
         going_on: list[tuple[_Drafts, int]] = []
@@ -232,7 +294,9 @@ class AparGroup:
             drafts = s.drafts
             assert drafts is not None
             count = len(drafts.guesses)
-            nodes = self.tree.accepted(drafts.guesses, predictions.tokens[first : first + 1 + count])
+            nodes = self.tree.accepted(
+                drafts.guesses, predictions.tokens[first : first + 1 + count]
+            )
             kept: set[int] = set()
             for i, place in enumerate((first, *(first + 1 + n for n in nodes))):
                 if i > 0 and self.used == self.max_new_tokens:
@@ -281,8 +345,14 @@ class AparGroup:
         self.waiting.append(AparSequence(self.child, s.position + 1, n2))
 
     def _start_waiting(self) -> None:
-        """Gives waiting children their [Child] while there is a place, and a token left that they sample next."""
-        while self.waiting and len(self.sequences) < self.max_threads and self.used + 2 <= self.max_new_tokens:
+        """Gives waiting children their [Child] while there is a place, and a token left that they
+        sample next.
+        """
+        while (
+            self.waiting
+            and len(self.sequences) < self.max_threads
+            and self.used + 2 <= self.max_new_tokens
+        ):
             s = self.waiting.popleft()
             s.current_node.paragraph.tokens.append(self.child)
             s.current_node.paragraph.logprobs.append(0.0)
@@ -291,7 +361,9 @@ class AparGroup:
             self.answer.threads += 1
 
     def run(self, heads: Any) -> Program[None]:
-        """Decodes until every thread has ended, or no token is left; `heads` guess, where the tree has places."""
+        """Decodes until every thread has ended, or no token is left; `heads` guess, where the tree
+        has places.
+        """
         while self.sequences and self.used < self.max_new_tokens:
             decoding = self.sequences[: self.max_new_tokens - self.used]
             predictions = yield self.feed(decoding)
@@ -317,9 +389,12 @@ class AparGroup:
                 answer.cut = len(answer.tokens)
         if self.predicted:
             answer.cost.attended_tokens = self.attended / self.predicted
-        if predictions := len(answer.tokens) + stopped:  # the text, and one end token if it came to that
+        # The text, and one end token if it came to that.
+        if predictions := len(answer.tokens) + stopped:
             start = len(self.prompt.tokens)
-            answer.flattened = AparCost(predictions, start + predictions - 1, start + (predictions - 1) / 2)
+            answer.flattened = AparCost(
+                predictions, start + predictions - 1, start + (predictions - 1) / 2
+            )
         return answer
 
 
@@ -333,10 +408,15 @@ def apar(
     heads: Any = None,  # MedusaHeads that draft; None: a token of each thread a pass
     tree: Tree | None = None,  # None: the heads' own
 ) -> Program[AparAnswer]:
-    """Algorithm 1: decodes until every thread has come to its end. No position passes len(prompt.tokens) +
-    max_new_tokens; with fewer left than threads run, the older have them. ValueError: a tree deeper than the heads."""
+    """Algorithm 1: decodes until every thread has come to its end.
+
+    No position passes len(prompt.tokens) + max_new_tokens; with fewer left than threads run, the
+    older have them. ValueError: a tree deeper than the heads.
+    """
     tree = Tree([]) if heads is None else heads.suited(tree)
-    group = AparGroup(prompt, max_new_tokens, fork, child, lambda tokens: tokens[-1] in ends, max_threads, tree)
+    group = AparGroup(
+        prompt, max_new_tokens, fork, child, lambda tokens: tokens[-1] in ends, max_threads, tree
+    )
     yield from group.run(heads)
     answer = group.finish(ends)
     answer.decoded, answer.accepted = group.predicted, None if heads is None else group.accepted
@@ -344,7 +424,9 @@ def apar(
 
 
 def restore(root: Paragraph) -> Iterator[Paragraph]:
-    """RESTORE of algorithm 1: the paragraphs in the order of the text: root, first_child, next_sibling."""
+    """RESTORE of algorithm 1: the paragraphs in the order of the text: root, first_child,
+    next_sibling.
+    """
     stack = [root]
     while stack:
         paragraph = stack.pop()
@@ -365,4 +447,12 @@ def _released(finished: AparSequence) -> list[int]:
 class AparText(TextMethod):
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         options, model, (fork, child) = self.options, self.model, self.model.control_tokens
-        return apar(prompt, options.max_new_tokens, fork, child, model.ends, options.max_threads, model.heads)
+        return apar(
+            prompt,
+            options.max_new_tokens,
+            fork,
+            child,
+            model.ends,
+            options.max_threads,
+            model.heads,
+        )

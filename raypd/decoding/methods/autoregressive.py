@@ -27,7 +27,9 @@ class Continuation:
 
 @dataclass
 class DraftedContinuation(Continuation):
-    """What was decoded in `steps` forward passes (the prompt's included), `accepted` of it drafted before."""
+    """What was decoded in `steps` forward passes (the prompt's included), `accepted` of it drafted
+    before.
+    """
 
     COUNTERS: ClassVar[tuple[str, ...]] = ("steps", "accepted", "average_accepted_tokens")
     steps: int = 0
@@ -47,23 +49,35 @@ def autoregressive(
     prompt: Prompt,
     max_new_tokens: int,
     stops: Stops,  # whether the text is complete
-    allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None,  # what may come next; None: all
+    # What may come next; None: all.
+    allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None,
     pattern: str | Mapping[str, Any] | None = None,  # as `Feed.pattern`
     forced: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: (),
 ) -> Program[Continuation]:
-    """Decodes one token a pass; the last one is not fed. The rules are given the tokens decoded so far; what is
-    `forced` comes next whatever the model says, and takes no pass."""
+    """Decodes one token a pass; the last one is not fed.
+
+    The rules are given the tokens decoded so far; what is `forced` comes next whatever the model
+    says, and takes no pass.
+    """
     answer = Continuation(list(forced([])))
     answer.logprobs += [0.0] * len(answer.tokens)
-    tokens, position = [*prompt.tokens, *answer.tokens], 0  # to be fed, and the position of the first
+    # To be fed, and the position of the first.
+    tokens, position = [*prompt.tokens, *answer.tokens], 0
     while True:
         predictions = yield Feed(
-            tokens, range(position, position + len(tokens)), sample_at=[len(tokens) - 1],
-            allowed_token_ids=None if allowed_token_ids is None else [allowed_token_ids(answer.tokens)],
-            shared=0 if position else prompt.shared, pattern=None if position else pattern,
-        )  # fmt: skip
+            tokens,
+            range(position, position + len(tokens)),
+            sample_at=[len(tokens) - 1],
+            allowed_token_ids=None
+            if allowed_token_ids is None
+            else [allowed_token_ids(answer.tokens)],
+            shared=0 if position else prompt.shared,
+            pattern=None if position else pattern,
+        )
         position += len(tokens)
-        unchosen = forced([*answer.tokens, *predictions.tokens])[: max_new_tokens - len(answer.tokens) - 1]
+        unchosen = forced([*answer.tokens, *predictions.tokens])[
+            : max_new_tokens - len(answer.tokens) - 1
+        ]
         tokens = [*predictions.tokens, *unchosen]
         answer.tokens += tokens
         answer.logprobs += [*predictions.logprobs, *[0.0] * len(unchosen)]

@@ -1,7 +1,9 @@
-"""HPD, hyper-parallel decoding: all values of all stacked documents at once ("Breaking the Autoregressive Chain",
-sections 4.2-4.3, algorithms 1 and 2). The prompt ends in a skeleton that names every attribute and leaves its value
-out. A gap of K_max positions after each keeps the place of the value, whose tokens are appended to the cache in the
-order they are decoded but stand, by position, behind their attribute."""
+"""HPD, hyper-parallel decoding: all values of all stacked documents at once ("Breaking the
+Autoregressive Chain", sections 4.2-4.3, algorithms 1 and 2). The prompt ends in a skeleton that
+names every attribute and leaves its value out. A gap of K_max positions after each keeps the place
+of the value, whose tokens are appended to the cache in the order they are decoded but stand, by
+position, behind their attribute.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,12 +30,15 @@ class SlottedPrompt:
 class Value:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    completion: str | None = None  # its text where that was clear before its end (null, an enum's only choice left)
+    # Its text where that was clear before its end (null, an enum's only choice left)
+    completion: str | None = None
     closed: bool = False  # False: cut at K_max tokens
 
 
 def _slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
-    """Algorithm 2: position ids with a gap of K_max behind every slot's end; [tokens of the prompt]."""
+    """Algorithm 2: position ids with a gap of K_max behind every slot's end; [tokens of the
+    prompt].
+    """
     positions: list[int] = []
     offset, start = 0, 0
     for slot in prompt.slots:
@@ -42,10 +47,14 @@ def _slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
     return [*positions, *range(start + offset, len(prompt.tokens) + offset)]
 
 
-def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values: bool = False) -> Program[list[Value]]:
-    """Algorithm 1: one value a slot, in their order, all decoded together, each pruned when it is complete.
-    `max_value_tokens` is K_max, a value's most tokens and the positions kept free for it. `isolate_values`: each has a
-    segment of its own; else (the paper's mask) it sees the value tokens of earlier attributes that exist by then."""
+def hyper_parallel(
+    prompt: SlottedPrompt, max_value_tokens: int, isolate_values: bool = False
+) -> Program[list[Value]]:
+    """Algorithm 1: one value a slot, in their order, all decoded together, each pruned when it is
+    complete. `max_value_tokens` is K_max, a value's most tokens and the positions kept free for it.
+    `isolate_values`: each has a segment of its own; else (the paper's mask) it sees the value
+    tokens of earlier attributes that exist by then.
+    """
     slots, k_max = prompt.slots, max_value_tokens
     positions = _slot_positions(prompt, k_max)
     values, grammars = [Value() for _ in slots], [slot.grammar for slot in slots]
@@ -57,9 +66,13 @@ def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values:
         for n in live:
             reach[n + 1, 0] = reach[n + 1, n + 1] = Reach.CAUSAL
     predictions = yield Feed(
-        prompt.tokens, positions, sample_at=[slot.end for slot in slots],
-        allowed_token_ids=[slot.grammar.allowed(0, k_max) for slot in slots], shared=prompt.shared, reach=reach,
-    )  # fmt: skip
+        prompt.tokens,
+        positions,
+        sample_at=[slot.end for slot in slots],
+        allowed_token_ids=[slot.grammar.allowed(0, k_max) for slot in slots],
+        shared=prompt.shared,
+        reach=reach,
+    )
     for k in range(1, k_max + 1):
         for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
             value, grammar = values[n], grammars[n]
@@ -72,8 +85,10 @@ def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values:
         if not live or k == k_max:
             break
         predictions = yield Feed(
-            [values[n].tokens[-1] for n in live], [ends[n] + k for n in live],
-            segments=[n + 1 for n in live] if isolate_values else None, sample_at=range(len(live)),
+            [values[n].tokens[-1] for n in live],
+            [ends[n] + k for n in live],
+            segments=[n + 1 for n in live] if isolate_values else None,
+            sample_at=range(len(live)),
             allowed_token_ids=[grammars[n].allowed(states[n], k_max - k) for n in live],
-        )  # fmt: skip
+        )
     return values

@@ -1,8 +1,10 @@
-"""IPPD, intra-prompt parallel decoding: all questions on all contexts of a prompt at once ("Intraprompt Parallel
-Decoding for Common-Context Question Answering", section 4, equations 1 to 10, appendix A.1). A prompt is a tree: an
-instruction, contexts under it, questions under each. Every (instruction, context, question) has the positions that it
-would have alone, and sees nothing else; answer tokens stand, by position, behind their question. So every answer is the
-one that its question would get in a prompt of its own."""
+"""IPPD, intra-prompt parallel decoding: all questions on all contexts of a prompt at once
+("Intraprompt Parallel Decoding for Common-Context Question Answering", section 4, equations 1 to
+10, appendix A.1). A prompt is a tree: an instruction, contexts under it, questions under each.
+Every (instruction, context, question) has the positions that it would have alone, and sees nothing
+else; answer tokens stand, by position, behind their question. So every answer is the one that its
+question would get in a prompt of its own.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,8 @@ class Question:
 
     tokens: Sequence[int]
     stops: Callable[[Sequence[int]], bool]  # whether it is complete; its last token is then not fed
-    allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None  # what may come next; None: all
+    # What may come next; None: all.
+    allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None
 
 
 @dataclass
@@ -37,11 +40,14 @@ class PromptTree:
 
 
 def header(prompt: PromptTree) -> Feed:
-    """Equation 1, the prompt as one sequence, sampled at the end of every question. Positions are virtual (equations 3
-    to 5); segments: 0 the instruction, then one a context, each followed by one a question. The mask is equation 9,
-    with ALL for what lies above a token in the tree: there every position is lower than the token's own, so equation 6
-    always holds. Contexts without questions are left out: nobody would read them. Raises ValueError where a question
-    has no tokens: nothing could be sampled at its end."""
+    """Equation 1, the prompt as one sequence, sampled at the end of every question.
+
+    Positions are virtual (equations 3 to 5); segments: 0 the instruction, then one a context, each
+    followed by one a question. The mask is equation 9, with ALL for what lies above a token in the
+    tree: there every position is lower than the token's own, so equation 6 always holds. Contexts
+    without questions are left out: nobody would read them. Raises ValueError where a question has
+    no tokens: nothing could be sampled at its end.
+    """
     tokens: list[int] = []
     positions: list[int] = []
     segments: list[int] = []
@@ -74,7 +80,10 @@ def header(prompt: PromptTree) -> Feed:
 
 
 def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Continuation]]:
-    """Answers of all questions, context by context, all at once. Raises ValueError where a question has no tokens."""
+    """Answers of all questions, context by context, all at once.
+
+    Raises ValueError where a question has no tokens.
+    """
     questions = [question for context in prompt.contexts for question in context.questions]
     answers = [Continuation() for _ in questions]
     if not questions:

@@ -1,10 +1,12 @@
-"""Medusa: heads on the last hidden state draft the tokens behind the next one, as a tree that one pass verifies (Cai et
-al. 2023; the speculative method that APAR's section 3.2 is combined with, heads as in its appendix A.2). Head d reads
-the hidden state behind which the model says token t, and guesses token t + d. A pass holds the text's last token, which
-is certain, and under it the tree of guesses: each sees the text, its ancestors and itself. What the model says behind
-the last token picks a child of it, if one guessed that; and so on down. So every token is one that the model says
-behind exactly the text before it, for any heads; sampled too, since drafts are fixed before the draw. Typical
-acceptance, which changes the distribution, is not built."""
+"""Medusa: heads on the last hidden state draft the tokens behind the next one, as a tree that one
+pass verifies (Cai et al. 2023; the speculative method that APAR's section 3.2 is combined with,
+heads as in its appendix A.2). Head d reads the hidden state behind which the model says token t,
+and guesses token t + d. A pass holds the text's last token, which is certain, and under it the tree
+of guesses: each sees the text, its ancestors and itself. What the model says behind the last token
+picks a child of it, if one guessed that; and so on down. So every token is one that the model says
+behind exactly the text before it, for any heads; sampled too, since drafts are fixed before the
+draw. Typical acceptance, which changes the distribution, is not built.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -21,7 +23,13 @@ from raypd.decoding.text import Prompt, Stops, TextMethod
 
 def cartesian_tree(*widths: int) -> Tree:
     """Every combination of the best `widths[d]` guesses of head d + 1; all ones: a chain."""
-    return Tree([path for d in range(len(widths)) for path in itertools.product(*map(range, widths[: d + 1]))])
+    return Tree(
+        [
+            path
+            for d in range(len(widths))
+            for path in itertools.product(*map(range, widths[: d + 1]))
+        ]
+    )
 
 
 class ResidualBlock(torch.nn.Module):
@@ -50,24 +58,48 @@ class MedusaHead(torch.nn.Module):
 
 
 class MedusaHeads(torch.nn.Module):
-    """`count` heads of `layers` residual blocks and a linear layer each; `tree`: the paths that suit them."""
+    """`count` heads of `layers` residual blocks and a linear layer each; `tree`: the paths that
+    suit them.
+    """
 
     def __init__(
-        self, count: int, layers: int, hidden_size: int, vocabulary: int, base_model: str = "", tree: Tree | None = None
+        self,
+        count: int,
+        layers: int,
+        hidden_size: int,
+        vocabulary: int,
+        base_model: str = "",
+        tree: Tree | None = None,
     ) -> None:
         super().__init__()
-        self.count, self.layers, self.hidden_size, self.vocabulary = count, layers, hidden_size, vocabulary
+        self.count, self.layers, self.hidden_size, self.vocabulary = (
+            count,
+            layers,
+            hidden_size,
+            vocabulary,
+        )
         self.base_model = base_model
         self.tree = tree or cartesian_tree(*[3, 2, 1, 1][:count])
-        self.heads = torch.nn.ModuleList(MedusaHead(layers, hidden_size, vocabulary) for _ in range(count))
+        self.heads = torch.nn.ModuleList(
+            MedusaHead(layers, hidden_size, vocabulary) for _ in range(count)
+        )
 
     @classmethod
     def for_model(
-        cls, model: PreTrainedModel, count: int = 2, layers: int = 2, base_model: str = "", tree: Tree | None = None
+        cls,
+        model: PreTrainedModel,
+        count: int = 2,
+        layers: int = 2,
+        base_model: str = "",
+        tree: Tree | None = None,
     ) -> Self:
-        """Heads to be trained, like the model: each says at first what the model's own output embeddings say."""
+        """Heads to be trained, like the model: each says at first what the model's own output
+        embeddings say.
+        """
         weight = model.get_output_embeddings().weight
-        heads = cls(count, layers, weight.shape[1], weight.shape[0], base_model, tree).to(weight.device, weight.dtype)
+        heads = cls(count, layers, weight.shape[1], weight.shape[0], base_model, tree).to(
+            weight.device, weight.dtype
+        )
         with torch.no_grad():
             for head in heads.heads:
                 assert isinstance(head, MedusaHead)
@@ -75,10 +107,15 @@ class MedusaHeads(torch.nn.Module):
         return heads
 
     def suited(self, tree: Tree | None) -> Tree:
-        """`tree`, or that of the heads. Raises ValueError where it is deeper than there are heads."""
+        """`tree`, or that of the heads.
+
+        Raises ValueError where it is deeper than there are heads.
+        """
         tree = tree or self.tree
         if max(tree.depths, default=0) > self.count:
-            raise ValueError(f"the tree is {max(tree.depths)} deep and there are {self.count} Medusa heads")
+            raise ValueError(
+                f"the tree is {max(tree.depths)} deep and there are {self.count} Medusa heads"
+            )
         return tree
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -91,7 +128,8 @@ class MedusaHeads(torch.nn.Module):
             return [[] for _ in hidden]
         best = self(torch.stack(list(hidden))).topk(1 + max(tree.ranks), dim=-1).indices.tolist()
         nodes = list(zip(tree.depths, tree.ranks, strict=True))
-        return [[best[depth - 1][i][rank] for depth, rank in nodes] for i in range(len(hidden))]  # [heads][i][ranks]
+        # [heads][i][ranks].
+        return [[best[depth - 1][i][rank] for depth, rank in nodes] for i in range(len(hidden))]
 
 
 def medusa(
@@ -101,12 +139,20 @@ def medusa(
     tree: Tree | None = None,  # None: the heads' own
     stops: Stops = lambda tokens: False,
 ) -> Program[DraftedContinuation]:
-    """Decodes what `autoregressive` decodes, in fewer passes. Raises ValueError for a tree deeper than the heads."""
-    group = AparGroup(prompt, max_new_tokens, -1, -1, stops, 1, heads.suited(tree))  # one thread, which never forks
+    """Decodes what `autoregressive` decodes, in fewer passes.
+
+    Raises ValueError for a tree deeper than the heads.
+    """
+    # One thread, which never forks.
+    group = AparGroup(prompt, max_new_tokens, -1, -1, stops, 1, heads.suited(tree))
     yield from group.run(heads)
     text = group.answer.root
     return DraftedContinuation(
-        text.tokens, text.logprobs, not group.sequences, steps=group.answer.cost.steps, accepted=group.accepted
+        text.tokens,
+        text.logprobs,
+        not group.sequences,
+        steps=group.answer.cost.steps,
+        accepted=group.accepted,
     )
 
 

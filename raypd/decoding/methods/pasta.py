@@ -1,22 +1,35 @@
-"""PASTA: the interpreter of PASTA-LANG ("Learning to Keep a Promise", section 3 and figure 2; positions: section 6.2).
+"""PASTA: the interpreter of PASTA-LANG ("Learning to Keep a Promise", section 3 and figure 2;
+positions: section 6.2).
 
-The main thread writes <promise topic= tokens=/> for content that nothing else needs, and goes on as if it stood there
-already, its positions moved on by the promised length. A child thread sees the main thread up to the promise, is given
-an <async>, and decodes beside it until </async>. At <sync/> the main thread waits for its children; from then on it
-sees them. Children see neither each other nor what the main thread writes behind their promise.
+The main thread writes <promise topic= tokens=/> for content that nothing else needs, and goes on as
+if it stood there already, its positions moved on by the promised length. A child thread sees the
+main thread up to the promise, is given an <async>, and decodes beside it until </async>. At <sync/>
+the main thread waits for its children; from then on it sees them. Children see neither each other
+nor what the main thread writes behind their promise.
 
-What happens where the markup is not as the paper has it stands in the warnings of the answer (`warn`). When the main
-thread ends, its children go on to their end; when tokens run out, all end where they stand, cut. A token is never cut:
-one that ends a promise and has text behind it is part of what the child sees; its text stands behind the child's
-content. One that ends a <sync/> waits with the main thread; if a promise ended in the same token, it does not, and the
-interpreter writes a <sync/> after the wait."""
+What happens where the markup is not as the paper has it stands in the warnings of the answer
+(`warn`). When the main thread ends, its children go on to their end; when tokens run out, all end
+where they stand, cut. A token is never cut: one that ends a promise and has text behind it is part
+of what the child sees; its text stands behind the child's content. One that ends a <sync/> waits
+with the main thread; if a promise ended in the same token, it does not, and the interpreter writes
+a <sync/> after the wait.
+"""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
-from raypd.decoding.methods.pasta_lang import CUT, Lexer, PastaAnswer, PastaThread, Piece, Tag, Written, readable
+from raypd.decoding.methods.pasta_lang import (
+    CUT,
+    Lexer,
+    PastaAnswer,
+    PastaThread,
+    Piece,
+    Tag,
+    Written,
+    readable,
+)
 from raypd.decoding.methods.registry import CLOSE, OPEN, SYNC
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.text import Prompt, Stops, TextMethod, TextModel
@@ -31,8 +44,10 @@ class _RunningThread:
     path: list[int]  # the closed segments that it sees
     lexer: Lexer
     depth: int = 0  # tokens decoded one after the other to get here
-    state: Literal["running", "waiting", "ended"] = "running"  # waiting: for its children, at a <sync/>
-    queue: list[tuple[int, int, int]] = field(default_factory=list)  # (token, position, segment) not yet fed
+    # Waiting: for its children, at a <sync/>.
+    state: Literal["running", "waiting", "ended"] = "running"
+    # (token, position, segment) not yet fed.
+    queue: list[tuple[int, int, int]] = field(default_factory=list)
     written: Written = field(default_factory=Written)
 
     def place(self, tokens: Sequence[int]) -> None:
@@ -43,7 +58,10 @@ class _RunningThread:
 
 @dataclass
 class Interpreter:
-    """Decodes until main thread and children have ended. A step: `feed` gives all their tokens, `take` the decoded."""
+    """Decodes until main thread and children have ended.
+
+    A step: `feed` gives all their tokens, `take` the decoded.
+    """
 
     prompt: Prompt
     max_new_tokens: int  # decoded, of all threads together
@@ -51,7 +69,8 @@ class Interpreter:
     encode: Callable[[str], Sequence[int]]  # ids of the tags that the interpreter writes itself
     ends: frozenset[int]  # ids that end a thread
     _: KW_ONLY
-    promised: Literal["predicted", "fixed", "oracle"] = "predicted"  # predicted: Pred-10X and Pred-1X
+    # Predicted: Pred-10X and Pred-1X.
+    promised: Literal["predicted", "fixed", "oracle"] = "predicted"
     fixed_length: int = 40  # positions of a fixed promise, and of one that names no number
     max_async_tokens: int = 256  # decoded, of one child
     max_threads: int = 32  # of more, the youngest wait for a place
@@ -73,12 +92,16 @@ class Interpreter:
         self.main.place(self.prompt.tokens)
         self.children: list[_RunningThread] = []
         self.unjoined: list[_RunningThread] = []  # children that the main thread does not see yet
-        self.closing: list[tuple[int, int, int]] = []  # the last tokens of joined children, to be fed before the main's
+        # The last tokens of joined children, to be fed before the main's.
+        self.closing: list[tuple[int, int, int]] = []
         self.events: deque[Piece] = deque()  # pieces of the main thread that are not acted on yet
-        self.held: tuple[int, int] | None = None  # (token, position) that ended the <sync/> waited at
+        # (token, position) that ended the <sync/> waited at.
+        self.held: tuple[int, int] | None = None
         self.asked: list[_RunningThread] = []
-        self.measured: _RunningThread | None = None  # oracle: the child whose length the main thread waits for
-        self.next_token: int | None = None  # of the main thread, which does not depend on that length
+        # Oracle: the child whose length the main thread waits for.
+        self.measured: _RunningThread | None = None
+        # Of the main thread, which does not depend on that length.
+        self.next_token: int | None = None
 
     def feed(self) -> Feed | None:
         """The next tokens of all threads, or None when all have ended or no token is left."""
@@ -88,7 +111,8 @@ class Interpreter:
             return None
         placed, sample_at = self.closing, []
         self.closing = []
-        # The main thread first, even when it does not ask: a promise must be there before its child.
+        # The main thread first, even when it does not ask: a promise must be there before its
+        # child.
         for thread in dict.fromkeys((self.main, *self.asked)):
             placed += thread.queue
             thread.queue = []
@@ -102,7 +126,9 @@ class Interpreter:
 
     def take(self, predictions: Predictions) -> None:
         """Every thread that asked has a token more."""
-        for thread, token, logprob in zip(self.asked, predictions.tokens, predictions.logprobs, strict=True):
+        for thread, token, logprob in zip(
+            self.asked, predictions.tokens, predictions.logprobs, strict=True
+        ):
             thread.record.tokens.append(token)
             thread.record.logprobs.append(logprob)
             thread.depth += 1
@@ -113,7 +139,9 @@ class Interpreter:
                 self._child_token(thread, token)
         if self.measured is not None and self.measured.state == "ended":
             self._measure(self.measured)
-        while self.main.state == "waiting" and all(child.state == "ended" for child in self.unjoined):
+        while self.main.state == "waiting" and all(
+            child.state == "ended" for child in self.unjoined
+        ):
             self._join()
 
     def _measure(self, child: _RunningThread) -> None:
@@ -158,19 +186,31 @@ class Interpreter:
             self._end_main()
 
     def _promise(self, tag: Tag) -> None:
-        """Opens a child, and closes the main thread's segment: it goes on in another, behind the promised length."""
+        """Opens a child, and closes the main thread's segment: it goes on in another, behind the
+        promised length.
+        """
         main, number = self.main, 1 + len(self.children)
         lexer = Lexer(self._warner(f"async {number} ({tag.topic})"))
-        length, room = 0 if self.promised == "oracle" else self.fixed_length, self._remaining_tokens(main)
+        length, room = (
+            0 if self.promised == "oracle" else self.fixed_length,
+            self._remaining_tokens(main),
+        )
         if self.promised == "predicted":
             limit = self.max_async_tokens + len(self.open)  # more than that a child cannot take
             length = tag.promised_length(number, length, limit, main.lexer.warn)
         if length >= room:
-            main.lexer.warn(f"promise {number} passes the last position: it takes half of the {room} left")
+            main.lexer.warn(
+                f"promise {number} passes the last position: it takes half of the {room} left"
+            )
             length = max(0, int(room) // 2)
         path = [*main.path, main.segment]
         child = _RunningThread(
-            PastaThread(tag.topic, length), self._segment(path), main.position, path, lexer, main.depth
+            PastaThread(tag.topic, length),
+            self._segment(path),
+            main.position,
+            path,
+            lexer,
+            main.depth,
         )
         if self._remaining_tokens(child) > len(self.open) + len(self.close):
             child.written = Written([Piece(OPEN, Tag("open"))], undecoded=len(OPEN))
@@ -185,16 +225,21 @@ class Interpreter:
         main.path, main.segment, main.position = path, self._segment(path), main.position + length
 
     def _wait(self) -> None:
-        """At a <sync/>: the token that ended it is fed after the wait, so that it sees the children."""
+        """At a <sync/>: the token that ended it is fed after the wait, so that it sees the
+        children.
+        """
         self.main.state = "waiting"
         token, position, segment = self.main.queue[-1]
         self.held = None
-        if segment == self.main.segment:  # else a promise ended in this token too, and its child needs it at once
+        # Else a promise ended in this token too, and its child needs it at once.
+        if segment == self.main.segment:
             self.main.queue.pop()
             self.held = token, position
 
     def _join(self) -> None:
-        """The wait is over: a segment opens that sees what the main thread saw and all its children."""
+        """The wait is over: a segment opens that sees what the main thread saw and all its
+        children.
+        """
         main = self.main
         for child in self.unjoined:
             self.closing += child.queue
@@ -236,15 +281,21 @@ class Interpreter:
             if piece.tag is not None and piece.tag.kind == "close":
                 trailing = "".join(p.text for p in pieces[number + 1 :]) + child.lexer.begun
                 if trailing.strip():
-                    child.lexer.warn(f"{readable(trailing)!r} behind {CLOSE} in the same token is left out")
+                    child.lexer.warn(
+                        f"{readable(trailing)!r} behind {CLOSE} in the same token is left out"
+                    )
                 child.lexer.begun = ""
                 child.record.stopped = True
                 self._end_child(child)
                 return
             if piece.tag is not None and piece.tag.kind != "stray":
                 child.lexer.warn(f"{readable(piece.text)} in a child does nothing and is left out")
-        if len(child.record.tokens) >= self.max_async_tokens or self._remaining_tokens(child) <= len(self.close):
-            child.lexer.warn(f"closed after {len(child.record.tokens)} tokens, the most it may have")
+        if len(child.record.tokens) >= self.max_async_tokens or self._remaining_tokens(
+            child
+        ) <= len(self.close):
+            child.lexer.warn(
+                f"closed after {len(child.record.tokens)} tokens, the most it may have"
+            )
             self._end_child(child, put=True)
 
     def _end_child(self, child: _RunningThread, put: bool = False) -> None:
@@ -274,7 +325,11 @@ class Interpreter:
         """Puts the text together; what has not ended is cut where it stands."""
         for child in self.children:
             if child.state != "ended":
-                cut = "cut, for no tokens are left" if child.record.tokens else "has no content: no tokens are left"
+                cut = (
+                    "cut, for no tokens are left"
+                    if child.record.tokens
+                    else "has no content: no tokens are left"
+                )
                 child.lexer.warn(cut)
                 self._end_child(child)
         if self.main.state != "ended":
@@ -286,11 +341,18 @@ class Interpreter:
             if not thread.record.stopped:
                 thread.written.pieces.append(CUT)
         return PastaAnswer(
-            text=self.main.written.text(), raw=self.main.written.raw(), warnings=self.warnings,
-            threads=[thread.record for thread in threads], cut=self.main.written.cut(), tokens=self.decoded,
-            steps=self.steps, longest_path=max(thread.depth for thread in threads),
-            content_tokens=sum(t.written.content_tokens(t.record.tokens, self.texts, self.ends) for t in threads),
-        )  # fmt: skip
+            text=self.main.written.text(),
+            raw=self.main.written.raw(),
+            warnings=self.warnings,
+            threads=[thread.record for thread in threads],
+            cut=self.main.written.cut(),
+            tokens=self.decoded,
+            steps=self.steps,
+            longest_path=max(thread.depth for thread in threads),
+            content_tokens=sum(
+                t.written.content_tokens(t.record.tokens, self.texts, self.ends) for t in threads
+            ),
+        )
 
 
 class PastaText(TextMethod):
@@ -301,8 +363,14 @@ class PastaText(TextMethod):
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         model, options = self.model, self.options
         return Interpreter(
-            prompt, options.max_new_tokens, self.texts, model.encode, model.ends,
-            promised=options.promised_length, fixed_length=options.fixed_length,
-            max_async_tokens=options.max_async_tokens, max_threads=options.max_threads,
+            prompt,
+            options.max_new_tokens,
+            self.texts,
+            model.encode,
+            model.ends,
+            promised=options.promised_length,
+            fixed_length=options.fixed_length,
+            max_async_tokens=options.max_async_tokens,
+            max_threads=options.max_threads,
             max_position=model.context_length,
-        ).run()  # fmt: skip
+        ).run()

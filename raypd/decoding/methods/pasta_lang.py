@@ -1,13 +1,14 @@
-"""PASTA-LANG, the markup that a PASTA model writes ("Learning to Keep a Promise", section 3): a lexer that finds tags
-in a text that grows token by token, and what the threads wrote, put together.
+"""PASTA-LANG, the markup that a PASTA model writes ("Learning to Keep a Promise", section 3): a
+lexer that finds tags in a text that grows token by token, and what the threads wrote, put together.
 
     <promise topic="coordinates" tokens="20"/>   <async> ... </async>   <sync/>
 
-A model's markup is not always well-formed: the lexer is lenient, with warnings, and every character of the text comes
-out of it once, in a tag or as text. A quoted value ends at the quote behind which the tag ends or the next attribute
-begins: a topic may hold ">", "<", "/>" and quotes. A known tag that is not closed within its line, 256 characters, or
-(outside quotes) before the next "<" is text, and what stands in it is read again. Text here is bytes read as latin-1,
-one character a byte, because a token may hold a part of a character; `readable` turns it into text for people.
+A model's markup is not always well-formed: the lexer is lenient, with warnings, and every character
+of the text comes out of it once, in a tag or as text. A quoted value ends at the quote behind which
+the tag ends or the next attribute begins: a topic may hold ">", "<", "/>" and quotes. A known tag
+that is not closed within its line, 256 characters, or (outside quotes) before the next "<" is text,
+and what stands in it is read again. Text here is bytes read as latin-1, one character a byte,
+because a token may hold a part of a character; `readable` turns it into text for people.
 """
 
 import html
@@ -22,7 +23,12 @@ from raypd.decoding.text import Decode, GeneratedText
 LONGEST_TAG = 256  # characters
 
 # (slash in front of the name, name) -> how the tag is understood
-_KINDS = {(False, "promise"): "promise", (False, "sync"): "sync", (False, "async"): "open", (True, "async"): "close"}
+_KINDS = {
+    (False, "promise"): "promise",
+    (False, "sync"): "sync",
+    (False, "async"): "open",
+    (True, "async"): "close",
+}
 
 _BEGIN = re.compile(r"<(?P<slash>/?)(?P<name>[A-Za-z][A-Za-z0-9_-]*)?")
 _KNOWN = re.compile(r"</?(promise|async|sync)(?![A-Za-z0-9_-])")
@@ -35,7 +41,9 @@ _BEHIND_VALUE = re.compile(r"[ \t\r]*/?>|[ \t\r]+[A-Za-z_][A-Za-z0-9_-]*[ \t\r]*
 
 @dataclass
 class Tag:
-    kind: str  # promise, sync, open, close, stray (</promise>, of no use), or cut (no markup: where a thread was cut)
+    # Promise, sync, open, close, stray (</promise>, of no use), or cut (no markup: where a thread
+    # was cut)
+    kind: str
     attributes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -43,16 +51,26 @@ class Tag:
         """The topic for people, its entities resolved."""
         return html.unescape(readable(self.attributes.get("topic", "")))
 
-    def promised_length(self, number: int, otherwise: int, limit: int, warn: Callable[[str], None]) -> int:
-        """Positions that it says promise `number` (from 1) takes (sections 3 and 6.2), its child's tags among them."""
+    def promised_length(
+        self, number: int, otherwise: int, limit: int, warn: Callable[[str], None]
+    ) -> int:
+        """Positions that it says promise `number` (from 1) takes (sections 3 and 6.2), its child's
+        tags among them.
+        """
         value = self.attributes.get("tokens")
         digits = (value or "").strip(" \t\r").removeprefix("+").lstrip("0")
         if not (digits.isascii() and digits.isdigit()):
-            problem = "has no tokens attribute" if value is None else f"promises {readable(value)!r} tokens"
+            problem = (
+                "has no tokens attribute"
+                if value is None
+                else f"promises {readable(value)!r} tokens"
+            )
             warn(f"promise {number} {problem}: it is {otherwise}")
             return otherwise
         if int(digits) > limit:
-            warn(f"promise {number} promises {digits} tokens: it is {limit}, as much as it may have")
+            warn(
+                f"promise {number} promises {digits} tokens: it is {limit}, as much as it may have"
+            )
         return min(int(digits), limit)
 
 
@@ -65,7 +83,9 @@ class Piece:
 
 
 def readable(text: str) -> str:
-    """Text of the lexer (one character a byte) as Unicode; bytes that are no character become U+FFFD."""
+    """Text of the lexer (one character a byte) as Unicode; bytes that are no character become
+    U+FFFD.
+    """
     return text.encode("latin-1").decode("utf-8", "replace")
 
 
@@ -77,7 +97,10 @@ class Lexer:
         self.begun = ""  # a tag that has begun and not ended
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that are complete with `text`. A tag is a piece as soon as its ">" is there."""
+        """The pieces that are complete with `text`.
+
+        A tag is a piece as soon as its ">" is there.
+        """
         pieces: list[Piece] = []
         todo = deque(text)
         while todo:
@@ -105,7 +128,9 @@ class Lexer:
         return pieces
 
     def _grow(self, char: str) -> Tag | bool:
-        """Adds a character to what may be a tag: the tag if it ends it; else whether it can still be one."""
+        """Adds a character to what may be a tag: the tag if it ends it; else whether it can still
+        be one.
+        """
         before, self.begun = self.begun, self.begun + char
         begin = _BEGIN.match(self.begun)
         assert begin is not None
@@ -117,7 +142,11 @@ class Lexer:
             return False
         if char == ">" and (parsed := _read(self.begun)).ended:
             return self._tag(begin["slash"] == "/", begin["name"], parsed)
-        if char == "\n" or (char == "<" and not (known_tag and _read(before).quoted)) or len(self.begun) > LONGEST_TAG:
+        if (
+            char == "\n"
+            or (char == "<" and not (known_tag and _read(before).quoted))
+            or len(self.begun) > LONGEST_TAG
+        ):
             if known_tag:
                 self.warn(f"the tag {readable(before)!r} is not closed, so it is text")
             return False
@@ -164,7 +193,8 @@ def _read(text: str) -> _ParsedTag:
             close = _closing_quote(text, position + 1, quote)
             if close is None:
                 value = text[position + 1 :].rstrip(" \t\r")
-                parsed.quoted = not value.endswith(quote)  # a quote that comes last may be the closing one
+                # A quote that comes last may be the closing one.
+                parsed.quoted = not value.endswith(quote)
                 return parsed
             value, position = text[position + 1 : close], close + 1
         else:
@@ -190,7 +220,8 @@ def _add(pieces: list[Piece], piece: Piece) -> None:
         pieces.append(piece)
 
 
-# ------------------------------------------------------------------------- the answer, with the counters of section 5.1
+# ------------------------------------------------------------------------- the answer, with the
+# counters of section 5.1
 CUT = Piece("", Tag("cut"))  # stands where a thread ended that did not come to its own end
 
 
@@ -200,7 +231,8 @@ class PastaThread:
     promised: int = 0  # of a child: positions that the main thread skipped for it
     tokens: list[int] = field(default_factory=list)  # tags and end token among them
     logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False  # it came to its own end (end token, </async>); False when it was closed or cut
+    # It came to its own end (end token, </async>); False when it was closed or cut.
+    stopped: bool = False
 
 
 @dataclass
@@ -209,10 +241,12 @@ class PastaAnswer:
     raw: str  # the same with tags
     warnings: list[str]
     threads: list[PastaThread]  # the main thread, then the children in the order of their promises
-    cut: int | None = None  # characters of `text` in front of the first place where a thread was cut; None: all ended
+    # Characters of `text` in front of the first place where a thread was cut; None: all ended.
+    cut: int | None = None
     tokens: int = 0  # decoded in all threads
     steps: int = 0  # forward passes
-    longest_path: int = 0  # most tokens that had to be decoded one after the other, end token and tags among them
+    # Most tokens that had to be decoded one after the other, end token and tags among them.
+    longest_path: int = 0
     content_tokens: int = 0  # decoded tokens that hold text, not tags alone
 
     @property
@@ -224,12 +258,16 @@ class PastaAnswer:
         counters: dict[str, Any] = {"threads": len(self.threads), "steps": self.steps}
         counters |= {"longest_path": self.longest_path, "parallelism": self.parallelism}
         logprobs = [logprob for thread in self.threads for logprob in thread.logprobs]
-        return GeneratedText(self.text, self.cut, self.tokens, logprobs, self.raw, counters, self.warnings)
+        return GeneratedText(
+            self.text, self.cut, self.tokens, logprobs, self.raw, counters, self.warnings
+        )
 
 
 @dataclass
 class Written:
-    """What a thread wrote, in pieces of text and tags, one character a byte; the children's own where they belong."""
+    """What a thread wrote, in pieces of text and tags, one character a byte; the children's own
+    where they belong.
+    """
 
     pieces: "list[Piece | Written]" = field(default_factory=list)
     undecoded: int = 0  # characters at the beginning that were not decoded: a child's <async>
@@ -256,10 +294,18 @@ class Written:
         pieces = list(self._in_order())
         if CUT not in pieces:
             return None
-        return len(readable("".join(piece.text for piece in pieces[: pieces.index(CUT)] if piece.tag is None)))
+        return len(
+            readable(
+                "".join(piece.text for piece in pieces[: pieces.index(CUT)] if piece.tag is None)
+            )
+        )
 
-    def content_tokens(self, tokens: Sequence[int], texts: Sequence[bytes], ends: Collection[int]) -> int:
-        """How many of the thread's decoded tokens hold text and not tags alone; its children's do not count."""
+    def content_tokens(
+        self, tokens: Sequence[int], texts: Sequence[bytes], ends: Collection[int]
+    ) -> int:
+        """How many of the thread's decoded tokens hold text and not tags alone; its children's do
+        not count.
+        """
         pieces = [piece for piece in self.pieces if isinstance(piece, Piece)]
         is_text = [piece.tag is None for piece in pieces for _ in piece.text]
         count, offset = 0, self.undecoded

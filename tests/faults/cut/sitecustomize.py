@@ -1,5 +1,8 @@
-"""Python reads this first where PYTHONPATH names this folder. RAYPD_TEST_CUT="before PATTERN" or "after PATTERN": the
-first process of all is killed, and the one that writes, at the first write of a file whose path matches."""
+"""Python reads this first where PYTHONPATH names this folder.
+
+RAYPD_TEST_CUT="before PATTERN" or "after PATTERN": the first process of all is killed, and the one
+that writes, at the first write of a file whose path matches.
+"""
 
 import os
 import re
@@ -7,7 +10,8 @@ import signal
 from collections.abc import Callable
 
 _when, _, _pattern = os.environ["RAYPD_TEST_CUT"].partition(" ")
-_driver = int(os.environ.setdefault("RAYPD_TEST_DRIVER", str(os.getpid())))  # its children inherit it
+# Its children inherit it.
+_driver = int(os.environ.setdefault("RAYPD_TEST_DRIVER", str(os.getpid())))
 
 
 def _cut(write: Callable[..., None]) -> Callable[..., None]:
