@@ -286,7 +286,8 @@ def _listed(given: Any) -> list[Any]:
 def _answered(row: Record, kind: str) -> Answer:
     from raypd.tasks.columns import SHAPES
 
-    shape, columns = SHAPES[kind], row.columns
+    shape = SHAPES[kind]
+    columns = row.columns
     return Answer(
         columns.get(shape.answer),
         columns.get("confidence"),
@@ -468,14 +469,14 @@ def _config(
     if paths is None:
         digest, columns, batches = _in_memory(source)
     else:
-        digest, columns, batches = (
-            paths if isinstance(paths, str) else json.dumps(paths),
-            None,
-            tuple,
-        )
-    named: dict[str, Any] = (
-        {} if text is None else {"text_columns": [text] if isinstance(text, str) else [*text]}
-    )
+        digest = paths if isinstance(paths, str) else json.dumps(paths)
+        columns = None
+        batches = tuple
+    named: dict[str, Any]
+    if text is None:
+        named = {}
+    else:
+        named = {"text_columns": [text] if isinstance(text, str) else [*text]}
     if columns is not None:
         named |= {
             f"{key}_column": key if key in columns.names else None for key in ("id", "category")
@@ -549,11 +550,10 @@ def _is_path(item: Any, surely: bool = False) -> bool:
 def _table_of_rows(rows: Sequence[Any]) -> pa.Table:
     for number, row in enumerate(rows):
         if not isinstance(row, (str, Mapping)) or isinstance(row, str) != isinstance(rows[0], str):
-            kinds = (
-                "texts or dicts, all alike"
-                if isinstance(row, (str, Mapping))
-                else "paths, texts or dicts"
-            )
+            if isinstance(row, (str, Mapping)):
+                kinds = "texts or dicts, all alike"
+            else:
+                kinds = "paths, texts or dicts"
             raise ConfigError(f"source[{number}]: a list is of {kinds}, not {type(row).__name__}")
     named = [{"text": row} if isinstance(row, str) else row for row in rows]
     names = dict.fromkeys(name for row in named for name in row)

@@ -117,7 +117,9 @@ class Processor:
     def __init__(
         self, config: ProcessorConfig, preprocess: RowMap | None, postprocess: RowMap | None
     ) -> None:
-        self.config, self._preprocess, self._postprocess = config, preprocess, postprocess
+        self.config = config
+        self._preprocess = preprocess
+        self._postprocess = postprocess
         self.run = _configuration(config)
         check_model(self.run)
         self._ledger: Any = None
@@ -166,15 +168,15 @@ class Processor:
 
         Raises RunError where none can be answered.
         """
-        share, dataset = self._share(), self._prepared(dataset)
+        share = self._share()
+        dataset = self._prepared(dataset)
         count = dataset.count()
         if not count:
             raise RunError("the dataset is empty: there is nothing to estimate")
-        drawn = (
-            dataset
-            if sample >= count
-            else dataset.random_sample(sample / count, seed=sampling.SEED)
-        )
+        if sample >= count:
+            drawn = dataset
+        else:
+            drawn = dataset.random_sample(sample / count, seed=sampling.SEED)
         try:
             rows = drawn.take_batch(count, batch_format="pyarrow")
         except ValueError:  # of so few rows, none was drawn
@@ -218,17 +220,17 @@ class Processor:
         with raised_as(
             RunError, "the bill is lost with the actor that kept it", ray.exceptions.RayError
         ):
-            reports: list[WorkerTime] = (
-                [] if self._ledger is None else ray.get(self._ledger.reports.remote())
-            )
+            reports: list[WorkerTime]
+            if self._ledger is None:
+                reports = []
+            else:
+                reports = ray.get(self._ledger.reports.remote())
         nodes = self._nodes(self._share())
         usd_per_second = {
             node: _usd_per_second(nodes, node) for node in {report.node for report in reports}
         }
-        bill, book = (
-            of_workers(reports, time.time(), usd_per_second),
-            Book(Bill("", time.time(), 0.0), self.run),
-        )
+        bill = of_workers(reports, time.time(), usd_per_second)
+        book = Book(Bill("", time.time(), 0.0), self.run)
         server = sum(book.tokens_usd(reports, kind) for kind in TOKEN_FIELDS) / 1e6
         return replace(bill, usd=(bill.usd or 0.0) + server) if server else bill
 
@@ -266,7 +268,8 @@ class AnswerStage(EngineActor):
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
         """The rows of a batch in their order, as soon as they are answered."""
         _check_columns(batch.column_names, self.config, self.prefix, missing=False)
-        documents, unit = read_table(batch, self.config), uuid.uuid4().hex
+        documents = read_table(batch, self.config)
+        unit = uuid.uuid4().hex
         try:
             with self.request_queue.unit(unit) as state:
                 self.request_queue.count(
@@ -321,7 +324,9 @@ class AnswerStage(EngineActor):
         table = writer.make_table(documents, columns.rows_of(records, self.config), self.schema, 1)
         prefill, decode, prefilled, decoded = self.meter.totals()
         rates = prefill / max(1, prefilled), decode / max(1, decoded)
-        counts, costs, rows = self.meter.end(state.unit).categories, [], table["row"].to_pylist()
+        counts = self.meter.end(state.unit).categories
+        costs = []
+        rows = table["row"].to_pylist()
         for place in rows:
             # The first row of a document has them, those of a cascade's second model too.
             first, second = (
@@ -364,11 +369,9 @@ class _Measurer(Profiler):
 def _usd_per_second(nodes: Nodes, node: str) -> float | None:
     """What a worker's place on a node costs; None where the node has no price."""
     node_time = next((candidate for candidate in nodes({node}) if candidate.node == node), None)
-    return (
-        node_time.usd_per_hour / 3600 / max(1, node_time.slots)
-        if node_time and node_time.usd_per_hour
-        else None
-    )
+    if node_time and node_time.usd_per_hour:
+        return node_time.usd_per_hour / 3600 / max(1, node_time.slots)
+    return None
 
 
 def _configuration(config: ProcessorConfig) -> RunConfig:
@@ -382,7 +385,8 @@ def _configuration(config: ProcessorConfig) -> RunConfig:
     if (config.schema is None) == (config.config is None):
         raise ConfigError("ProcessorConfig: give either schema or config")
     if config.config is None:
-        task, where = task_of(config.schema), {"path": "(a dataset)"}
+        task = task_of(config.schema)
+        where = {"path": "(a dataset)"}
         column = {"category_column": None} if len(task.get("categories", [1])) == 1 else {}
         run = make_config(
             {"input": {**where, **column}, "output": {**where, "columns": "typed"}, "task": task}

@@ -65,7 +65,8 @@ def azurite(folder: Path) -> Iterator[str]:
 
 def make_container(url: str, name: str) -> None:
     """obstore makes none."""
-    date, path = email.utils.formatdate(usegmt=True), f"/{ACCOUNT}/{name}"
+    date = email.utils.formatdate(usegmt=True)
+    path = f"/{ACCOUNT}/{name}"
     head = [
         "PUT",
         *[""] * 11,
@@ -122,7 +123,8 @@ class Google:
         if call.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:
             return Reply(412, b"<Error><Code>PreconditionFailed</Code></Error>")
         if match := re.fullmatch(r"bytes=(\d+)-(\d+)", call.headers.get("Range", "")):
-            begin, end = int(match[1]), min(int(match[2]) + 1, len(content))
+            begin = int(match[1])
+            end = min(int(match[2]) + 1, len(content))
             if begin >= len(content):
                 return Reply(416, b"<Error><Code>InvalidRange</Code></Error>")
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
@@ -137,7 +139,9 @@ class Google:
         }
 
     def _listing(self, query: dict[str, list[str]]) -> bytes:
-        prefix, folded, items = query.get("prefix", [""])[0], dict[str, None](), []
+        prefix = query.get("prefix", [""])[0]
+        folded = dict[str, None]()
+        items = []
         for key, (content, generation) in sorted(self.objects.items()):
             head, slash, _ = key.removeprefix(prefix).partition("/")
             if key.startswith(prefix) and slash and "delimiter" in query:

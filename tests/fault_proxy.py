@@ -44,7 +44,8 @@ class Proxy:
     """
 
     def __init__(self, upstream: str) -> None:
-        self.upstream, self.url = urllib.parse.urlsplit(upstream).netloc, ""
+        self.upstream = urllib.parse.urlsplit(upstream).netloc
+        self.url = ""
         self.faults = Faults()
         self.calls: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()

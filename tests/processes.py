@@ -21,7 +21,8 @@ _marks: set[str] = set()
 
 def start(*words: str, **environment: str) -> subprocess.Popen[str]:
     """Starts Python with these words, from the root of this checkout."""
-    mark, pipe = uuid.uuid4().hex, subprocess.PIPE
+    mark = uuid.uuid4().hex
+    pipe = subprocess.PIPE
     _marks.add(mark)
     env = {**os.environ, "PYTHONPATH": str(ROOT), _MARK: mark, **environment}
     return subprocess.Popen(

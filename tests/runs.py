@@ -165,7 +165,8 @@ def answer(
     task: Any, documents: Sequence[Any], engine: Any, **how: Any
 ) -> tuple[list[Record], list[Finished]]:
     """All records of some documents, as they come, and what ended in the engine."""
-    records, ended = [], []
+    records = []
+    ended = []
     items = list(task.plan(documents))
     while items or engine.pending:
         records += [item for item in items if isinstance(item, Record)]
@@ -231,7 +232,8 @@ class Clock:
     """
 
     def __init__(self, oversleeps: float = 0.0) -> None:
-        self.now, self.oversleeps = 0.0, oversleeps
+        self.now = 0.0
+        self.oversleeps = oversleeps
 
     def monotonic(self) -> float:
         return self.now

@@ -19,7 +19,8 @@ from unittest import mock
 from tests import fault_proxy
 from tests.processes import wait_for
 
-KEY_ID, SECRET = "raypd-test-key", "raypd-test-S3CR3T-8f1c"
+KEY_ID = "raypd-test-key"
+SECRET = "raypd-test-S3CR3T-8f1c"
 
 
 @dataclass

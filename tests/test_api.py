@@ -29,7 +29,8 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(
     monkeypatch.chdir(tmp_path)
     attributes = ["Brand", {"name": "Price", "type": "number"}]
     run = raypd.extract(FRAME, attributes, model="fake", settings={"cluster.unit_documents": 1})
-    rows, typed = run.to_pandas(), run.to_pandas(typed=True)
+    rows = run.to_pandas()
+    typed = run.to_pandas(typed=True)
     assert list(rows["id"]) == list(typed["id"]) == ["a", "b", "c"]
     assert (set(json.loads(rows["record"][0])), typed["Price"].dtype.kind) == (
         {"Brand", "Price"},

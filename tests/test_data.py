@@ -77,10 +77,8 @@ def test_files_on_s3_come_out_whole_and_take_what_was_estimated(
 ) -> None:
     keys = {"access_key": s3.KEY_ID, "secret_key": s3.SECRET}
     files = pyarrow.fs.S3FileSystem(**keys, endpoint_override=s3_server.url, region="us-east-1")
-    at, write = (
-        bucket.removeprefix("s3://"),
-        {"csv": pyarrow.csv.write_csv, "parquet": pyarrow.parquet.write_table},
-    )
+    at = bucket.removeprefix("s3://")
+    write = {"csv": pyarrow.csv.write_csv, "parquet": pyarrow.parquet.write_table}
     for part in range(3):
         with files.open_output_stream(f"{at}/in/{part}.{kind}") as out:
             table = titles(150).slice(50 * part, 50)
@@ -134,10 +132,8 @@ def test_a_bad_row_is_an_error_row_of_the_same_columns() -> None:
 def test_a_row_has_the_tokens_of_a_cascade_s_second_model_and_their_price() -> None:
     prices = {"usd_per_million_prompt_tokens": 2, "usd_per_million_answer_tokens": 10}
     server = {"name": "large", "endpoint": {"url": "http://h/v1", **prices}}
-    stage, counts = (
-        object.__new__(AnswerStage),
-        {"prefill_tokens": 90, "shared_tokens": 10, "decode_tokens": 10},
-    )
+    stage = object.__new__(AnswerStage)
+    counts = {"prefill_tokens": 90, "shared_tokens": 10, "decode_tokens": 10}
     stage.config = run_config(
         extraction(c=["Brand"]), model={"name": "fake"}, cascade={"model": server}
     )

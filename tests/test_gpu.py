@@ -62,7 +62,8 @@ def test_a_random_pass_is_that_of_float64(dim, dtype, atol, dims):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("method", CASES)
 def test_float64_is_exact(method, attention, kind):
-    model, case = in_float64(pair(kind)[0]).cuda(), case_of(method, kind, True)
+    model = in_float64(pair(kind)[0]).cuda()
+    case = case_of(method, kind, True)
     engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=30, attention=attention)
     case.check(engine.run(case.programs()), 1e-9)
 
@@ -70,7 +71,8 @@ def test_float64_is_exact(method, attention, kind):
 @needs_triton
 @pytest.mark.parametrize("method", CASES)
 def test_graphs_are_exact(method):
-    model, case = in_float64(pair("qwen3")[0]).cuda(), case_of(method, "qwen3", True)
+    model = in_float64(pair("qwen3")[0]).cuda()
+    case = case_of(method, "qwen3", True)
     engine = Engine(
         model, max_num_seqs=3, max_num_batched_tokens=30, attention="triton", cuda_graphs=True
     )
@@ -91,17 +93,13 @@ def test_packed_layers(method, kind, dtype, cuda_graphs):
 
     model, stock = pair(kind)
     if dtype == torch.float64:
-        packed, case, atol = (
-            Llama(in_float64(model).cuda(), CudaLayer),
-            case_of(method, kind, True),
-            1e-9,
-        )
+        packed = Llama(in_float64(model).cuda(), CudaLayer)
+        case = case_of(method, kind, True)
+        atol = 1e-9
     else:
-        packed, case, atol = (
-            pack(model.bfloat16().cuda()),
-            CASES[method](in_float64(stock.bfloat16())),
-            0.5,
-        )
+        packed = pack(model.bfloat16().cuda())
+        case = CASES[method](in_float64(stock.bfloat16()))
+        atol = 0.5
     assert {type(layer) for layer in packed.layers} == {CudaLayer}
     engine = Engine(
         packed,
@@ -188,7 +186,10 @@ def test_a_real_model_writes_what_transformers_writes():
         "1, 2, 3, 5, 8,",
     ]
     prompts = [loaded.tokenizer(text).input_ids for text in texts]
-    stop = lambda tokens: tokens[-1] == loaded.tokenizer.eos_token_id  # noqa: E731
+
+    def stop(tokens):
+        return tokens[-1] == loaded.tokenizer.eos_token_id
+
     answers = Engine(loaded.model).run(
         [autoregressive(Prompt(prompt), 40, stop) for prompt in prompts]
     )

@@ -42,7 +42,8 @@ def check_method(config: RunConfig) -> None:
     from raypd.decoding.methods.registry import REGISTRY
     from raypd.models import control_tokens, load, medusa_heads, source
 
-    decoding, model = config.decoding, config.model
+    decoding = config.decoding
+    model = config.model
     spec = REGISTRY[decoding.method]
     if required := spec.required_tokens(decoding):
         tokenizer = load.load_tokenizer(model)
@@ -74,9 +75,8 @@ def path_of(config: RunConfig) -> str:
     if is_best(device, dtype):
         return f"decoding on the CPU in {kind}, with AVX-512 BF16"
     amx = native.has("amx_bf16") and dtype == torch.bfloat16
-    reason = (
-        "oneDNN with AMX"
-        if amx
-        else f"torch alone: the fast path {native.refusal() or 'is for bfloat16'}"
-    )
+    if amx:
+        reason = "oneDNN with AMX"
+    else:
+        reason = f"torch alone: the fast path {native.refusal() or 'is for bfloat16'}"
     return f"decoding on the CPU in {kind}, by {reason}"

@@ -43,7 +43,8 @@ class CascadeEngine:
     """
 
     def __init__(self, first: Engine, second: Engine) -> None:
-        self.first, self.second = first, second
+        self.first = first
+        self.second = second
 
     @property
     def pending(self) -> int:
@@ -61,9 +62,10 @@ class CascadeEngine:
 
     def step(self) -> list[Any]:
         busy = [engine for engine in (self.first, self.second) if engine.pending]
-        seconds = (
-            1.0 / max(1, len(busy)) if all(hasattr(engine, "patience") for engine in busy) else 0.0
-        )
+        if all(hasattr(engine, "patience") for engine in busy):
+            seconds = 1.0 / max(1, len(busy))
+        else:
+            seconds = 0.0
         for engine in busy:
             if hasattr(engine, "patience"):  # a server's, which must not keep a model here waiting
                 engine.patience = seconds
@@ -116,7 +118,8 @@ def build(
             build(run, threads, load, each=True, share=share)
             for run, share in ((alone, 0.5), (second, 1.0))
         ]
-        engine, sampling = CascadeEngine(parts[0].engine, parts[1].engine), parts[0].sampling
+        engine = CascadeEngine(parts[0].engine, parts[1].engine)
+        sampling = parts[0].sampling
         task = Cascade(parts[0].task, parts[1].task, config, parts[1].sampling)
     elif config.model.is_fake:
         from raypd.testing import fake
@@ -126,10 +129,11 @@ def build(
         from raypd.models import endpoint, endpoint_batch
 
         tokenizer = endpoint.byte_tokenizer()
-        kind = (
-            endpoint_batch.BatchEngine if config.model.endpoint.batch else endpoint.EndpointEngine
-        )
-        engine, sampling = kind(config, tokenizer), None
+        if config.model.endpoint.batch:
+            engine = endpoint_batch.BatchEngine(config, tokenizer)
+        else:
+            engine = endpoint.EndpointEngine(config, tokenizer)
+        sampling = None
         task = build_task(config, tokenizer, endpoint.CONTEXT)
     else:
         from raypd.decoding.sampling import Sampling
@@ -137,7 +141,8 @@ def build(
         if config.engine.kind == "vllm":
             from raypd.models.vllm_engine import VLLMEngine
 
-            engine, task = VLLMEngine(config, threads), task_alone(config)
+            engine = VLLMEngine(config, threads)
+            task = task_alone(config)
         else:
             engine, task = _of_raypd(config, threads, load, share)
         drawn = config.decoding.sampling
@@ -175,7 +180,8 @@ def _of_raypd(
     if threads is not None:
         torch.set_num_threads(threads)
     load = load or load_model
-    loaded, sizes = load(config.model), config.engine
+    loaded = load(config.model)
+    sizes = config.engine
     loaded.packed = loaded.packed or pack(loaded.model, sizes.stable)
     with raised_as(ModelError, "engine", ValueError):
         engine = decoding.Engine(

@@ -19,11 +19,13 @@ class ProgressLines:
     """
 
     def __init__(self) -> None:
-        self._printed, self._last = time.monotonic(), ""
+        self._printed = time.monotonic()
+        self._last = ""
 
     def show(self, line: str, at_once: bool = False) -> None:
         if line != self._last and (at_once or time.monotonic() - self._printed >= _LINE_SECONDS):
-            self._printed, self._last = time.monotonic(), line
+            self._printed = time.monotonic()
+            self._last = line
             print(line, file=sys.stderr, flush=True)
 
 
@@ -33,7 +35,10 @@ class RunDisplay:
     """
 
     def __init__(self, total: int, done: int, exact: bool = True) -> None:
-        self.total, self.exact, self._before, self._done = total, exact, done, done
+        self.total = total
+        self.exact = exact
+        self._before = done
+        self._done = done
         self._started, self._lines, self._begun = time.monotonic(), ProgressLines(), False
         console = Console(file=sys.stderr)
         self._bar = Progress(
@@ -74,11 +79,10 @@ class RunDisplay:
         self.total = max(self.total, self._done)
         seconds = time.monotonic() - self._started
         # None as long as that is too short to tell.
-        measured = (
-            (self._done - self._before) / seconds
-            if self._begun and seconds >= _RATE_SECONDS
-            else None
-        )
+        if self._begun and seconds >= _RATE_SECONDS:
+            measured = (self._done - self._before) / seconds
+        else:
+            measured = None
         rate = "-" if measured is None else number(measured)
         shown = self._planned
         self._bar.update(

@@ -143,7 +143,8 @@ class RequestQueue:
 
     def count(self, state: UnitState, categories: dict[int, str]) -> None:
         """Notes the documents of a unit by their index, with what each is billed as."""
-        state.documents, state.categories = len(categories), categories
+        state.documents = len(categories)
+        state.categories = categories
         self.meter.documents(state.unit, categories.values())
 
     @contextlib.contextmanager

@@ -52,11 +52,10 @@ def of_workers(
     prefill, shared, decode = (int(sum(count[kind] for count in counts)) for kind in kinds)
     ok, failed = (sum(getattr(report, name) for report in reports) for name in ("ok", "failed"))
     seconds = {name: sum(getattr(each, name) for each in spent) for name in vars(Seconds())}
-    usd = (
-        None
-        if None in prices
-        else sum(s.total() * (price or 0.0) for s, price in zip(spent, prices, strict=True))
-    )
+    if None in prices:
+        usd = None
+    else:
+        usd = sum(s.total() * (price or 0.0) for s, price in zip(spent, prices, strict=True))
     return WorkersBill(ok + failed, failed, prefill + shared, decode, seconds, usd)
 
 
@@ -152,7 +151,8 @@ def _node_seconds(
     spent = dict.fromkeys(PARTS, 0.0)
     alive = 0.0
     for worker in workers:
-        seconds, gone = settled(worker, until, final), ended(worker, until, final)
+        seconds = settled(worker, until, final)
+        gone = ended(worker, until, final)
         # What it reported cannot be more than what it lived, but for clocks; the node's time is
         # what is paid.
         lived = max(0.0, min(end, end if gone is None else gone) - max(start, worker.began))

@@ -32,9 +32,10 @@ class Book:
     def __init__(self, last: Bill, config: RunConfig | None = None) -> None:
         self.last, self._cost = last, config.cost if config is not None else CostConfig()
         self._models = (config.model, config.cascade.model) if config is not None else (None, None)
-        self._tokens_before = (
-            0 if config is not None else round(last.parts.get("endpoint", 0.0) * billing.MICRO)
-        )
+        if config is not None:
+            self._tokens_before = 0
+        else:
+            self._tokens_before = round(last.parts.get("endpoint", 0.0) * billing.MICRO)
         self._lock = threading.RLock()
         self.nodes = {
             n.node: replace(n, began=n.began if n.came is None else n.came) for n in last.nodes
@@ -114,7 +115,8 @@ class Book:
     def bill(self, now: float) -> Bill:
         with self._lock:
             until = self.last.until if self.last.final else max(self.last.until, now)
-            charges, totals = self.charges(until), self.totals()
+            charges = self.charges(until)
+            totals = self.totals()
             point = [round(until, 3), billing.usd(charges.total)]
             point += [totals["documents"], totals["failed"], totals["decode_tokens"]]
             workers = list(self.workers.values())
@@ -174,7 +176,8 @@ def token_usd(
     # The next attempt finds these batches, and pays nothing.
     if server is None or (server.batch and not committed):
         return 0.0
-    prompt, answer = counts["prefill_tokens"] + counts["shared_tokens"], counts["decode_tokens"]
+    prompt = counts["prefill_tokens"] + counts["shared_tokens"]
+    answer = counts["decode_tokens"]
     return (
         prompt * server.usd_per_million_prompt_tokens
         + answer * server.usd_per_million_answer_tokens
@@ -231,7 +234,9 @@ def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
     """The bills of all sessions, brought up to all committed `units` and summed; None without
     any.
     """
-    by_session, documents, settled = defaultdict(list), 0, []
+    by_session = defaultdict(list)
+    documents = 0
+    settled = []
     for unit in units:
         by_session[unit.session].append(unit)
         documents += unit.documents

@@ -21,7 +21,8 @@ NEVER = 1_000_000  # workers: no number is enough
 class BudgetReached(RunError):
     """The run has ended because more would cost more than cost.budget_usd."""
 
-    exit_code, how = 3, "budget"
+    exit_code = 3
+    how = "budget"
 
 
 def ends(now: float, units: Iterable[tuple[float, int]], paces: Sequence[float]) -> float:

@@ -82,12 +82,12 @@ def _open(gpus: float) -> tuple[Any, list[Any], Exception | None]:
             return pynvml, [], None
         pynvml.nvmlInit()
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = (
-            map(str, range(pynvml.nvmlDeviceGetCount()))
-            if shown is None
-            else map(str.strip, shown.split(","))
-        )
-        by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+        if shown is None:
+            names = map(str, range(pynvml.nvmlDeviceGetCount()))
+        else:
+            names = map(str.strip, shown.split(","))
+        by_index = pynvml.nvmlDeviceGetHandleByIndex
+        by_name = pynvml.nvmlDeviceGetHandleByUUID
         return (
             pynvml,
             [by_index(int(n)) if n.isdigit() else by_name(n) for n in names if n not in ("", "-1")],
@@ -102,8 +102,6 @@ def kwh(reports: Iterable[WorkerTime]) -> float | None:
     """Of all workers' GPUs; None where there is none, or one was not measured."""
     joules = [report.joules for report in reports if report.gpus or report.joules is not None]
     measured = [counted for counted in joules if counted is not None]
-    return (
-        round(sum(measured) / _JOULES_PER_KWH, 6)
-        if measured and len(measured) == len(joules)
-        else None
-    )
+    if measured and len(measured) == len(joules):
+        return round(sum(measured) / _JOULES_PER_KWH, 6)
+    return None

@@ -173,7 +173,8 @@ class Meter:
         self._fed = _plus(self._fed, finished)
         now = _plus(self._fed, sequences)
         prefill, decode = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
-        self._last, self._tokens = now, (self._tokens[0] + prefill, self._tokens[1] + decode)
+        self._last = now
+        self._tokens = (self._tokens[0] + prefill, self._tokens[1] + decode)
         if prefill + decode:
             self._ratio = prefill / (prefill + decode)
 
@@ -181,7 +182,8 @@ class Meter:
         """Books the time since the last booking to the state, or only in a report; how much it
         was.
         """
-        spent, record = max(0.0, now - self._at), report or self._totals
+        spent = max(0.0, now - self._at)
+        record = report or self._totals
         if self._state == "busy":
             record.seconds.prefill += spent * self._ratio
             record.seconds.decode += spent * (1 - self._ratio)

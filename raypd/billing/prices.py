@@ -186,9 +186,10 @@ def price(
     for place in (zone, region):
         if place is not None and (instance_type, place, market) in rows:
             listed = rows[instance_type, place, market]
-            advice = (
-                "; more than six months ago: `raypd prices refresh`" if is_old(listed.date) else ""
-            )
+            if is_old(listed.date):
+                advice = "; more than six months ago: `raypd prices refresh`"
+            else:
+                advice = ""
             return replace(listed, source=f"{listed.source}{advice}")
     raise PriceUnknown(
         f"no {market} price is known for {instance_type} in {region}: `raypd prices "

@@ -33,7 +33,8 @@ def refresh(regions: Sequence[str] = SHIPPED_REGIONS) -> Path:
     """
     table: Table = {}
     for region in regions:
-        on_demand, spot = _on_demand(region), _spot(region)
+        on_demand = _on_demand(region)
+        spot = _spot(region)
         if not on_demand and not spot:
             raise ConfigError(
                 f"--region {region}: AWS lists no price of any instance type there; is it a region?"
@@ -131,10 +132,8 @@ def _spot(region: str) -> Table:
         )
         for page in _asked("ec2:DescribeSpotPriceHistory", partial(list, pages)):
             for row in page["SpotPriceHistory"]:
-                key, offer = (
-                    (row["InstanceType"], row["AvailabilityZone"]),
-                    (row["Timestamp"], float(row["SpotPrice"])),
-                )
+                key = (row["InstanceType"], row["AvailabilityZone"])
+                offer = (row["Timestamp"], float(row["SpotPrice"]))
                 newest[key] = max(newest.get(key, offer), offer)
     table: Table = {}
     zones: dict[str, list[float]] = {}
@@ -177,11 +176,10 @@ def show(region: str, instance_type: str | None = None) -> None:
     for name in types:
         instance = INSTANCES[name]
         prices = [table.get((name, region, market)) for market in ("on-demand", "spot")]
-        gpus = (
-            f"{instance.gpus} x {instance.gpu} {instance.gpu_memory_gib:g} GiB"
-            if instance.gpus
-            else "none"
-        )
+        if instance.gpus:
+            gpus = f"{instance.gpus} x {instance.gpu} {instance.gpu_memory_gib:g} GiB"
+        else:
+            gpus = "none"
         source = next(
             (f"{_day(price.date)} {price.source}" for price in prices if price is not None), ""
         )

@@ -37,11 +37,9 @@ def run(data: str, schema: str | None, output: str | None) -> str:
             make_config({**paths, "task": task_of(schema)}).extraction.categories
         )
     found = look(data, labels=labels)
-    form, texts, html = (
-        found.form,
-        found.texts,
-        [name for name in found.texts if name in found.html],
-    )
+    form = found.form
+    texts = found.texts
+    html = [name for name in found.texts if name in found.html]
     categories = f"{name}.categories.yaml"
     columns_read = {"id_column": found.id_column, "text_columns": texts, "category_column": None}
     read: dict[str, Any] = {
@@ -106,8 +104,6 @@ def _listed(names: list[str]) -> str:
 
 def _beside(path: str, target: Path) -> str:
     """A path as a configuration in the target's folder has it."""
-    return (
-        path
-        if os.path.isabs(path) or storage.is_remote(path)
-        else os.path.relpath(path, target.parent)
-    )
+    if os.path.isabs(path) or storage.is_remote(path):
+        return path
+    return os.path.relpath(path, target.parent)

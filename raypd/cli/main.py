@@ -593,12 +593,14 @@ def report_errors() -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit) as end:  # typer ends with 130 at Ctrl-C, without a word
         if isinstance(end, SystemExit) and end.code != 130:
             raise
-        message, code = "interrupted", 130
+        message = "interrupted"
+        code = 130
     except UserError as error:
         code = getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2)
         message = str(error) if code == 130 else f"error: {error}"
     except OSError as error:  # of a disk: what went wrong, and with which file
-        message, code = f"error: {error}", 1
+        message = f"error: {error}"
+        code = 1
     print(said(message), file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         sys.stdout.flush()

@@ -27,7 +27,8 @@ def run(
     `floor`. Raises ConfigError before decoding: it cannot be written; Exit where no threshold holds
     the floor.
     """
-    config, source = load_config(path, overrides), Path(path)
+    config = load_config(path, overrides)
+    source = Path(path)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
     rewrite.check_target(target, source)
     if labels is not None:
@@ -56,11 +57,10 @@ def run(
             f"interrupted: what was measured stands in {measurements}; {advice}"
         ) from None
     show_tune(result)
-    changed = (
-        f"changed: {describe(result.best.changes)}"
-        if result.best.changes
-        else "nothing had to be changed"
-    )
+    if result.best.changes:
+        changed = f"changed: {describe(result.best.changes)}"
+    else:
+        changed = "nothing had to be changed"
     rewrite.write(source, overrides, result.best.changes, target, f"{changed}\n{why(result)}")
     print(f"configuration: {target}")
     print(f"measurements:  {measurements}")

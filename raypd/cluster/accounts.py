@@ -43,8 +43,12 @@ class Accounts:
         done: int,
         say: Say,
     ) -> None:
-        self.config, self.plan, self.done, self._say = config, plan, done, say
-        cost, began = config.cost, lease.began
+        self.config = config
+        self.plan = plan
+        self.done = done
+        self._say = say
+        cost = config.cost
+        began = lease.began
         self.deadline = None if cost.deadline is None else deadline_at(cost.deadline, began)
         self.earlier = sum(bill.usd for bill in book.bills(output))
         self._standing = ledger_actor.Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
@@ -127,7 +131,8 @@ class Accounts:
 
     def _holds(self, seconds: float, documents: int = 0) -> bool:
         """Whether so many seconds more can be paid, and the tokens of so many documents."""
-        standing, remaining = self._standing, (self.config.cost.budget_usd or 0.0) - self.earlier
+        standing = self._standing
+        remaining = (self.config.cost.budget_usd or 0.0) - self.earlier
         tokens = max(
             0.0, budget.CAUTION * standing.usd_per_document * documents - standing.open_usd
         )
@@ -169,7 +174,8 @@ class Accounts:
             self._answer = self.ledger.standing.remote()
 
     def _towards_deadline(self, running: int) -> int | None:
-        standing, now = self._standing, time.time()
+        standing = self._standing
+        now = time.time()
         max_workers = self.config.cluster.max_workers
         if (
             self.deadline is None
@@ -182,18 +188,17 @@ class Accounts:
             return None
         self._thought = now
         remaining = max(0, self.plan.documents - self.done)
-        seconds, per_worker = (
-            _SLACK * (self.deadline - now),
-            standing.documents / standing.busy_seconds,
-        )
+        seconds = _SLACK * (self.deadline - now)
+        per_worker = standing.documents / standing.busy_seconds
         workers, needed = budget.need(
             remaining, seconds, per_worker, standing.startup_seconds, running, max_workers
         )
         late = now + needed - self.deadline
         if workers > max_workers and late > 0:
-            enough = (
-                counted(workers, "worker") if workers < budget.NEVER else "no number of workers"
-            )
+            if workers < budget.NEVER:
+                enough = counted(workers, "worker")
+            else:
+                enough = "no number of workers"
             self._say_once(
                 "late",
                 f"the deadline, {budget.clock(self.deadline)}, cannot be met: "

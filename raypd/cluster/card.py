@@ -57,7 +57,8 @@ class CardLog:
         self._folder = storage.join(
             output, layout.FAILURES, "cards", f"{node}-{self._card.replace(',', '-')}"
         )
-        self._process, self._is_lost = process, is_lost
+        self._process = process
+        self._is_lost = is_lost
         self._deaths: list[str] = []  # before this process
 
     def blames(self, text: str, loading: bool = False) -> bool:

@@ -206,7 +206,10 @@ class DriverSession:
         from raypd.cluster.accounts import Accounts
         from raypd.cluster.worker import WorkerSpec
 
-        config, planned, lease, say = self.config, self.planned, self.lease, self._display.say
+        config = self.config
+        planned = self.planned
+        lease = self.lease
+        say = self._display.say
         ray_session.silence_ray_logs(say, self.verbose)
         worker = ray_session.worker_resources(config)
         accounts = Accounts(config, self.output, lease, worker, planned, self.done_documents, say)
@@ -277,7 +280,8 @@ class DriverSession:
 
     def _check_failed(self, unit: Unit) -> None:
         """Raises RunError when too many documents have failed for the run to be worth its money."""
-        failed, documents = self.failed_documents, self.answered_documents
+        failed = self.failed_documents
+        documents = self.answered_documents
         limit = self.config.cluster.max_failed_share
         if documents < _JUDGED_AFTER or failed <= min(limit * documents, documents - 1):
             return

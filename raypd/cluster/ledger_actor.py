@@ -88,7 +88,8 @@ class Ledger:
         self, config: RunConfig, output: str, session: str, began: float, nodes: machines.Nodes
     ) -> None:
         storage.configure(config.storage)
-        self._output, self._nodes = output, nodes
+        self._output = output
+        self._nodes = nodes
         cost = config.cost
         new = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
         self.book = book.Book(_kept(output, session) or new, config)
@@ -118,7 +119,8 @@ class Ledger:
 
     def standing(self) -> Standing:
         now = time.time()
-        workers, nodes = list(self.book.workers.values()), list(self.book.nodes.values())
+        workers = list(self.book.workers.values())
+        nodes = list(self.book.nodes.values())
         loaded = [
             worker.seconds for worker in workers if worker.seconds.total() > worker.seconds.startup
         ]
@@ -175,7 +177,8 @@ class Ledger:
         answered, failed = (sum(self._heard[name][place] for name in working) for place in (1, 2))
         ready = working & self._ready
         left_out = set(self._left_out.values())
-        ended, self._ended_units = self._ended_units, []
+        ended = self._ended_units
+        self._ended_units = []
         return PoolState(
             asks,
             working,

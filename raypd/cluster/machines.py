@@ -40,7 +40,8 @@ def look(
 def _node(
     info: dict[str, Any], cost: CostConfig, table: prices.Table, cpus: float, gpus: float
 ) -> NodeTime:
-    labels, resources = info["labels"], info["resources"]
+    labels = info["labels"]
+    resources = info["resources"]
     instance_type = (
         info["type"] or labels.get("node.kubernetes.io/instance-type") or cost.instance_type
     )
@@ -53,11 +54,10 @@ def _node(
     fits = [
         resources.get(name, 0.0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0
     ]
-    source = (
-        price.source
-        if price
-        else f"{UNKNOWN}: no {market} price of {instance_type} in {region or 'its region'}"
-    )
+    if price:
+        source = price.source
+    else:
+        source = f"{UNKNOWN}: no {market} price of {instance_type} in {region or 'its region'}"
     return NodeTime(
         node=info["node"],
         began=info["began"],

@@ -26,7 +26,9 @@ class OneWorker:
     def __init__(
         self, config: RunConfig, verbose: bool, make: Callable[[WorkerResources], tuple[type, Any]]
     ) -> None:
-        self.config, self.verbose, self._make = config, verbose, make
+        self.config = config
+        self.verbose = verbose
+        self._make = make
         # As a bill counts: from when the nodes are paid until the object is ready; before and after
         # that.
         self.startup_seconds = self.unpaid_seconds = self.closing_seconds = 0.0

@@ -41,8 +41,12 @@ class PoolExecutor:
     def __init__(
         self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Say
     ) -> None:
-        self.spec, self.resources, self.cluster, self.say = spec, resources, cluster, say
-        self.wanted, self.closing = cluster.max_workers, False
+        self.spec = spec
+        self.resources = resources
+        self.cluster = cluster
+        self.say = say
+        self.wanted = cluster.max_workers
+        self.closing = False
         self._most = cluster.max_workers  # that there are cards for
         self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True
         self.workers: list[WorkerHandle] = []
@@ -63,11 +67,9 @@ class PoolExecutor:
 
         Raises RunError: no worker starts, or all die.
         """
-        self._source, self._left, self._exhausted = (
-            (unit for unit in units if unit.id not in done),
-            count,
-            False,
-        )
+        self._source = (unit for unit in units if unit.id not in done)
+        self._left = count
+        self._exhausted = False
         while True:
             self._watch_nodes()
             self._assign()
@@ -81,10 +83,8 @@ class PoolExecutor:
             for waiting in {unit.waiting for unit in progress} - self._waits:
                 self._waits.add(waiting)
                 self.say(waiting)
-            answered, failed = (
-                sum(unit.answered for unit in progress),
-                sum(unit.failed for unit in progress),
-            )
+            answered = sum(unit.answered for unit in progress)
+            failed = sum(unit.failed for unit in progress)
             yield Tick(answered, failed, sum(worker.ready for worker in self.workers))
 
     def close(self) -> None:
@@ -272,9 +272,10 @@ class PoolExecutor:
             self.say("a node is gone; its units are done elsewhere")
         elif units:
             self._deaths.with_units += 1
-            memory = (
-                " because the machine ran out of memory" if "low on memory" in str(error) else ""
-            )
+            if "low on memory" in str(error):
+                memory = " because the machine ran out of memory"
+            else:
+                memory = ""
             self.say(f"a worker process died{memory}; its units are tried again")
         reasons = ((name, retry_policy.failure_reason(self.spec.output, name)) for name in names)
         cause = next(

@@ -31,13 +31,15 @@ from raypd.run.records import UnitResult
 from raypd.run.text import Say
 from raypd.run.unit import Unit
 
-_WAIT_SECONDS, _GONE_SECONDS = 0.1, 30.0
+_WAIT_SECONDS = 0.1
+_GONE_SECONDS = 30.0
 _EMPTY_PASSES = 3  # in a row, in which no unit ended
 
 
 class UnitStage:
     def __init__(self, spec: WorkerSpec) -> None:
-        self.worker, self._ledger = DecodeWorker(spec), spec.ledger
+        self.worker = DecodeWorker(spec)
+        self._ledger = spec.ledger
         if (left_out := self.worker.hello()[1]) is not None:
             ray.get(self._ledger.leave_out.remote(self.worker.meter.id, left_out))
             # It holds the card, so that no other worker gets it, as long as the pass takes.
@@ -71,8 +73,12 @@ class RayDataExecutor:
     def __init__(
         self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Say
     ) -> None:
-        self.spec, self.resources, self.cluster, self.say = spec, resources, cluster, say
-        self.wanted, self.closing = cluster.max_workers, False
+        self.spec = spec
+        self.resources = resources
+        self.cluster = cluster
+        self.say = say
+        self.wanted = cluster.max_workers
+        self.closing = False
         self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True
         self.nodes, self._deaths, self._deaths_noted = NodeWatch(), Deaths(), 0
         self._left_out: set[str] = set()  # why cards are
@@ -92,14 +98,13 @@ class RayDataExecutor:
         self._left, empty_passes, rest = count, 0, iter(list[Unit]())
         self._done |= done
         while self._left > 0 and not self.closing:
-            left, source = self._left, (units, frozenset(self._done), self._left)
+            left = self._left
+            source = (units, frozenset(self._done), self._left)
             if self.wanted < self.cluster.max_workers:
                 # A deadline changes how many workers are wanted, and a pool keeps its size: so
                 # passes are short.
-                size, undone = (
-                    8 * self.wanted,
-                    (unit for unit in units if unit.id not in self._done),
-                )
+                size = 8 * self.wanted
+                undone = (unit for unit in units if unit.id not in self._done)
                 batch = list(islice(rest, size)) or list(islice(rest := undone, size))
                 source = batch, frozenset[str](), len(batch)
             try:

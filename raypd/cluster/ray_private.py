@@ -38,10 +38,8 @@ def closed_to_others(dashboard: bool) -> Iterator[None]:
     if not dashboard:
         # Nothing answers.
         variables[ray_constants.RAY_API_SERVER_ADDRESS_ENVIRONMENT_VARIABLE] = "http://127.0.0.1:1"
-    clusters, before = (
-        ray_constants.ENABLE_RAY_CLUSTER,
-        {name: os.environ.get(name) for name in variables},
-    )
+    clusters = ray_constants.ENABLE_RAY_CLUSTER
+    before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:

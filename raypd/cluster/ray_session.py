@@ -52,7 +52,8 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
 
     if ray.is_initialized():
         return False
-    address, local = config.address or os.environ.get("RAY_ADDRESS") or None, None
+    address = config.address or os.environ.get("RAY_ADDRESS") or None
+    local = None
     if address is None or address == "auto":
         local = ray_private.local_address()
         local = local if local and _answers(local) else None

@@ -37,7 +37,8 @@ def unit_blocks(units: Iterable[Unit], done: Set[str], count: int, settings: Sto
             def read() -> Any:
                 storage.configure(settings)
                 units, done = ray.get(source)
-                rest, taken = (unit for unit in units if unit.id not in done), 0
+                rest = (unit for unit in units if unit.id not in done)
+                taken = 0
                 while block := list(islice(rest, min(count - taken, size if taken < last else 1))):
                     taken += len(block)
                     yield pa.table({"units": [pickle.dumps(block)]})

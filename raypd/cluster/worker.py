@@ -98,7 +98,8 @@ class EngineActor:
         # Else every collection goes through the model's modules again: 3 ms of a pass of 1,024
         # tokens.
         gc.freeze()
-        self.request_queue, self.loaded = RequestQueue(self.parts, self.meter), True
+        self.request_queue = RequestQueue(self.parts, self.meter)
+        self.loaded = True
 
     def progress(self) -> dict[str, Progress]:
         return self.request_queue.progress() if self.loaded else {}
@@ -274,8 +275,10 @@ class DecodeWorker(EngineActor):
         Cancelled.
         """
         attempt = attempt or Attempt()
-        output, partition = self.spec.output, self.config.output.partition
-        began, started = time.time(), time.monotonic()
+        output = self.spec.output
+        partition = self.config.output.partition
+        began = time.time()
+        started = time.monotonic()
         if writer.is_committed(output, unit.id, partition):
             return writer.read_summary(output, unit.id)
         with self.request_queue.unit(unit.id) as state:

@@ -50,7 +50,8 @@ class Agreement:
         if not self.of:
             return 0.0, 1.0
         count = self.of / self.alike
-        middle, by = self.share + _Z**2 / (2 * count), 1 + _Z**2 / count
+        middle = self.share + _Z**2 / (2 * count)
+        by = 1 + _Z**2 / count
         half = _Z * math.sqrt(self.share * (1 - self.share) / count + _Z**2 / (4 * count**2))
         return max(0.0, (middle - half) / by), min(1.0, (middle + half) / by)
 
@@ -81,9 +82,9 @@ class Floor:
         """
         if self.by == "share":
             return 1
-        return (
-            math.inf if self.share >= 1 else math.ceil(_Z**2 * self.share / (1 - self.share) - 1e-9)
-        )
+        if self.share >= 1:
+            return math.inf
+        return math.ceil(_Z**2 * self.share / (1 - self.share) - 1e-9)
 
     def judged(self, reference: Agreement) -> bool:
         """Whether a reference (against itself) has values enough to tell whether the floor is
@@ -113,9 +114,9 @@ def compare(reference: Answers, candidate: Answers) -> Agreement:
 
 def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:
     """What a measured document was answered with; None where it failed or was not done."""
-    return (
-        normal_values(cost.rows) if cost is not None and cost.error is None and cost.rows else None
-    )
+    if cost is not None and cost.error is None and cost.rows:
+        return normal_values(cost.rows)
+    return None
 
 
 def normal_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, NormalValue]:

@@ -86,7 +86,8 @@ def mean(
     """
     groups = max(1, len(values) // _GROUP)
     drawn = weights(len(values), rng, groups, population)
-    y, x = drawn @ values / len(values), drawn @ lengths / len(values)
+    y = drawn @ values / len(values)
+    x = drawn @ lengths / len(values)
     if len(values) - groups >= _LEAST and np.ptp(lengths) > 0:
         off = lengths - x[:, None]
         slope = (drawn * off * values).sum(1) / np.maximum((drawn * off**2).sum(1), 1e-12)

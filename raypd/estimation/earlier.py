@@ -31,7 +31,8 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estima
         raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
     except (OSError, records.RecordError) as error:
         raise ConfigError(f"--from {run}: its run.json cannot be read: {error}") from None
-    units, bills = writer.summaries(run), book.bills(run)
+    units = writer.summaries(run)
+    bills = book.bills(run)
     if not units:
         raise ConfigError(f"--from {run}: no unit is committed there yet")
     documents = [float(unit.documents) for unit in units]
@@ -60,9 +61,10 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estima
         notes.append(
             f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours"
         )
-    total = (
-        bootstrap.exact(options.documents) if options.documents else sampling.scan(config).documents
-    )
+    if options.documents:
+        total = bootstrap.exact(options.documents)
+    else:
+        total = sampling.scan(config).documents
     result = assemble(config, options, total, [speed], [], _overhead(bills), notes)
     models = config.model, config.cascade.model
     counts: list[tuple[str, records.Counts]] = [
@@ -104,7 +106,8 @@ def _overhead(bills: list[records.Bill]) -> Overhead | None:
     """Means over workers, from when a node was billed, or came up for it, until it decoded; unpaid:
     before any node.
     """
-    startup, unpaid = [], []
+    startup = []
+    unpaid = []
     for bill in bills:
         nodes = {node.node: node.began for node in bill.nodes}
         unpaid.append(max(0.0, min(nodes.values(), default=bill.began) - bill.began))

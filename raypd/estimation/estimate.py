@@ -84,11 +84,9 @@ def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool =
     else:
         result = _measured(config, options, verbose)
     if config is not None:
-        result.fingerprint, result.model, result.task = (
-            config.fingerprint(),
-            config.model.name,
-            config.task.kind,
-        )
+        result.fingerprint = config.fingerprint()
+        result.model = config.model.name
+        result.task = config.task.kind
     return result
 
 
@@ -127,9 +125,10 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
         baseline: list[MethodSpeed] = []
         if options.baseline and config.decoding.method != "autoregressive":
             changed = with_changes(config, {"decoding.method": "autoregressive"})
-            limit = (
-                _BASELINE_SECONDS if options.minutes is None else max(1.0, ends - time.monotonic())
-            )
+            if options.minutes is None:
+                limit = _BASELINE_SECONDS
+            else:
+                limit = max(1.0, ends - time.monotonic())
             plain = profiler.profile(changed, documents, limit, "measure autoregressive", slow=True)
             if plain.documents_per_second:
                 baseline = [speed_of(sample, plain, notes)]
@@ -149,9 +148,10 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
                 notes.append(
                     "there was no time to measure autoregressive decoding: raise --minutes"
                 )
-    total = (
-        sample.scan.documents if options.documents is None else bootstrap.exact(options.documents)
-    )
+    if options.documents is None:
+        total = sample.scan.documents
+    else:
+        total = bootstrap.exact(options.documents)
     overhead = Overhead(
         profiler.startup_seconds + profiled.load_seconds + profiled.warmup_seconds,
         profiler.unpaid_seconds + profiler.closing_seconds,
@@ -171,7 +171,8 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
     }
     complete = {"machine": profiled.worker.machine, "complete": profiled.complete}
     result.sample = {"documents": len(documents), **times, **complete}
-    done, tokens = _done(sample, profiled), hosted.counter(config)
+    done = _done(sample, profiled)
+    tokens = hosted.counter(config)
     if server := float(_corpus_mean(sample, done, [cost.server_usd for _, cost in done])[0]):
         earlier.add_server(result, server)
     counts = [hosted.count(config, cost, tokens) for _, cost in done]
@@ -206,10 +207,8 @@ def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> Metho
             f"{profiled.method}: the time ended before the sample was done: a guess; raise "
             "--minutes"
         )
-    machine, worker = (
-        np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())]),
-        profiled.worker,
-    )
+    machine = np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())])
+    worker = profiled.worker
     expected, took = zip(*profiled.samples, strict=True)
     pace = bootstrap.ratio(took, expected, machine)
     source = (
@@ -229,8 +228,10 @@ def _corpus_mean(sample: CorpusSample, done: _Done, values: Sequence[float]) -> 
     """The mean of a document of the corpus, those that cannot be read included (they take
     nothing).
     """
-    scan, rng = sample.scan, np.random.default_rng(sampling.SEED)
-    places, amounts = [place for place, _ in done], np.array(values, float)
+    scan = sample.scan
+    rng = np.random.default_rng(sampling.SEED)
+    places = [place for place, _ in done]
+    amounts = np.array(values, float)
     lengths = np.array([document.length for document in sample.readable], float)
     readable = len(lengths) / len(scan.scanned)
     mean = readable * bootstrap.mean(
@@ -240,17 +241,16 @@ def _corpus_mean(sample: CorpusSample, done: _Done, values: Sequence[float]) -> 
         return mean
     # Units differ in what they hold, and some of them were read: each of their documents is as
     # those drawn beside it.
-    units, each = (
-        [document.unit for document in sample.readable],
-        np.interp(np.arange(len(lengths)), places, amounts),
-    )
+    units = [document.unit for document in sample.readable]
+    each = np.interp(np.arange(len(lengths)), places, amounts)
     totals = np.bincount(units, each, len(scan.units))
     by_unit = bootstrap.ratio(totals.tolist(), scan.counts, rng, scan.units_planned)
     return mean * (by_unit / by_unit[0])
 
 
 def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[str]:
-    scan, notes = sample.scan, []
+    scan = sample.scan
+    notes = []
     if config.model.is_fake:
         notes.append("model: fake. These figures are made up: no model read the documents")
     if len(sample.documents) < _FEW:
@@ -313,9 +313,10 @@ def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSp
             raise ConfigError(
                 f"{option} {text}: give documents per second of one GPU, as in {option} L40S=6.28"
             )
-        of_types = (
-            {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
-        )
+        if gpu:
+            of_types = {gpu}
+        else:
+            of_types = {prices.INSTANCES[name].gpu for name in options.instances or []}
         if len(of_types) != 1:
             advice = f"or {option} GPU=RATE with one of {', '.join(sorted(gpus))}"
             raise ConfigError(

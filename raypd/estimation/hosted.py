@@ -43,7 +43,8 @@ def count(
             json.loads(row["counters"])["prompt_tokens"] for row in cost.rows if row["sample"] == 0
         ]
         return sum(prompt_tokens), sum(row["tokens"] for row in cost.rows)
-    sent, written = cost.prefill_tokens + cost.shared_tokens, cost.decode_tokens
+    sent = cost.prefill_tokens + cost.shared_tokens
+    written = cost.decode_tokens
     if isinstance(config.task, ExtractionConfig) and cost.rows and config.model.endpoint is None:
         record = json.loads(cost.rows[0]["record"])
         written = tokens(json.dumps(record, indent=0, ensure_ascii=False))

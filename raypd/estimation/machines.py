@@ -124,21 +124,21 @@ def bill(
     leave the others idle for half of it on average. A small corpus has few units: no more workers
     start than have as many as one overlaps.
     """
-    workers, unit = nodes * kind.workers, overhead.unit_documents
+    workers = nodes * kind.workers
+    unit = overhead.unit_documents
     last_unit = documents_of_last_unit(documents[0], unit)
     work = documents * seconds
     share = work / workers  # of each worker, if they all ended together
     tail = 0.5 * np.minimum(documents, last_unit) * seconds * (1 - 1 / workers)
     least = np.minimum(documents, unit * overhead.units_in_flight if workers > 1 else 0) * seconds
     busy = np.maximum(share + tail, least)
-    rate, head = nodes * kind.usd_per_hour / 3600, kind.head_usd_per_hour / 3600
+    rate = nodes * kind.usd_per_hour / 3600
+    head = kind.head_usd_per_hour / 3600
     startup = overhead.startup * rate + 0 * share
     usd = {"decoding": share * rate, "startup": startup, "idle": (busy - share) * rate}
     usd["head"] = (overhead.startup + busy) * head
-    hours, parts = (
-        (overhead.unpaid + overhead.startup + busy) / 3600,
-        {name: float(usd[name][0]) for name in usd},
-    )
+    hours = (overhead.unpaid + overhead.startup + busy) / 3600
+    parts = {name: float(usd[name][0]) for name in usd}
     return BillEstimate(
         nodes, figure(hours), figure(work / 3600), figure(np.sum([*usd.values()], axis=0)), parts
     )
@@ -169,7 +169,8 @@ def assemble(
         kinds = _with_gpu(speed.gpu, options, cost, notes) if speed.gpu is not None else []
         nodes = sorted({1 << i for i in range(options.nodes.bit_length())} | {options.nodes})
         if not kinds and speed.machine is not None and config is not None:
-            kinds, nodes = [here(config, speed.machine)], [1]
+            kinds = [here(config, speed.machine)]
+            nodes = [1]
             if not kinds[0].usd_per_hour:
                 notes.append(
                     "this machine has no price: cost.prices.local (USD per hour) gives it one"
@@ -241,9 +242,11 @@ def here(config: RunConfig, machine: str) -> NodeKind:
 
     Raises ConfigError where its type has no known price.
     """
-    cost, workers = config.cost, config.cluster.max_workers
+    cost = config.cost
+    workers = config.cluster.max_workers
     price = prices.price(cost.instance_type, None, None, cost)
-    name, market = cost.instance_type or f"this machine ({machine})", cost.market or "local"
+    name = cost.instance_type or f"this machine ({machine})"
+    market = cost.market or "local"
     return NodeKind(
         name, workers, price.usd_per_hour, price.source, market, instance_type=cost.instance_type
     )
@@ -252,7 +255,8 @@ def here(config: RunConfig, machine: str) -> NodeKind:
 def _with_gpu(
     gpu: str, options: EstimateOptions, cost: CostConfig, notes: list[str]
 ) -> list[NodeKind]:
-    table, market = prices.table(), cost.market or "on-demand"
+    table = prices.table()
+    market = cost.market or "on-demand"
     kinds: list[NodeKind] = []
     head = 0.0
     if options.head != "none" and cost.bill_head:
@@ -263,9 +267,7 @@ def _with_gpu(
         if price is None:
             notes.append(f"{name}: no {market} price is known in {cost.region or 'us-east-1'}")
         else:
-            source, gpus = (
-                f"{price.source}, {price.date}".removesuffix(", "),
-                prices.INSTANCES[name].gpus,
-            )
+            source = f"{price.source}, {price.date}".removesuffix(", ")
+            gpus = prices.INSTANCES[name].gpus
             kinds.append(NodeKind(name, gpus, price.usd_per_hour, source, market, head, name))
     return kinds

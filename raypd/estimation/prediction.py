@@ -30,12 +30,15 @@ CARDS = {
     "B300": (2250, 8000),
 }
 # Shares of these that large products and large copies reach: assumed.
-_PRODUCTS, _MEMORY = 0.7, 0.85
+_PRODUCTS = 0.7
+_MEMORY = 0.85
 _PASS_TOKENS = EngineConfig().batched_tokens(gpu=True)
 # Bytes a token, layer and width of the model, beside products and attention.
 _TRAFFIC = 200e3 / 4096
 # Of a pass; of a kernel; kernels of a layer.
-_HOST_SECONDS, _LAUNCH_SECONDS, _LAUNCHES = 6e-3, 5e-6, 12
+_HOST_SECONDS = 6e-3
+_LAUNCH_SECONDS = 5e-6
+_LAUNCHES = 12
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of a config.json
 _MARGIN = 2 << 30  # bytes of a card for passes, beside weights and cache
 
@@ -126,10 +129,12 @@ def seconds_of(
     """Seconds of a document by part; None: the model does not fit. together: values at once, else
     token by token.
     """
-    flops, bandwidth = CARDS[gpu][0] * 1e12 * _PRODUCTS, CARDS[gpu][1] * 1e9 * _MEMORY
+    flops = CARDS[gpu][0] * 1e12 * _PRODUCTS
+    bandwidth = CARDS[gpu][1] * 1e9 * _MEMORY
     prefilled = tokens.own + (tokens.keys if together else 0)
     decoded = tokens.values + (0 if together else tokens.keys)
-    passes, fed = tokens.passes if together else decoded, prefilled + decoded
+    passes = tokens.passes if together else decoded
+    fed = prefilled + decoded
     memory_gib = min(
         instance.gpu_memory_gib for instance in INSTANCES.values() if instance.gpu == gpu
     )
@@ -166,7 +171,8 @@ def speeds(
         raise ConfigError(
             f"--tokens {' '.join(f'{count:g}' for count in tokens)}: no document has such counts"
         )
-    shape, gpus = shape_of(model), {INSTANCES[name].gpu for name in types} & CARDS.keys()
+    shape = shape_of(model)
+    gpus = {INSTANCES[name].gpu for name in types} & CARDS.keys()
     together, plain = (
         [speed for gpu in sorted(gpus) if (speed := _speed(shape, gpu, tokens, method)) is not None]
         for method in ("hyper_parallel", "autoregressive")

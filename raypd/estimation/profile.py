@@ -87,7 +87,9 @@ class SteppedMeter(Meter):
 
     def __init__(self, method: str, in_flight_limit: int, together: int, **options: Any) -> None:
         super().__init__(method=method, **options)
-        self._in_flight_limit, self._together, self._in_flight = in_flight_limit, together, 0
+        self._in_flight_limit = in_flight_limit
+        self._together = together
+        self._in_flight = 0
         self.answered: Callable[[], int] = lambda: 0
         # (answered, prefill s, decode s, prefill tokens, decode tokens)
         self.readings: list[tuple[float, ...]] = []
@@ -141,7 +143,8 @@ class Profiler:
         from raypd.decoding import native
         from raypd.models.load import has_fp8, resolve_device, resolve_dtype
 
-        model, device = config.model, resolve_device(config.model.device)
+        model = config.model
+        device = resolve_device(config.model.device)
         dtype, best = (
             str(resolve_dtype(name, device)).removeprefix("torch.")
             for name in (model.dtype, "auto")
@@ -193,10 +196,8 @@ class Profiler:
             sampling.kind_of(document, config)[0]: place for place, document in enumerate(documents)
         }
         places = range(len(documents)) if slow else list(first.values())
-        sample, alone_seconds = (
-            [documents[place] for place in places],
-            2 * limit / 3 if slow else math.inf,
-        )
+        sample = [documents[place] for place in places]
+        alone_seconds = 2 * limit / 3 if slow else math.inf
         warm = self._answer(config, parts, sample, 0, alone_seconds)
         warmed = time.perf_counter()
         full = self._answer(
@@ -265,7 +266,8 @@ class Profiler:
             with queue.answering(unit, stream) as answering:
                 while True:
                     ended = answering.done() or time.monotonic() >= ends
-                    answered, window = unit.answered, meter.window(len(documents))
+                    answered = unit.answered
+                    window = meter.window(len(documents))
                     self._done = (min(len(answered), sum(window)), sum(window))
                     if ended or (len(answered) >= sum(window) and first <= answered):
                         break
@@ -394,7 +396,8 @@ def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
     """Progress of one profile on stderr, (documents answered, wanted): a bar on a terminal, lines
     elsewhere.
     """
-    console, lines = Console(stderr=True), ProgressLines()
+    console = Console(stderr=True)
+    lines = ProgressLines()
     columns = [
         TextColumn("{task.description}"),
         BarColumn(),

@@ -21,7 +21,8 @@ from raypd.run.unit import Unit
 from raypd.tasks.base import Document
 
 SCANNED = 20_000  # documents that the first phase reads, about
-_LEAST_UNITS, _MOST_UNITS = 8, 64
+_LEAST_UNITS = 8
+_MOST_UNITS = 64
 # Of all that is drawn: the same command draws the same documents and gives the same intervals.
 SEED = 0
 _UNREADABLE = "(cannot be read)"

@@ -20,7 +20,8 @@ Changes = dict[str, Any]  # dotted key -> value
 Reference = Literal["auto", "document", "guided"]
 # Key -> most; they change no answers.
 _ENGINE = {"engine.max_num_seqs": 1024, "engine.max_num_batched_tokens": 65536}
-_MOST_STACK, _MOST_VALUE = 32, 256
+_MOST_STACK = 32
+_MOST_VALUE = 256
 _VLLM_SEQS = 64  # from which its engine.max_num_seqs climbs
 _REPEATS = 3  # measurements of each of the best two, the first among them
 _HIGHEST = 0.95  # a floor above it asks no more of the reference
@@ -105,11 +106,9 @@ class Search:
         return self.floor.by == "low" and trial.agreement.interval()[1] >= self.floor.share
 
     def _rank(self, trial: Trial) -> tuple[int, float]:
-        return (
-            (1, trial.speed)
-            if self.agrees(trial)
-            else (0, trial.agreement.share if trial.agreement.of else 0.0)
-        )
+        if self.agrees(trial):
+            return (1, trial.speed)
+        return (0, trial.agreement.share if trial.agreement.of else 0.0)
 
     def _all(self) -> None:
         extraction = self.config.task.kind == "extraction"
@@ -189,11 +188,9 @@ class Search:
         def stacked(documents: int) -> Changes:
             changes = {**base, "decoding.isolate": "none", "decoding.stacked_documents": documents}
             # Of prompts.
-            return (
-                changes
-                if batch == "auto"
-                else {**changes, "engine.max_num_seqs": batch // documents}
-            )
+            if batch == "auto":
+                return changes
+            return {**changes, "engine.max_num_seqs": batch // documents}
 
         return self._while_better(
             [], stacked, 2, _MOST_STACK if batch == "auto" else min(_MOST_STACK, batch), 2
@@ -208,7 +205,8 @@ class Search:
         """Doubles a setting while that is better, or else halves it while that is (or other
         `factors`).
         """
-        first, value = self._try(start), self.value(start, key)
+        first = self._try(start)
+        value = self.value(start, key)
         began = self.config.engine.batched_tokens(self.gpu) if value == "auto" else int(value)
         for factor in factors:
             better = self._while_better(
@@ -236,7 +234,8 @@ class Search:
             trial = self._try(setting(value))
             if not trial.usable or (trials and self._rank(trial) <= self._rank(trials[-1])):
                 break
-            trials, value = [*trials, trial], int(value * factor)
+            trials = [*trials, trial]
+            value = int(value * factor)
         return trials
 
     def _try(self, changes: Changes, reference: bool = False) -> Trial:

@@ -109,7 +109,8 @@ class Suggestion:
         """Takes the lines of an answer about a document."""
         counts = self.categories.setdefault(category, _CategoryCounts())
         counts.documents += 1
-        there, stated_keys = bare(document), set()
+        there = bare(document)
+        stated_keys = set()
         for line in filter(None, map(str.strip, answer.splitlines())):
             self.lines += 1
             match = _LINE.fullmatch(line)

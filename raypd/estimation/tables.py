@@ -104,11 +104,10 @@ def hosted(estimate: Estimate) -> str | None:
             f"{text.usd(service.usd.value)} in all"
         )
         dated = f"list price as of {service.date}" if service.date else "your own price"
-        old = (
-            f", more than six months ago: cost.hosted_prices.{service.model}"
-            if is_old(service.date)
-            else ""
-        )
+        if is_old(service.date):
+            old = f", more than six months ago: cost.hosted_prices.{service.model}"
+        else:
+            old = ""
         parts.append(f"{service.model} ${usd} ({dated}{old})")
     sent, written = (
         text.number(estimate.hosted_tokens[name].value) for name in ("input", "output")

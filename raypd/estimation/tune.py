@@ -230,7 +230,8 @@ class _Trials:
                 file.write(("\n" if torn else "") + json.dumps(line) + "\n")
 
     def show(self, trial: Trial, reference: bool) -> None:
-        outcome, same = f"{trial.speed:.3g} documents/s", trial.agreement
+        outcome = f"{trial.speed:.3g} documents/s"
+        same = trial.agreement
         values = counted(same.of, "value")
         if trial.error is not None:
             outcome = trial.error.splitlines()[0]

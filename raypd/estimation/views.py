@@ -23,7 +23,8 @@ def show_estimate(result: Estimate) -> None:
     for line in tables.sentences(result):
         console.print(line, soft_wrap=True)
     if result.machines:
-        prices, bills = _table(tables.prices(result), 13), _table(tables.bills(result), 13)
+        prices = _table(tables.prices(result), 13)
+        bills = _table(tables.bills(result), 13)
         console.print("\nprice of decoding", prices, "\nhours and the whole bill", bills, sep="\n")
     if compared := tables.hosted(result):
         console.print(f"\n{text.clean(compared)}", soft_wrap=True)
@@ -57,11 +58,10 @@ def show_tune(result: TuneResult) -> None:
         row = [describe(trial.changes), f"{trial.speed:.3g}" if trial.usable else "-"]
         usd = result.usd_per_1000(trial)
         row += [f"{usd:.3g}" if usd is not None else "-"] if priced else []
-        agreement = (
-            str(trial.agreement).partition(" of ")[0]
-            if trial.usable and trial.agreement.of
-            else "-"
-        )
+        if trial.usable and trial.agreement.of:
+            agreement = str(trial.agreement).partition(" of ")[0]
+        else:
+            agreement = "-"
         cells.append(
             [
                 *row,
@@ -86,12 +86,18 @@ def _remark(result: TuneResult, trial: Trial) -> str:
         return "failed" if trial.error is not None else "too slow"
     if search.agrees(trial):
         return ""
-    return ("unsure" if search.unsure(trial) else "below floor") if search.judged else "not judged"
+    if search.judged:
+        if search.unsure(trial):
+            return "unsure"
+        else:
+            return "below floor"
+    return "not judged"
 
 
 def why(result: TuneResult) -> str:
     """In words, why the best setting is the best."""
-    search, best = result.search, result.best
+    search = result.search
+    best = result.best
     settings = text.counted(sum(trial.usable for trial in search.trials), "setting")
     agrees = (
         f"with {search.reference_method} decoding in at least {search.floor.share:.0%} of values"
@@ -118,13 +124,14 @@ def why(result: TuneResult) -> str:
     if start is not best:
         reason += f"; {best.speed / start.speed:.2f} times the speed of the configuration as it is"
     usd = result.usd_per_1000(best)
-    return (
-        reason if usd is None else f"{reason}; ${usd:.3g} per 1,000 documents on {result.kind.name}"
-    )
+    if usd is None:
+        return reason
+    return f"{reason}; ${usd:.3g} per 1,000 documents on {result.kind.name}"
 
 
 def _not_judged(search: Search) -> str:
-    floor, there = search.floor, search.reference.agreement.of
+    floor = search.floor
+    there = search.reference.agreement.of
     if math.isinf(floor.needed):
         reason = f"no sample can show that {floor.share:.0%} of values agree; lower --agreement"
     else:

@@ -95,11 +95,10 @@ def placed(
     """
     ordinal = 0
     for unit in plan:
-        singles = (
-            [make_unit([part], config.fingerprint()) for part in unit.parts]
-            if unit.id in apart
-            else [unit]
-        )
+        if unit.id in apart:
+            singles = [make_unit([part], config.fingerprint()) for part in unit.parts]
+        else:
+            singles = [unit]
         yield from enumerate(singles, ordinal)
         ordinal += len(unit.parts)
 

@@ -50,7 +50,8 @@ def register(root: str, night: str, objects: Iterable[str]) -> None:
 
     try:
         listed, (table, present) = {_place(path) for path in objects}, _opened(root)
-        added, gone = sorted(listed - present.keys()), sorted(present.keys() - listed)
+        added = sorted(listed - present.keys())
+        gone = sorted(present.keys() - listed)
         if not added and not gone:
             return
         now = int(time.time() * 1000)
@@ -106,10 +107,12 @@ def difference(root: str, objects: Iterable[str]) -> str:
     from deltalake.exceptions import DeltaError
 
     try:
-        listed, present = {_place(path) for path in objects}, _opened(root)[1].keys()
+        listed = {_place(path) for path in objects}
+        present = _opened(root)[1].keys()
     except (DeltaError, OSError) as error:
         return f"the Delta table cannot be read: {_words(error)}"
-    lacks, extra = len(listed - present), len(present - listed)
+    lacks = len(listed - present)
+    extra = len(present - listed)
     if not lacks and not extra:
         return ""
     return (
@@ -149,6 +152,7 @@ def _add_action(root: str, place: str, now: int) -> tuple[Any, pa.Schema]:
     from deltalake.transaction import AddAction
 
     with storage.open_file(storage.join(root, place)) as file:
-        size, footer = file.size(), pq.ParquetFile(file)
+        size = file.size()
+        footer = pq.ParquetFile(file)
         stats = json.dumps({"numRecords": footer.metadata.num_rows})
         return AddAction(place, size, {}, now, True, stats), footer.schema_arrow.remove_metadata()

@@ -45,7 +45,8 @@ class Night:
 
     def describe(self) -> str:
         where = storage.join(self.root, layout.CURRENT)
-        lines, documents = [], counted(self.documents, "document")
+        lines = []
+        documents = counted(self.documents, "document")
         if self.damaged.units:
             lines.append(
                 f"{counted(self.damaged.units, 'object')} of the input cannot be read; all "
@@ -69,9 +70,10 @@ class Night:
         if self.stale:
             words = "of objects that cannot be read: as an earlier night had them"
             lines.append(f"{counted(self.stale, 'document')} {words}")
-        failed = (
-            f", {self.failed:,} of them failed (raypd errors {self.root})" if self.failed else ""
-        )
+        if self.failed:
+            failed = f", {self.failed:,} of them failed (raypd errors {self.root})"
+        else:
+            failed = ""
         return "\n".join([*lines, f"table: {documents}{failed}; its objects: {where}"])
 
 
@@ -124,15 +126,15 @@ class NightRun:
         self.state, self.version = self._read_state()
         self.change = self._schema_change()
         self._repair_list()
-        state, scratch = self.state, self.scratch
+        state = self.state
+        scratch = self.scratch
         plan = planner.plan(self.config)
         if plan.passed_over:
             console.say(plan.passed_over)
-        index = (
-            []
-            if self.full or state is None
-            else [storage.join(self.root, file) for file in state.index]
-        )
+        if self.full or state is None:
+            index = []
+        else:
+            index = [storage.join(self.root, file) for file in state.index]
         tonight = changes.read_input(scratch, plan, self.config, index)
         if not tonight.units:
             objects = counted(tonight.damaged.units, "object")
@@ -183,7 +185,8 @@ class NightRun:
 
     def _replace_state(self, state: records.NightState) -> None:
         """Raises RunError when somebody else was first."""
-        path, data = storage.join(self.root, layout.STATE), records.encoded(state)
+        path = storage.join(self.root, layout.STATE)
+        data = records.encoded(state)
         if not (
             storage.put_if(path, data, self.version)
             if self.version
@@ -199,7 +202,8 @@ class NightRun:
 
         ConfigError: something else has changed.
         """
-        state, config = self.state, self.config
+        state = self.state
+        config = self.config
         if self.full or state is None:
             return None
         same = state.fingerprint == config.fingerprint()
@@ -267,7 +271,8 @@ class NightRun:
         night.extracted = self._run_over(
             "file IS NULL", plan, tonight, "answered", folder, self.config
         )
-        condition, config = "FALSE", self.config
+        condition = "FALSE"
+        config = self.config
         if self.change is not None:
             night.added_attributes = self.change.describe()
             condition = f"file IS NOT NULL AND category IN ({quoted(self.change.added) or 'NULL'})"
@@ -308,7 +313,8 @@ class NightRun:
 
     def _publish(self, night: Night, tonight: Input) -> None:
         """Writes the table's new objects, the index and the list; state.json makes them count."""
-        scratch, folder = self.scratch, f"{layout.NIGHTS}/{night.name}"
+        scratch = self.scratch
+        folder = f"{layout.NIGHTS}/{night.name}"
         again = self.change is not None
         table.settle(scratch, f"{folder}/{layout.TABLE}", again)
         table.compose(scratch, self.root, self.config, self.change)

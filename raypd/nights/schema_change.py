@@ -91,7 +91,8 @@ def join(
     if category is None:
         return old
     again = {attribute.name for attribute in change.added.get(old["category"], ())}
-    parts, row = (old, added or {}), dict(old)
+    parts = (old, added or {})
+    row = dict(old)
     records = [json.loads(part.get("record") or "{}") for part in parts]
     found = {a.name: value_in(records[a.name in again], a) for a in category.attributes}
     present = {name: value for name, value in found.items() if value is not None}
@@ -102,5 +103,6 @@ def join(
         row["truncated"] = bool(old["truncated"]) or bool(added["truncated"])
         row["attempts"] = max(old["attempts"], added["attempts"])
         if added["status"] != "ok":
-            row["status"], row["error"] = "error", f"added attributes: {added['error']}"
+            row["status"] = "error"
+            row["error"] = f"added attributes: {added['error']}"
     return row

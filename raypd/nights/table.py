@@ -44,11 +44,10 @@ def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[
     def read(item: tuple[str, str]) -> None:
         unit, file = item
         rows = read_object(storage.join(root, file))
-        category = (
-            rows["category"]
-            if "category" in rows.column_names
-            else pa.nulls(len(rows), pa.string())
-        )
+        if "category" in rows.column_names:
+            category = rows["category"]
+        else:
+            category = pa.nulls(len(rows), pa.string())
         columns = [rows["source"], rows["row"], pc.equal(rows["status"], "ok"), category]
         scratch.add(
             f"{name}_rows",
@@ -95,11 +94,10 @@ def index_query(everything_again: bool) -> str:
 
     A document that a later one hides keeps its answer where that stays readable.
     """
-    hidden = (
-        "NULL"
-        if everything_again
-        else "CASE WHEN f.from_source = f.source AND f.from_row = f.row THEN f.file END"
-    )
+    if everything_again:
+        hidden = "NULL"
+    else:
+        hidden = "CASE WHEN f.from_source = f.source AND f.from_row = f.row THEN f.file END"
     return (
         f"SELECT f.* REPLACE (CASE WHEN f.winner THEN h.file ELSE {hidden} END AS file) "
         "FROM final f LEFT JOIN homes h USING (unit) WHERE f.live OR f.winner"

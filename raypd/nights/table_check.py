@@ -25,7 +25,8 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
     result.objects = len(files)
     result.delta = delta.difference(root, files)
     plan = planner.plan(config)
-    result.units, result.passed_over = plan.units, plan.passed_over
+    result.units = plan.units
+    result.passed_over = plan.passed_over
     with Scratch(input=INPUT, damaged=changes.DAMAGED, output=OUTPUT) as scratch:
 
         def read_input(ordinal: int, unit: Unit) -> None:
@@ -52,11 +53,10 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
         result.add_counts(scratch, "wanted", "found")
         without_row = "SELECT *, NULL AS object FROM wanted ANTI JOIN found USING (id, source, row)"
         result.missing.add_query(scratch, without_row)
-        old = (
-            ""
-            if config.nightly.removed == "keep"
-            else " OR source NOT IN (SELECT source FROM damaged)"
-        )
+        if config.nightly.removed == "keep":
+            old = ""
+        else:
+            old = " OR source NOT IN (SELECT source FROM damaged)"
         result.foreign.add_query(
             scratch,
             f"""

@@ -110,11 +110,9 @@ class RunningTime:
     def at(self, unix: Sequence[Any] | np.ndarray) -> np.ndarray:
         """Seconds of running time up to a time."""
         times = np.asarray(unix, dtype=float)
-        return (
-            np.asarray(np.interp(times, self._unix, self._elapsed))
-            if self._unix
-            else np.zeros_like(times)
-        )
+        if self._unix:
+            return np.asarray(np.interp(times, self._unix, self._elapsed))
+        return np.zeros_like(times)
 
 
 def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
@@ -177,8 +175,10 @@ def money(bill: RunBill | None, clock: RunningTime) -> Chart:
     if len(bill.series) < 2 or clock.total <= 0:
         return replace(chart, missing=f"{text.usd(bill.usd)} in all; how it grew was not kept.")
     unix, usd = np.array(bill.series).T
-    times, dollars = np.concatenate([[0.0], clock.at(unix)]), np.concatenate([[0.0], usd])
-    spent, budget = float(dollars[-1]), bill.newest.budget_usd
+    times = np.concatenate([[0.0], clock.at(unix)])
+    dollars = np.concatenate([[0.0], usd])
+    spent = float(dollars[-1])
+    budget = bill.newest.budget_usd
     shown = budget if budget is not None and budget <= max(spent, 1e-9) * 5 else None
 
     def draw(axes: Axes, width: int) -> None:
@@ -232,7 +232,8 @@ def rate(run: RunReport, clock: RunningTime) -> Chart:
     if not run.units.read or clock.total <= 0:
         return replace(chart, missing="No unit is committed yet.")
     edges, values = speeds(run, clock)
-    mean, peak = run.units.total("documents") / clock.total, float(values.max())
+    mean = run.units.total("documents") / clock.total
+    peak = float(values.max())
 
     def draw(axes: Axes, width: int) -> None:
         scaled = edges / _time_axis(axes, clock, width)
@@ -257,8 +258,19 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
     by_share = sorted(workers, key=lambda w: -w.spent("busy") / w.lived())
     workers = spread(sorted(by_share, key=lambda w: w.began), _TIMELINE_ROWS)
     count = len(workers)
-    each = 22 if count <= 16 else 14 if count <= 32 else max(2.0, min(10.0, 640 / count))
-    gap = 0.2 if each >= 10 else 0.1 if each >= 4 else 0.0
+    each: float
+    if count <= 16:
+        each = 22
+    elif count <= 32:
+        each = 14
+    else:
+        each = max(2.0, min(10.0, 640 / count))
+    if each >= 10:
+        gap = 0.2
+    elif each >= 4:
+        gap = 0.1
+    else:
+        gap = 0.0
 
     def draw(axes: Axes, width: int) -> None:
         size = _time_axis(axes, clock, width)
@@ -273,8 +285,10 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
             ]
             if spans:
                 x, end = clock.at([span[:2] for _, span in spans]).T / size
-                right, row = x + np.maximum(end - x, least), np.array([row for row, _ in spans])
-                low, high = row + gap, row + 1 - gap
+                right = x + np.maximum(end - x, least)
+                row = np.array([row for row, _ in spans])
+                low = row + gap
+                high = row + 1 - gap
                 boxes = np.array([(x, low), (right, low), (right, high), (x, high)]).transpose(
                     2, 0, 1
                 )
@@ -292,11 +306,13 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
         else:
             axes.set(yticks=[], ylabel=f"{count} workers, the first to start on top")
 
-    who = (
-        "The one worker was" if len(by_share) == 1 else f"{text.count(len(by_share))} workers were"
-    )
+    if len(by_share) == 1:
+        who = "The one worker was"
+    else:
+        who = f"{text.count(len(by_share))} workers were"
     busy = sum(w.spent("busy") for w in by_share) / sum(w.lived() for w in by_share)
-    chart.note, chart.legend = f"{who} busy {text.share(busy, 1)} of the time.", KINDS
+    chart.note = f"{who} busy {text.share(busy, 1)} of the time."
+    chart.legend = KINDS
     chart.draw(
         "workers", "What each worker did when", chart.note, (FULL, int(56 + count * each)), draw
     )

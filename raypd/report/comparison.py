@@ -32,7 +32,8 @@ def cheapest(estimate: Estimate) -> MachineEstimate | None:
 
 
 def compare(run: RunReport, estimate: Estimate) -> BillComparison:
-    bill, documents = run.bill, run.units.total("documents")
+    bill = run.bill
+    documents = run.units.total("documents")
     if estimate.fingerprint is not None and estimate.fingerprint != run.fingerprint:
         return BillComparison(
             "It is not compared with the bill: it was made for another configuration than "
@@ -49,11 +50,13 @@ def compare(run: RunReport, estimate: Estimate) -> BillComparison:
     machine, estimated, had = match
     if not bill.usd or not machine.usd_per_hour:
         return BillComparison("It is not compared with the bill: the machine had no price.")
-    planned, price = estimate.documents, machine.usd_per_hour
+    planned = estimate.documents
+    price = machine.usd_per_hour
     usd = estimated.usd.times(
         1, plus=planned.value * float((estimate.sample or {}).get("server_usd", 0.0))
     )
-    each, billed = usd.times(1000 / planned.value), 1000 * bill.usd / documents
+    each = usd.times(1000 / planned.value)
+    billed = 1000 * bill.usd / documents
     rows = [["documents", *_row(planned, documents, text.count)]]
     nodes = text.counted(estimated.nodes, "node")
     notes = [f"Estimated for {nodes} of {text.clean(machine.title, 80)}; the run had {had}."]

@@ -69,9 +69,11 @@ class RunFiles:
         by_session: defaultdict[str, list[CommittedUnit]] = defaultdict(list)
         for unit in units.read:
             by_session[unit.session].append(unit)
-        sessions, killed = [], set(map(lease.killed, self.runs))
+        sessions = []
+        killed = set(map(lease.killed, self.runs))
         for session in read.sessions(self.runs if runs is None else runs):
-            committed, bill = by_session[session.id], bills.get(session.id)
+            committed = by_session[session.id]
+            bill = bills.get(session.id)
             signs = [
                 session.heartbeat or 0.0,
                 bill.until if bill else 0.0,
@@ -159,7 +161,8 @@ def _without_run(root: str) -> RunReport | None:
     """Of a folder with a training, or else an estimate; None where there is neither."""
     if training := read.record(TrainingRecord, root, layout.TRAINING):
         report = RunReport(root, "", training.config, training.versions)
-        report.training, report.state = training, "trained"
+        report.training = training
+        report.state = "trained"
         return report
     report = RunReport(root, "", {}, {})
     if report.torn:
@@ -169,7 +172,8 @@ def _without_run(root: str) -> RunReport | None:
         )
     if (forecast := report.forecast) is None:
         return None
-    report.fingerprint, report.state = forecast.fingerprint or "", "estimated"
+    report.fingerprint = forecast.fingerprint or ""
+    report.state = "estimated"
     method = next((speed.method for speed in forecast.speeds), None)
     report.config = {
         "model": {"name": forecast.model},

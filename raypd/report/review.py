@@ -26,7 +26,9 @@ from raypd.tasks.documents import input_fields
 from raypd.tasks.labels import typed
 from raypd.tasks.values import check
 
-PAGE, TABLE, LABELS = "review.html", "review.csv", "labels.jsonl"
+PAGE = "review.html"
+TABLE = "review.csv"
+LABELS = "labels.jsonl"
 COLUMNS = ("source", "row", "id", "category", "attribute", "value", "correct", "confidence")
 _UNITS = 100  # that are read, evenly spread
 _SURE = 1.0  # of a document without confidences
@@ -98,10 +100,12 @@ def apply(
     named: dict[Place, dict[str, Any]] = {}
     of_category: dict[Place, str] = {}
     for line, row in _rows(file):
-        place, category = (row["source"], int(row["row"])), row["category"]
-        attributes = (
-            {a.name: a for a in categories[category].attributes} if category in categories else {}
-        )
+        place = (row["source"], int(row["row"]))
+        category = row["category"]
+        if category in categories:
+            attributes = {a.name: a for a in categories[category].attributes}
+        else:
+            attributes = {}
         if row["attribute"] not in attributes:
             raise InputError(
                 f"{file}:{line}: {row['attribute']!r} is no attribute of {category!r} in this run"

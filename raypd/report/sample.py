@@ -75,10 +75,8 @@ class SampleAttribute:
     @property
     def shares(self) -> list[str]:
         """Of values, nulls, ambiguous ones, and all others: invalid, cut or unsure."""
-        counts, total = (
-            [self.values, self.statuses["null"], self.statuses["ambiguous"]],
-            self.statuses.total(),
-        )
+        counts = [self.values, self.statuses["null"], self.statuses["ambiguous"]]
+        total = self.statuses.total()
         return [share(count, total) for count in (*counts, total - sum(counts))]
 
     @property
@@ -187,14 +185,14 @@ def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[
 
 def document_of(rows: list[Row]) -> SampleDocument:
     """A document of its rows; texts are cut and made harmless to read."""
-    first, entries = rows[0], []
+    first = rows[0]
+    entries = []
     for answer in (answer for row in rows for answer in row_values(row)):
         shown = answer.value if answer.value is not None else answer.raw
-        value = (
-            None
-            if shown is None
-            else clean(shown, _VALUE_CHARACTERS if answer.name else _TEXT_CHARACTERS)
-        )
+        if shown is None:
+            value = None
+        else:
+            value = clean(shown, _VALUE_CHARACTERS if answer.name else _TEXT_CHARACTERS)
         name = clean(answer.name or answer.key, 200)
         entries.append(
             replace(answer, name=name, value=value, status=clean(answer.status, 40), raw=None)

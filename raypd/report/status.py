@@ -80,7 +80,10 @@ class Watch:
     def look(self) -> Status:
         """Raises OSError when storage does not answer."""
         files = RunFiles(self.root)
-        objects, plan, table, bill = files.objects, files.plan, files.table, files.bill
+        objects = files.objects
+        plan = files.plan
+        table = files.table
+        bill = files.bill
         # The newest units are not known by name: of those that were not read, an even choice is.
         chosen = spread([o for o in objects if o not in self._summaries], _FOOTERS)
         for item, unit in zip(chosen, storage.in_threads(read_unit, chosen, _THREADS), strict=True):
@@ -89,10 +92,15 @@ class Watch:
         units = Units(
             [unit for unit in map(self._summaries.get, objects) if unit is not None], len(objects)
         )
-        sessions, manifest = files.sessions_of(units), files.manifest
-        documents, failed, exact = units.total("documents"), units.total("failed"), units.all_read
+        sessions = files.sessions_of(units)
+        manifest = files.manifest
+        documents = units.total("documents")
+        failed = units.total("failed")
+        exact = units.all_read
         if not exact and manifest is not None and manifest.units == len(objects):
-            documents, failed, exact = manifest.documents, manifest.failed, True
+            documents = manifest.documents
+            failed = manifest.failed
+            exact = True
         planned, planned_exact = _planned(plan, len(objects), documents, exact)
         status = Status(
             run=self.root,
@@ -126,11 +134,9 @@ class Watch:
             )
         status.notes += bill.cost.notes if bill else ["no bill is kept for this run"]
         if bill:
-            status.usd, status.budget_usd, status.deadline = (
-                bill.usd,
-                bill.newest.budget_usd,
-                bill.newest.deadline,
-            )
+            status.usd = bill.usd
+            status.budget_usd = bill.newest.budget_usd
+            status.deadline = bill.newest.deadline
             status.workers = _workers(bill.newest)
         _forecast(status, bill.newest if bill else None)
         return status
@@ -167,7 +173,8 @@ def _forecast(status: Status, bill: Bill | None) -> None:
     """Speed of the last minutes, and from it the end and the bill at the end. bill: of the newest
     session.
     """
-    running, rate = status.state == "running", None
+    running = status.state == "running"
+    rate = None
     if running and bill:
         rate = _recent(bill)
         there = (n for n in bill.nodes if n.ended is None or n.ended >= bill.until - 1)

@@ -111,7 +111,8 @@ def _figures(status: Status) -> Iterator[tuple[str, str]]:
     about, about_planned = (
         "" if exact else "about " for exact in (status.exact, status.planned_exact)
     )
-    done, planned = f"{about}{text.count(status.documents)}", status.documents_planned
+    done = f"{about}{text.count(status.documents)}"
+    planned = status.documents_planned
     if planned:
         done += f" of {about_planned}{text.count(planned)}, {text.share(status.documents, planned)}"
     if status.failed:

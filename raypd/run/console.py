@@ -15,7 +15,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupted(RunError):
     """The user or the system asked the run to stop."""
 
-    exit_code, how = 130, "interrupted"
+    exit_code = 130
+    how = "interrupted"
 
 
 def say(line: str) -> None:

@@ -35,7 +35,8 @@ class RunLease:
         stamp = datetime.fromtimestamp(self.began, UTC).strftime("%Y%m%dT%H%M%S")
         self.id = f"{stamp}-{uuid.uuid4().hex[:6]}"
         self.lost: str | None = None  # why this session does not hold the run any more
-        self._output, self._say = output, say
+        self._output = output
+        self._say = say
         self._lease_path = storage.join(output, layout.LEASE)
         self._path = storage.join(output, layout.SESSIONS, f"{self.id}.json")
         self._clock = time.monotonic()
@@ -144,11 +145,10 @@ class RunLease:
                 return
             self._version, holder = self._current()
             if holder is None or holder.session != self.id:
-                by = (
-                    f"session {holder.session} took it over"
-                    if holder
-                    else "its lease.json was deleted"
-                )
+                if holder:
+                    by = f"session {holder.session} took it over"
+                else:
+                    by = "its lease.json was deleted"
                 self.lost = f"this session was out of reach for too long, and {by}"
                 return
 
@@ -169,7 +169,8 @@ def held(output: str, say: Say) -> Iterator[RunLease]:
     RunError: a living session holds it.
     """
     storage.make_folder(output)
-    lease, how = RunLease(output, say), "failed"
+    lease = RunLease(output, say)
+    how = "failed"
     try:
         yield lease
         how = "complete"

@@ -79,7 +79,8 @@ def check(config: RunConfig, output: str) -> None:
 
     Raises ConfigError: another's are there, or unreadable.
     """
-    path, units = storage.join(output, layout.RUN), storage.join(output, layout.UNITS)
+    path = storage.join(output, layout.RUN)
+    units = storage.join(output, layout.UNITS)
     try:
         if storage.exists(output) and not storage.is_folder(output):
             raise ConfigError(f"output.path {output}: is a file; give a folder")
@@ -113,7 +114,8 @@ def differences(old: dict[str, Any], config: RunConfig) -> list[str]:
     # Of a version with other keys: it is compared as it stands.
     with contextlib.suppress(ValueError):
         was = RunConfig.model_validate(old)
-        old, idle = was.model_dump(mode="json"), idle & was.idle_keys()
+        old = was.model_dump(mode="json")
+        idle = idle & was.idle_keys()
     return _differing(old, recorded(config), idle)
 
 

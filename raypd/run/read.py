@@ -53,7 +53,8 @@ def bills(outputs: Sequence[str]) -> tuple[list[records.Bill], list[str]]:
 
     Raises OSError.
     """
-    intact, torn = [], []
+    intact = []
+    torn = []
     for folder in (storage.join(output, layout.LEDGER) for output in outputs):
         for path in (
             storage.join(folder, name) for name in storage.names(folder) if name.endswith(".json")

@@ -186,7 +186,8 @@ class Seconds:
 
     def lose(self, prefill: float, decode: float) -> None:
         """Moves busy seconds of an attempt that failed to `lost`, no more than there are."""
-        prefill, decode = min(prefill, self.prefill), min(decode, self.decode)
+        prefill = min(prefill, self.prefill)
+        decode = min(decode, self.decode)
         self.prefill -= prefill
         self.decode -= decode
         self.lost += prefill + decode
@@ -221,11 +222,10 @@ class CardUse:
     most_mhz: float = 0.0  # that they could have
 
     def __str__(self) -> str:
-        clock = (
-            f"{self.mhz:,.0f} of {self.most_mhz:,.0f} MHz"
-            if self.most_mhz
-            else f"{self.mhz:,.0f} MHz"
-        )
+        if self.most_mhz:
+            clock = f"{self.mhz:,.0f} of {self.most_mhz:,.0f} MHz"
+        else:
+            clock = f"{self.mhz:,.0f} MHz"
         return f"GPUs {self.busy:.0%} busy, {self.memory_gib:.3g} GiB at most, {clock}"
 
     def plus(self, other: "CardUse") -> "CardUse":
@@ -269,7 +269,11 @@ class WorkerTime:
     @property
     def state(self) -> str:
         """startup, busy, idle, lost or ended."""
-        return "ended" if self.ended is not None else self.spans[-1][2] if self.spans else "startup"
+        if self.ended is not None:
+            return "ended"
+        if self.spans:
+            return self.spans[-1][2]
+        return "startup"
 
     def lived(self, until: float = 0.0) -> float:
         """Seconds to its end, or to `until` where it works."""

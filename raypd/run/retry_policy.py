@@ -45,11 +45,10 @@ class Attempt:
         suspects = [row for row in remaining if row in suspected] or remaining
         size = -(-len(suspects) // _PARTS) or 1
         groups = [suspects[start : start + size] for start in range(0, len(suspects), size)]
-        unsuspected = (
-            [row for row in remaining if row not in suspected]
-            if len(suspects) < len(remaining)
-            else []
-        )
+        if len(suspects) < len(remaining):
+            unsuspected = [row for row in remaining if row not in suspected]
+        else:
+            unsuspected = []
         return [*groups, unsuspected] if unsuspected else groups
 
     def after_death(self, checkpoint: Sequence[int]) -> "Attempt | None":
@@ -99,7 +98,10 @@ class UnitLog:
     def __init__(
         self, output: str, session: str, node: str, process: str, is_alive: Callable[[str], bool]
     ) -> None:
-        self.output, self.session, self.node, self.process = output, session, node, process
+        self.output = output
+        self.session = session
+        self.node = node
+        self.process = process
         self._is_alive = is_alive
 
     def next(self, unit: str) -> tuple[Attempt | None, bool]:

@@ -9,7 +9,9 @@ from raypd.config.secrets import redact
 NONE = "\N{EN DASH}"  # where there is no figure
 Show = Callable[[float], str]  # a figure as people read it
 Say = Callable[[str], None]  # tells the user a line
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_MINUTE = 60
+_HOUR = 3600
+_DAY = 86400
 _MARKS = 4  # accents on one letter
 # Characters that change what stands around them: directions of writing, and separators that end a
 # line of a script.
@@ -45,12 +47,17 @@ def compact(value: float) -> str:
 
 def number(value: float) -> str:
     """Three figures: 0.0123, 1.23, 12.3, 1,230."""
-    return "0" if value == 0 else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def usd(value: float) -> str:
     """Dollars: cents, and more digits where cents would hide all; whole dollars from 10,000 up."""
-    sign, value = ("-" if value < 0 else ""), abs(value)
+    sign = "-" if value < 0 else ""
+    value = abs(value)
     if value >= 10_000:
         return f"{sign}${value:,.0f}"
     if value >= 1 or value == 0:
@@ -107,7 +114,8 @@ def clean(value: object, limit: int = 0) -> str:
     text = str(value)
     if limit and len(text) > limit:
         text = f"{text[:limit]}… ({count(len(text))} characters)"
-    out, marks = "", 0
+    out = ""
+    marks = 0
     for c in text:
         marks = marks + 1 if unicodedata.combining(c) else 0
         if marks <= _MARKS:  # more of them would cover the lines above

@@ -51,7 +51,8 @@ class TrainingRecord:
         return sum(attempt.tokens for attempt in self.attempts)
 
     def describe(self) -> str:
-        data, best = self.data, self.best
+        data = self.data
+        best = self.best
         lines = [
             f"{data.documents:,} documents, {data.targets:,} targets an epoch; "
             f"{best.steps:,} steps at "

@@ -50,18 +50,16 @@ class Unit:
     @property
     def rows(self) -> int | None:
         """Documents in it; None where only reading it can tell."""
-        return (
-            self.expected
-            if self.only is not None or all(part.exact for part in self.parts)
-            else None
-        )
+        if self.only is not None or all(part.exact for part in self.parts):
+            return self.expected
+        return None
 
     @property
     def expected(self) -> int:
         """Documents in it, counted or estimated."""
-        return (
-            len(self.only) if self.only is not None else sum(part.expected for part in self.parts)
-        )
+        if self.only is not None:
+            return len(self.only)
+        return sum(part.expected for part in self.parts)
 
     @property
     def bytes(self) -> int:

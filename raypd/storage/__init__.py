@@ -86,33 +86,27 @@ class Storage:
         """Sorted names of the files right in a folder but those that begin with .; none where there
         is no folder.
         """
-        return (
-            self._remote(folder).names(folder)
-            if is_remote(folder)
-            else local.names(folder, os.DirEntry.is_file)
-        )
+        if is_remote(folder):
+            return self._remote(folder).names(folder)
+        return local.names(folder, os.DirEntry.is_file)
 
     def folders(self, folder: str) -> list[str]:
         """Sorted names of the folders right in a folder; none where there is no folder."""
-        return (
-            self._remote(folder).folders(folder)
-            if is_remote(folder)
-            else local.names(folder, os.DirEntry.is_dir)
-        )
+        if is_remote(folder):
+            return self._remote(folder).folders(folder)
+        return local.names(folder, os.DirEntry.is_dir)
 
     def is_folder(self, path: str) -> bool:
         """Whether a path is a folder; on an object store, whether anything lies below it."""
-        return (
-            self._remote(path).is_folder(path)
-            if is_remote(path)
-            else local.local_path(path).is_dir()
-        )
+        if is_remote(path):
+            return self._remote(path).is_folder(path)
+        return local.local_path(path).is_dir()
 
     def exists(self, path: str) -> bool:
         """Whether there is a file (or, locally, a folder) of this path."""
-        return (
-            self._remote(path).exists(path) if is_remote(path) else local.local_path(path).exists()
-        )
+        if is_remote(path):
+            return self._remote(path).exists(path)
+        return local.local_path(path).exists()
 
     def version(self, path: str) -> str:
         """What changes with the content: an object's ETag, a file's hash, or size and time of
@@ -121,11 +115,9 @@ class Storage:
         return self._remote(path).head(path).stamp if is_remote(path) else local.version(path)
 
     def read(self, path: str) -> bytes:
-        return (
-            self._remote(path).read(path)
-            if is_remote(path)
-            else local.local_path(path).read_bytes()
-        )
+        if is_remote(path):
+            return self._remote(path).read(path)
+        return local.local_path(path).read_bytes()
 
     def open_read(self, path: str, offset: int = 0, version: str | None = None) -> BinaryIO:
         """A file to be read in sequence; an object's body that breaks off is taken up there.
@@ -170,55 +162,48 @@ class Storage:
         it is. Of many writers at once one gets True, and so does one whose answer was lost, if it
         finds its data; so these must differ between writers. private: only its owner reads it.
         """
-        return (
-            self._remote(path).put_new(path, data)
-            if is_remote(path)
-            else local.put_new(path, data, private)
-        )
+        if is_remote(path):
+            return self._remote(path).put_new(path, data)
+        return local.put_new(path, data, private)
 
     def put(self, path: str, data: bytes, private: bool = False) -> None:
         """Writes a file whole, and its folders, in place of what is there. private: as in
         `put_new`.
         """
-        return (
-            self._remote(path).put(path, data)
-            if is_remote(path)
-            else local.put(path, data, private)
-        )
+        if is_remote(path):
+            return self._remote(path).put(path, data)
+        return local.put(path, data, private)
 
     def put_if(self, path: str, data: bytes, version: str) -> bool:
         """Replaces exactly this version of a file, whole; False when the file is another version,
         or gone.
         """
-        return (
-            self._remote(path).put_if(path, data, version)
-            if is_remote(path)
-            else local.put_if(path, data, version)
-        )
+        if is_remote(path):
+            return self._remote(path).put_if(path, data, version)
+        return local.put_if(path, data, version)
 
     def delete(self, path: str) -> None:
         """Removes a file; nothing where there is none."""
-        return (
-            self._remote(path).delete(path)
-            if is_remote(path)
-            else local.local_path(path).unlink(missing_ok=True)
-        )
+        if is_remote(path):
+            return self._remote(path).delete(path)
+        return local.local_path(path).unlink(missing_ok=True)
 
 
 default = Storage()
-configure, find, walk, names, folders = (
-    default.configure,
-    default.find,
-    default.walk,
-    default.names,
-    default.folders,
-)
-is_folder, exists, version, read = default.is_folder, default.exists, default.version, default.read
-open_read, open_file, delete = default.open_read, default.open_file, default.delete
-put_new, put, put_if, make_folder = (
-    default.put_new,
-    default.put,
-    default.put_if,
-    default.make_folder,
-)
+configure = default.configure
+find = default.find
+walk = default.walk
+names = default.names
+folders = default.folders
+is_folder = default.is_folder
+exists = default.exists
+version = default.version
+read = default.read
+open_read = default.open_read
+open_file = default.open_file
+delete = default.delete
+put_new = default.put_new
+put = default.put
+put_if = default.put_if
+make_folder = default.make_folder
 object_store = default.object_store

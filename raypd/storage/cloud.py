@@ -41,7 +41,8 @@ class CloudReader(RangeReader):
                 answer = obstore.get(
                     store, key, options={"range": (begin, begin + length), **condition}
                 )
-                data, current = answer.bytes().to_bytes(), answer.meta
+                data = answer.bytes().to_bytes()
+                current = answer.meta
         except StorageError as error:
             if " 416 " not in str(error):
                 raise
@@ -49,7 +50,8 @@ class CloudReader(RangeReader):
             return b""  # behind the end
         if self.version not in (None, _stamp(current)):  # a store that does not know If-Match
             raise Changed(self.path)
-        self.version, self._size = _stamp(current), current["size"]
+        self.version = _stamp(current)
+        self._size = current["size"]
         return data
 
 
@@ -149,11 +151,10 @@ class CloudStore(ObjectStore):
     def _make(self, bucket: str) -> Any:
         from obstore import store
 
-        settings, hour = self.settings, timedelta(hours=1)
-        connect, read = (
-            timedelta(seconds=settings.connect_timeout),
-            timedelta(seconds=settings.read_timeout),
-        )
+        settings = self.settings
+        hour = timedelta(hours=1)
+        connect = timedelta(seconds=settings.connect_timeout)
+        read = timedelta(seconds=settings.read_timeout)
         return cast(Any, store.from_url)(
             bucket,
             config={"skip_signature": True} if settings.anonymous else None,
@@ -190,16 +191,16 @@ def _explained(error: Exception, path: str, action: str) -> Exception:
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{path}: no such object")
     if _NOBODY.search(text):
-        names = (
-            "GOOGLE_APPLICATION_CREDENTIALS"
-            if path.startswith("gs://")
-            else "AZURE_STORAGE_ACCOUNT_NAME and _KEY"
-        )
+        if path.startswith("gs://"):
+            names = "GOOGLE_APPLICATION_CREDENTIALS"
+        else:
+            names = "AZURE_STORAGE_ACCOUNT_NAME and _KEY"
         return Unavailable(
             f"{path}: {said}the store refuses these credentials: renew them, or set {names} "
             "(docs/storage.md); the same command resumes"
         )
-    passes, reason = number in (408, 429) or number >= 500, f"the store answered {said}to {action}"
+    passes = number in (408, 429) or number >= 500
+    reason = f"the store answered {said}to {action}"
     if number == 403:
         reason = (
             f"forbidden: the credentials must allow to {action} here (the store says: "

@@ -62,9 +62,10 @@ def find(path: str) -> Iterator[Object]:
     if listed is not None and glob is not None:
         raise InputError(f"{path}: no file matches{_missing(root)}")
     if listed is not None:
-        only = (
-            "only hidden files (a part of their names begins with . or _)" if listed else "no files"
-        )
+        if listed:
+            only = "only hidden files (a part of their names begins with . or _)"
+        else:
+            only = "no files"
         raise InputError(f"{path}: the folder holds {only}")
 
 

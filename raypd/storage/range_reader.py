@@ -26,8 +26,10 @@ class RangeReader(io.RawIOBase):
     def __init__(
         self, client: Any, path: str, version: str | None, size: int | None, ahead: bool
     ) -> None:
-        self._client, self.path = client, path
-        self._pinned, self.version = version is not None, version
+        self._client = client
+        self.path = path
+        self._pinned = version is not None
+        self.version = version
         self._size = size
         self._position = 0
         self._window = b""
@@ -50,7 +52,8 @@ class RangeReader(io.RawIOBase):
             current = self._client.head(self.path)
             if self._pinned and self.version != current.stamp:
                 raise Changed(self.path)
-            self._size, self.version = current.size, current.stamp
+            self._size = current.size
+            self.version = current.stamp
         return self._size
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -62,11 +65,13 @@ class RangeReader(io.RawIOBase):
         """Fills the buffer; less than all of it at the end of the object alone, as pyarrow takes
         it.
         """
-        view, filled = memoryview(buffer).cast("B"), 0
+        view = memoryview(buffer).cast("B")
+        filled = 0
         while filled < len(view) and (self._size is None or self._position < self._size):
             index = self._position - self._begin
             if not 0 <= index < len(self._window):
-                self._begin, index = self._position, 0
+                self._begin = self._position
+                index = 0
                 try:
                     self._window = self._fetch(
                         self._position, max(len(view) - filled, self._ahead or _LEAST_RANDOM)

@@ -191,7 +191,8 @@ class S3(S3Client, ObjectStore):
 
         Raises botocore's errors.
         """
-        boto, place = self.boto(), target(path)
+        boto = self.boto()
+        place = target(path)
         if len(data) <= MULTIPART_BYTES:
             boto.put_object(Body=data, **place, **condition)
             return

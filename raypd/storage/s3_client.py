@@ -122,7 +122,8 @@ class S3Client:
             if not settings.anonymous and (credentials := session.get_credentials()) is not None:
                 frozen = credentials.get_frozen_credentials()
                 self._secrets = [secret for secret in (frozen.secret_key, frozen.token) if secret]
-                self._credentials, self._source = credentials, credentials.method
+                self._credentials = credentials
+                self._source = credentials.method
         except (BotoCoreError, ValueError) as error:
             raise StorageError(f"storage: {self._text(error)}") from None
         client.meta.events.register("provide-client-params.s3", self._add_to_request)
@@ -132,7 +133,8 @@ class S3Client:
         """The same settings and credentials for libraries on the Rust crate object_store, as
         deltalake.
         """
-        settings, client = self.settings, self.boto()
+        settings = self.settings
+        client = self.boto()
         endpoint = client.meta.endpoint_url
         options = {
             "aws_endpoint_url": endpoint,
@@ -219,16 +221,17 @@ class S3Client:
         """A refusal of the server as an error that says what to do; Unavailable where any object
         would fare alike.
         """
-        code, bucket = code_of(error), split(path)[0]
+        code = code_of(error)
+        bucket = split(path)[0]
         address = f" at {self.settings.endpoint_url}" if self.settings.endpoint_url else ""
         message = self._scrubbed(str(error.response.get("Error", {}).get("Message", "")))
-        quote = (
-            f" (the store says: {message})"
-            if message and message not in (code, "Forbidden", "Not Found")
-            else ""
-        )
+        if message and message not in (code, "Forbidden", "Not Found"):
+            quote = f" (the store says: {message})"
+        else:
+            quote = ""
         metadata = error.response.get("ResponseMetadata", {})
-        headers, tries = metadata.get("HTTPHeaders", {}), metadata.get("RetryAttempts", 0) + 1
+        headers = metadata.get("HTTPHeaders", {})
+        tries = metadata.get("RetryAttempts", 0) + 1
         status = int(metadata.get("HTTPStatusCode", 0))
         if code == "NoSuchBucket":
             return StorageError(

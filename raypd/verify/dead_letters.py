@@ -104,7 +104,8 @@ def summarize(output: str) -> Summary:
         for kind, row in kinds.items():
             can_change = not of_input(row["source"], row["reason"])
             if kind not in reasons and len(reasons) >= _MOST_REASONS:
-                kind, can_change = "(other reasons)", True
+                kind = "(other reasons)"
+                can_change = True
             group = reasons.setdefault(kind, Reason(kind, can_change=can_change))
             group.documents += 1
             if len(group.examples) < _EXAMPLES:

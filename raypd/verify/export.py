@@ -77,6 +77,6 @@ def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
 
 
 def _cell(value: object) -> object:
-    return (
-        ("'" if _FORMULA.match(value) else "") + clean(value) if isinstance(value, str) else value
-    )
+    if isinstance(value, str):
+        return ("'" if _FORMULA.match(value) else "") + clean(value)
+    return value

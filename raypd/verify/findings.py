@@ -30,11 +30,10 @@ def describe(result: Verification) -> str:
     ]
     for name, predicate in _PREDICATES.items():
         finding: Finding = getattr(result, name)
-        units = (
-            f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}"
-            if finding.units
-            else ""
-        )
+        if finding.units:
+            units = f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}"
+        else:
+            units = ""
         if finding.units or finding.documents:
             out.append(f"{name}: {counted(finding.documents, 'document')} {predicate}{units}")
             out += _indented(finding.examples)

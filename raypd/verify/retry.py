@@ -108,7 +108,8 @@ def retry_errors(
             raise RunError(
                 f"{folder}: its plan is gone; delete this folder and run the same command again"
             )
-        cost, spent = config.cost, sum(bill.usd for bill in book.bills(output))
+        cost = config.cost
+        spent = sum(bill.usd for bill in book.bills(output))
         if cost.budget_usd is not None:  # which has paid the run
             cost = cost.model_copy(update={"budget_usd": max(0.0, cost.budget_usd - spent)})
         inner_output = config.output.model_copy(update={"path": folder, "partition": {}})
@@ -121,7 +122,9 @@ def retry_errors(
             ) from None
         if lease.lost is not None:
             raise RunError(f"{lease.lost}; the same command goes on")
-        paths, number, result.tried = dict(writer.objects(output)), result.number, 0
+        paths = dict(writer.objects(output))
+        number = result.number
+        result.tried = 0
         there = writer.committed(folder)  # without those whose input is gone
         units = (unit for unit in plan if unit.id in there)
         for done in storage.in_threads(
@@ -166,7 +169,8 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
             return unit, [], 0, summary.retries
         _, table = writer.read_table(output, unit.id, ["source", "row", "status", "error"], path)
         documents = by_document(table.to_pylist())  # in the unit's order
-        rows, left_out = [], 0
+        rows = []
+        left_out = 0
         for number, answers in enumerate(documents.values()):
             errors = [row["error"] for row in answers if row["status"] != "ok"]
             if (

@@ -61,7 +61,9 @@ def test_a_ledger_that_is_killed_loses_nothing_that_was_written_and_doubles_noth
     """Workers report late and again; the ledger dies now and then and goes on from what it last
     wrote.
     """
-    own, written, latest = new(), {}, {}
+    own = new()
+    written = {}
+    latest = {}
     own.see([NODE, NodeTime("h", 90.0, head=True, usd_per_hour=1.0)], 2, 101.0)
     file = own.bill(101.0)
     for worker, sequence, dies in events:
@@ -74,7 +76,8 @@ def test_a_ledger_that_is_killed_loses_nothing_that_was_written_and_doubles_noth
             own = Book(from_json(Bill, json.loads(json.dumps(asdict(file))), "s.json"))
             assert own.bill(101.0) == file
         else:
-            file, written = own.bill(101.0), {w.worker: w.sequence for w in own.workers.values()}
+            file = own.bill(101.0)
+            written = {w.worker: w.sequence for w in own.workers.values()}
         for name, number in written.items():
             assert own.workers[name].sequence >= number
     for worker, sequence in latest.items():  # a worker says all it did with every report
@@ -91,7 +94,8 @@ def test_the_series_keeps_its_ends_and_its_size() -> None:
 
 
 def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
-    own, lost = new(), report(1, heard=109.0, documents=4, decode=8.0)
+    own = new()
+    lost = report(1, heard=109.0, documents=4, decode=8.0)
     lost.open = {"u": (0.0, 8.0)}
     own.take(lost)
     book.write(str(tmp_path), own.bill(110.0))
@@ -113,7 +117,9 @@ def test_every_token_that_a_server_was_asked_for_is_paid_also_those_of_a_session
         "endpoint": {"url": "http://a", "usd_per_million_answer_tokens": 1000.0},
     }
     settings = {"model": model, "decoding": {"method": "autoregressive"}}
-    own, meter, usd = Book(Bill("s", 100.0, 0.0), run_config(**settings)), Meter("n"), []
+    own = Book(Bill("s", 100.0, 0.0), run_config(**settings))
+    meter = Meter("n")
+    usd = []
     for end in (lambda: meter.lose("u"), lambda: meter.commit("u", meter.end("u"), 1, 0)):
         meter.begin("u")
         for step in (lambda: meter.tokens("u", ["a"], TokenCounts(0, 0, 1000, 1)), end):
@@ -248,7 +254,8 @@ def test_categories_share_the_whole_bill_by_their_busy_seconds() -> None:
 
 @given(st.integers(0, 10**13), st.dictionaries(st.text(max_size=3), st.floats(0, 1e9), max_size=12))
 def test_shares_add_up_and_are_in_proportion(total, weights) -> None:
-    shares, whole = apportion(total, weights), sum(weights.values())
+    shares = apportion(total, weights)
+    whole = sum(weights.values())
     assert sum(shares.values()) == (total if whole > 0 else 0)
     assert min(shares.values(), default=0) >= 0
     for name, share in shares.items() if whole > 0 else ():
@@ -344,10 +351,8 @@ def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap(
     meter.step(engine, {"u": 1})  # all of it decoding
     clock.now += 0.01  # a pause that belongs to the steps
     meter.step(engine, {"u": 1})  # nothing was fed: as the one before
-    report, expected = (
-        meter.report(),
-        {"startup": 10, "prefill": 3, "decode": 3.01, "idle": 2, "lost": 0},
-    )
+    report = meter.report()
+    expected = {"startup": 10, "prefill": 3, "decode": 3.01, "idle": 2, "lost": 0}
     assert vars(report.seconds) == pytest.approx(expected, abs=1e-6)
     assert report.open == {
         "u": pytest.approx((2.25, 0.75 + 2.01)),
@@ -403,7 +408,8 @@ def test_a_unit_s_seconds_go_to_its_categories_by_tokens(
     meter.step(Engine(clock, [(4.0, 100, 100)]), {"u": 3})
     meter.tokens("u", ["a"], TokenCounts(75, 0, 10))
     meter.tokens("u", ["b"], TokenCounts(25, 0, 90))
-    done, expected = meter.end("u"), (2 * 0.75 + 2 * 0.1, 2 * 0.25 + 2 * 0.9)
+    done = meter.end("u")
+    expected = (2 * 0.75 + 2 * 0.1, 2 * 0.25 + 2 * 0.9)
     assert [done.categories[name]["seconds"] for name in "ab"] == pytest.approx(expected)
     assert meter.report().ok == 0  # not before it is committed
     meter.commit("u", done, 2, 1)
@@ -427,7 +433,8 @@ def test_the_picture_of_a_worker_stays_small() -> None:
 
 def driver(monkeypatch, counts: bool = True) -> list[int]:
     """A driver with two GPUs, whose counters (millijoules) the test moves."""
-    counters, error = [1000, 5000], type("NVMLError", (Exception,), {})
+    counters = [1000, 5000]
+    error = type("NVMLError", (Exception,), {})
     fake = SimpleNamespace(
         NVMLError=error,
         nvmlInit=lambda: None,
@@ -453,7 +460,8 @@ def driver(monkeypatch, counts: bool = True) -> list[int]:
 )
 def test_the_counter_of_the_gpus_that_a_worker_sees(monkeypatch, shown, gpus, joules) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    counters, meter = driver(monkeypatch), energy.CardWatch(gpus).joules
+    counters = driver(monkeypatch)
+    meter = energy.CardWatch(gpus).joules
     assert meter() == 0
     counters[:] = [4000, 13_000]
     assert meter() == joules
@@ -504,7 +512,10 @@ def test_without_nvml_nothing_is_known_of_the_use(monkeypatch, package) -> None:
 
 
 def test_kwh_of_a_run() -> None:
-    measured, unknown = report(1, decode=3600.0), report(1, decode=1800.0)
-    measured.joules, measured.gpus, unknown.gpus = 3.6e6, 1.0, 2.0
+    measured = report(1, decode=3600.0)
+    unknown = report(1, decode=1800.0)
+    measured.joules = 3.6e6
+    measured.gpus = 1.0
+    unknown.gpus = 2.0
     of_none = energy.kwh([report(1)])  # it has no GPU
     assert (energy.kwh([measured]), energy.kwh([measured, unknown]), of_none) == (1.0, None, None)

@@ -86,18 +86,15 @@ def session(config, monkeypatch):
     """Accounts whose ledger always says the same, their clock, and the lines that the user gets."""
 
     def make(*standing: float, **cost) -> tuple[Accounts, SimpleNamespace, list[str]]:
-        clock, lines = SimpleNamespace(now=1000.0), []
+        clock = SimpleNamespace(now=1000.0)
+        lines = []
         monkeypatch.setattr(accounts_module.ledger_actor, "start", lambda *_: None)
         monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
         monkeypatch.setattr(Accounts, "_ask", lambda self: None)
-        run, share = (
-            with_keys(config("x.jsonl", max_workers=8), cost=cost),
-            SimpleNamespace(cpus=1, gpus=0),
-        )
-        lease, plan = (
-            SimpleNamespace(id="s", began=1000.0),
-            SimpleNamespace(documents=1000, exact=True),
-        )
+        run = with_keys(config("x.jsonl", max_workers=8), cost=cost)
+        share = SimpleNamespace(cpus=1, gpus=0)
+        lease = SimpleNamespace(id="s", began=1000.0)
+        plan = SimpleNamespace(documents=1000, exact=True)
         own = Accounts(run, run.output.path, lease, share, plan, 0, lines.append)
         own._standing = Standing(1000.0, *standing, None, kept=True)
         return own, clock, lines
@@ -136,10 +133,8 @@ def test_tokens_of_what_is_in_flight_are_kept_of_the_budget(session) -> None:
     # One to learn from.
     assert (own.admit(unit("a"), 0), own.admit(unit("b"), 0), own.held) == (True, False, False)
     own.ended(unit("a"), 10)
-    own._standing, own._unbilled = (
-        replace(own._standing, usd=2.0, documents=10, usd_per_document=0.2),
-        [],
-    )
+    own._standing = replace(own._standing, usd=2.0, documents=10, usd_per_document=0.2)
+    own._unbilled = []
     # 2.50 each, with caution.
     assert [own.admit(unit(name), 0) for name in "bcd"] == [True, True, True]
     own.ended(unit("b"), 10)  # what it took since then is not on the bill yet
@@ -185,10 +180,13 @@ def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
     it.
     """
     run = trial(tmp_path, units=40, prices={"local": 360.0}, reserve_seconds=10.0)
-    cap, step, sessions = 0.0, 2.5, 0
+    cap = 0.0
+    step = 2.5
+    sessions = 0
     while True:
         # On a busy machine the start alone may take the first ones.
-        cap, step = round(cap + step, 2), 1.3 * step
+        cap = round(cap + step, 2)
+        step = 1.3 * step
         sessions += 1
         assert sessions < 20, "no end"
         process = begin(run, f"cost.budget_usd={cap}")

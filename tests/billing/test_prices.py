@@ -104,7 +104,8 @@ def test_of_two_tables_the_newer_row_wins_and_an_unknown_price_is_an_error_or_ha
     assert (bound.usd_per_hour, "no spot price" in bound.source) == (30.13118, True)
     for market in ("on-demand", "spot"):
         assert prices.price_or_bound("x9.huge", None, market, CostConfig()) is None
-    key, spot = ("g6e.48xlarge", "us-east-1", "on-demand"), ("g6e.48xlarge", "us-east-1", "spot")
+    key = ("g6e.48xlarge", "us-east-1", "on-demand")
+    spot = ("g6e.48xlarge", "us-east-1", "spot")
     for rows, usd in (
         ({key: Price(29.0, "AWS", "2026-01-01"), spot: Price(9.0, "AWS", "2026-01-01")}, 30.13118),
         ({key: Price(28.0, "AWS", "2026-12-01")}, 28.0),
@@ -145,7 +146,8 @@ def stubbed(monkeypatch):
 
     def make(service: str) -> Stubber:
         keys = {"aws_access_key_id": "AKIAXX", "aws_secret_access_key": "testing"}
-        client, real = boto3.client(service, region_name="us-east-1", **keys), prices_aws._client
+        client = boto3.client(service, region_name="us-east-1", **keys)
+        real = prices_aws._client
         monkeypatch.setattr(
             prices_aws, "_client", lambda s, r: client if s == service else real(s, r)
         )

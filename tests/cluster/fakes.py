@@ -25,7 +25,8 @@ class FakeEngine:
     """Ends every program at the step after the one that began it; notes how full it was."""
 
     def __init__(self, batch: int, folder: Path | None = None) -> None:
-        self.batch, self.folder = batch, folder
+        self.batch = batch
+        self.folder = folder
         self.queue: list[tuple[list[str], Any]] = []
         self.sequences: list[Any] = []
         self.fill: list[int] = []
@@ -40,7 +41,8 @@ class FakeEngine:
         self.queue.append((program, tag))
 
     def step(self) -> list[Finished]:
-        running, self.queue = self.queue[: self.batch], self.queue[self.batch :]
+        running = self.queue[: self.batch]
+        self.queue = self.queue[self.batch :]
         self.fill.append(len(running))
         ended = []
         for titles, tag in running:

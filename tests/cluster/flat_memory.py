@@ -92,8 +92,10 @@ def measure(
     from raypd.cluster.driver import run_extract
 
     make_corpus(folder / "in", documents)
-    cpu, began = time.process_time(), time.monotonic()
-    held, stop = dict[int, list[float]](), threading.Event()
+    cpu = time.process_time()
+    began = time.monotonic()
+    held = dict[int, list[float]]()
+    stop = threading.Event()
     looking = threading.Thread(target=watch, args=(held, stop))
     looking.start()
     made = run_extract(configuration(folder, unit_documents, workers))

@@ -157,7 +157,8 @@ def bill(ok, usd, spans, budget=None):
     }
     nodes = [NodeTime("a", 0.0, market="spot"), NodeTime("b", 0.0, market="spot", ended=3.0)]
     workers = [WorkerTime("v", "a", 0.0, spans=spans), WorkerTime("w", "b", 0.0, ended=1.0)]
-    parts, categories = {"decode": usd, "idle": 0.5}, {"shoes": {"documents": ok}}
+    parts = {"decode": usd, "idle": 0.5}
+    categories = {"shoes": {"documents": ok}}
     return Bill(
         "s",
         0.0,

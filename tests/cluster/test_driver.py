@@ -37,10 +37,8 @@ def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configurati
     tmp_path, config, ray_here
 ) -> None:
     path = str(write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 23 + ["finish", ""]).parent)
-    run, other = (
-        with_keys(config(path, max_workers=4), cost={"deadline": "1h"}),
-        config(path, id_column=None),
-    )
+    run = with_keys(config(path, max_workers=4), cost={"deadline": "1h"})
+    other = config(path, id_column=None)
     made = driver.run_extract(run, build=fakes.build)
     assert sorted(map(int, pq.read_table(tmp_path / "out/units")["id"].to_pylist())) == [*range(25)]
     assert (made.documents, made.ok, made.failed, made.units) == (25, 22, 3, 3)
@@ -51,7 +49,10 @@ def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configurati
     assert tree["config"]["input"]["text_columns"] == ["title"]
     (bill,) = (json.loads(path.read_text()) for path in (tmp_path / "out/ledger").iterdir())
     assert len(bill["workers"]) == 1  # which holds the deadline
-    never = lambda *_: pytest.fail("a worker was built")  # noqa: E731
+
+    def never(*_):
+        return pytest.fail("a worker was built")
+
     assert driver.run_extract(run, build=never).documents == 25
     [first] = (tmp_path / "out/sessions").iterdir()
     # Sessions are in the order of time, whatever their names.
@@ -78,7 +79,8 @@ def test_ray_data_lists_what_cannot_be_read_and_does_the_rest(
         write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
     run = config(str(tmp_path / "in"), executor="ray_data")
     monkeypatch.setattr("raypd.cluster.unit_source._BLOCKS", 1)  # so of three units
-    passes, stream = [], RayDataExecutor._pass
+    passes = []
+    stream = RayDataExecutor._pass
     monkeypatch.setattr(
         RayDataExecutor, "_pass", lambda own, *pass_: passes.append(pass_[2]) or stream(own, *pass_)
     )
@@ -143,7 +145,8 @@ def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, exe
 )
 def test_how_many_documents_may_fail(config, monkeypatch, failed, documents, most, ends) -> None:
     session = SimpleNamespace(config=config("x", max_failed_share=most), output="out")
-    session.failed_documents, session.answered_documents = failed, documents
+    session.failed_documents = failed
+    session.answered_documents = documents
     errors = pa.table({"error": [None, "no text in title"]})
     monkeypatch.setattr(driver.writer, "read_table", lambda *_: (None, errors))
     with pytest.raises(RunError, match="have failed") if ends else contextlib.nullcontext():
@@ -218,8 +221,12 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_sigterm_and_resume(tmp_path,
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_does_not_tear_the_way_out_and_a_later_one_is_heard(first) -> None:
-    handlers = lambda: [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]  # noqa: E731
-    before, closed = handlers(), contextlib.ExitStack()
+
+    def handlers():
+        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    before = handlers()
+    closed = contextlib.ExitStack()
     closed.callback(signal.raise_signal, signal.SIGINT)
     # Of a fit, and of a run within.
     with pytest.raises(KeyboardInterrupt), signals(), signals(), closed:
@@ -254,7 +261,8 @@ def test_ray_data_streams_units_to_workers_on_gpus() -> None:
 def test_units_that_another_session_committed_before_it_ended_are_not_done_again(
     tmp_path, config, monkeypatch
 ) -> None:
-    run, real = config(str(write_jsonl(tmp_path / "in.jsonl", ["a"] * 25))), driver.held
+    run = config(str(write_jsonl(tmp_path / "in.jsonl", ["a"] * 25)))
+    real = driver.held
 
     def after_the_other(output, say):
         run_here(with_keys(run, output={"partition": {"date": "1"}}), fakes.build)

@@ -43,7 +43,10 @@ def begin(run: Trial, *changes: str) -> subprocess.Popen[str]:
 
 def ledger_process(driver: subprocess.Popen[str], but: Sequence[int] = ()) -> psutil.Process:
     """The process of a driver's ledger, once there is one besides those that were."""
-    look = lambda: [p for p in children(driver.pid, "ray::Ledger") if p.pid not in but]  # noqa: E731
+
+    def look():
+        return [p for p in children(driver.pid, "ray::Ledger") if p.pid not in but]
+
     return wait_for(look, "no ledger")[0]
 
 
@@ -74,7 +77,9 @@ def check_sums(tree: dict[str, Any]) -> None:
 
 def test_a_driver_that_does_not_answer_is_said_once() -> None:
     ledger = object.__new__(ledger_actor.Ledger)
-    ledger.book, ledger._heard, ledger._starts = Book(Bill("s", 100.0, 0.0)), {}, 0
+    ledger.book = Book(Bill("s", 100.0, 0.0))
+    ledger._heard = {}
+    ledger._starts = 0
     for number, gpus in enumerate((0.0, 1.0, 1.0)):
         ledger.report(WorkerTime(f"w{number}", "n", 100.0, gpus=gpus), (0, 0))
         assert ["NVML" in note for note in ledger.book.last.notes] == [True] * min(1, number)
@@ -115,7 +120,8 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
     ray.shutdown()  # that of other tests, whose environment is another
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        began, output = time.time(), str(tmp_path / "out")
+        began = time.time()
+        output = str(tmp_path / "out")
         handles = [
             ledger_actor.start(config, output, name, began, 1.0, 0.0) for name in ("one", "two")
         ]

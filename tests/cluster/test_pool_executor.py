@@ -77,7 +77,8 @@ def calls(*workers: WorkerHandle) -> list[list[tuple[Any, ...]]]:
 
 
 def test_an_idle_worker_gets_a_unit_that_has_not_begun() -> None:
-    one, two = worker(BEGUN, Progress()), worker(BEGUN, Progress(), Progress())
+    one = worker(BEGUN, Progress())
+    two = worker(BEGUN, Progress(), Progress())
     own = assigning(one, two, worker())
     assert calls(one, two) == [[], [("cancel", "u2", True)]]  # of who has most
     own._assign()  # it is on its way
@@ -89,7 +90,8 @@ def test_an_idle_worker_gets_a_unit_that_has_not_begun() -> None:
 
 
 def test_a_long_wait_of_an_engine_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, said = assigning(worker(BEGUN._replace(waiting="429: waiting 60 s"))), list[str]()
+    own = assigning(worker(BEGUN._replace(waiting="429: waiting 60 s")))
+    said = list[str]()
     for name in ("_watch_nodes", "_assign", "_resize"):
         monkeypatch.setattr(own, name, lambda: None)
     monkeypatch.setattr(own, "_wait", lambda: iter(()))
@@ -130,7 +132,8 @@ def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(
     busy = worker(progress)
     own = assigning(busy, _unit_seconds=typical)
     own.nodes = SimpleNamespace(look=lambda: None, seconds_left=lambda node: left)  # type: ignore[assignment]
-    own._source, own._exhausted = iter([Unit("new", ())]), False
+    own._source = iter([Unit("new", ())])
+    own._exhausted = False
     own._watch_nodes()
     own._assign()
     assert busy.leaving
@@ -138,7 +141,8 @@ def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(
 
 
 def test_what_ray_kills_for_memory_is_a_death_like_any_other(tmp_path, monkeypatch):
-    dead, said = worker(BEGUN), []
+    dead = worker(BEGUN)
+    said = []
     executor = assigning(
         dead, say=said.append, spec=SimpleNamespace(output=str(tmp_path)), wanted=1
     )
@@ -178,7 +182,8 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(
         write_jsonl(tmp_path / f"in/{name}.jsonl", [own] * 10)
     run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, max_num_seqs=1)
     started: dict[str, list[int]] = {}
-    start, assign = pool_executor.PoolExecutor._start, pool_executor.PoolExecutor._assign
+    start = pool_executor.PoolExecutor._start
+    assign = pool_executor.PoolExecutor._assign
 
     def listen(self, worker, assigned) -> None:
         unit = assigned.name
@@ -242,7 +247,8 @@ def executor(said: list[str], **attributes: Any) -> RayDataExecutor:
     was given notice.
     """
     own = RayDataExecutor(None, None, ClusterConfig(max_workers=2), said.append)  # type: ignore[arg-type]
-    own._left, own._done = 3, {"ended"}
+    own._left = 3
+    own._done = {"ended"}
     own.admit = lambda unit, beside: beside == 0
     own.nodes = SimpleNamespace(look=lambda: None, seconds_left={"goes": 4.0}.get)  # type: ignore[assignment]
     vars(own).update(attributes)
@@ -275,7 +281,8 @@ def test_who_waits_who_begins_and_who_hands_back_what_then_stays_open() -> None:
 
 
 def test_passes_are_short_under_a_deadline_and_what_one_leaves_comes_again() -> None:
-    own, passes = executor([], wanted=1), list[str]()
+    own = executor([], wanted=1)
+    passes = list[str]()
 
     def one_pass(units: list[Unit], *_: object) -> Any:
         passes.append("".join(unit.id for unit in units))

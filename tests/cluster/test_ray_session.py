@@ -56,7 +56,8 @@ input()
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """The environment of a machine on which no Ray ever ran; that of other tests is not seen."""
     # Ray's sockets need a short path.
-    home, sockets = tmp_path / "home", Path("/tmp") / f"rs{os.getpid()}"
+    home = tmp_path / "home"
+    sockets = Path("/tmp") / f"rs{os.getpid()}"
     home.mkdir()
     sockets.mkdir()
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
@@ -195,7 +196,8 @@ def test_what_goes_wrong_while_ray_starts_is_an_interrupt_or_a_line(
 def test_a_ray_that_never_starts_has_a_deadline_hears_ctrl_c_and_leaves_nothing(
     monkeypatch, interrupted
 ) -> None:
-    started, ended_child = [], subprocess.Popen(["sleep", "300"])
+    started = []
+    ended_child = subprocess.Popen(["sleep", "300"])
     gone = psutil.Process(ended_child.pid)  # a grandchild that ends while the others are killed
     ended_child.kill()
     ended_child.wait()
@@ -257,7 +259,9 @@ def test_an_estimate_of_the_documents_is_called_about_until_all_are_counted(cloc
         display.begin()
         clock.now = 20
         display.update(20, 0)
-        display.total, display.exact, clock.now = 1790, True, 40
+        display.total = 1790
+        display.exact = True
+        clock.now = 40
         display.update(1790, 0)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "0/about 1800 documents, loading the model"

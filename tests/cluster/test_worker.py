@@ -67,7 +67,8 @@ def rows(run, unit) -> list[dict]:
 
 def test_units_overlap_so_that_the_engine_does_not_drain(begin) -> None:
     run, made, units = begin(["a"] * 400, unit_documents=50, max_num_seqs=4)
-    request_queue, step = made.request_queue, made.parts.engine.step
+    request_queue = made.request_queue
+    step = made.parts.engine.step
 
     def planned() -> bool:
         """Whether the units have planned what they may: a batch, or all that there is."""
@@ -133,7 +134,10 @@ def test_an_error_costs_the_documents_of_its_work_alone(begin) -> None:
 
 
 def test_documents_that_were_cut_are_counted(begin, monkeypatch) -> None:
-    cut = lambda row, values: Record(row, {**values, "truncated": "LONG" in str(values)})  # noqa: E731
+
+    def cut(row, values):
+        return Record(row, {**values, "truncated": "LONG" in str(values)})
+
     monkeypatch.setattr(fakes, "Record", cut)
     run, made, (unit,) = begin(["a", "long", "a", "twice long", "long"])
     assert made.run_unit(unit).truncated == 3
@@ -143,7 +147,8 @@ def test_documents_that_were_cut_are_counted(begin, monkeypatch) -> None:
 
 def test_a_committed_unit_is_not_decoded_again(begin) -> None:
     run, made, (unit,) = begin(["a", "b"])
-    first, again = made.run_unit(unit), worker(run)
+    first = made.run_unit(unit)
+    again = worker(run)
     assert (again.run_unit(unit), again.parts.engine.fill) == (first, [])
 
 
@@ -253,7 +258,8 @@ def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:
 @pytest.mark.parametrize(("decoded", "batch"), [(8, 64), (100, 200), (300, 256)])
 def test_an_engine_that_decodes_many_is_given_more(begin, decoded: int, batch: int) -> None:
     _, made, (unit,) = begin(["a"] * 1200, unit_documents=1200, max_num_seqs="auto")
-    engine, given = made.parts.engine, []
+    engine = made.parts.engine
+    given = []
     engine.batch, engine.sequences = 7, [Finished("", None, None, TokenCounts())] * decoded
     step = engine.step
 
@@ -337,7 +343,10 @@ def test_two_deaths_leave_a_card_out_and_blame_no_document(
     run, monkeypatch, text, loading, lost, blamed
 ) -> None:
     (unit,) = plan(run)
-    dead, deaths, ends, end = [], [], [], UnitLog.end
+    dead = []
+    deaths = []
+    ends = []
+    end = UnitLog.end
     monkeypatch.setattr("os._exit", lambda code: dead.append(code) or sys.exit(code))
     monkeypatch.setattr(UnitLog, "end", lambda *arguments: None if dead else end(*arguments))
     monkeypatch.setattr("raypd.billing.energy.CardWatch.is_lost", lambda self: lost)
@@ -378,7 +387,10 @@ def test_a_card_that_its_next_process_does_not_see_is_left_out(
     """Only where nobody ever saw it is the driver to blame, which ends the run."""
     (unit,) = plan(run)
     unseen = with_keys(run, model={"name": "a/model", "device": device})
-    build = lambda config, threads: resolve_device(config.model.device)  # noqa: E731
+
+    def build(config, threads):
+        return resolve_device(config.model.device)
+
     monkeypatch.setattr("os._exit", sys.exit)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("raypd.billing.energy.CardWatch.is_lost", lambda self: lost)

@@ -63,14 +63,16 @@ def test_intervals_are_those_of_scipy(count: int, wider: float) -> None:
     """Its errors are those of the sample at hand: ours are wider by n / (n - 1), and by Student's t
     (11 of 12).
     """
-    stats, draws = pytest.importorskip("scipy.stats"), rng(3)
+    stats = pytest.importorskip("scipy.stats")
+    draws = rng(3)
     base = draws.uniform(50, 150, count)
     values = base * draws.lognormal(-4, 0.3, count)
     found = figure(bootstrap.ratio(values.tolist(), base.tolist(), rng()))
-    ratio, how = (
-        lambda a, b, axis: a.sum(axis) / b.sum(axis),
-        {"paired": True, "n_resamples": 20_000, "rng": rng(1)},
-    )
+
+    def ratio(a, b, axis):
+        return a.sum(axis) / b.sum(axis)
+
+    how = {"paired": True, "n_resamples": 20_000, "rng": rng(1)}
     ends = stats.bootstrap((values, base), ratio, **how).confidence_interval
     width = (ends.high - ends.low) * wider
     assert found.high - found.low == pytest.approx(width, rel=0.08)
@@ -98,8 +100,11 @@ def test_intervals_hold_what_they_promise(drawn: int, widest: float) -> None:
     """Corpora of which a few documents are drawn: 95% of the intervals hold the true mean, or more
     of them.
     """
-    draws, held, trials = rng(3), 0, 300
-    widths, errors = [], []
+    draws = rng(3)
+    held = 0
+    trials = 300
+    widths = []
+    errors = []
     for trial in range(trials):
         # Of two categories.
         lengths = np.r_[np.sort(draws.lognormal(6, 1, 300)), np.sort(draws.uniform(1, 50, 100))]
@@ -117,7 +122,8 @@ def test_intervals_hold_what_they_promise(drawn: int, widest: float) -> None:
 
 
 def test_the_parts_of_a_bill_add_up() -> None:
-    kind, small = NodeKind("x", 8, 30.0, "", head_usd_per_hour=0.4), NodeKind("x", 1, 36.0, "")
+    kind = NodeKind("x", 8, 30.0, "", head_usd_per_hour=0.4)
+    small = NodeKind("x", 1, 36.0, "")
     bill = machines.bill(exact(100_000), exact(0.5), kind, 4, Overhead(300, 0, 32))
     assert sum(bill.parts.values()) == pytest.approx(bill.usd.value, abs=1e-9)
     assert bill.usd.value == pytest.approx(bill.hours.value * (4 * 30 + 0.4))
@@ -167,10 +173,8 @@ def corpus(tmp_path, count: int = 1000, **keys) -> RunConfig:
     draws = random.Random(1)
     with open(tmp_path / "corpus.jsonl", "w") as file:
         for number in range(count):
-            name, text = (
-                draws.choices("abc", [6, 3, 1])[0],
-                "x" * int(draws.lognormvariate(6.5, 0.9)),
-            )
+            name = draws.choices("abc", [6, 3, 1])[0]
+            text = "x" * int(draws.lognormvariate(6.5, 0.9))
             file.write(json.dumps({"id": str(number), "category": name, "title": text}) + "\n")
     task = extraction(a=["a0", "a1"], b=[f"b{i}" for i in range(6)], c=[f"c{i}" for i in range(20)])
     sections = {
@@ -242,7 +246,8 @@ def test_units_that_were_not_read_may_hold_something_else(tmp_path, monkeypatch)
     sample = sampling.draw(corpus(tmp_path), 40)
     assert sample.places != sorted(sample.places)  # well mixed
     scan = replace(sample.scan, units_planned=len(sample.scan.units))
-    costs, as_whole = by_category(sample.documents), replace(sample, scan=scan)
+    costs = by_category(sample.documents)
+    as_whole = replace(sample, scan=scan)
     some, whole = (
         figure(estimates.speed_of(which, _profile(costs), []).seconds)
         for which in (sample, as_whole)
@@ -295,7 +300,9 @@ class Time(Clock):
 
 class OneThread(RequestQueue):
     def __init__(self, time: Time, parts, meter: meter.Meter) -> None:
-        self.time, self.parts, self.meter = time, parts, meter
+        self.time = time
+        self.parts = parts
+        self.meter = meter
         self.cancelled = threading.Event()
 
     def unit(self, unit: str):
@@ -305,7 +312,8 @@ class OneThread(RequestQueue):
         """Takes every document through engine and task before the next one has its turn in the
         batch.
         """
-        engine, items = self.parts.engine, list(self.parts.task.plan(documents))
+        engine = self.parts.engine
+        items = list(self.parts.task.plan(documents))
         while items or engine.pending:
             if self.time.now >= self.time.stop:
                 assert self.cancelled.wait(60)
@@ -395,11 +403,13 @@ def test_with_its_start_and_end_a_small_run_takes_what_was_estimated(
     assert len(documents) == count
     found = Profiler(1).profile(config, documents)
     decoding = sum(cost.seconds for cost in found.costs if cost is not None)
-    own, unit = meter.Meter(clock=fake_time.monotonic), UnitState(0, "run")
+    own = meter.Meter(clock=fake_time.monotonic)
+    unit = UnitState(0, "run")
     unit.categories = {document.index: "" for document in documents}
     own.ready()
     own.begin("run")
-    queue, began = OneThread(fake_time, profile.build(config, 1, None), own), fake_time.now
+    queue = OneThread(fake_time, profile.build(config, 1, None), own)
+    began = fake_time.now
     queue.answer(unit, documents)
     took = fake_time.now - began
     assert found.warmup_seconds + decoding == pytest.approx(took, rel=0.12)

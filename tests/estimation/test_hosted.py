@@ -163,7 +163,8 @@ def test_weights_are_those_of_transformers(name: str) -> None:
 
 
 def test_a_folder(tmp_path) -> None:
-    folder, model = save_tiny(tmp_path / "tiny", "qwen3"), tiny_model("qwen3")
+    folder = save_tiny(tmp_path / "tiny", "qwen3")
+    model = tiny_model("qwen3")
     assert shape_of(str(folder)).weights == sum(
         w.numel() for w in model.parameters() if w.dim() > 1
     )

@@ -111,7 +111,8 @@ def test_a_cut_value_never_agrees_and_a_cut_reference_is_left_out() -> None:
     ]  # of the second, nothing was answered
     assert compare(reference, other) == Agreement(agree=2, of=4, left_out=2)
     assert compare(reference, reference) == Agreement(4, 4, 2)
-    null, ambiguous = values(a=(None, "null")), values(a=(None, "ambiguous"))
+    null = values(a=(None, "null"))
+    ambiguous = values(a=(None, "ambiguous"))
     assert compare([ambiguous], [ambiguous]) == Agreement(0, 0, 1)
     assert (
         compare([null], [ambiguous])
@@ -196,7 +197,8 @@ def searched(
         speed, share = rule(setting)
         if 1 / speed > limit:
             return Trial(changes, [speed], cut=True)
-        free, same = setting["method"] == "autoregressive", round(share * documents)
+        free = setting["method"] == "autoregressive"
+        same = round(share * documents)
         found = [
             NormalValue("x" if n < same else "y", n < whole or not free) for n in range(documents)
         ]
@@ -314,10 +316,8 @@ def test_what_is_searched_and_how_copies_differ_for_vllm_alone() -> None:
     assert any(trial.changes.get("decoding.stacked_documents") == 2 for trial in search.trials)
     assert best.changes["engine.max_num_batched_tokens"] == 4096
     # Its prefix cache would answer them from the first one's keys and values.
-    tree, document = (
-        config_tree(input={"text_columns": ["title"]}),
-        Document(0, "a", {"title": "shoe"}),
-    )
+    tree = config_tree(input={"text_columns": ["title"]})
+    document = Document(0, "a", {"title": "shoe"})
     for keys, titles in (
         ([], ["shoe", "shoe"]),
         (["engine.kind=vllm", "decoding.method=guided"], ["shoe", "1 shoe"]),
@@ -364,7 +364,9 @@ class StubProfiler:
     """
 
     def __init__(self, small: bool, before: Before, clock: SimpleNamespace) -> None:
-        self.small, self.before, self.clock = small, before, clock
+        self.small = small
+        self.before = before
+        self.clock = clock
         self.measured: list[dict[str, Any]] = []
 
     def facts(self, config: RunConfig) -> WorkerFacts:
@@ -425,7 +427,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
         seen: float = 1.0,
         **options: Any,
     ) -> list[dict[str, Any]]:
-        made, clock.seen = StubProfiler(small, before, clock), seen
+        made = StubProfiler(small, before, clock)
+        clock.seen = seen
         monkeypatch.setattr(tune, "RemoteProfiler", lambda *_: contextlib.nullcontext(made))
         tune_command.run(
             "run.yaml",
@@ -448,7 +451,8 @@ def test_the_fastest_that_agrees_is_written_into_the_users_file(command, capsys)
     assert text.startswith("# Written by raypd tune.\n# changed: ")
     comments = ("# my run", "# beside this file", "# the only one", "# as last year")
     assert all(kept in text for kept in (*comments, '{name: a, description: "what it is"}'))
-    made, mine = load_config("run.tuned.yaml"), load_config("run.yaml")
+    made = load_config("run.tuned.yaml")
+    mine = load_config("run.yaml")
     assert (made.engine.max_num_seqs, made.engine.max_num_batched_tokens) == (32, 4096)
     assert (made.decoding.isolate, made.decoding.stacked_documents) == ("none", 2)
     assert (made.input, made.task) == (mine.input, mine.task)
@@ -462,7 +466,11 @@ def test_the_fastest_that_agrees_is_written_into_the_users_file(command, capsys)
 
 
 def test_a_setting_of_which_nothing_came_in_time_is_too_slow(command, capsys, monkeypatch) -> None:
-    slower, usual = (lambda s: 100 if s["isolate"] == "values" else 1), physics
+
+    def slower(s):
+        return 100 if s["isolate"] == "values" else 1
+
+    usual = physics
     monkeypatch.setitem(globals(), "physics", lambda s: (usual(s)[0] / slower(s), usual(s)[1]))
     command(seen=0.0)
     seen = capsys.readouterr()
@@ -488,15 +496,14 @@ def test_a_small_model_gets_an_honest_answer(command, capsys) -> None:
 
 
 def test_a_floor_that_cannot_be_judged_is_reported_and_changes_no_answers(command, capsys) -> None:
-    measured, out = (
-        command(small=True, sample=30, reference="document"),
-        " ".join(capsys.readouterr().out.split()),
-    )
+    measured = command(small=True, sample=30, reference="document")
+    out = " ".join(capsys.readouterr().out.split())
     assert (
         "agreement was NOT judged: autoregressive decoding gave 30 whole values, and a floor "
         "of 90% needs 35"
     ) in out
-    mine, tuned = load_config("run.yaml"), load_config("run.tuned.yaml")
+    mine = load_config("run.yaml")
+    tuned = load_config("run.tuned.yaml")
     assert measured[0]["method"] == "autoregressive"
     # Nothing else was tried.
     assert all(one.items() >= mine.decoding.model_dump().items() for one in measured[1:])
@@ -531,7 +538,10 @@ def test_ctrl_c_loses_only_the_measurement_in_flight(command, capsys) -> None:
 
 
 def test_a_limit_of_money_or_time_ends_the_search(command) -> None:
-    tick = lambda _: tune.time.__dict__.update(now=tune.time.now + 100)  # noqa: E731
+
+    def tick(_):
+        return tune.time.__dict__.update(now=tune.time.now + 100)
+
     assert len(command(before=tick, budget_usd=0.35)) == 4  # 3.6 USD an hour: 350 s
     assert Path("run.tuned.yaml").exists()  # what was measured counts
     for error, words, overrides, how in (

@@ -19,7 +19,8 @@ from unittest import SkipTest
 from tests.processes import ROOT
 
 _NAMESPACE = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
-_SET_FLAGS, _UP = 0x8914, 0x1
+_SET_FLAGS = 0x8914
+_UP = 0x1
 
 
 def apart(function: Callable[[Path], str], folder: Path) -> str:

@@ -98,7 +98,8 @@ def run_round(draw: random.Random, folder: Path) -> Round:
         found = fault(folder)
         counts = (found.documents, found.lost, found.doubled, 1, Counter([fault.__name__]))
         return Round(f"{fault.__doc__}, {executor}", *counts)
-    on_s3, engine = draw.random() < 0.5, draw.choices(("fake", "real", "server"), (5, 3, 2))[0]
+    on_s3 = draw.random() < 0.5
+    engine = draw.choices(("fake", "real", "server"), (5, 3, 2))[0]
     odd = ["", "program", "kill", "sleep 1"] if engine == "fake" else ["", "program"]
     titles = [
         draw.choice(odd) if draw.random() < 0.03 else f"sleep 0.0{draw.randint(1, 9)}"
@@ -142,7 +143,8 @@ def run_round(draw: random.Random, folder: Path) -> Round:
             and any(row["error"] for row in trial.rows())
             and draw.random() < _RETRIED
         ):
-            trial.words, made.starts = ("retry",), 0
+            trial.words = ("retry",)
+            made.starts = 0
             _to_its_end(trial, build, draw, made, proxy)
             made.faults["retried"] += 1
     return made
@@ -198,7 +200,8 @@ def _start(trial: Trial, build: str, draw: random.Random, made: Round, proxy: Pr
     drawn = [
         (draw.uniform(1, 8), draw.choice(kinds), draw.random()) for _ in range(draw.randint(0, 4))
     ]
-    process, allowed = trial.start(build), {0}
+    process = trial.start(build)
+    allowed = {0}
     made.starts += 1
     for delay, kind, chance in drawn if made.starts <= _STARTS else ():
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -260,7 +263,8 @@ def _do(
 
 def _check(trial: Trial, made: Round) -> None:
     """Compares what raypd says of a run that has ended, here and there, and with its input."""
-    found, verified = trial.outcome(""), verify(trial.output, trial.config)
+    found = trial.outcome("")
+    verified = verify(trial.output, trial.config)
     made.lost, made.doubled = max(made.lost, found.lost), max(made.doubled, found.doubled)
     made.expect("verify", verified.passed, True)
     manifest = records.read(Manifest, storage.join(trial.output, layout.MANIFEST))
@@ -309,7 +313,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--round", type=int, help="this one alone")
     asked = parser.parse_args()
-    ends, first, rounds = time.monotonic() + 60 * asked.minutes, asked.round or 0, list[Round]()
+    ends = time.monotonic() + 60 * asked.minutes
+    first = asked.round or 0
+    rounds = list[Round]()
     while time.monotonic() < ends and (asked.round is None or not rounds):
         number = first + len(rounds)
         with tempfile.TemporaryDirectory(

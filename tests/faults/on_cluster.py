@@ -41,7 +41,8 @@ class _Stage:
     def _listen_to_pool(self) -> None:
         from raypd.cluster.pool_executor import PoolExecutor
 
-        start, ended = PoolExecutor._start, PoolExecutor._ended
+        start = PoolExecutor._start
+        ended = PoolExecutor._ended
 
         def listen_start(own: Any, worker: Any, unit: Any) -> None:
             self.executor = own
@@ -131,7 +132,8 @@ def on_stage(
 
         @functools.wraps(play)
         def fault(folder: Path) -> Outcome:
-            note, made = apart(inside, folder), trial(folder)
+            note = apart(inside, folder)
+            made = trial(folder)
             assert {row["attempts"] for row in made.rows()} == {1}  # no unit is blamed
             return made.outcome(done, note.strip())
 

@@ -63,7 +63,8 @@ if __name__ == "__main__":
 
     set_clock()
     module, _, name = (sys.argv[2:] or ["tests.cluster.fakes:build"])[0].partition(":")
-    config, build = load_config(sys.argv[1]), getattr(importlib.import_module(module), name)
+    config = load_config(sys.argv[1])
+    build = getattr(importlib.import_module(module), name)
     with report_errors():
         if sys.argv[3:]:
             print(retry_errors(config, build=build).describe())

@@ -51,6 +51,7 @@ def test_a_run_that_is_killed_inside_a_write_goes_on(tmp_path: Path, name: str, 
     said = killed.communicate(timeout=LONG)
     assert killed.returncode == -signal.SIGKILL, said
     trial.finish()
-    found, verified = trial.outcome(""), verify(trial.output, trial.config)
+    found = trial.outcome("")
+    verified = verify(trial.output, trial.config)
     assert (found.lost, found.doubled, verified.passed) == (0, 0, True)
     assert records.read(Manifest, storage.join(trial.output, layout.MANIFEST)).documents == 30

@@ -107,7 +107,8 @@ class Trial:
         wanted = {str(i) for i in range(self.count)}
         foreign = ids.keys() - wanted
         assert not foreign, f"rows of documents that were never there: {sorted(foreign)[:5]}"
-        lost, doubled = len(wanted - ids.keys()), sum(n - 1 for n in ids.values())
+        lost = len(wanted - ids.keys())
+        doubled = sum(n - 1 for n in ids.values())
         return Outcome(done, self.count, len(rows), lost, doubled, note)
 
 

@@ -60,7 +60,8 @@ def test_head_takes_no_work_and_starts_what_the_cluster_asks_for_and_nothing_els
     tags = start["aws:RequestTag/ray-cluster-name"], end["aws:ResourceTag/ray-cluster-name"]
     assert tags == (CLUSTER["cluster_name"],) * 2
     for name in WORKERS:
-        node, resources = types[name]["node_config"], types[name]["resources"]
+        node = types[name]["node_config"]
+        resources = types[name]["resources"]
         # A worker type that could do more than the other would win whatever its priority.
         assert (resources, (resources["GPU"], resources["CPU"])) == (
             types["gpu-spot"]["resources"],
@@ -197,10 +198,8 @@ def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_a
 
 
 def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
-    dockerfile, ignore = (
-        text("docker/Dockerfile"),
-        text("docker/Dockerfile.dockerignore").splitlines(),
-    )
+    dockerfile = text("docker/Dockerfile")
+    ignore = text("docker/Dockerfile.dockerignore").splitlines()
     copied = {
         source
         for line in dockerfile.splitlines()
@@ -358,7 +357,8 @@ def test_schedule_submits_what_exists():
         ["sh", "-c", script], capture_output=True, text=True, env=environment, check=True
     )
     words = done.stdout.splitlines()
-    ours, command = words[2 : words.index("--")], words[words.index("--") + 1 :]
+    ours = words[2 : words.index("--")]
+    command = words[words.index("--") + 1 :]
     assert (words[:2], command[2]) == (["job", "submit"], "/shared/configs/mine.yaml")
     assert {w for w in ours if w.startswith("--")} <= {
         option for one in submit.params for option in one.opts
@@ -482,8 +482,11 @@ IAM = ("head", "storage", "prices")
 OF_RAY = {"ray_node_gpus_utilization"}
 TAGS = {f"ray_{name}_total": tag for name, (_, tag) in COUNTERS.items()}
 TAGS |= {f"ray_{name}": tag for name, (_, tag) in GAUGES.items()}
-RAY_FILE, RAYJOB, BOARD = "cluster.yaml", "kuberay/rayjob.yaml", "grafana/raypd.json"
-CRON, SERVICE = "kuberay/nightly-cronjob.yaml", "schedule/raypd-nightly.service"
+RAY_FILE = "cluster.yaml"
+RAYJOB = "kuberay/rayjob.yaml"
+BOARD = "grafana/raypd.json"
+CRON = "kuberay/nightly-cronjob.yaml"
+SERVICE = "schedule/raypd-nightly.service"
 # KubeRay's keys above the pods that rayjob.yaml uses: its resource definitions are not in any
 # Python package.
 KEYS = {
@@ -642,7 +645,8 @@ def systemd(file):
 
 def grafana(file):
     """Grafana's own types lose nothing of a panel, and it asks for a source of data and a run."""
-    dashboard, board = module("grafana_foundation_sdk.models.dashboard"), json.loads(file)
+    dashboard = module("grafana_foundation_sdk.models.dashboard")
+    board = json.loads(file)
     read = dashboard.Dashboard.from_json(board)
     yield from {"datasource", "run"} ^ {variable.name for variable in read.templating.list_val}
     for panel, kept in zip(board["panels"], read.panels, strict=True):
@@ -667,7 +671,8 @@ def promql(file):
     """Expressions parse, ask for metrics that raypd and Ray export, and all of raypd's are
     drawn.
     """
-    parse, drawn = module("promql_parser").parse, set()
+    parse = module("promql_parser").parse
+    drawn = set()
     for expression in (
         target["expr"] for panel in json.loads(file)["panels"] for target in panel["targets"]
     ):

@@ -211,7 +211,9 @@ def test_only_changed_documents_of_a_rewritten_object_are_extracted(
 def test_objects_that_did_not_change_are_neither_read_nor_written(write, run, monkeypatch) -> None:
     for name in "abc":
         write(f"{name}.jsonl", {f"{name}{i}": "x" for i in range(5)})
-    config, read, real = run(unit_documents=5), [], nightly.changes.read_unit
+    config = run(unit_documents=5)
+    read = []
+    real = nightly.changes.read_unit
     night(config)
     before = files(config)
     write("b.jsonl", {f"b{i}": "y" if i == 2 else "x" for i in range(5)})
@@ -247,7 +249,8 @@ def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_g
 def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) -> None:
     write("1.jsonl", {"x": "1", "y": "1"})
     write("2.jsonl", {"z": "2"})
-    drop, keep = run(), with_keys(run(), nightly={"removed": "keep"})
+    drop = run()
+    keep = with_keys(run(), nightly={"removed": "keep"})
     night(keep)
     (tmp_path / "in/1.jsonl").unlink()
     write("3.jsonl", {"y": "3"})
@@ -375,15 +378,17 @@ def test_a_night_that_was_cut_off_while_an_object_could_not_be_read_is_another(
     for name, titles_of in documents.items():  # b is in a unit with a, which is done alone
         write(f"{name}.jsonl", titles_of)
     config = with_keys(run(), input={"on_damaged": "skip"})
-    forbidden, in_file = (
-        mock.Mock(side_effect=InputError("forbidden")),
-        lambda unit: unit.parts[-1].name,
-    )
+    forbidden = mock.Mock(side_effect=InputError("forbidden"))
+
+    def in_file(unit):
+        return unit.parts[-1].name
+
     in_process(1)
     with monkeypatch.context() as patched:
-        reads = lambda unit, *rest: (forbidden if in_file(unit) == "b.jsonl" else read_unit)(  # noqa: E731
-            unit, *rest
-        )
+
+        def reads(unit, *rest):
+            return (forbidden if in_file(unit) == "b.jsonl" else read_unit)(unit, *rest)
+
         patched.setattr(changes, "read_unit", reads)
         with pytest.raises(RunError, match="cut off"):
             night(config)
@@ -453,7 +458,8 @@ def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(
     with pytest.raises(RunError, match=f"session {first.id} has been at work on it since"):
         night(config)
     first.end("complete")
-    real, state = nightly.changes.write_index, f"{config.output.path}/state.json"
+    real = nightly.changes.write_index
+    state = f"{config.output.path}/state.json"
     monkeypatch.setattr(
         nightly.changes, "write_index", lambda *args: storage.put(state, b"{}") or real(*args)
     )
@@ -472,7 +478,8 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -
     assert (result.passed, result.documents, result.found, result.failed) == (True, 26, 26, 1)
     command = CliRunner().invoke(app, ["verify", config.output.path])
     assert (command.exit_code, "26 documents" in command.output) == (0, True), command.output
-    listed, whole = Path(config.output.path, "current/files.txt"), files(config)
+    listed = Path(config.output.path, "current/files.txt")
+    whole = files(config)
     listed.write_text("\n".join(whole[1:]))
     # One of the unit's ten is hidden.
     assert verify_table(config.output.path, found).missing.documents == 9
@@ -491,7 +498,8 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -
 def test_many_nights_of_random_changes_end_where_one_full_night_does(
     tmp_path, write, run, seed
 ) -> None:
-    draw, config = random.Random(seed), run(unit_documents=3)
+    draw = random.Random(seed)
+    config = run(unit_documents=3)
     for _ in range(6):
         for name in "abcd":
             file = f"{name}.{'parquet' if name == 'd' else 'jsonl'}"
@@ -520,7 +528,8 @@ def test_many_nights_of_random_changes_end_where_one_full_night_does(
 def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(
     tmp_path, write, run, kind
 ) -> None:
-    config, broken = run(), tmp_path / "in/b.parquet"
+    config = run()
+    broken = tmp_path / "in/b.parquet"
     write("a.parquet", {"a": "1"})
     write("b.parquet", {"b": "1", "c": "1"})
     night(config)
@@ -600,7 +609,8 @@ def test_a_night_that_can_read_nothing_leaves_the_table_alone(write, run, monkey
 
 
 def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, run) -> None:
-    config, root = run(), str(tmp_path / "root")
+    config = run()
+    root = str(tmp_path / "root")
     (tmp_path / "root/nights/2026-01-01").mkdir(parents=True)
     with pytest.raises(ConfigError, match="no night has ended well here yet"):
         Watch(root)
@@ -666,7 +676,8 @@ def versions(config) -> list[tuple[int, str]]:
 def test_every_night_is_a_version_and_unchanged_objects_stay(tmp_path, nights, write) -> None:
     for name in "abc":
         write(f"{name}.jsonl", {f"{name}{i}": "x" for i in range(5)})
-    first, one = night(nights), titles(nights)
+    first = night(nights)
+    one = titles(nights)
     assert shown(nights) == one
     before = set(DeltaTable(nights.output.path).file_uris())
     write("b.jsonl", {f"b{i}": "y" if i == 2 else "x" for i in range(4)})
@@ -725,8 +736,14 @@ def test_a_folder_of_nights_gets_a_delta_table_later_and_other_columns_with_full
     assert not Path(nights.output.path, "_delta_log").exists()
     assert (night(nights).nothing_new, shown(nights)) == (True, DOCUMENTS)
     # A raypd whose table has another column: beside objects that stay, then in place of all.
-    real, scores = nightly.table.write_object, lambda table: pa.array([1.5] * len(table))
-    with_column = lambda path, table: real(path, table.append_column("score", scores(table)))  # noqa: E731
+    real = nightly.table.write_object
+
+    def scores(table):
+        return pa.array([1.5] * len(table))
+
+    def with_column(path, table):
+        return real(path, table.append_column("score", scores(table)))
+
     monkeypatch.setattr(nightly.table, "write_object", with_column)
     changed = {id: title for id, title in DOCUMENTS.items() if id != "d3"}
     write("a.jsonl", changed)
@@ -839,10 +856,8 @@ def row(values: dict[str, str | None], **more: object):
     }
 
 
-NEW, FAILED = (
-    row({"c": "3", "b": None}, truncated=True, attempts=2),
-    row({}, status="error", error="too long"),
-)
+NEW = row({"c": "3", "b": None}, truncated=True, attempts=2)
+FAILED = row({}, status="error", error="too long")
 
 
 @pytest.mark.parametrize(

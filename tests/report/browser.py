@@ -17,7 +17,8 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-sync",
 ]
-PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
+DESKTOP = {"width": 1280, "height": 900}
 
 
 @pytest.fixture(scope="module")

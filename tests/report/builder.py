@@ -136,10 +136,8 @@ def value(
 
 
 def _value(name: str, draw: random.Random) -> dict[str, Any]:
-    found, null = (
-        value(name, draw.choice(WORDS), draw.betavariate(6, 1.2)),
-        {"value": None, "status": "null"},
-    )
+    found = value(name, draw.choice(WORDS), draw.betavariate(6, 1.2))
+    null = {"value": None, "status": "null"}
     if draw.random() < 0.2:
         return found | null
     return found | null | {"status": "invalid", "raw": "12 to"} if draw.random() < 0.02 else found
@@ -208,7 +206,8 @@ def _schedule(plan: Plan, draw: random.Random) -> list[_Done]:
     """
     done: list[_Done] = []
     each = -(-(plan.units - plan.missing) // plan.sessions)
-    began, row = START, 0
+    began = START
+    row = 0
     for session in range(plan.sessions):
         free = [began + 40 + draw.random() * 8 for _ in range(plan.workers)]
         for number in range(session * each, min((session + 1) * each, plan.units - plan.missing)):
@@ -222,7 +221,8 @@ def _schedule(plan: Plan, draw: random.Random) -> list[_Done]:
                 for i, one in enumerate(_documents()[first : first + plan.documents])
             ]
             rows = plan.rows(row, plan.documents) if plan.rows else own
-            n, failed = len(rows), sum(row["status"] != "ok" for row in rows)
+            n = len(rows)
+            failed = sum(row["status"] != "ok" for row in rows)
             counts = {
                 "prefill_tokens": 310 * n,
                 "shared_tokens": 400 * n,
@@ -261,7 +261,8 @@ def _bill(plan: Plan, session: str, began: float, ended: float, done: Sequence[_
     """A session's bill: every worker is a machine of its own, the head is one more at a tenth of
     the price.
     """
-    book, price = Book(Bill(session, began, 0.0, budget_usd=plan.budget_usd)), plan.usd_per_hour
+    book = Book(Bill(session, began, 0.0, budget_usd=plan.budget_usd))
+    price = plan.usd_per_hour
     nodes = [
         (f"n{w}", "g6e.xlarge", ("on-demand", "spot")[w % 2], price, 1) for w in range(plan.workers)
     ]
@@ -316,8 +317,12 @@ class _Worker:
 
     def do(self, unit: UnitSummary, rows: list[dict[str, Any]]) -> WorkerTime:
         """Does a unit in one step; the report of it."""
-        counts, categories = SimpleNamespace(**unit.counts), [row["category"] or "" for row in rows]
-        step = lambda: setattr(self, "now", unit.committed_at) or [SimpleNamespace(counts=counts)]  # noqa: E731
+        counts = SimpleNamespace(**unit.counts)
+        categories = [row["category"] or "" for row in rows]
+
+        def step():
+            return setattr(self, "now", unit.committed_at) or [SimpleNamespace(counts=counts)]
+
         self.now = unit.began
         self.meter.ready()
         self.meter.begin(unit.unit)

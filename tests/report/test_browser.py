@@ -17,7 +17,8 @@ from tests.report.builder import Plan, build, value
 from tests.servers import Reply, serving
 
 _pages: dict[str, str] = {}  # by the plan, since some are looked at in several ways
-SMALL, TABLET = {"width": 320, "height": 640}, {"width": 768, "height": 1024}
+SMALL = {"width": 320, "height": 640}
+TABLET = {"width": 768, "height": 1024}
 
 
 def hostile_plan() -> Plan:
@@ -25,7 +26,9 @@ def hostile_plan() -> Plan:
     hostile.
     """
     texts = hostile.TEXTS
-    text = lambda number: texts[number % len(texts)]  # noqa: E731
+
+    def text(number):
+        return texts[number % len(texts)]
 
     def row(n: int):
         values = [

@@ -124,7 +124,8 @@ def test_nothing_of_a_document_becomes_markup(tmp_path):
 
 
 def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_else(make):
-    html, expected = page.render(make(units=3)), "default-src 'none'; "
+    html = page.render(make(units=3))
+    expected = "default-src 'none'; "
     for tag in ("style", "script"):
         content = re.search(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
         expected += (
@@ -219,7 +220,8 @@ def test_ten_thousand_units(tmp_path):
     root = build(
         tmp_path / "run", Plan(units=10_000, documents=20, workers=64, sessions=3, budget_usd=500)
     )
-    began, html = time.process_time(), page.render(data.load(str(root)))
+    began = time.process_time()
+    html = page.render(data.load(str(root)))
     assert time.process_time() - began < 60
     assert (len(html) < 3_000_000, "200,000" in html) == (True, True)
 
@@ -234,9 +236,10 @@ def test_long_answers_do_not_make_the_page_large(make):
         "record": "",
         "values": values,
     }
-    rows = lambda first, count: [  # noqa: E731
-        {**row, "id": str(n), "row": n} for n in range(first, first + count)
-    ]
+
+    def rows(first, count):
+        return [{**row, "id": str(n), "row": n} for n in range(first, first + count)]
+
     assert len(page.render(make(units=20, documents=12, rows=rows))) < 2_000_000
 
 

@@ -79,7 +79,8 @@ def test_a_run_in_the_middle(tmp_path):
 def test_a_finished_run_has_no_forecast(tmp_path, capsys):
     root = build(tmp_path / "run", Plan(units=8, model="fake"))
     terminal.show(Watch(str(root)), as_json=True)
-    found, run = json.loads(capsys.readouterr().out), data.load(str(root))
+    found = json.loads(capsys.readouterr().out)
+    run = data.load(str(root))
     assert (found["state"], found["units"], found["eta_seconds"], found["usd_at_end"]) == (
         "complete",
         8,
@@ -151,7 +152,8 @@ def test_without_a_bill_a_look_reads_few_units_and_none_twice(tmp_path, monkeypa
         Plan(units=300, documents=10, ledger=False, how="running", now=time.time()),
     )
     monkeypatch.setattr(status, "_FOOTERS", 64)
-    opened, real = [], storage.open_file
+    opened = []
+    real = storage.open_file
     monkeypatch.setattr(
         storage, "open_file", lambda path, *a, **k: (opened.append(path), real(path, *a, **k))[1]
     )
@@ -195,16 +197,17 @@ def test_workers_and_what_they_do(tmp_path):
 def test_texts_of_documents_are_no_markup(tmp_path):
     row = builder.document(1, builder.random.Random(1))
     row |= {"status": "error", "error": "[red]x[/red] \x1b[2J [/]", "values": None}
-    rows = lambda first, count: [{**row, "row": n} for n in range(first, first + count)]  # noqa: E731
+
+    def rows(first, count):
+        return [{**row, "row": n} for n in range(first, first + count)]
+
     text = _shown(build(tmp_path / "run", Plan(units=2, rows=rows)))
     assert ("[red]x[/red] \\u001b[NJ [/]" in text, "\x1b" in text) == (True, False)
 
 
 def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
-    root, naps = (
-        build(tmp_path / "run", Plan(units=6, missing=2, how="running", now=time.time())),
-        [],
-    )
+    root = build(tmp_path / "run", Plan(units=6, missing=2, how="running", now=time.time()))
+    naps = []
 
     def nap(seconds):
         naps.append(seconds)
@@ -252,7 +255,8 @@ def test_figures_are_those_of_the_units_and_of_the_sessions_bills(make):
     assert [s.how for s in run.sessions] == ["interrupted", "interrupted", "complete"]
     assert sum(s.documents for s in run.sessions) == 600
     assert sum(run.sample.errors.values()) == run.units.total("failed") > 0
-    bill, dollars = run.bill, [usd for _, usd in run.bill.series]
+    bill = run.bill
+    dollars = [usd for _, usd in run.bill.series]
     assert (len(bill.sessions), bill.cost.documents) == (3, 600)
     parts = (
         bill.parts.values(),
@@ -266,7 +270,8 @@ def test_figures_are_those_of_the_units_and_of_the_sessions_bills(make):
 
 def test_retries_are_on_the_bill(tmp_path):
     root = build(tmp_path / "run", Plan(units=6))
-    before, retry = data.load(str(root)).bill, build(tmp_path / "retry", Plan(units=1, workers=1))
+    before = data.load(str(root)).bill
+    retry = build(tmp_path / "retry", Plan(units=1, workers=1))
     for file in (*retry.glob("ledger/*.json"), *retry.glob("sessions/*.json")):
         text = file.read_text().replace(file.stem, "retry-1")
         file.unlink()
@@ -464,10 +469,8 @@ def test_what_was_estimated_stands_on_the_page(no_charts, tmp_path):
     )
     tree = put(root, hosted=[HOSTED], hosted_tokens={"input": FIGURE, "output": FIGURE})
     assert "the same as a hosted batch: other-model $0.012 [0.011-0.013] per 1,000" in shown(root)
-    whole, found = (
-        next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0],
-        shown(root),
-    )
+    whole = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0]
+    found = shown(root)
     says(
         found,
         "Made 2026-09-20 20:00:00 UTC for 1,000 documents.",
@@ -487,7 +490,8 @@ def test_what_was_estimated_stands_on_the_page(no_charts, tmp_path):
 
 def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machines(tmp_path):
     root = build(tmp_path / "run", Plan(units=40, workers=4))
-    tree, billed = put(root), data.load(str(root)).bill.usd
+    tree = put(root)
+    billed = data.load(str(root)).bill.usd
     four = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][2]
     assert four["nodes"] == 4
     said, note, rows = compared(root)
@@ -557,7 +561,8 @@ def test_what_cannot_be_compared_is_said_and_why(no_charts, tmp_path, keys, plan
 def test_an_estimate_without_a_run_has_a_page_of_its_own(tmp_path):
     root = tmp_path / "run"
     put(root)
-    run, found = data.load(str(root)), shown(root)
+    run = data.load(str(root))
+    found = shown(root)
     says(
         found,
         "not begun: an estimate",

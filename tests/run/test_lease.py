@@ -28,7 +28,9 @@ class Clock(runs.Clock):
 
     def __init__(self, folder: Path) -> None:
         self.holder, self.dead = folder / "lease.json", set[str]()
-        self.now, self.shift, self.slept = 1000.0, 0.0, 0.0
+        self.now = 1000.0
+        self.shift = 0.0
+        self.slept = 0.0
 
     def time(self) -> float:
         return time.time() + self.shift

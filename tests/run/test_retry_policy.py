@@ -12,7 +12,8 @@ from raypd.run.retry_policy import Attempt, UnitLog
 
 def live(rows: int, killers: set[int]) -> tuple[Attempt, int, list[int]]:
     """Plays a unit to its end: the last attempt, the deaths, and the rows that were answered."""
-    attempt, deaths = Attempt(), 0
+    attempt = Attempt()
+    deaths = 0
     while True:
         answered: list[int] = []
         for group in attempt.groups(range(rows)):
@@ -47,7 +48,8 @@ def test_a_kill_from_outside_blames_no_document_and_a_unit_without_checkpoints_i
     attempt = Attempt()
     deaths = 0
     while attempt is not None:
-        attempt, deaths = attempt.after_death([]), deaths + 1
+        attempt = attempt.after_death([])
+        deaths = deaths + 1
     assert deaths == 6
 
 

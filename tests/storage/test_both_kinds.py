@@ -84,10 +84,8 @@ def test_of_many_writers_at_once_one_wins(root: str) -> None:
         with ThreadPoolExecutor(6) as pool:
             won = list(pool.map(write, texts))
         assert (won.count(True), storage.read(path)) == (1, texts[won.index(True)])
-        write, texts = (
-            partial(storage.put_if, path, version=storage.version(path)),
-            [2 * text for text in texts],
-        )
+        write = partial(storage.put_if, path, version=storage.version(path))
+        texts = [2 * text for text in texts]
 
 
 def test_any_range_is_read_whole_from_an_offset_line_by_line_and_behind_the_end(root: str) -> None:
@@ -100,15 +98,14 @@ def test_any_range_is_read_whole_from_an_offset_line_by_line_and_behind_the_end(
         assert file.read() == b""
     assert storage.read(path) == b"".join(lines)
     # pyarrow takes a short read for the end of the file.
-    data, draws = random.Random(1).randbytes(300_000), random.Random(2)
+    data = random.Random(1).randbytes(300_000)
+    draws = random.Random(2)
     path = storage.join(root, "x")
     storage.put(path, data)
     with storage.open_file(path) as file:
         for _ in range(60):
-            begin, length = (
-                draws.randrange(300_000),
-                draws.choice([1, 100, 40_000, 70_000, 200_000]),
-            )
+            begin = draws.randrange(300_000)
+            length = draws.choice([1, 100, 40_000, 70_000, 200_000])
             assert file.read_at(length, begin) == data[begin : begin + length]
         file.seek(65_530)
         assert (file.read(10), file.size()) == (data[65_530:65_540], 300_000)

@@ -76,7 +76,10 @@ def test_an_object_replaced_while_its_body_broke_off_is_not_mixed(
 ) -> None:
     storage.put(f"{bucket}/x", b"a" * MIB)
     file = storage.open_read(f"{bucket}/x", 0, storage.version(f"{bucket}/x"))
-    replace = lambda seconds: storage.put(f"{bucket}/x", b"b" * MIB)  # noqa: E731
+
+    def replace(seconds):
+        return storage.put(f"{bucket}/x", b"b" * MIB)
+
     monkeypatch.setattr(
         "raypd.storage.s3.time", SimpleNamespace(**{**vars(time), "sleep": replace})
     )

@@ -184,7 +184,8 @@ def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus, bucke
 
 
 def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -> None:
-    run, unreadable = corpus("skip"), Unreadable()
+    run = corpus("skip")
+    unreadable = Unreadable()
     units = plan(run)
     for unit in units:
         unreadable.add(unit, f"{unit.parts[0].path}: cannot be read: gone")
@@ -201,7 +202,8 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(
     run = corpus(output=f"{bucket}/out")
     unit = next(iter(plan(run)))
     manifest.claim(run, run.output.path)
-    worker, pauses = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=fakes.build)), []
+    worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=fakes.build))
+    pauses = []
     monkeypatch.setattr(
         "raypd.cluster.worker.time", SimpleNamespace(**{**vars(time), "sleep": pauses.append})
     )
@@ -235,13 +237,12 @@ def files(tmp_path, monkeypatch: pytest.MonkeyPatch, config):
 
     def make(name: str, error: OSError) -> RunConfig:
         (tmp_path / name).write_bytes(b"x" * 1000)
-        real, failing = (
-            local.open_read,
-            type("Failing", (io.BytesIO,), {"read": mock.Mock(side_effect=error)}),
-        )
-        opened = lambda path, *given: (  # noqa: E731
-            failing(b"x" * 1000) if path.endswith(name) else real(path, *given)
-        )
+        real = local.open_read
+        failing = type("Failing", (io.BytesIO,), {"read": mock.Mock(side_effect=error)})
+
+        def opened(path, *given):
+            return failing(b"x" * 1000) if path.endswith(name) else real(path, *given)
+
         monkeypatch.setattr(local, "open_read", opened)
         return config(str(tmp_path), on_damaged="skip")
 

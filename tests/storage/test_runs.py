@@ -73,7 +73,8 @@ def ids(output: str) -> Counter[str]:
 def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(
     connected, bucket, make, ray_here
 ) -> None:
-    count, run = fill(bucket), make(connected.url, {"date": "2026-11-20"})
+    count = fill(bucket)
+    run = make(connected.url, {"date": "2026-11-20"})
     result = driver.run_extract(run, build=fakes.build)
     assert (result.documents, result.ok, result.units, result.units_planned) == (
         count,

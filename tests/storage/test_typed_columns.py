@@ -61,10 +61,8 @@ FOUND = {
     "maker.country": None,
     "maker.days": ["2024-01-31"],
 }
-SPAN, NO_SPAN = (
-    {"span": {"begin": 3, "end": 7, "page": 2}, "span_exact": True},
-    {"span": None, "span_exact": None},
-)
+SPAN = {"span": {"begin": 3, "end": 7, "page": 2}, "span_exact": True}
+NO_SPAN = {"span": None, "span_exact": None}
 FULL = {
     "extraction": {
         "category": "c",
@@ -128,7 +126,8 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
         'STRUCT(country VARCHAR, "days" DATE[])',
         "VARCHAR",
     ]
-    day, maker = datetime.date(2024, 2, 29), {"country": None, "days": [datetime.date(2024, 1, 31)]}
+    day = datetime.date(2024, 2, 29)
+    maker = {"country": None, "days": [datetime.date(2024, 1, 31)]}
     assert relation.fetchall() == [
         (
             "Acme",

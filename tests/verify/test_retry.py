@@ -65,7 +65,8 @@ def build(config: RunConfig, threads: int | None) -> WorkerComponents:
 
 @pytest.fixture(autouse=True)
 def broken(in_process) -> None:
-    Task.mended, Task.asked = False, []
+    Task.mended = False
+    Task.asked = []
 
 
 @pytest.fixture
@@ -206,7 +207,8 @@ def test_a_retry_that_is_cut_off_between_two_objects_goes_on_also_without_its_re
     run, lost, monkeypatch
 ) -> None:
     Task.mended = not lost
-    real, calls = storage.put_if, []
+    real = storage.put_if
+    calls = []
 
     def crash(path: str, data: bytes, version: str) -> bool:
         if path.endswith(".parquet"):
@@ -260,7 +262,8 @@ def test_a_damaged_record_of_a_retry_ends_the_command_with_one_line_and_exit_cod
 
 def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch) -> None:
     Task.mended = True
-    real, calls = commit.read_table, []
+    real = commit.read_table
+    calls = []
 
     def interfere(output: str, unit: str, columns: Any = None, path: str | None = None) -> Any:
         found = real(output, unit, columns, path)

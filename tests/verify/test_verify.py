@@ -238,7 +238,8 @@ def test_a_generated_answer_that_is_not_of_the_input_stands_twice_in_an_object(
 def faulty(tmp_path: Path, config) -> RunConfig:
     titles = ["a"] * 30
     titles[3] = titles[17] = ""
-    titles[12], titles[13] = "program", "plan"
+    titles[12] = "program"
+    titles[13] = "plan"
     made = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=10)
     run_here(made)
     return made
@@ -297,7 +298,8 @@ def test_units_without_a_commit_are_listed_and_finished_ones_are_not(faulty) -> 
 def test_a_document_counts_once_however_many_of_its_questions_failed(tmp_path) -> None:
     reasons = ["question 1 (0): no", "question 2 (1): no", "x.jsonl:3: no question"]
     records = [Record(0, {"question_id": str(n)}, reason) for n, reason in enumerate(reasons)]
-    config, document = run_config("question_answering"), Document(0, "a", source="x.jsonl")
+    config = run_config("question_answering")
+    document = Document(0, "a", source="x.jsonl")
     run = committed(tmp_path / "out", config, [document], records, QUESTION_ANSWERING)
     summary = dead_letters.summarize(run)
     assert (summary.documents, [group.documents for group in summary.reasons], summary.retried) == (
