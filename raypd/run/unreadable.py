@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from raypd.run.records import UnreadableUnit
 from raypd.run.text import counted
 from raypd.run.unit import Unit
-from raypd.storage.common import SINCE_PLANNED
+from raypd.storage import SINCE_PLANNED
 
 _LISTED = 100
 _SHOWN = 10

@@ -1,6 +1,7 @@
-"""Google's and Azure's storage (gs://, az://, abfss://) through obstore, under the promises of S3;
-see `Storage`. Credentials are those that obstore finds in the environment or gets from the
-machine's identity.
+"""Google's and Azure's storage (gs://, az://, abfss://) through obstore.
+
+It keeps the same promises as S3. obstore finds the credentials in the environment or gets them from
+the machine's identity.
 """
 
 import contextlib
@@ -12,16 +13,21 @@ from typing import Any, cast
 from raypd.config import StorageConfig, without_credentials
 from raypd.errors import ConfigError, InputError
 from raypd.storage.common import Changed, Object, StorageError, Unavailable
-from raypd.storage.range_reader import ObjectStore, RangeReader
+from raypd.storage.object_store import ObjectStore
+from raypd.storage.range_reader import RangeReader
 
-SCHEMES = ("gs://", "az://", "abfss://")
 _SHAPE = re.compile(r"((?:gs|az)://[\w.-]+|abfss://[\w$-]+@[\w.-]+)(?:/(.*))?", re.DOTALL)
-_NOBODY = re.compile(r"code: 401|AuthenticationFailed|token request|requesting token")
+_UNAUTHENTICATED = re.compile(r"code: 401|AuthenticationFailed|token request|requesting token")
 
 
 def split(path: str) -> tuple[str, str]:
-    """(scheme and bucket, key) of a URI. Raises InputError."""
-    if match := _SHAPE.fullmatch(path):
+    """Return (scheme and bucket, key) of a URI.
+
+    Raises:
+        InputError: If the URI does not have the form that its scheme needs.
+    """
+    match = _SHAPE.fullmatch(path)
+    if match:
         return match[1], match[2] or ""
     try:
         shapes = (
@@ -34,10 +40,12 @@ def split(path: str) -> tuple[str, str]:
 
 
 class CloudReader(RangeReader):
+    """Reads one version of an object; every request carries If-Match."""
+
     def _fetch(self, begin: int, length: int) -> bytes:
         condition = {"if_match": f'"{self.version}"'} if self.version else {}
         try:
-            with self._client.opened(self.path, "read") as (obstore, store, key):
+            with self._store.opened(self.path, "read") as (obstore, store, key):
                 answer = obstore.get(
                     store, key, options={"range": (begin, begin + length), **condition}
                 )
@@ -46,9 +54,12 @@ class CloudReader(RangeReader):
         except StorageError as error:
             if " 416 " not in str(error):
                 raise
-            self._size = begin if self._size is None else self._size
-            return b""  # behind the end
-        if self.version not in (None, _stamp(current)):  # a store that does not know If-Match
+            # The range lies beyond the end.
+            if self._size is None:
+                self._size = begin
+            return b""
+        # Some stores ignore If-Match.
+        if self.version not in (None, _stamp(current)):
             raise Changed(self.path)
         self.version = _stamp(current)
         self._size = current["size"]
@@ -56,38 +67,51 @@ class CloudReader(RangeReader):
 
 
 class CloudStore(ObjectStore):
-    """The stores of all buckets that were asked for, by their URI; for many threads."""
+    """Objects on Google's and Azure's storage, with one obstore client per bucket."""
 
-    reader = CloudReader
+    schemes = ("gs://", "az://", "abfss://")
 
     def __init__(self, settings: StorageConfig) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._stores: dict[str, Any] = {}
 
+    def absolute(self, path: str) -> str:
+        split(path)
+        return path.rstrip("/")
+
+    def reader(self, path: str, version: str | None, size: int | None, ahead: bool) -> RangeReader:
+        return CloudReader(self, path, version, size, ahead)
+
     def object_store(self) -> dict[str, str]:
-        """Beside what the crate object_store finds in the environment by itself."""
-        return {"skip_signature": "true"} if self.settings.anonymous else {}
+        # The crate finds everything else in the environment by itself.
+        if self.settings.anonymous:
+            return {"skip_signature": "true"}
+        return {}
 
     def single(self, path: str) -> Object | None:
+        key = split(path)[1]
+        if not key:
+            return None
         with contextlib.suppress(FileNotFoundError):
-            return self.head(path) if split(path)[1] else None
+            return self.head(path)
         return None
 
     def objects(self, prefix: str) -> Iterator[Object]:
-        """What begins with a prefix; the folder that it lies in is listed, as obstore asks for
-        whole names.
-        """
+        # obstore only lists whole folders, so the folder of the prefix is listed and filtered.
         bucket, key = split(prefix)
+        folder = key.rpartition("/")[0] or None
         with self.opened(prefix, "list") as (obstore, store, _):
-            for page in obstore.list(store, key.rpartition("/")[0] or None):
-                items = (item for item in page if item["path"].startswith(key))
-                yield from (_object(f"{bucket}/{item['path']}", prefix, item) for item in items)
+            for page in obstore.list(store, folder):
+                for item in page:
+                    if item["path"].startswith(key):
+                        yield _object(f"{bucket}/{item['path']}", prefix, item)
 
     def level(self, folder: str) -> Iterator[tuple[list[str], list[str]]]:
         with self.opened(folder, "list") as (obstore, store, key):
             page = obstore.list_with_delimiter(store, key.rstrip("/") or None)
-        names = [path.rstrip("/").rpartition("/")[2] for path in page["common_prefixes"]]
-        yield names, [item["path"].rpartition("/")[2] for item in page["objects"]]
+        folders = [path.rstrip("/").rpartition("/")[2] for path in page["common_prefixes"]]
+        objects = [item["path"].rpartition("/")[2] for item in page["objects"]]
+        yield folders, objects
 
     def is_folder(self, path: str) -> bool:
         return next(self.walk(path), None) is not None
@@ -99,13 +123,19 @@ class CloudStore(ObjectStore):
         with self.opened(path, "read") as (obstore, store, key):
             return obstore.head(store, key)
 
-    def put(self, path: str, data: bytes, mode: Any = "overwrite") -> None:
+    def put(self, path: str, data: bytes, private: bool = False) -> None:
+        self._put(path, data, "overwrite")
+
+    def _put(self, path: str, data: bytes, mode: Any) -> None:
         with self.opened(path, "write") as (obstore, store, key):
             obstore.put(store, key, data, mode=mode, use_multipart=False)
 
-    def put_new(self, path: str, data: bytes, mode: Any = "create") -> bool:
+    def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
+        return self._put_if(path, data, "create")
+
+    def _put_if(self, path: str, data: bytes, mode: Any) -> bool:
         try:
-            self.put(path, data, mode)
+            self._put(path, data, mode)
             return True
         except Changed:
             return self.holds(path, data)
@@ -115,9 +145,11 @@ class CloudStore(ObjectStore):
             current = self._head(path)
         except FileNotFoundError:
             return False
-        # Azure compares one, Google the other.
+        if _stamp(current) != version:
+            return False
+        # Azure compares the ETag, Google the version.
         mode = {key: current[key] for key in ("e_tag", "version") if current[key]}
-        return _stamp(current) == version and self.put_new(path, data, mode)
+        return self._put_if(path, data, mode)
 
     def delete(self, path: str) -> None:
         with (
@@ -128,8 +160,14 @@ class CloudStore(ObjectStore):
 
     @contextlib.contextmanager
     def opened(self, path: str, action: str) -> Iterator[tuple[Any, Any, str]]:
-        """obstore, the store and the key of a path; obstore's errors become FileNotFoundError,
-        Changed, StorageError or Unavailable. action: what the credentials must allow.
+        """Give obstore, the store and the key of a path, and translate obstore's errors.
+
+        Args:
+            path: The object.
+            action: The permission that the credentials need: read, write, list or delete.
+
+        Raises:
+            FileNotFoundError, Changed, StorageError, Unavailable: In place of obstore's errors.
         """
         bucket, key = split(path)
         try:
@@ -178,35 +216,36 @@ def _object(path: str, prefix: str, item: Any) -> Object:
 
 
 def _explained(error: Exception, path: str, action: str) -> Exception:
-    """An error in words; never its body or query, in which a token may stand."""
+    """Return an error with a message to act on, without body or query, which may hold a token."""
     text = str(error)
-    status, code = (
-        re.search(p, text) for p in (r"status code: (\d{3}) ?([^:\n]*)", r"<Code>(\w+)</Code>")
-    )
-    number, said = (
-        (int(status[1]), f"{status[1]} {code[1] if code else status[2]} ") if status else (0, "")
-    )
+    status = re.search(r"status code: (\d{3}) ?([^:\n]*)", text)
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    number = 0
+    answer = ""
+    if status:
+        number = int(status[1])
+        answer = f"{number} {code[1] if code else status[2]} "
     if re.search(r"NoSuchBucket|ContainerNotFound|bucket does not exist", text):
         return StorageError(f"{path}: there is no {split(path)[0]}; check the name and the account")
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{path}: no such object")
-    if _NOBODY.search(text):
+    if _UNAUTHENTICATED.search(text):
+        variables = "AZURE_STORAGE_ACCOUNT_NAME and _KEY"
         if path.startswith("gs://"):
-            names = "GOOGLE_APPLICATION_CREDENTIALS"
-        else:
-            names = "AZURE_STORAGE_ACCOUNT_NAME and _KEY"
+            variables = "GOOGLE_APPLICATION_CREDENTIALS"
         return Unavailable(
-            f"{path}: {said}the store refuses these credentials: renew them, or set {names} "
+            f"{path}: {answer}the store refuses these credentials: renew them, or set {variables} "
             "(docs/storage.md); the same command resumes"
         )
-    passes = number in (408, 429) or number >= 500
-    reason = f"the store answered {said}to {action}"
+    is_transient = number in (408, 429) or number >= 500
+    reason = f"the store answered {answer}to {action}"
     if number == 403:
         reason = (
             f"forbidden: the credentials must allow to {action} here (the store says: "
-            f"{said.strip()})"
+            f"{answer.strip()})"
         )
     elif not status:
         reason = re.sub(r"\?\S+", "", text.split("\n\nDebug source")[0]).strip()
-        passes = "HTTP error" in reason or "Error performing" in reason
-    return (Unavailable if passes else StorageError)(f"{path}: {reason}")
+        is_transient = "HTTP error" in reason or "Error performing" in reason
+    kind = Unavailable if is_transient else StorageError
+    return kind(f"{path}: {reason}")

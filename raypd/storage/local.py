@@ -1,7 +1,4 @@
-"""Local folders, and file systems that all machines of a cluster share.
-
-See `Storage` for each function.
-"""
+"""Local folders, and file systems that all machines of a cluster share."""
 
 import contextlib
 import hashlib
@@ -13,73 +10,218 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from raypd.errors import InputError, did_you_mean
+from raypd.storage.backend import Backend
 from raypd.storage.common import Changed, Object, StorageError, choose, literal
 
-# Above this a file is known by size and time of change: every worker would have to read all of it
-# for a hash.
+# A larger file is identified by size and modification time, because every worker would have to read
+# all of it to compute a hash.
 _HASHED_BYTES = 64 << 20
 _TEMPORARY = ".tmp-"
+# A temporary file of this age has no writer any more, wherever it came from.
 _STALE_SECONDS = 24 * 3600
+_BUFFER_BYTES = 1 << 20
+# Schemes that other tools use, and what raypd calls them.
+_OTHER_SCHEMES = {
+    "s3a": "s3",
+    "s3n": "s3",
+    "S3": "s3",
+    "gcs": "gs",
+    "abfs": "abfss",
+    "azure": "az",
+}
+
+
+class Local(Backend):
+    """Files below the root of this machine. Also serves paths without a known scheme."""
+
+    schemes = ("file://",)
+    is_remote = False
+
+    def absolute(self, path: str) -> str:
+        return str(local_path(path))
+
+    def join(self, root: str, *parts: str) -> str:
+        return os.path.join(root, *parts)
+
+    def find(self, path: str) -> Iterator[Object]:
+        target = local_path(path)
+        if target.is_file():
+            yield _object(target, target.parent)
+        elif target.is_dir():
+            yield from _find_below(path, target)
+        elif literal(str(target)) == str(target):
+            if os.path.lexists(target):
+                raise InputError(f"{path}: {_not_a_file(target)}")
+            raise InputError(f"{path}: no such file or folder{_did_you_mean(target)}")
+        else:
+            yield from _find_glob(path, str(target))
+
+    def walk(self, folder: str) -> Iterator[Object]:
+        for item in _objects(local_path(folder)):
+            if not os.path.basename(item.name).startswith(_TEMPORARY):
+                yield item
+
+    def names(self, folder: str) -> list[str]:
+        return _entries(folder, os.DirEntry.is_file)
+
+    def folders(self, folder: str) -> list[str]:
+        return _entries(folder, os.DirEntry.is_dir)
+
+    def is_folder(self, path: str) -> bool:
+        return local_path(path).is_dir()
+
+    def exists(self, path: str) -> bool:
+        return local_path(path).exists()
+
+    def version(self, path: str) -> str:
+        """Return a hash if the file is small: it survives a copy, as of `ray job submit`'s
+        --working-dir.
+        """
+        file = local_path(path)
+        try:
+            status = os.stat(file)
+        except FileNotFoundError:
+            if not file.is_symlink():
+                raise
+            raise StorageError(_not_a_file(file)) from None
+        # Opening a pipe would wait for its writer.
+        if not stat.S_ISREG(status.st_mode):
+            raise StorageError(_not_a_file(file))
+        if status.st_size > _HASHED_BYTES:
+            return _stamp(status)
+        return sha256(file)[:16]
+
+    def read(self, path: str) -> bytes:
+        return local_path(path).read_bytes()
+
+    def open_read(self, path: str, offset: int = 0, version: str | None = None) -> BinaryIO:
+        file = open(local_path(path), "rb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+        # The file is opened first: an open file keeps its content when the path is replaced.
+        if version is not None and self.version(path) != version:
+            file.close()
+            raise Changed(path)
+        file.seek(offset)
+        return file
+
+    def open_file(self, path: str, version: str | None = None, size: int | None = None) -> Any:
+        import pyarrow as pa
+
+        return pa.PythonFile(self.open_read(path, 0, version), mode="r")
+
+    def make_folder(self, path: str) -> None:
+        folder = local_path(path)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+    def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
+        path = self.absolute(path)
+        with _temporary_file(path, data, private) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            except OSError:
+                # The file system has no hard links. Renaming is not safe against two writers at
+                # the same instant, but a reader never sees a partial file.
+                if os.path.exists(path):
+                    return False
+                os.rename(temporary, path)
+        return True
+
+    def put(self, path: str, data: bytes, private: bool = False) -> None:
+        path = self.absolute(path)
+        with _temporary_file(path, data, private) as temporary:
+            os.replace(temporary, path)
+
+    def put_if(self, path: str, data: bytes, version: str) -> bool:
+        """Replace one version of a file.
+
+        Concurrent calls exclude each other by a lock on a hidden file next to the file; other
+        methods do not take that lock.
+        """
+        # Not every system has fcntl.
+        import fcntl
+
+        path = self.absolute(path)
+        folder, name = os.path.split(path)
+        try:
+            with open(os.path.join(folder, f".{name}.lock"), "ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if self.version(path) != version:
+                    return False
+                self.put(path, data)
+                return True
+        except FileNotFoundError:
+            return False
+
+    def delete(self, path: str) -> None:
+        local_path(path).unlink(missing_ok=True)
+
+    def clean_temporary(self, folder: str) -> int:
+        """Delete temporary files whose process is gone or that are a day old."""
+        deleted = 0
+        for file in local_path(folder).rglob(f"{_TEMPORARY}*"):
+            with contextlib.suppress(FileNotFoundError):
+                if _writer_is_dead(file) or time.time() - file.stat().st_mtime > _STALE_SECONDS:
+                    file.unlink()
+                    deleted += 1
+        return deleted
 
 
 def local_path(path: str) -> Path:
-    """A path of the configuration as an absolute one.
+    """Return a path of the configuration as an absolute one.
 
-    Raises InputError for a URI of another kind of storage.
+    Raises:
+        InputError: If the path names another kind of storage.
     """
     scheme, separator, remainder = path.partition("://")
-    if separator and scheme != "file":
-        near = {
-            "s3a": "s3",
-            "s3n": "s3",
-            "S3": "s3",
-            "gcs": "gs",
-            "abfs": "abfss",
-            "azure": "az",
-        }.get(scheme)
-        hint = f"; write {near}://" if near else "; give a local path, s3://, gs:// or az://"
-        raise InputError(f"{path}: {scheme}:// is not a storage that raypd reads or writes{hint}")
-    return Path(os.path.abspath(os.path.expanduser(remainder if separator else path)))
+    if not separator:
+        remainder = path
+    elif scheme != "file":
+        hint = "give a local path, s3://, gs:// or az://"
+        if scheme in _OTHER_SCHEMES:
+            hint = f"write {_OTHER_SCHEMES[scheme]}://"
+        raise InputError(f"{path}: {scheme}:// is not a storage that raypd reads or writes; {hint}")
+    return Path(os.path.abspath(os.path.expanduser(remainder)))
 
 
-def find(path: str) -> Iterator[Object]:
-    place = local_path(path)
-    if place.is_file():
-        yield _object(place, place.parent)
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, computed once per process unless the file changes."""
+    status = path.stat()
+    return _sha256(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _sha256(path: Path, inode: int, size: int, mtime_ns: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _find_below(path: str, folder: Path) -> Iterator[Object]:
+    listed = yield from choose(_objects(folder, include_special=True), None)
+    if listed is None:
         return
-    start = literal(str(place))
-    glob = None if place.is_dir() else str(place)
-    if glob == start:
-        if os.path.lexists(place):
-            raise InputError(f"{path}: {_no_file(place)}")
-        raise InputError(f"{path}: no such file or folder{_near(place)}")
-    root = place if glob is None else Path(os.path.dirname(start))
+    if listed:
+        content = "only hidden files (a part of their names begins with . or _)"
+    else:
+        content = "no files"
+    raise InputError(f"{path}: the folder holds {content}")
 
-    listed = yield from choose(_objects(root, every=True), glob)
-    if listed is not None and glob is not None:
-        raise InputError(f"{path}: no file matches{_missing(root)}")
+
+def _find_glob(path: str, glob: str) -> Iterator[Object]:
+    root = Path(os.path.dirname(literal(glob)))
+    listed = yield from choose(_objects(root, include_special=True), glob)
     if listed is not None:
-        if listed:
-            only = "only hidden files (a part of their names begins with . or _)"
-        else:
-            only = "no files"
-        raise InputError(f"{path}: the folder holds {only}")
+        raise InputError(f"{path}: no file matches{_missing(root)}")
 
 
-def walk(folder: str) -> Iterator[Object]:
-    return (
-        item
-        for item in _objects(local_path(folder))
-        if not os.path.basename(item.name).startswith(_TEMPORARY)
-    )
-
-
-def _objects(root: Path, every: bool = False) -> Iterator[Object]:
-    for file in _files(root, every):
-        with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+def _objects(root: Path, include_special: bool = False) -> Iterator[Object]:
+    for file in _files(root, include_special):
+        # A file may be deleted after it was listed.
+        with contextlib.suppress(FileNotFoundError):
             yield _object(file, root)
 
 
@@ -89,7 +231,8 @@ def _object(file: Path, root: Path) -> Object:
     except OSError:
         if not file.is_symlink():
             raise
-        status = file.lstat()  # of a link to nothing: `version` tells
+        # The link leads nowhere; `version` says so when the file is read.
+        status = file.lstat()
     return Object(str(file), file.relative_to(root).as_posix(), status.st_size, _stamp(status))
 
 
@@ -97,183 +240,101 @@ def _stamp(status: os.stat_result) -> str:
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 
-def _files(folder: Path, every: bool) -> Iterator[Path]:
-    """The files below a folder in the order of their parts; every: also pipes, links to nothing and
-    to folders.
+def _files(folder: Path, include_special: bool) -> Iterator[Path]:
+    """Yield the files below a folder, ordered by the parts of their paths.
+
+    Args:
+        folder: The folder; nothing is yielded if it does not exist.
+        include_special: Whether to include pipes, dangling links and links to folders.
     """
     try:
         with os.scandir(folder) as scan:
-            entries = sorted(scan, key=lambda e: e.name)
+            entries = sorted(scan, key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path), every)
-        elif every or entry.is_file():
+            yield from _files(Path(entry.path), include_special)
+        elif include_special or entry.is_file():
             yield Path(entry.path)
 
 
-def _no_file(path: Path) -> str:
-    if not path.exists():
-        return f"a link to {os.readlink(path)}, which is not there"
-    if path.is_dir():
-        return "a link to a folder, which is not followed: name that folder in input.path"
-    return "a pipe, socket or device: raypd reads files; write what comes out of it to one"
-
-
-def _missing(folder: Path) -> str:
-    return "" if folder.is_dir() else f" (the folder {folder} does not exist)"
-
-
-def _near(path: Path) -> str:
-    hint = did_you_mean(
-        path.name, os.listdir(path.parent) if path.parent.is_dir() else [], path.parent.joinpath
-    )
-    return f"; {hint}" if hint else _missing(path.parent)
-
-
-def names(folder: str, kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:
-    """Names of what is of a kind right in a folder, hidden ones left out; none where there is no
-    folder.
+def _entries(folder: str, is_kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """Return the sorted names of one kind of entry in a folder, without those that begin with a
+    dot.
     """
     try:
         with os.scandir(local_path(folder)) as entries:
-            return sorted(e.name for e in entries if not e.name.startswith(".") and kind(e))
+            return sorted(
+                entry.name for entry in entries if not entry.name.startswith(".") and is_kind(entry)
+            )
     except FileNotFoundError:
         return []
 
 
-def open_read(path: str, offset: int, expected: str | None) -> BinaryIO:
-    """The bytes of a file from `offset` on.
-
-    Raises OSError; Changed when it is not the version wanted.
-    """
-    file = open(local_path(path), "rb", buffering=1 << 20)  # noqa: SIM115
-    # Opened first: an open file stays as it is when the path is replaced.
-    if expected is not None and version(path) != expected:
-        file.close()
-        raise Changed(path)
-    file.seek(offset)
-    return file
+def _not_a_file(path: Path) -> str:
+    if not path.exists():
+        return f"a link to {os.readlink(path)}, which does not exist"
+    if path.is_dir():
+        return "a link to a folder; links are not followed, so name that folder in input.path"
+    return "a pipe, socket or device; raypd reads files, so write its content to one"
 
 
-def version(path: str) -> str:
-    """A hash survives a copy of the file, as `ray job submit --working-dir` makes one."""
-    place = local_path(path)
-    try:
-        status = os.stat(place)
-    except FileNotFoundError:
-        if not place.is_symlink():
-            raise
-        raise StorageError(_no_file(place)) from None
-    if not stat.S_ISREG(status.st_mode):  # to open a pipe is to wait for its writer
-        raise StorageError(_no_file(place))
-    return _stamp(status) if status.st_size > _HASHED_BYTES else sha256(place)[:16]
+def _missing(folder: Path) -> str:
+    if folder.is_dir():
+        return ""
+    return f" (the folder {folder} does not exist)"
 
 
-def sha256(path: Path) -> str:
-    """Of a file; computed once in a process unless it changes."""
-    status = path.stat()
-    return hashed(path, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=4096)
-def hashed(path: Path, inode: int, size: int, changed: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def make_folder(path: str) -> None:
-    folder = local_path(path)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def put_new(path: str, data: bytes, private: bool) -> bool:
-    path = str(local_path(path))
-    with _written(path, data, 0o600 if private else 0o666) as temporary:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError:
-            # File systems without hard links: not safe against two writers at one instant, but
-            # never torn.
-            if os.path.exists(path):
-                return False
-            os.rename(temporary, path)
-    return True
-
-
-def put_if(path: str, data: bytes, expected: str) -> bool:
-    """Safe against other calls of it alone: they take a lock on a hidden file beside the file."""
-    import fcntl  # not on every system
-
-    path = str(local_path(path))
-    folder, name = os.path.split(path)
-    try:
-        with open(os.path.join(folder, f".{name}.lock"), "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if version(path) != expected:
-                return False
-            put(path, data)
-            return True
-    except FileNotFoundError:
-        return False
-
-
-def put(path: str, data: bytes, private: bool = False) -> None:
-    path = str(local_path(path))
-    with _written(path, data, 0o600 if private else 0o666) as temporary:
-        os.replace(temporary, path)
+def _did_you_mean(path: Path) -> str:
+    siblings = os.listdir(path.parent) if path.parent.is_dir() else []
+    hint = did_you_mean(path.name, siblings, path.parent.joinpath)
+    if hint:
+        return f"; {hint}"
+    return _missing(path.parent)
 
 
 @contextlib.contextmanager
-def _written(path: str, data: bytes, mode: int = 0o666) -> Iterator[str]:
-    """A temporary file of this content beside `path`, to be moved there; what stays of it is
-    removed.
-    """
+def _temporary_file(path: str, data: bytes, private: bool = False) -> Iterator[str]:
+    """Write a temporary file next to `path`, to be moved there, and delete what is left of it."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
-    temporary = os.path.join(
-        folder, f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    )
+    name = f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    temporary = os.path.join(folder, name)
+    mode = 0o600 if private else 0o666
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
     try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(temporary, "xb", opener=opener) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         yield temporary
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        _sync_folder(folder)
     except OSError as error:
-        # "No space left on device" alone does not say which.
+        # "No space left on device" alone does not say which device.
         error.filename = error.filename or path
         raise
-    finally:  # a full disk must not be filled further by remains
+    finally:
+        # A full disk must not be filled further by leftovers.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
 
 
-def clean_temporary(folder: str) -> int:
-    """Removes what dead writers left below a folder (their process is gone, or the file is a day
-    old); how many.
-    """
-    removed = 0
-    for path in local_path(folder).rglob(f"{_TEMPORARY}*"):
-        host, _, process = path.name.removeprefix(_TEMPORARY).rpartition("-")[0].rpartition("-")
-        dead = (
-            host == socket.gethostname()
-            and process.isdigit()
-            and not os.path.exists(f"/proc/{process}")
-        )
-        with contextlib.suppress(FileNotFoundError):
-            if (
-                dead and os.path.isdir("/proc")
-            ) or time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                path.unlink()
-                removed += 1
-    return removed
+def _sync_folder(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _writer_is_dead(temporary: Path) -> bool:
+    """Return whether the process that wrote a temporary file ran on this host and has ended."""
+    writer = temporary.name.removeprefix(_TEMPORARY).rpartition("-")[0]
+    host, _, process = writer.rpartition("-")
+    if host != socket.gethostname() or not process.isdigit():
+        return False
+    return os.path.isdir("/proc") and not os.path.exists(f"/proc/{process}")

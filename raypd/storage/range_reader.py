@@ -1,45 +1,50 @@
-"""What all object stores share, and a file-like view of one version of an object, read by
-ranges.
-"""
+"""A file-like view of one version of an object, read by ranges."""
 
-import contextlib
 import io
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
-from raypd.storage.common import Changed, Object
+from raypd.storage.common import Changed
 
-# Bytes of the first range read in sequence; each further one is twice as long, up to _MOST.
-_FIRST = 1 << 20
-_MOST = 8 << 20
-_LEAST_RANDOM = 64 << 10
+# Sequential reading starts with a range of this many bytes; each further range is twice as long.
+_FIRST_RANGE = 1 << 20
+_LONGEST_RANGE = 8 << 20
+# A request at a random offset reads at least this many bytes.
+_SHORTEST_RANGE = 64 << 10
 
 
 class RangeReader(io.RawIOBase):
-    """A file-like view of an object that never mixes two versions of it: every request names the
-    one that it wants. Raises Changed, FileNotFoundError, StorageError. version: the ETag to insist
-    on; None: the one that the first answer brings. ahead: read ahead, for reading in sequence.
-    client: with `head`.
+    """Reads one version of an object; every request names that version, so two never mix.
+
+    Args:
+        store: The object store, whose `head` tells the object's size.
+        path: The object.
+        version: The ETag to insist on; None takes the version that the first answer names.
+        size: The object's size in bytes, if known.
+        ahead: Whether to read ahead, for sequential reading.
+
+    Reading raises Changed, FileNotFoundError or StorageError.
     """
 
     def __init__(
-        self, client: Any, path: str, version: str | None, size: int | None, ahead: bool
+        self, store: Any, path: str, version: str | None, size: int | None, ahead: bool
     ) -> None:
-        self._client = client
+        self._store = store
         self.path = path
         self._pinned = version is not None
         self.version = version
         self._size = size
         self._position = 0
+        # The bytes read last, and their offset in the object.
         self._window = b""
-        self._begin = 0  # of the window
-        self._ahead = _FIRST if ahead else 0
+        self._window_begin = 0
+        self._read_ahead = _FIRST_RANGE if ahead else 0
 
     @abstractmethod
     def _fetch(self, begin: int, length: int) -> bytes:
-        """Bytes [begin, begin + length) as far as the object has them; sets `version` and, where it
-        can, `_size`.
+        """Return bytes [begin, begin + length), fewer at the end of the object.
+
+        Sets `version` and, if the answer tells it, `_size`.
         """
 
     def readable(self) -> bool:
@@ -48,8 +53,9 @@ class RangeReader(io.RawIOBase):
     seekable = readable
 
     def size(self) -> int:
+        """Return the object's size in bytes."""
         if self._size is None:
-            current = self._client.head(self.path)
+            current = self._store.head(self.path)
             if self._pinned and self.version != current.stamp:
                 raise Changed(self.path)
             self._size = current.size
@@ -57,81 +63,40 @@ class RangeReader(io.RawIOBase):
         return self._size
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: 0}[whence]
-        self._position = (self.size() if whence == io.SEEK_END else base) + offset
+        if whence == io.SEEK_CUR:
+            base = self._position
+        elif whence == io.SEEK_END:
+            base = self.size()
+        else:
+            base = 0
+        self._position = base + offset
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fills the buffer; less than all of it at the end of the object alone, as pyarrow takes
-        it.
-        """
+        """Fill the buffer; pyarrow takes a partly filled buffer for the end of the file."""
         view = memoryview(buffer).cast("B")
         filled = 0
         while filled < len(view) and (self._size is None or self._position < self._size):
-            index = self._position - self._begin
+            index = self._position - self._window_begin
             if not 0 <= index < len(self._window):
-                self._begin = self._position
+                self._load_window(len(view) - filled)
                 index = 0
-                try:
-                    self._window = self._fetch(
-                        self._position, max(len(view) - filled, self._ahead or _LEAST_RANDOM)
-                    )
-                except FileNotFoundError:
-                    if self._pinned:
-                        raise Changed(self.path) from None
-                    raise
-                self._ahead = min(2 * self._ahead, _MOST)
             count = min(len(view) - filled, len(self._window) - index)
-            if not count:
+            if count == 0:
                 break
             view[filled : filled + count] = memoryview(self._window)[index : index + count]
             self._position += count
             filled += count
         return filled
 
-
-class ObjectStore:
-    """The methods that follow from others; see `Storage` for each."""
-
-    reader: type[RangeReader]
-
-    @abstractmethod
-    def head(self, path: str) -> Object:
-        """An object's size and version. Raises FileNotFoundError, StorageError."""
-
-    @abstractmethod
-    def objects(self, prefix: str) -> Iterator[Object]:
-        """What begins with a prefix."""
-
-    @abstractmethod
-    def level(self, folder: str) -> Iterator[tuple[list[str], list[str]]]:
-        """Pages of names right in a folder: of folders, and of objects."""
-
-    def names(self, folder: str) -> list[str]:
-        return sorted(
-            name for _, names in self.level(folder) for name in names if name and name[0] != "."
-        )
-
-    def folders(self, folder: str) -> list[str]:
-        return sorted(name for names, _ in self.level(folder) for name in names)
-
-    def beside(self, folder: str) -> list[str]:
-        """From one page."""
-        return [name for names in next(self.level(folder), ()) for name in names]
-
-    def walk(self, folder: str) -> Iterator[Object]:
-        return self.objects(folder.rstrip("/") + "/")
-
-    def read(self, path: str) -> bytes:
-        return self.reader(self, path, None, None, ahead=True).readall()
-
-    def exists(self, path: str) -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            return any(path.split("/", 3)[3:]) and bool(self.head(path))  # a bucket itself is none
-        return False
-
-    def holds(self, path: str, data: bytes) -> bool:
-        """A request whose answer was lost is sent again; then the first one was written."""
-        with contextlib.suppress(FileNotFoundError):
-            return self.head(path).size == len(data) and self.read(path) == data
-        return False
+    def _load_window(self, wanted: int) -> None:
+        """Fetch at least `wanted` bytes from the current position into the window."""
+        length = max(wanted, self._read_ahead or _SHORTEST_RANGE)
+        try:
+            self._window = self._fetch(self._position, length)
+        except FileNotFoundError:
+            if self._pinned:
+                raise Changed(self.path) from None
+            raise
+        self._window_begin = self._position
+        self._read_ahead = min(2 * self._read_ahead, _LONGEST_RANGE)

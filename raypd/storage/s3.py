@@ -1,7 +1,4 @@
-"""Objects on S3: listed, looked at, read by ranges, written under conditions.
-
-See `Storage` for each function.
-"""
+"""Objects on S3 and on stores with its API: listings, ranged reads, conditional writes."""
 
 import logging
 import random
@@ -13,25 +10,31 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from raypd.storage.common import Changed, Object, StorageError, Unavailable
-from raypd.storage.range_reader import ObjectStore, RangeReader
+from raypd.storage.object_store import ObjectStore
+from raypd.storage.range_reader import RangeReader
 from raypd.storage.s3_client import MISSING, UNMET, BrokenOff, S3Client, code_of, split, target
 
-MULTIPART_BYTES = 64 << 20  # above this an object is sent in parts
+# A larger object is sent in parts of PART_BYTES.
+MULTIPART_BYTES = 64 << 20
 PART_BYTES = 16 << 20
-_CONFLICTS = 6  # tries of a conditional write that meets another one in progress
-_CHUNK = 64 << 10  # what of a body is lost at most when it breaks off
-_LONGEST_WAIT = 20.0  # before it is taken up
+# Attempts of a conditional write that collides with another one in progress.
+_CONFLICT_ATTEMPTS = 6
+_CONFLICT_CODES = ("ConditionalRequestConflict", "OperationAborted", "409")
+# A body that breaks off loses at most this many bytes.
+_CHUNK = 64 << 10
+# Seconds to wait at most before a broken body is requested again.
+_LONGEST_WAIT = 20.0
 
 _log = logging.getLogger("raypd.storage")
 
 
 class S3Reader(RangeReader):
-    """Every request carries If-Match; its client is an S3."""
+    """Reads one version of an object on S3; every request carries If-Match."""
 
     def _fetch(self, begin: int, length: int) -> bytes:
-        """A cut body is taken up where it broke off."""
+        # If a body breaks off, the next request starts where it ended.
         data = bytearray()
-        attempts = self._client.settings.max_attempts
+        attempts = self._store.settings.max_attempts
         for attempt in range(1, attempts + 1):
             try:
                 response = self._get(begin + len(data), begin + length)
@@ -52,21 +55,21 @@ class S3Reader(RangeReader):
         return bytes(data)
 
     def _get(self, begin: int, end: int) -> Any:
-        """The answer to one ranged GET; None where the range lies behind the end."""
-        keys = {
-            "Range": f"bytes={begin}-{end - 1}",
-            **({"IfMatch": f'"{self.version}"'} if self.version else {}),
-        }
-        with self._client.translated(self.path, "s3:GetObject"):
+        """Return the answer to one ranged GET, or None if the range lies beyond the end."""
+        keys = {"Range": f"bytes={begin}-{end - 1}"}
+        if self.version:
+            keys["IfMatch"] = f'"{self.version}"'
+        with self._store.translated(self.path, "s3:GetObject"):
             try:
-                response = self._client.boto().get_object(**target(self.path), **keys)
+                response = self._store.boto().get_object(**target(self.path), **keys)
             except ClientError as error:
                 if code_of(error) in ("InvalidRange", "416", "RequestedRangeNotSatisfiable"):
-                    self._size = begin if self._size is None else self._size
+                    if self._size is None:
+                        self._size = begin
                     return None
                 raise
         version = response["ETag"].strip('"')
-        # A store that does not know If-Match.
+        # Some stores ignore If-Match.
         if self.version is not None and version != self.version:
             response["Body"].close()
             raise Changed(self.path)
@@ -74,7 +77,8 @@ class S3Reader(RangeReader):
         _, _, total = response.get("ContentRange", "").rpartition("/")
         if total.isdigit():
             self._size = int(total)
-        elif begin == 0:  # a store that sends the whole of a small object without a range
+        elif begin == 0:
+            # Some stores send all of a small object and no range.
             self._size = int(response["ContentLength"])
         else:
             response["Body"].close()
@@ -85,7 +89,11 @@ class S3Reader(RangeReader):
 
 
 def _drain(body: Any, data: bytearray, length: int) -> str | None:
-    """Appends a body to the data up to a length; why it broke off, or None where it came whole."""
+    """Append a body to `data` up to a length.
+
+    Returns:
+        The name of the error that broke the body off, or None if it arrived complete.
+    """
     try:
         for chunk in body.iter_chunks(_CHUNK):
             data += chunk
@@ -100,7 +108,16 @@ def _drain(body: Any, data: bytearray, length: int) -> str | None:
 
 
 class S3(S3Client, ObjectStore):
-    reader = S3Reader
+    """Objects on S3 through boto3."""
+
+    schemes = ("s3://",)
+
+    def absolute(self, path: str) -> str:
+        split(path)
+        return path.rstrip("/")
+
+    def reader(self, path: str, version: str | None, size: int | None, ahead: bool) -> RangeReader:
+        return S3Reader(self, path, version, size, ahead)
 
     def head(self, path: str) -> Object:
         with self.translated(path, "s3:GetObject"):
@@ -113,45 +130,44 @@ class S3(S3Client, ObjectStore):
         bucket, key = split(path)
         if not key:
             return None
-        # Not HEAD: it needs another permission, and has no reason.
+        # A listing, because HEAD needs another permission and its refusal has no reason.
         with self.translated(path, "s3:ListBucket"):
             item = self.first(bucket, key)
-        return _object(path, item) if item is not None and item["Key"] == key else None
+        if item is None or item["Key"] != key:
+            return None
+        return _object(path, item)
 
     def objects(self, prefix: str) -> Iterator[Object]:
         for page in self._pages(prefix):
-            # Keys that end in / are folders that some tools make.
-            yield from (
-                _object(prefix, item)
-                for item in page.get("Contents", [])
-                if not item["Key"].endswith("/")
-            )
+            for item in page.get("Contents", []):
+                # Some tools create keys that end in / to represent folders.
+                if not item["Key"].endswith("/"):
+                    yield _object(prefix, item)
 
     def _pages(self, path: str, **options: str) -> Iterator[dict[str, Any]]:
-        """Of a thousand keys, of which one is held at a time."""
+        """Yield the pages of a listing, of a thousand keys each."""
         bucket, prefix = split(path)
         with self.translated(path, "s3:ListBucket"):
-            yield from (
-                self.boto()
-                .get_paginator("list_objects_v2")
-                .paginate(Bucket=bucket, Prefix=prefix, **options)
-            )
+            paginator = self.boto().get_paginator("list_objects_v2")
+            yield from paginator.paginate(Bucket=bucket, Prefix=prefix, **options)
 
     def level(self, folder: str) -> Iterator[tuple[list[str], list[str]]]:
         for page in self._pages(folder.rstrip("/") + "/", Delimiter="/"):
-            names = [prefix["Prefix"].split("/")[-2] for prefix in page.get("CommonPrefixes", [])]
-            yield names, [item["Key"].rpartition("/")[2] for item in page.get("Contents", [])]
+            prefixes = page.get("CommonPrefixes", [])
+            folders = [prefix["Prefix"].split("/")[-2] for prefix in prefixes]
+            objects = [item["Key"].rpartition("/")[2] for item in page.get("Contents", [])]
+            yield folders, objects
 
     def is_folder(self, path: str) -> bool:
         with self.translated(path, "s3:ListBucket"):
             return self.first(*split(path.rstrip("/") + "/")) is not None
 
-    def put(self, path: str, data: bytes) -> None:
+    def put(self, path: str, data: bytes, private: bool = False) -> None:
         with self.translated(path, "s3:PutObject"):
             self._send(path, data, {})
 
-    def put_new(self, path: str, data: bytes) -> bool:
-        # Some stores know the condition for a single PUT alone.
+    def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
+        # Some stores check the condition on a single PUT only, not on a multipart upload.
         if len(data) > MULTIPART_BYTES and self.exists(path):
             return False
         return self._put_if(path, data, {"IfNoneMatch": "*"})
@@ -169,46 +185,43 @@ class S3(S3Client, ObjectStore):
                 except ClientError as error:
                     code = code_of(error)
                     if code in UNMET:
-                        # The SDK tries again when an answer is lost; then the first try was
-                        # written.
-                        again = (
-                            error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0) > 0
-                            or attempt > 1
+                        # The SDK retries when an answer is lost; then the first try was written.
+                        sdk_retries = error.response.get("ResponseMetadata", {}).get(
+                            "RetryAttempts", 0
                         )
-                        return again and self.holds(path, data)
+                        retried = sdk_retries > 0 or attempt > 1
+                        return retried and self.holds(path, data)
                     if code in MISSING and "IfMatch" in condition:
                         return False
-                    if (
-                        code not in ("ConditionalRequestConflict", "OperationAborted", "409")
-                        or attempt == _CONFLICTS
-                    ):
+                    if code not in _CONFLICT_CODES or attempt == _CONFLICT_ATTEMPTS:
                         raise
                 time.sleep(0.2 * 2**attempt)
                 attempt += 1
 
     def _send(self, path: str, data: bytes, condition: dict[str, str]) -> None:
-        """One PUT, or a multipart upload whose completion carries the condition.
+        """Send one PUT, or a multipart upload whose completion carries the condition.
 
         Raises botocore's errors.
         """
         boto = self.boto()
-        place = target(path)
+        keys = target(path)
         if len(data) <= MULTIPART_BYTES:
-            boto.put_object(Body=data, **place, **condition)
+            boto.put_object(Body=data, **keys, **condition)
             return
-        upload = boto.create_multipart_upload(**place)["UploadId"]
+        upload = boto.create_multipart_upload(**keys)["UploadId"]
         try:
             parts = []
             for number, begin in enumerate(range(0, len(data), PART_BYTES), 1):
                 body = memoryview(data)[begin : begin + PART_BYTES].tobytes()
-                answer = boto.upload_part(Body=body, PartNumber=number, UploadId=upload, **place)
+                answer = boto.upload_part(Body=body, PartNumber=number, UploadId=upload, **keys)
                 parts.append({"PartNumber": number, "ETag": answer["ETag"]})
             boto.complete_multipart_upload(
-                UploadId=upload, MultipartUpload={"Parts": parts}, **place, **condition
+                UploadId=upload, MultipartUpload={"Parts": parts}, **keys, **condition
             )
         except BaseException:
-            try:  # the parts that were sent cost money and show in no listing of objects
-                boto.abort_multipart_upload(UploadId=upload, **place)
+            # The uploaded parts cost money and appear in no listing of objects.
+            try:
+                boto.abort_multipart_upload(UploadId=upload, **keys)
             except (BotoCoreError, ClientError):
                 _log.warning("a multipart upload could not be aborted: %s", path)
             raise

@@ -14,7 +14,7 @@ from raypd.dataset import planner, writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged, InputError
 from raypd.run.unit import Unit
-from raypd.storage.common import SINCE_PLANNED
+from raypd.storage import SINCE_PLANNED
 from raypd.tasks.base import Document
 from raypd.tasks.columns import parts_of
 from raypd.verify.scratch import Scratch

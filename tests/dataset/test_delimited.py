@@ -22,7 +22,7 @@ from raypd.dataset.reader import read_unit
 from raypd.dataset.split import cut_rows
 from raypd.errors import InputError
 from raypd.run.unit import make_unit
-from raypd.storage import local
+from raypd.storage.local import Local
 from tests.runs import read_all
 
 FIELD = st.text(st.sampled_from('ab,"\t\n\r\u00e9 '), max_size=6)
@@ -125,8 +125,14 @@ def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(
     run = config(str(path), unit_documents=100)
     units = list(plan(run, str(tmp_path / "out")))  # with smaller ones at its end
     assert {unit.rows for unit in units} == {100, 25}
-    offsets, real = [], local.open_read
-    monkeypatch.setattr(local, "open_read", lambda *args: offsets.append(args[1]) or real(*args))
+    offsets = []
+    real = Local.open_read
+
+    def open_read(self, path, offset=0, version=None):
+        offsets.append(offset)
+        return real(self, path, offset, version)
+
+    monkeypatch.setattr(Local, "open_read", open_read)
     documents = read_unit(units[-1], run)
     assert [d.id for d in documents[:-1]] == [str(i) for i in range(4975, 4999)]
     assert offsets == [0, documents[0].place]  # the header, and where the unit begins

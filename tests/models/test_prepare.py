@@ -269,7 +269,7 @@ def test_converted_once_whoever_asks_and_however_many_at_once(cache: Path) -> No
         (folder,) = set(pool.map(lambda _: embedded.embedded_model(), range(3)))
     assert folder.parent == cache
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    local.hashed.cache_clear()  # as in a new process
+    local._sha256.cache_clear()  # as in a new process
     assert (embedded.embedded_model(), (cache / "conversions").read_text()) == (
         folder,
         "converted\n",

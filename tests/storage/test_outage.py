@@ -27,7 +27,7 @@ from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.run import load, manifest
 from raypd.run.unreadable import Unreadable
-from raypd.storage import local
+from raypd.storage.local import Local
 from raypd.verify.verification import verify
 from tests.cluster import fakes
 from tests.fault_proxy import Faults, Proxy
@@ -237,13 +237,15 @@ def files(tmp_path, monkeypatch: pytest.MonkeyPatch, config):
 
     def make(name: str, error: OSError) -> RunConfig:
         (tmp_path / name).write_bytes(b"x" * 1000)
-        real = local.open_read
+        real = Local.open_read
         failing = type("Failing", (io.BytesIO,), {"read": mock.Mock(side_effect=error)})
 
-        def opened(path, *given):
-            return failing(b"x" * 1000) if path.endswith(name) else real(path, *given)
+        def open_read(self, path, *arguments):
+            if path.endswith(name):
+                return failing(b"x" * 1000)
+            return real(self, path, *arguments)
 
-        monkeypatch.setattr(local, "open_read", opened)
+        monkeypatch.setattr(Local, "open_read", open_read)
         return config(str(tmp_path), on_damaged="skip")
 
     return make

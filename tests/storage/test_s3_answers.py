@@ -49,7 +49,7 @@ class Store:
 
     def use(self, **settings) -> None:
         storage.configure(StorageConfig.model_validate({"max_attempts": 3, **settings}))
-        storage.default.s3.boto().meta.events.register_first("before-send.s3", self)
+        storage.backend("s3://").boto().meta.events.register_first("before-send.s3", self)
 
     def header(self, name: str) -> list[str | None]:
         return [request.headers.get(name) for request in self.requests]
@@ -121,9 +121,9 @@ def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: 
 
 def test_each_storage_has_settings_and_a_connection_of_its_own(store: Store) -> None:
     unsigned = storage.Storage(StorageConfig(anonymous=True))
-    unsigned.s3.boto().meta.events.register_first("before-send.s3", store)
+    unsigned.backend("s3://").boto().meta.events.register_first("before-send.s3", store)
     for each in (storage.default, unsigned, storage.default):
-        assert list(each.walk("s3://bkt/f")) == []
+        assert list(each.backend("s3://").walk("s3://bkt/f")) == []
     assert [header is None for header in store.header("Authorization")] == [False, True, False]
 
 

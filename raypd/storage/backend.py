@@ -1,0 +1,172 @@
+"""What every kind of storage provides. One subclass per kind; `raypd.storage.KINDS` lists them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, BinaryIO, ClassVar
+
+from raypd.config import StorageConfig
+from raypd.storage.common import Object
+
+
+class Backend(ABC):
+    """Reads and writes the files of one kind of storage; many threads may share one instance.
+
+    Every method raises FileNotFoundError or another OSError (`StorageError`, or its subclasses
+    `Unavailable` and `Changed`). No message contains a secret.
+    """
+
+    # Prefixes of the paths that this kind serves, such as "s3://".
+    schemes: ClassVar[tuple[str, ...]] = ()
+    # Whether other machines reach the same files, and a listing is enough to tell a file's version.
+    is_remote: ClassVar[bool] = True
+
+    def __init__(self, settings: StorageConfig) -> None:
+        self.settings = settings
+
+    # ------------------------------------------------------------------------
+    # Paths
+    # ------------------------------------------------------------------------
+
+    @abstractmethod
+    def absolute(self, path: str) -> str:
+        """Return a path that means the same in every process.
+
+        Raises:
+            InputError: If the path does not have the form that this kind of storage needs.
+        """
+
+    def join(self, root: str, *parts: str) -> str:
+        """Return the path of `parts` below `root`."""
+        return "/".join([root.rstrip("/"), *parts])
+
+    # ------------------------------------------------------------------------
+    # Listings
+    # ------------------------------------------------------------------------
+
+    @abstractmethod
+    def find(self, path: str) -> Iterator[Object]:
+        """Yield the files that a path, folder or glob stands for, ordered by name.
+
+        Hidden files are left out: those with a part of their name below the folder that begins
+        with `.` or `_`. In a glob, `*`, `?` and `[ab]` stop at `/`; `**` as a whole part does not.
+
+        Raises:
+            InputError: If nothing matches or access is denied.
+            Unavailable: If the storage cannot be reached.
+        """
+
+    @abstractmethod
+    def walk(self, folder: str) -> Iterator[Object]:
+        """Yield every file below a folder; nothing if the folder does not exist."""
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
+        """Return the sorted names of the files directly in a folder, without those that begin with
+        a dot; an empty list if the folder does not exist.
+        """
+
+    @abstractmethod
+    def folders(self, folder: str) -> list[str]:
+        """Return the sorted names of the folders directly in a folder; an empty list if it does not
+        exist.
+        """
+
+    @abstractmethod
+    def is_folder(self, path: str) -> bool:
+        """Return whether a path is a folder; on an object store, whether any object lies below."""
+
+    @abstractmethod
+    def exists(self, path: str) -> bool:
+        """Return whether a file exists (locally, a file or a folder)."""
+
+    # ------------------------------------------------------------------------
+    # Reading
+    # ------------------------------------------------------------------------
+
+    @abstractmethod
+    def version(self, path: str) -> str:
+        """Return a text that changes with the content: an object's ETag; a small local file's hash,
+        or a large one's size and modification time.
+        """
+
+    @abstractmethod
+    def read(self, path: str) -> bytes:
+        """Return the content of a file."""
+
+    @abstractmethod
+    def open_read(self, path: str, offset: int = 0, version: str | None = None) -> BinaryIO:
+        """Open a file to be read sequentially.
+
+        Args:
+            path: The file.
+            offset: The byte to start from.
+            version: The only version to read; None reads whichever version is there.
+
+        Raises:
+            Changed: Here or while reading, if the file is no longer that version.
+        """
+
+    @abstractmethod
+    def open_file(self, path: str, version: str | None = None, size: int | None = None) -> Any:
+        """Open a pyarrow file that can be read at any offset.
+
+        Args:
+            path: The file.
+            version: As in `open_read`.
+            size: The file's size in bytes, if known; it saves one request to an object store.
+        """
+
+    def object_store(self) -> dict[str, str]:
+        """Return the storage options for libraries built on the Rust crate object_store."""
+        return {}
+
+    # ------------------------------------------------------------------------
+    # Writing
+    # ------------------------------------------------------------------------
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder that only its owner can enter, unless it exists.
+
+        Object stores have no folders, so nothing happens there.
+        """
+        return
+
+    @abstractmethod
+    def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
+        """Write a file atomically unless it exists, creating its folders.
+
+        A retried request whose first answer was lost counts as written if the file holds this data,
+        so concurrent writers must write different data.
+
+        Args:
+            path: The file.
+            data: Its whole content.
+            private: Whether only the owner may read the file (local files only).
+
+        Returns:
+            Whether this call wrote the file. Of many concurrent writers exactly one gets True.
+        """
+
+    @abstractmethod
+    def put(self, path: str, data: bytes, private: bool = False) -> None:
+        """Write a file atomically, replacing what is there. Arguments as in `put_new`."""
+
+    @abstractmethod
+    def put_if(self, path: str, data: bytes, version: str) -> bool:
+        """Replace exactly this version of a file atomically.
+
+        Returns:
+            False if the file has another version or does not exist.
+        """
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Delete a file; nothing happens if it does not exist."""
+
+    def clean_temporary(self, folder: str) -> int:
+        """Delete what dead writers left below a folder.
+
+        Returns:
+            The number of files deleted. An object store never holds a partial object.
+        """
+        return 0
