@@ -1,99 +1,58 @@
-"""What a worker is made of: an engine (of a cascade's two models as one) and a task, with weights
-or without.
-"""
+"""What a worker consists of: an engine and a task, built from a run's configuration."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
+from raypd.answering.cascade_engine import CascadeEngine
 from raypd.config import CascadeConfig, ModelConfig, RunConfig
 from raypd.config.model import MOST_REQUESTS, MOST_SEQS
+from raypd.decoding.contract import EngineContract
 from raypd.errors import ModelError, raised_as
 from raypd.tasks import build_task, task_alone
 from raypd.tasks.base import Task
-from raypd.tasks.cascade import Cascade, SecondProgram
+from raypd.tasks.cascade import Cascade
 from raypd.tasks.distinct import Distinct, gives_the_same
 
 if TYPE_CHECKING:
     from raypd.decoding import engine as decoding
     from raypd.models.load import LoadedModel
 
-_LEAST_SEQS = 64  # of engine.max_num_seqs: auto
-
-
-class Engine(Protocol):
-    """What a worker needs of raypd.decoding.engine.Engine. sequences: what is being decoded, each
-    with its `counts`.
-    """
-
-    @property
-    def pending(self) -> int: ...
-
-    @property
-    def sequences(self) -> Sequence[Any]: ...
-
-    def submit(self, program: Any, *, tag: Any, sampling: Any, seed: int) -> Any: ...
-
-    def step(self) -> list[Any]: ...
-
-
-class CascadeEngine:
-    """Gives each program to the engine of its model; a step is one of each that has something to
-    do.
-    """
-
-    def __init__(self, first: Engine, second: Engine) -> None:
-        self.first = first
-        self.second = second
-
-    @property
-    def pending(self) -> int:
-        return self.first.pending + self.second.pending
-
-    @property
-    def sequences(self) -> Sequence[Any]:
-        return [*self.first.sequences, *self.second.sequences]
-
-    def submit(self, program: Any, *, tag: Any, sampling: Any, seed: int) -> None:
-        if isinstance(program, SecondProgram):
-            self.second.submit(program.program, tag=tag, sampling=sampling, seed=seed)
-        else:
-            self.first.submit(program, tag=tag, sampling=sampling, seed=seed)
-
-    def step(self) -> list[Any]:
-        busy = [engine for engine in (self.first, self.second) if engine.pending]
-        if all(hasattr(engine, "patience") for engine in busy):
-            seconds = 1.0 / max(1, len(busy))
-        else:
-            seconds = 0.0
-        for engine in busy:
-            if hasattr(engine, "patience"):  # a server's, which must not keep a model here waiting
-                engine.patience = seconds
-        return [result for engine in busy for result in engine.step()]
+# Programs in flight at least, if engine.max_num_seqs is auto.
+_MIN_SEQS = 64
 
 
 @dataclass
 class WorkerComponents:
-    """What a worker is built from. max_num_seqs: engine.max_num_seqs of the configuration."""
+    """What answers documents.
 
-    engine: Engine
+    Attributes:
+        engine: Decodes the programs of the task's requests.
+        task: Turns documents into requests, and answers into records.
+        sampling: How the engine draws tokens unless a request says otherwise.
+        max_num_seqs: `engine.max_num_seqs` of the configuration.
+    """
+
+    engine: EngineContract
     task: Task
     sampling: Any
     max_num_seqs: int | Literal["auto"]
 
-    def capacity(self, before: int = 0) -> int:
-        """Programs that the engine is to hold; for `auto` at least `before`, and as many again as
-        it decodes.
+    def capacity(self, previous: int = 0) -> int:
+        """Return how many programs the engine should hold.
+
+        With `auto` it is twice the number of sequences that the engine decodes, and never falls
+        below `previous`.
         """
         if self.max_num_seqs != "auto":
             return self.max_num_seqs
-        return min(MOST_SEQS, max(_LEAST_SEQS, before, 2 * len(self.engine.sequences)))
+        return min(MOST_SEQS, max(_MIN_SEQS, previous, 2 * len(self.engine.sequences)))
 
 
-# Makes them in a worker's process, from the run's configuration and the CPU threads that the worker
-# has.
+# Builds the components in a worker's process from the run's configuration and the number of CPU
+# threads that the worker has.
 Build = Callable[[RunConfig, int | None], WorkerComponents]
-# In place of load_model, for a caller that keeps models.
+# Replaces load_model for a caller that keeps models between runs.
 Load = Callable[[ModelConfig], "LoadedModel"]
 
 
@@ -104,28 +63,62 @@ def build(
     each: bool = False,
     share: float = 1.0,
 ) -> WorkerComponents:
-    """Loads the model, or both of a cascade; makes engine and task.
+    """Load the model, or both models of a cascade, and make the engine and the task.
 
-    Raises ModelError, ConfigError. threads: of the CPU (None: torch's). each: also a document that
-    says what another says. share: of a GPU's free memory, for the cache.
+    Args:
+        config: The run's configuration.
+        threads: CPU threads to compute with; None leaves torch's default.
+        load: Used in place of `load_model`.
+        each: Whether to answer every document, even if its text equals another document's.
+        share: Share of a GPU's free memory that the KV cache may take.
+
+    Raises:
+        ModelError, ConfigError: If the model cannot be loaded or does not fit the configuration.
     """
-    engine: Engine
-    task: Task
-    if (second := config.second_model()) is not None:
-        alone = config.model_copy(update={"cascade": CascadeConfig()})
-        # The first leaves half of a GPU's memory to the second's weights and cache.
-        parts = [
-            build(run, threads, load, each=True, share=share)
-            for run, share in ((alone, 0.5), (second, 1.0))
-        ]
-        engine = CascadeEngine(parts[0].engine, parts[1].engine)
-        sampling = parts[0].sampling
-        task = Cascade(parts[0].task, parts[1].task, config, parts[1].sampling)
-    elif config.model.is_fake:
+    second = config.second_model()
+    if config.model.is_fake and second is None:
         from raypd.testing import fake
 
-        return WorkerComponents(*fake.make(config), None, config.engine.max_num_seqs)
-    elif config.model.endpoint is not None:
+        engine, fake_task = fake.make(config)
+        return WorkerComponents(engine, fake_task, None, config.engine.max_num_seqs)
+    if second is not None:
+        parts = _cascade(config, second, threads, load, share)
+        runs = [config, second]
+    else:
+        parts = _single(config, threads, load, share)
+        runs = [config]
+    if not each and all(gives_the_same(run) for run in runs):
+        parts.task = Distinct(parts.task, config)
+    uses_batch_api = any(
+        run.model.endpoint is not None and run.model.endpoint.batch for run in runs
+    )
+    if uses_batch_api:
+        # Nothing comes back before a batch is sent, so it takes every request there is.
+        parts.max_num_seqs = MOST_REQUESTS
+    return parts
+
+
+def _cascade(
+    config: RunConfig, second: RunConfig, threads: int | None, load: Load | None, share: float
+) -> WorkerComponents:
+    alone = config.model_copy(update={"cascade": CascadeConfig()})
+    # The first model leaves half of a GPU's memory to the second one's weights and cache.
+    first_parts = build(alone, threads, load, each=True, share=0.5)
+    second_parts = build(second, threads, load, each=True, share=1.0)
+    return WorkerComponents(
+        CascadeEngine(first_parts.engine, second_parts.engine),
+        Cascade(first_parts.task, second_parts.task, config, second_parts.sampling),
+        first_parts.sampling,
+        config.engine.max_num_seqs,
+    )
+
+
+def _single(
+    config: RunConfig, threads: int | None, load: Load | None, share: float
+) -> WorkerComponents:
+    engine: EngineContract
+    max_num_seqs = config.engine.max_num_seqs
+    if config.model.endpoint is not None:
         from raypd.models import endpoint, endpoint_batch
 
         tokenizer = endpoint.byte_tokenizer()
@@ -133,44 +126,36 @@ def build(
             engine = endpoint_batch.BatchEngine(config, tokenizer)
         else:
             engine = endpoint.EndpointEngine(config, tokenizer)
-        sampling = None
         task = build_task(config, tokenizer, endpoint.CONTEXT)
-    else:
-        from raypd.decoding.sampling import Sampling
+        return WorkerComponents(engine, task, None, max_num_seqs)
 
-        if config.engine.kind == "vllm":
-            from raypd.models.vllm_engine import VLLMEngine
+    from raypd.decoding.sampling import Sampling
 
-            engine = VLLMEngine(config, threads)
-            task = task_alone(config)
-        else:
-            engine, task = _of_raypd(config, threads, load, share)
-        drawn = config.decoding.sampling
-        sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p)
-    runs = [config] if second is None else [config, second]
-    if not each and all(map(gives_the_same, runs)):
-        task = Distinct(task, config)
-    # Of a batch API all that there is, since nothing comes back before a batch is sent.
-    batches = any(run.model.endpoint is not None and run.model.endpoint.batch for run in runs)
-    return WorkerComponents(
-        engine, task, sampling, MOST_REQUESTS if batches else config.engine.max_num_seqs
-    )
+    drawn = config.decoding.sampling
+    sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p)
+    if config.engine.kind == "vllm":
+        from raypd.models.vllm_engine import VLLMEngine
+
+        engine = VLLMEngine(config, threads)
+        return WorkerComponents(engine, task_alone(config), sampling, max_num_seqs)
+    engine, task = _own_engine(config, threads, load, share)
+    return WorkerComponents(engine, task, sampling, max_num_seqs)
 
 
 def warm_up(engine: "decoding.Engine", tokens: int) -> None:
-    """Compiles kernels and chooses products before a worker is ready, with a full pass and with
-    small ones.
+    """Compile kernels and choose products before a worker is ready, with one full pass of `tokens`
+    tokens and with small passes.
     """
     from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 
-    engine.run(
-        autoregressive(Prompt([0] * n), 3, lambda _: False) for n in (max(1, tokens - 20), 17, 1)
-    )
+    lengths = (max(1, tokens - 20), 17, 1)
+    engine.run(autoregressive(Prompt([0] * length), 3, lambda _: False) for length in lengths)
 
 
-def _of_raypd(
+def _own_engine(
     config: RunConfig, threads: int | None, load: Load | None, share: float
-) -> tuple[Engine, Task]:
+) -> tuple[EngineContract, Task]:
+    """Make raypd's own engine and the task with its tokenizer."""
     import torch
 
     from raypd.decoding import engine as decoding

@@ -107,7 +107,7 @@ class RequestQueue:
 
     def progress(self) -> dict[str, Progress]:
         with self._changed:
-            waiting = getattr(self.parts.engine, "waiting", "")
+            waiting = self.parts.engine.waiting
             return {
                 unit: state.progress()._replace(waiting=waiting)
                 for unit, state in self._units.items()

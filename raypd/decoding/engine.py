@@ -169,6 +169,17 @@ class Engine:
             f"the GPU has no memory for the model's cache: {reason or 'other processes use it'}"
         )
 
+    # It computes during a step, so it never waits for anything (see `EngineContract`).
+    patience: float | None = None
+    waiting = ""
+
+    def close(self) -> None:
+        """Drop all programs and release the KV cache and the CUDA graphs."""
+        self.flights.clear()
+        self.graphs = None
+        self.cache = KVCache(0, 0, self.device)
+        self.scheduler = Scheduler(self.cache, self.budget, self.scheduler.max_num_seqs)
+
     @property
     def sequences(self) -> list[Sequence]:
         """The programs in decoding, each with `tag` and `counts`, which grow with every step."""

@@ -211,8 +211,7 @@ class Profiler:
             max(full, warm, key=lambda part: part[0][-1, 4]) if slow else full
         )
         _, unit, tokens, _ = warm if slow else full
-        if vllm:
-            parts.engine.close()  # type: ignore[attr-defined]
+        parts.engine.close()
         del parts
         gc.collect()  # the engine's cache must be gone before the next one makes its own
         window, complete = _window(readings, lead, count)

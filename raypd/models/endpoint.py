@@ -117,7 +117,6 @@ class EndpointEngine:
     """
 
     sequences: Sequence[Any] = ()
-    waiting = ""  # the last long wait, said by the driver; "" after an answer
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         assert config.model.endpoint is not None
@@ -131,7 +130,8 @@ class EndpointEngine:
         self._lock, self._next = threading.Lock(), 0.0
         self._failed_in_a_row = 0
         self._answers = self._tokens = 0
-        self.patience = 1.0  # seconds that a step waits for an answer
+        self.patience: float | None = 1.0
+        self.waiting = ""
         self._session = requests.Session()
         self._session.mount(
             f"{urlsplit(self.endpoint.url).scheme}://", TimedAdapter(pool_maxsize=at_once)
@@ -158,7 +158,7 @@ class EndpointEngine:
         self._running[self._pool.submit(self._ask, list(feed.tokens), feed.pattern, seed)] = tag
 
     def step(self) -> list[Finished]:
-        """The answers that have come, after at most `patience`."""
+        """Return the answers that have arrived after at most `patience` seconds."""
         done, _ = wait(self._running, self.patience, FIRST_COMPLETED)
         finished = []
         for future in done:
@@ -169,6 +169,12 @@ class EndpointEngine:
                 answer, counts = future.result()
                 finished.append(Finished(tag, answer, None, counts))
         return finished
+
+    def close(self) -> None:
+        """End the connections. Requests that are under way are abandoned."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._running.clear()
+        self._session.close()
 
     def _ask(self, prompt: list[int], schema: Any, seed: int) -> tuple[Continuation, TokenCounts]:
         messages, begun = self._messages(prompt)

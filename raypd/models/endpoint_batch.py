@@ -69,11 +69,19 @@ class BatchEngine(EndpointEngine):
         self._collected.setdefault(digest, []).append(_BatchRequest(tag, body, begun))
         self._submitted = time.monotonic()
 
+    def close(self) -> None:
+        """End the connections. Batches that were sent go on at the server; a later engine of the
+        same run finds them there.
+        """
+        super().close()
+        self._collected.clear()
+        self._sent.clear()
+
     def step(self) -> list[Finished]:
         # A second; a minute while a cascade's other model works, which may bring more.
         quiet = time.monotonic() - self._submitted >= (1.0 if self.patience else _LONGEST_LOOK)
         finished = self._send() if self._collected and quiet else []
-        time.sleep(self.patience)
+        time.sleep(self.patience or 0.0)
         if time.monotonic() >= self._look:
             finished += [ended for name in list(self._sent) for ended in self._read(name)]
             self._look = time.monotonic() + self._pause

@@ -55,6 +55,9 @@ class VLLMEngine:
     Raises ModelError where it is missing or fails.
     """
 
+    patience: float | None = None
+    waiting = ""
+
     def __init__(self, config: RunConfig, threads: int | None) -> None:
         check_vllm(config)
         for name, value in _ENVIRONMENT.items():
@@ -120,9 +123,10 @@ class VLLMEngine:
         return finished
 
     def close(self) -> None:
-        """Gives its memory back, so that the process can have another engine."""
+        """Release vLLM's memory, so that the process can start another engine."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
+        self._running.clear()
         self._vllm.engine_core.shutdown()
         del self._vllm
         cleanup_dist_env_and_memory()

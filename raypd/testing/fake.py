@@ -51,6 +51,9 @@ class Program:
 class FakeEngine:
     """Continuous batching: a step sleeps for a fixed time and for the time of its tokens."""
 
+    patience: float | None = None
+    waiting = ""
+
     def __init__(self, costs: FakeConfig, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.costs, self.max_num_seqs, self.max_num_batched_tokens = (
             costs,
@@ -70,8 +73,13 @@ class FakeEngine:
         program.tag = tag
         self.queue.append(program)
 
+    def close(self) -> None:
+        """Drop all programs."""
+        self.queue.clear()
+        self.sequences = []
+
     def step(self) -> list[Finished]:
-        """One pass: takes its time, and returns the programs that ended with it."""
+        """Simulate one pass and return the programs that finished."""
         began = time.monotonic()
         room, prefill, decode = self.max_num_batched_tokens, 0, 0
         waiting = sum(sequence.prompt or sequence.live() for sequence in self.sequences)

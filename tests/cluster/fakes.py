@@ -24,6 +24,9 @@ from tests.processes import wait_for
 class FakeEngine:
     """Ends every program at the step after the one that began it; notes how full it was."""
 
+    patience: float | None = None
+    waiting = ""
+
     def __init__(self, batch: int, folder: Path | None = None) -> None:
         self.batch = batch
         self.folder = folder

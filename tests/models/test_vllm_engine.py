@@ -59,6 +59,11 @@ class Replay:
     def __init__(self, cached=0, limit=99):
         self.cached, self.limit = cached, limit
         self.asked, self.left, self.aborted = {}, {}, []
+        self.is_shut_down = False
+        self.engine_core = SimpleNamespace(shutdown=self.shut_down)
+
+    def shut_down(self):
+        self.is_shut_down = True
 
     def add_request(self, number, prompt, parameters):
         if len(prompt["prompt_token_ids"]) >= 100:
@@ -109,6 +114,7 @@ def engine(monkeypatch):
             "engine.arg_utils": {"EngineArgs": SimpleNamespace},
             "v1.engine.llm_engine": {"LLMEngine": made},
         }
+        modules["distributed"] = {"cleanup_dist_env_and_memory": lambda: None}
         modules |= {"sampling_params": params, "": {}, "engine": {}, "v1": {}, "v1.engine": {}}
         for name, members in modules.items():
             name = f"vllm.{name}".rstrip(".")

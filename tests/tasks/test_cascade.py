@@ -77,6 +77,9 @@ class ScriptedTask:
 class LastInFirstOut:
     """An engine whose programs end in the reverse of their order."""
 
+    patience = None
+    waiting = ""
+
     def __init__(self):
         self.sequences = []
 
