@@ -18,14 +18,17 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
     if config.model.has_weights:
         # It imports torch and transformers, for seconds.
         print("checking the model", file=sys.stderr, flush=True)
-        from raypd.models.load import check_model_config
+        from raypd.models.load import check_model_config, quantization_notice
         from raypd.models.vllm_engine import check_vllm
         from raypd.tasks import check_task
         from raypd.tasks.card import check_card, untrained
 
-        check_model_config(config.model, machine)
+        own_engine = config.engine.kind == "raypd"
+        check_model_config(config.model, machine, "decode" if own_engine else "vllm")
         if machine:
             check_vllm(config)
+        if machine and own_engine and (notice := quantization_notice(config.model)):
+            print(notice, file=sys.stderr, flush=True)
         check_method(config)
         check_card(config)
         if warning := untrained(config):

@@ -4,6 +4,8 @@ A row of the weight has one scale, and every input row, which is a token, its ow
 the pass makes no difference.
 """
 
+from collections.abc import Callable
+
 import torch
 from transformers import PreTrainedModel
 
@@ -78,19 +80,42 @@ def in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (rows / scale).to(E4M3), scale
 
 
-def quantize(model: PreTrainedModel, kind: str, device: torch.device | None = None) -> None:
-    """Makes every linear layer of a bfloat16 model one of 8 bits ("w8a8" or "fp8"), but for the
-    output embeddings, and moves the model to a device, which at no time holds more than one of
-    these layers in bfloat16.
+def quantize(
+    model: PreTrainedModel,
+    kind: str,
+    device: torch.device | None = None,
+    codes: Callable[[torch.nn.Linear], tuple[torch.Tensor, torch.Tensor] | None] | None = None,
+) -> None:
+    """Makes linear layers of a bfloat16 model into layers of 8 bits, in place.
+
+    The output embeddings stay as they are. The model moves to the device, which at no time holds
+    more than one of these layers in bfloat16.
+
+    Args:
+        model: A model in bfloat16.
+        kind: "w8a8" or "fp8".
+        device: Where the model goes; None: it stays where it is.
+        codes: For "fp8", finds the codes [out_features, in_features] and the scale, without
+            dimensions, of a layer that its checkpoint has in FP8, and None for other layers, which
+            then stay as they are. Without it all layers are rounded anew.
     """
-    head, convert = (
-        model.get_output_embeddings(),
-        {"w8a8": Int8Linear.of, "fp8": Fp8Linear.of}[kind],
-    )
+    head = model.get_output_embeddings()
+    convert = {"w8a8": Int8Linear.of, "fp8": Fp8Linear.of}[kind]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            plain = type(child) is torch.nn.Linear and child is not head
-            if plain and child.in_features % 16 == child.out_features % 16 == 0:
-                setattr(parent, name, convert(child.to(device) if device is not None else child))
+            if type(child) is not torch.nn.Linear or child is head:
+                continue
+            if child.in_features % 16 or child.out_features % 16:
+                continue
+            if device is not None:
+                child.to(device)
+            if codes is None:
+                setattr(parent, name, convert(child))
+                continue
+            of_checkpoint = codes(child)
+            if of_checkpoint is not None:
+                weight, scale = of_checkpoint
+                scales = scale.reshape(1, 1).repeat(1, child.out_features)
+                setattr(parent, name, Fp8Linear(weight, scales, child.bias))
     if device is not None:
         model.to(device)

@@ -17,6 +17,7 @@ from raypd.decoding.program import Feed, Program
 from raypd.decoding.sequence import LEAST_REGION
 from raypd.decoding.visibility import Reach
 from raypd.errors import ModelError
+from raypd.models.elsewhere import who_runs
 
 _ROW = 8  # tokens of each of the two rows
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -31,6 +32,7 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-3}
 # that ignores positions by 0.4 and more.
 _COARSE_TOLERANCE = 0.1
 _INT8_TOLERANCE = 0.25
+_NOT_FINITE = "its logits are not finite numbers: the weights are broken or overflow in this dtype"
 
 
 def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
@@ -41,8 +43,10 @@ def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
     name = name or model.config._name_or_path or type(model).__name__
     check_architecture(model.config, type(model), name)
     reason = _reason_in_self_test(model)
+    if reason == _NOT_FINITE:
+        raise ModelError(f"model {name!r}: {reason}")
     if reason is not None:
-        raise _refusal(name, type(model), reason)
+        raise _refusal(name, model.config, type(model), reason)
 
 
 def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], name: str) -> None:
@@ -62,12 +66,15 @@ def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], na
     elif not (kind._supports_attention_backend and kind._can_set_attn_implementation()):
         reason = "its code does not take attention functions from transformers' AttentionInterface"
     if reason is not None:
-        raise _refusal(name, kind, reason)
+        raise _refusal(name, config, kind, reason)
 
 
-def _refusal(name: str, kind: type[PreTrainedModel], reason: str) -> ModelError:
+def _refusal(
+    name: str, config: PretrainedConfig, kind: type[PreTrainedModel], reason: str
+) -> ModelError:
     return ModelError(
-        f"model {name!r} ({kind.__name__}) cannot be decoded exactly in packed rows: {reason}"
+        f"model {name!r}: raypd's engine does not support {kind.__name__}, as it cannot decode it "
+        f"exactly in packed rows: {reason}; {who_runs(config, kind.__name__)}"
     )
 
 
@@ -86,12 +93,6 @@ def reason_in_rope(config: PretrainedConfig) -> str | None:
                 "config.json, set "
                 "`long_factor` to the values of `short_factor` and "
                 "`max_position_embeddings` to that length"
-            )
-        if "dynamic" in kind:
-            return (
-                "its dynamic RoPE takes the frequencies of all rows from the longest one; "
-                "in a copy of its "
-                "config.json, set `rope_type` to a fixed one (default, linear or yarn)"
             )
     return None
 
@@ -153,7 +154,7 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
 def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: float) -> str | None:
     packed, apart = packed.double(), apart.double()
     if not apart.isfinite().all():
-        return "its logits are not finite numbers: the weights are broken or overflow in this dtype"
+        return _NOT_FINITE
     spread = (apart - apart.mean(-1, keepdim=True)).norm(dim=-1)
     errors = (packed - apart).norm(dim=-1) / spread.clamp_min(1e-12)
     error = float(errors.median() if tolerance >= _COARSE_TOLERANCE else errors.max())

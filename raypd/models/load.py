@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -23,11 +23,25 @@ from raypd.config import ModelConfig
 from raypd.decoding import native
 from raypd.decoding.quantized import quantize
 from raypd.errors import ModelError, raised_as
-from raypd.models import embedded
+from raypd.models import embedded, modelopt
 from raypd.models.adapter import attach_adapter, check_adapter, find_adapter, import_peft
+from raypd.models.elsewhere import who_reads, who_runs
+from raypd.models.end_tokens import remember_model
 from raypd.models.guard import check_architecture, check_decodable
+from raypd.models.quantized_checkpoint import (
+    Quantization,
+    check_readable,
+    find_quantization,
+    with_quantization,
+)
 from raypd.models.source import Source, explained, find_source, read_config
+from raypd.models.unexpected_keys import important_keys, is_scale
 
+# What a model is loaded for: to be decoded by raypd's engine, to be trained, or to be written to a
+# folder from which vLLM reads it.
+Purpose = Literal["decode", "train", "vllm"]
+
+_log = logging.getLogger(__name__)
 _QUANTIZED_LAYER = {
     "nf4": "Linear4bit",
     "int8": "Linear8bitLt",
@@ -43,17 +57,26 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
-    dtype: torch.dtype  # of its activations: under quantization the weights are held in fewer bits
+    # Of its activations: under quantization the weights are held in fewer bits.
+    dtype: torch.dtype
     device: torch.device
     context_length: int  # most tokens of one sequence
     # What an engine computes, once there was one: `pack` takes the weights.
     packed: torch.nn.Module | None = None
 
 
-def check_model_config(config: ModelConfig, machine: bool = True) -> None:
-    """Checks config.json (of the Hub, too), adapter and, if `machine`, GPUs and bitsandbytes.
+def check_model_config(
+    config: ModelConfig, machine: bool = True, purpose: Purpose = "decode"
+) -> None:
+    """Checks config.json (of the Hub, too), the adapter and the machine, without any weights.
 
-    Raises ModelError.
+    Args:
+        config: The section `model` of a configuration.
+        machine: Whether workers run on machines like this one; then GPUs and packages are checked.
+        purpose: For "vllm" nothing is checked that only raypd's own engine requires.
+
+    Raises:
+        ModelError: The model cannot be used; the message says why and what to do.
     """
     if config.quantization != "none" and config.dtype == "float64":
         advice = "quantized layers compute in float32 at most; use dtype auto, or quantization none"
@@ -70,7 +93,7 @@ def check_model_config(config: ModelConfig, machine: bool = True) -> None:
             f"model.quantization {config.quantization}: works on model.device cpu and cuda, "
             f"not on {kind}"
         )
-    if machine:
+    if machine and purpose != "vllm":
         _check_machine(config)
     if config.name == embedded.NAME and config.adapter is None and config.revision is None:
         # Not converted yet: that takes seconds, and nothing else can be wrong with it.
@@ -78,8 +101,12 @@ def check_model_config(config: ModelConfig, machine: bool = True) -> None:
         return
     source = find_source(config)
     base = read_config(source)
-    _check_base(config, base)
     adapter = find_adapter(config)
+    # vLLM reads the weights itself, unless an adapter has to be merged into them first.
+    if purpose != "vllm" or adapter is not None:
+        _check_quantization(config, source, base)
+    if purpose != "vllm":
+        _check_base(config, base)
     if adapter is not None:
         if config.quantization not in ("nf4", "int8"):
             import_peft()
@@ -90,21 +117,42 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The model's tokenizer. An adapter's own is not used: the base model's fits both."""
     source = find_source(config)
     with explained(source, "its tokenizer cannot be read"), embedded.quiet():
-        return AutoTokenizer.from_pretrained(source.location, **source.arguments)
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
+    remember_model(tokenizer, source)
+    return tokenizer
 
 
-def load_model(config: ModelConfig) -> LoadedModel:
+def load_model(config: ModelConfig, purpose: Purpose = "decode") -> LoadedModel:
     """Loads a model, adapter merged unless quantized.
 
-    Raises ModelError, also where decoding is not exact (`guard`).
+    Args:
+        config: The section `model` of a configuration.
+        purpose: For "decode" the weights of a checkpoint in FP8 may stay so. For "vllm" the model
+            need not be one that raypd's engine decodes.
+
+    Raises:
+        ModelError: The model cannot be loaded, or is not decoded exactly (`guard`).
     """
-    check_model_config(config)
+    check_model_config(config, purpose=purpose)
     source = find_source(config, weights=True)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     tokenizer = load_tokenizer(config)
-    model = _load_weights(config, source, device, dtype)
+    base = read_config(source)
+    checkpoint = find_quantization(source, base)
     adapter = find_adapter(config)
+    stays_fp8 = (
+        checkpoint is not None
+        and checkpoint.is_modelopt_fp8
+        and purpose == "decode"
+        and adapter is None
+        and _fp8_refusal(config.dtype, device, dtype) is None
+    )
+    model = _load_weights(config, source, device, dtype, base, checkpoint, stays_fp8)
+    if checkpoint is not None and not stays_fp8 and not getattr(model, "is_quantized", False):
+        _cast_weights(model, dtype)
+        _log.warning("%s", _notice(config.name, checkpoint, dtype, device))
+    _fix_frequencies(model)
     if adapter is not None:
         with (
             explained(source, f"the adapter {adapter.name!r} cannot be attached"),
@@ -120,11 +168,16 @@ def load_model(config: ModelConfig) -> LoadedModel:
     if largest >= rows:
         advice = f"ids up to {largest}, {rows} embeddings"
         raise ModelError(f"model {config.name!r}: the tokenizer of another model: {advice}")
-    check_decodable(model, config.name)
+    if purpose != "vllm":
+        check_decodable(model, config.name)
     if config.quantization in ("w8a8", "fp8"):
         quantize(model, config.quantization, device)
         _check_quantized(config, model)
+    elif stays_fp8:
+        quantize(model, "fp8", device, modelopt.codes)
     context = context_length(config.name, model.config, tokenizer)
+    # Weights that bitsandbytes quantized in advance have a dtype of their own beside them.
+    dtype = model.get_input_embeddings().weight.dtype
     return LoadedModel(model, tokenizer, config.name, dtype, device, context)
 
 
@@ -198,6 +251,31 @@ def has_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
+def _fp8_refusal(dtype_key: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Says why FP8 products cannot run on a device; None: they can.
+
+    Args:
+        dtype_key: `model.dtype` as the user wrote it.
+        device: The device of the model.
+        dtype: The dtype of its activations.
+    """
+    if not has_fp8(device):
+        card = "a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+        needs = "needs a GPU of compute capability 8.9 or more, such as L40S or H100"
+        return f"{needs}; this is {card}"
+    # A TorchVersion, which is not compared letter by letter.
+    old = torch.__version__ < "2.12"
+    if old and torch.cuda.get_device_capability(device) == (8, 9):
+        return (
+            f"torch {torch.__version__} starts it out of order on GPUs of compute "
+            "capability 8.9, such as L40S, and answers would be wrong: install torch "
+            "2.12 or later"
+        )
+    if dtype != torch.bfloat16:
+        return f"works with model.dtype bfloat16, not {dtype_key}"
+    return None
+
+
 def _check_machine(config: ModelConfig) -> None:
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
@@ -219,22 +297,8 @@ def _check_machine(config: ModelConfig) -> None:
         if (reason := native.refusal()) is not None:
             raise ModelError(f"model.quantization w8a8: {reason}")
     elif config.quantization == "fp8":
-        if not has_fp8(device):
-            card = "a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
-            needs = "needs a GPU of compute capability 8.9 or more, such as L40S or H100"
-            raise ModelError(f"model.quantization fp8: {needs}; this is {card}")
-        old = torch.__version__ < "2.12"  # a TorchVersion: not by letters
-        if old and torch.cuda.get_device_capability(device) == (8, 9):
-            raise ModelError(
-                f"model.quantization fp8: torch {torch.__version__} starts it out of order "
-                "on GPUs of compute "
-                "capability 8.9, such as L40S, and answers would be wrong: install torch "
-                "2.12 or later"
-            )
-        if dtype != torch.bfloat16:
-            raise ModelError(
-                f"model.quantization fp8: works with model.dtype bfloat16, not {config.dtype}"
-            )
+        if (reason := _fp8_refusal(config.dtype, device, dtype)) is not None:
+            raise ModelError(f"model.quantization fp8: {reason}")
     elif config.quantization != "none" and importlib.util.find_spec("bitsandbytes") is None:
         package = "the package bitsandbytes: pip install 'raypd[quantize]'"
         raise ModelError(f"model.quantization {config.quantization} needs {package}")
@@ -244,19 +308,79 @@ def _cpu_has(*capabilities: str) -> bool:
     return any(torch.cpu.get_capabilities().get(name, False) for name in capabilities)
 
 
-def _check_base(config: ModelConfig, base: PretrainedConfig) -> None:
-    if getattr(base, "quantization_config", None) and config.quantization != "none":
+def _check_quantization(config: ModelConfig, source: Source, base: PretrainedConfig) -> None:
+    checkpoint = find_quantization(source, base)
+    if checkpoint is None:
+        return
+    if config.quantization != "none":
         why = f"the weights of {config.name!r} are quantized already"
         raise ModelError(
             f"model.quantization {config.quantization}: {why}; set model.quantization: none"
         )
+    check_readable(source, checkpoint)
+
+
+def quantization_notice(config: ModelConfig) -> str | None:
+    """Says of a checkpoint in FP8 that this machine dequantizes it; None: it does not.
+
+    Only ModelOpt's is known before the weights are read.
+    """
+    source = find_source(config)
+    checkpoint = find_quantization(source, read_config(source))
+    if checkpoint is None or not checkpoint.is_modelopt_fp8:
+        return None
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    if config.adapter is None and _fp8_refusal(config.dtype, device, dtype) is None:
+        return None
+    return _notice(config.name, checkpoint, dtype, device)
+
+
+def _notice(name: str, checkpoint: Quantization, dtype: torch.dtype, device: torch.device) -> str:
+    dtype_name = str(dtype).removeprefix("torch.")
+    return (
+        f"model {name!r}: its weights, quantized by {checkpoint}, are dequantized to {dtype_name} "
+        f"on {device.type}, {dtype.itemsize} bytes each"
+    )
+
+
+def _fix_frequencies(model: PreTrainedModel) -> None:
+    """Holds a dynamic RoPE at the frequencies that it has for all texts that fit into the context.
+
+    transformers changes them only beyond `max_position_embeddings`, which is the longest sequence
+    here, and looks at the positions on the CPU before each pass, which a CUDA graph cannot do.
+    """
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, str) and "dynamic" in kind:
+            module.rope_type = "default"
+        elif isinstance(kind, dict):
+            for layer_type, of_layers in kind.items():
+                if "dynamic" in str(of_layers):
+                    kind[layer_type] = "default"
+
+
+def _cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Gives dequantized weights the dtype of the model.
+
+    transformers leaves some in the dtype of the file or of the scales, and products of two dtypes
+    fail. What a model holds in float32 on purpose stays so.
+    """
+    in_float32 = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and not in_float32.intersection(name.split(".")):
+            weight.data = weight.data.to(dtype)
+
+
+def _check_base(config: ModelConfig, base: PretrainedConfig) -> None:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(base), None)
     if kind is not None:
         check_architecture(base, kind, config.name)
     # A model with remote code is checked when it is loaded.
     elif not getattr(base, "auto_map", None):
         raise ModelError(
-            f"model {config.name!r}: a {base.model_type} model is not a causal language model"
+            f"model {config.name!r}: raypd's engine does not support {base.model_type}: it is not "
+            f"a causal language model; {who_runs(base)}"
         )
 
 
@@ -278,7 +402,13 @@ def context_length(name: str, base: PretrainedConfig, tokenizer: PreTrainedToken
 
 
 def _load_weights(
-    config: ModelConfig, source: Source, device: torch.device, dtype: torch.dtype
+    config: ModelConfig,
+    source: Source,
+    device: torch.device,
+    dtype: torch.dtype,
+    base: PretrainedConfig,
+    checkpoint: Quantization | None,
+    stays_fp8: bool,
 ) -> PreTrainedModel:
     arguments: dict[str, Any] = {
         **source.arguments,
@@ -287,8 +417,12 @@ def _load_weights(
         "use_safetensors": True,
     }
     bitsandbytes = config.quantization in ("nf4", "int8")
+    if checkpoint is not None and checkpoint.is_modelopt_fp8:
+        # hf_quant_config.json alone is nothing that transformers reads.
+        arguments["config"] = with_quantization(base, checkpoint)
     # In FP8 `quantize` moves it there.
-    if (device.type != "cpu" and config.quantization != "fp8") or bitsandbytes:
+    in_fp8 = config.quantization == "fp8" or stays_fp8
+    if (device.type != "cpu" and not in_fp8) or bitsandbytes:
         # Straight to the device, without a copy in main memory.
         arguments["device_map"] = {"": device}
     if bitsandbytes:
@@ -304,9 +438,27 @@ def _load_weights(
             f"model {config.name!r}: {lost}: the files are not whole, or config.json is "
             "another model's"
         )
+    _check_unexpected(config.name, important_keys(report["unexpected_keys"], model.config))
+    modelopt.check_tensors(model, config.name)
     if bitsandbytes:
         _check_quantized(config, model)
     return model
+
+
+def _check_unexpected(name: str, keys: list[str]) -> None:
+    """Raises ModelError where a checkpoint has tensors that the model has no place for."""
+    if not keys:
+        return
+    tensors = f"{len(keys)} tensors that its model has no place for ({keys[0]})"
+    if is_scale(keys[0]):
+        raise ModelError(
+            f"model {name!r}: its checkpoint has {tensors}: its weights are quantized in a way "
+            f"that config.json does not name; {who_reads('')}"
+        )
+    raise ModelError(
+        f"model {name!r}: its checkpoint has {tensors}: config.json is another model's, or the "
+        "weights are to be merged first"
+    )
 
 
 def _quantization(kind: str, dtype: torch.dtype, device: torch.device) -> Any:

@@ -190,7 +190,7 @@ def _whole_model(config: RunConfig) -> Iterator[tuple[str, str | None]]:
         yield source.location, source.revision
         return
     with tempfile.TemporaryDirectory() as folder, embedded.quiet():
-        loaded = load_model(model.model_copy(update={"device": "cpu"}))
+        loaded = load_model(model.model_copy(update={"device": "cpu"}), purpose="vllm")
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
         del loaded

@@ -8,17 +8,21 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from raypd.models.end_tokens import model_end_tokens, vocabulary_size
+
 _cache: WeakKeyDictionary[PreTrainedTokenizerBase, list[str]] = WeakKeyDictionary()
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """For every id, added tokens included, the text that it adds inside a text.
 
-    Computed once; do not change the list. A leading blank is kept ("Ġthe" and "▁the" are " the"), a
-    special token or an id without a token is "", a part of a character U+FFFD. At least
-    len(tokenizer) entries.
+    Computed once; do not change the list. A leading blank is kept ("Ġthe" and "▁the" are " the"). A
+    special token, a token that ends an answer and an id without a token are "", and a part of a
+    character is U+FFFD. The list has at least len(tokenizer) entries, and one for every id that the
+    tokenizer's model can predict.
     """
-    size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    size = max(len(tokenizer), 1 + largest, vocabulary_size(tokenizer))
     cached = _cache.get(tokenizer)
     if cached is not None and len(cached) == size:
         return cached
@@ -27,6 +31,9 @@ def token_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     before = tokenizer.encode("a", add_special_tokens=False)
     start = len(_decode(tokenizer, [before])[0])
     texts = [text[start:] for text in _decode(tokenizer, [[*before, id] for id in range(size)])]
+    for end in model_end_tokens(tokenizer):
+        if end < size:
+            texts[end] = ""
     _cache[tokenizer] = texts
     return texts
 

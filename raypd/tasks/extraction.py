@@ -29,7 +29,7 @@ from raypd.tasks.calibration import calibration_of
 from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.few_shot import LabelledExamples
-from raypd.tasks.prompting import DOCUMENTS, encode, end_tokens, messages, pieces
+from raypd.tasks.prompting import DOCUMENTS, decode_answer, encode, end_tokens, messages, pieces
 from raypd.tasks.values import (
     CheckedValue,
     JsonObjectEnd,
@@ -86,9 +86,9 @@ class ExtractionTask:
         self._by_pattern = config.engine.kind == "vllm" and not self._writes_keys
         self.tokenizer, self.context_length = tokenizer, context_length
         self._encode = partial(encode, tokenizer, special=False)
-        self._text = partial(tokenizer.decode, skip_special_tokens=True)
         self.texts = token_texts(tokenizer)
         self.ends = end_tokens(tokenizer)
+        self._text = partial(decode_answer, tokenizer, self.ends)
         self._examples = LabelledExamples(config)
         # Then documents stand behind the answer's header.
         bare = self.decoding.bare and not self.decoding.stacked

@@ -27,7 +27,7 @@ from raypd.models.vocabulary import token_bytes
 from raypd.tasks.automata import json_object, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.openai_batch import SCHEMA, TOO_LONG, ChatRequest, Parameters, read_request
-from raypd.tasks.prompting import encode, end_of_turn, end_tokens, rendered
+from raypd.tasks.prompting import decode_answer, encode, end_of_turn, end_tokens, rendered
 
 _MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
 Turns = list[dict[str, str]]  # of role and content
@@ -97,14 +97,13 @@ class GenerationTask:
             heads=load_heads(str(options.heads), model) if spec.heads else None,
             encode=partial(encode, tokenizer, special=True),
             token_bytes=lambda: markup_bytes(tokenizer),
-            decode=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
+            decode=partial(decode_answer, tokenizer, self._ends),
         )
         self._method_class: type[TextMethod] = resolve_name(spec.text_method)
         self._method = lru_cache(_METHODS)(self._method_for)
         self._rules = lru_cache(_METHODS)(self._rules_for)
         # What cannot be had is said at once.
         self._method(config.decoding.max_new_tokens, self._text_model.sampling)
-        self.end = end_of_turn(tokenizer)
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         for document in documents:
@@ -117,6 +116,11 @@ class GenerationTask:
                 continue
             for sample in range(request.parameters.samples):
                 yield self._next(_Chat(document, sample, request))
+
+    @cached_property
+    def end(self) -> int:
+        """The id that an answer is trained to end with. Raises ModelError where there is none."""
+        return end_of_turn(self.tokenizer)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:

@@ -7,12 +7,14 @@ split, so that none can end the user's turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypd.config import Category, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError, ModelError
+from raypd.models.end_tokens import model_end_tokens
 from raypd.tasks.few_shot import LabelledExamples
 from raypd.tasks.sandbox import BoundedSandbox, TemplateFault, render, render_apart, time_limit
 
@@ -110,9 +112,49 @@ def rendered(
     thinking: bool = False,
     header: bool = True,
 ) -> str:
-    """Turns in the chat template, `header`: with the answer's; applied here alone, so that parts
-    fit together. Raises ValueError: the template refuses the turns, is wrong, or does not end.
+    """Writes turns with the model's chat template.
+
+    All templates are applied here, so that parts fit together. A template that takes a turn's
+    content as a list of parts, as those of models for images do, is given one part of text.
+
+    Args:
+        tokenizer: The tokenizer with the template.
+        turns: Their roles and contents, which are text.
+        thinking: What the template gets as `enable_thinking`.
+        header: Whether the header of the answer is written, too.
+
+    Raises:
+        ValueError: The template refuses the turns, is wrong, or does not end.
     """
+    try:
+        text = _applied(tokenizer, turns, thinking, header)
+        refusal = None
+    except ValueError as error:
+        text = ""
+        refusal = error
+    last = turns[-1]["content"].strip()
+    if last in text and refusal is None:
+        return text
+    in_parts = [
+        {"role": turn["role"], "content": [{"type": "text", "text": turn["content"]}]}
+        for turn in turns
+    ]
+    with suppress(ValueError):
+        text_of_parts = _applied(tokenizer, in_parts, thinking, header)
+        # A template for plain text may write the list itself, as Python shows it.
+        if last in text_of_parts and "'type': 'text'" not in text_of_parts:
+            return text_of_parts
+    if refusal is not None:
+        raise refusal
+    return text
+
+
+def _applied(
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[dict[str, Any]],
+    thinking: bool,
+    header: bool,
+) -> str:
     from transformers.utils import chat_template_utils
 
     chat_template_utils.ImmutableSandboxedEnvironment = BoundedSandbox
@@ -139,20 +181,38 @@ def _of_model(
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids that end an answer: the end of a text, and what the chat template writes behind an
-    answer.
+    """Ids that end an answer.
+
+    They are the end of a text, the token that the chat template writes behind an answer, and what
+    generation_config.json and config.json of the tokenizer's model list.
     """
-    return frozenset(
-        end for end in (tokenizer.eos_token_id, _behind_an_answer(tokenizer)) if end is not None
-    )
+    ends = set(model_end_tokens(tokenizer))
+    for end in (tokenizer.eos_token_id, _behind_an_answer(tokenizer)):
+        if end is not None:
+            ends.add(int(end))
+    return frozenset(ends)
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What a model ends its answer with: the token behind an answer in the chat template, or else
-    the end of a text.
+    """The id that an answer is trained to end with.
+
+    It is the token behind an answer in the chat template, or else the end of a text, or else the
+    first that generation_config.json and config.json list.
+
+    Raises:
+        ModelError: Neither the tokenizer nor the model names an end.
     """
     end = _behind_an_answer(tokenizer)
-    return int(tokenizer.eos_token_id) if end is None else end
+    if end is None:
+        end = tokenizer.eos_token_id
+    if end is None:
+        end = next(iter(model_end_tokens(tokenizer)), None)
+    if end is None:
+        raise ModelError(
+            f"model {tokenizer.name_or_path!r}: neither its tokenizer (eos_token) nor "
+            "generation_config.json (eos_token_id) names a token that ends an answer: add one"
+        )
+    return int(end)
 
 
 def _behind_an_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -162,6 +222,14 @@ def _behind_an_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
     behind = _of_model(tokenizer, turns, header=False).partition(DOCUMENTS)[2].lstrip()
     ids = encode(tokenizer, behind, special=True)[:1]
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+
+
+def decode_answer(
+    tokenizer: PreTrainedTokenizerBase, ends: Collection[int], tokens: Sequence[int]
+) -> str:
+    """The text of decoded ids, without special tokens and without those that end an answer."""
+    text_tokens = [token for token in tokens if token not in ends]
+    return str(tokenizer.decode(text_tokens, skip_special_tokens=True))
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:

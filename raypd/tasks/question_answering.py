@@ -22,7 +22,7 @@ from raypd.tasks.automata import vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.documents import text_of, unpacked
 from raypd.tasks.few_shot import load_examples
-from raypd.tasks.prompting import encode, end_tokens, pieces, template_text
+from raypd.tasks.prompting import decode_answer, encode, end_tokens, pieces, template_text
 from raypd.tasks.sandbox import render
 
 # Stand for them while the template is applied.
@@ -78,7 +78,8 @@ class QuestionAnsweringTask:
         self.task, self.decoding = config.task, config.decoding
         self.tokenizer, self.context_length = tokenizer, context_length
         self._encode = partial(encode, tokenizer, special=False)
-        self._line_end = partial(_line_ends, token_texts(tokenizer), end_tokens(tokenizer))
+        self._ends = end_tokens(tokenizer)
+        self._line_end = partial(_line_ends, token_texts(tokenizer), self._ends)
         self._vocabulary = vocabulary_of(tokenizer)
         self._rules = cache(self._rules_for)
         shown = {
@@ -284,7 +285,7 @@ class QuestionAnsweringTask:
                 "answer_status": "ok",
             }
         text = (
-            str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True))
+            decode_answer(self.tokenizer, self._ends, answer.tokens)
             .strip()
             .partition("\n")[0]
             .rstrip()

@@ -13,7 +13,7 @@ from raypd.cluster.driver import run_extract
 from raypd.config import RunConfig
 from raypd.config.load import with_changes
 from raypd.errors import ConfigError, ModelError, raised_as
-from raypd.models.load import check_model_config
+from raypd.models.load import Purpose, check_model_config
 from raypd.run import console, layout
 from raypd.run.training import TrainingRecord
 from raypd.training import annotate, preference
@@ -46,7 +46,8 @@ def train(config: RunConfig, *, verbose: bool = False) -> TrainingRecord:
             with raised_as(ConfigError, key, ConfigError, ModelError):
                 run = with_changes(config, {"training": {}, **_PLAIN, "task.samples": 1, **value})
                 if run.model.has_weights:
-                    check_model_config(run.model, machine=False)
+                    purpose: Purpose = "vllm" if run.engine.kind == "vllm" else "decode"
+                    check_model_config(run.model, machine=False, purpose=purpose)
     if isinstance(teacher := config.training.annotations, dict):
         path = _run(
             config,

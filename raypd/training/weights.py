@@ -42,7 +42,8 @@ def load_for_training(config: RunConfig) -> LoadedModel:
             "int8 and lora"
         )
     loaded = load_model(
-        config.model.model_copy(update={"dtype": "float32"} if full else {"adapter": None})
+        config.model.model_copy(update={"dtype": "float32"} if full else {"adapter": None}),
+        purpose="train",
     )
     _check_attention(loaded.model, loaded.name)
     make_trainable(loaded, config)

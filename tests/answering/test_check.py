@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from raypd.answering.check import check_method, path_of
+from raypd.answering.check import check_method, check_model, path_of
 from raypd.answering.components import build
 from raypd.answering.request_queue import answer
 from raypd.billing.meter import Meter
@@ -23,6 +23,16 @@ from tests.runs import config_tree, run_config
 from tests.tiny import save_tiny
 
 MANY = {"attributes": [{"name": f"Attribute {number}"} for number in range(200)]}
+VISION = {
+    "model_type": "qwen2_5_vl",
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "vocab_size": 256,
+    "max_position_embeddings": 4096,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vision_config": {"depth": 1, "hidden_size": 32},
+}
 LONG = {
     "attributes": [
         {
@@ -114,6 +124,38 @@ def test_the_command_refuses_before_it_starts_anything(folders, tmp_path, more, 
     with pytest.raises(error, match=reason):
         CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["falcon", "llama4_text"])
+def test_what_the_own_engine_does_not_support_is_left_to_vllm_and_servers(tmp_path, kind):
+    model = {"name": str(save_tiny(tmp_path / kind, kind)), "device": "auto"}
+    method = {"decoding": {"method": "autoregressive"}}
+    with pytest.raises(ModelError, match=r"engine\.kind=vllm can run this model"):
+        check_model(run_config("generation", model=model, **method))
+    check_model(run_config("generation", model=model, engine={"kind": "vllm"}, **method))
+    server = {"endpoint": {"url": "http://127.0.0.1:9/v1", "key_variable": None}}
+    check_model(run_config("generation", model=model | server, **method))
+
+
+def test_a_vision_language_model_is_left_to_vllm(tmp_path):
+    """Its configuration alone is read: there is a class for it, which is no causal one."""
+    folder = save_tiny(tmp_path / "vision")
+    (folder / "config.json").write_text(json.dumps(VISION))
+    model = {"name": str(folder)}
+    method = {"decoding": {"method": "autoregressive"}}
+    with pytest.raises(ModelError, match=r"not a causal .*; engine\.kind=vllm can run this model"):
+        check_model(run_config("generation", model=model, **method))
+    check_model(run_config("generation", model=model, engine={"kind": "vllm"}, **method))
+
+
+def test_weights_that_are_dequantized_here_are_announced(tmp_path, capsys):
+    folder = save_tiny(tmp_path / "fp8")
+    file = folder / "config.json"
+    method = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": method}))
+    config = run_config("generation", model={"name": str(folder), "device": "cpu"})
+    check_model(config, machine=True)
+    assert "quantized by modelopt FP8, are dequantized to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -283,8 +283,9 @@ def test_models_that_cannot_be_decoded_are_refused_before_their_weights(
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     assert "AttentionInterface" in refused(name=str(save_tiny(tmp_path / "falcon", "falcon")))
     assert "linear_attention" in refused(name=str(save_tiny(tmp_path / "mamba", "mamba")))
-    assert "dynamic RoPE" in refused(
-        name=str(save_tiny(tmp_path / "rope", rope_parameters=DYNAMIC))
+    unequal = {**LONG, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    assert "long-rope" in refused(
+        name=str(save_tiny(tmp_path / "rope", "phi3", rope_parameters=unequal))
     )
     (tmp_path / "clip").mkdir()
     (tmp_path / "clip" / "config.json").write_text('{"model_type": "clip"}')
@@ -453,10 +454,13 @@ def test_families_that_pass(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "reason"), REFUSED.items())
-def test_families_that_are_refused(kind: str, reason: str) -> None:
+def test_families_that_are_refused_with_a_way_out(kind: str, reason: str) -> None:
     model = tiny_model(kind)
     before = model.config._attn_implementation
-    assert reason in refusal(model)
+    message = refusal(model)
+    assert reason in message
+    assert f"raypd's engine does not support {type(model).__name__}" in message
+    assert message.endswith("engine.kind=vllm can run this model")
     assert model.config._attn_implementation == before
 
 
@@ -470,6 +474,8 @@ def test_families_that_are_refused(kind: str, reason: str) -> None:
             {"rope_parameters": {**LONG, "short_factor": [1.5] * 8, "long_factor": [1.5] * 8}},
         ),
         ("llama", {"rope_parameters": {**DYNAMIC, "rope_type": "linear"}}),
+        ("llama", {"rope_parameters": DYNAMIC}),
+        ("olmo2", {"rope_parameters": DYNAMIC}),
         (
             "qwen3",
             {
@@ -488,13 +494,32 @@ def test_settings_that_pass(kind: str, settings: dict[str, Any]) -> None:
 
 
 def test_rope_that_depends_on_the_longest_row() -> None:
-    assert "dynamic RoPE" in refusal(tiny_model("llama", rope_parameters=DYNAMIC))
     unequal = {**LONG, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     assert "long-rope" in refusal(tiny_model("phi3", rope_parameters=unequal))
     by_layer: Any = SimpleNamespace(
-        rope_parameters={"full_attention": DYNAMIC, "sliding_attention": {}}
+        rope_parameters={"full_attention": unequal | {"rope_type": "longrope"}, "sliding": {}}
     )
-    assert "dynamic RoPE" in str(reason_in_rope(by_layer))
+    assert "long-rope" in str(reason_in_rope(by_layer))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["llama", "hunyuan_v1_dense"])
+def test_a_dynamic_rope_is_as_transformers_has_it_up_to_the_end_of_the_context(
+    tmp_path: Path, kind: str
+) -> None:
+    rope = {**DYNAMIC, "alpha": 1000.0} if kind == "hunyuan_v1_dense" else DYNAMIC
+    sizes = {"max_position_embeddings": 64, "rope_parameters": rope}
+    folder = save_tiny(tmp_path / kind, kind, **sizes)
+    stock = AutoModelForCausalLM.from_pretrained(folder)
+    loaded = load_model(ModelConfig(name=str(folder), device="cpu", dtype="float32"))
+    tokens = torch.randint(3, 256, (1, 64), generator=torch.Generator().manual_seed(0))
+    expected = stock(tokens).logits
+    assert torch.equal(loaded.model(tokens).logits, expected)
+    # A longer row would change the frequencies of transformers' model for good.
+    longer = torch.cat([tokens, tokens], 1)
+    loaded.model(longer)
+    assert torch.equal(loaded.model(tokens).logits, expected)
+    assert loaded.context_length == 64
 
 
 def ignore_positions(model: PreTrainedModel) -> None:
@@ -546,6 +571,9 @@ def test_the_self_test_sees(
     model = tiny_model(kind)
     spoil(model)
     assert reason in refusal(model)
+    if reason == "not finite":
+        # Nothing else decodes broken weights either.
+        assert "can run this model" not in refusal(model)
     if (kind, spoil) == ("granite", ignore_positions):
         assert reason in refusal(model.to(torch.bfloat16))
 

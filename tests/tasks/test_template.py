@@ -254,3 +254,42 @@ def test_examples_that_cannot_be_shown_are_refused_before_a_run(made, tmp_path, 
     write_rows(tmp_path / "examples.jsonl", rows)
     with pytest.raises(ConfigError, match=reason):
         check_template(config)
+
+
+IN_PARTS = (
+    "{% for m in messages %}{{ '<' + m['role'] + '>' }}{% for part in m['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        IN_PARTS,
+        IN_PARTS.replace(
+            "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}",
+            "{{ part['text'] + '' }}",
+        ),
+    ],
+)
+def test_a_chat_template_that_takes_content_as_parts_is_given_parts(template: str) -> None:
+    """Such as those of models for images; the second fails at a plain text."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    written = "<system>Be brief.<|im_end|><user>Hi<|im_end|><assistant>"
+    assert prompting.rendered(tokenizer, turns) == written
+    before, behind = prompting.pieces(tokenizer, "Read #: now", ["#"])
+    assert tokenizer.decode(before) == "<user>Read "
+    assert tokenizer.decode(behind) == ": now<|im_end|><assistant>"
+    assert prompting.end_tokens(tokenizer) == {tokenizer.eos_token_id}
+
+
+def test_a_chat_template_that_leaves_the_question_out_stays_so() -> None:
+    """A template for plain text must not be shown a list, which it would write as Python does."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] | replace('Hi', 'Ho') }}{% endfor %}"
+    )
+    assert prompting.rendered(tokenizer, [{"role": "user", "content": "Hi"}]) == "Ho"
