@@ -16,34 +16,32 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from ruamel.yaml.error import YAMLError
 
+from raypd.config.json_schema import (
+    Conflict,
+    Tree,
+    conjunction,
+    permitted_values,
+    referred,
+    unsupported_keyword,
+)
+from raypd.config.patterns import UnsupportedPattern, whole_text
 from raypd.config.tasks import FORMATS, NUMBERS, Attribute
 from raypd.config.yaml_file import parse
 from raypd.errors import ConfigError, in_words
 
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-NOT_HELD = {  # keywords that say what is valid, and that would not be held to
-    "multipleOf",
-    "uniqueItems",
-    "contains",
-    "prefixItems",
-    "not",
-    "if",
-    "patternProperties",
-    "propertyNames",
-    "dependentRequired",
-    "dependentSchemas",
-    "minProperties",
-    "maxProperties",
-}
 _TYPES: dict[str, Any] = {"properties": dict, "$ref": str, "description": str | None}  # of keywords
 _TYPES |= dict.fromkeys(("required", "enum", "allOf", "anyOf", "oneOf"), list)
 _TYPES |= dict.fromkeys(
     ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), float | int | None
 )
+_TYPES |= dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), int | None)
+_TYPES |= dict.fromkeys(("pattern", "format"), str | None) | {"type": str | list | None}
+_BOUND_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
 _MOST_VALUES = 20_000
 MOST_PROPERTIES = 5_000  # behind all references
 DEEPEST = 50  # objects in objects
-Tree = dict[str, Any]
 
 
 class _Refused(Exception):
@@ -271,60 +269,91 @@ class _Flattened:
         """(what a schema says behind its references, without null; whether it may be null; the
         references)
         """
-        nullable = False
-        for steps in itertools.count():
-            if steps > DEEPEST:
-                raise _Refused(f"{at}: schemas in schemas, more than {DEEPEST} deep")
-            _check_types(schema, at)
-            beside = {
-                key: value
-                for key, value in schema.items()
-                if key not in ("$ref", "allOf", "anyOf", "oneOf")
-            }
-            if "$ref" in schema:
-                ref = schema["$ref"]
-                if ref in within:
-                    raise _Refused(
-                        f"{at}: {ref} holds itself: a schema without an end cannot be decoded "
-                        "in slots"
-                    )
-                within, inner = (*within, ref), referred(self.root, ref)
-                if inner is None:
-                    raise _Refused(f"{at}.$ref: {ref} is not in the schema")
-            elif "allOf" in schema and len(schema["allOf"]) == 1:
-                inner = schema["allOf"][0]
-            elif options := schema.get("anyOf") or schema.get("oneOf"):
-                left = [option for option in options if option != {"type": "null"}]
-                nullable |= len(left) < len(options)
-                inner = (
-                    left[0]
-                    if len(left) == 1
-                    else _one_of([_behind(self.root, option) for option in left], at)
-                )
-            elif "allOf" in schema:
-                raise _Refused(
-                    f"{at}.allOf: several schemas at once cannot be decoded; write them as one"
-                )
-            else:
-                break
-            schema = {**inner, **beside} if isinstance(inner, dict) else inner
-        nullable |= schema.get("nullable") is True  # OpenAPI 3.0
-        if isinstance(schema.get("type"), list):
-            types = [one for one in schema["type"] if one != "null"]
-            nullable |= len(types) < len(schema["type"])
-            if len(types) != 1:
+        try:
+            flat, nullable, within = self._flat(schema, at, within, 0)
+        except Conflict as conflict:
+            raise _Refused(
+                f"{at}.{conflict.keyword}: two different ones at once cannot be decoded; write "
+                "them as one"
+            ) from None
+        if isinstance(flat.get("type"), list):
+            if len(flat["type"]) != 1:
                 raise _Refused(
                     f"{at}.type: several types cannot be decoded in one slot; choose one"
                 )
-            schema = {**schema, "type": types[0]}
-        for keyword in NOT_HELD & schema.keys():
+            flat = {**flat, "type": flat["type"][0]}
+        if keyword := unsupported_keyword(flat):
             raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
-        if None in schema.get("enum", []):
-            nullable, schema = (
-                True,
-                {**schema, "enum": [value for value in schema["enum"] if value is not None]},
+        return flat, nullable, within
+
+    def _flat(
+        self, schema: Any, at: str, within: tuple[str, ...], depth: int
+    ) -> tuple[Tree, bool, tuple[str, ...]]:
+        """As `_resolved`, of a schema that may still have several types and any keyword."""
+        if depth > DEEPEST:
+            raise _Refused(f"{at}: schemas in schemas, more than {DEEPEST} deep")
+        _check_types(schema, at)
+        flat = {key: value for key, value in schema.items() if key not in _COMBINING}
+        flat, nullable = _without_null(flat)
+        if "$ref" in schema:
+            ref = schema["$ref"]
+            if ref in within:
+                raise _Refused(
+                    f"{at}: {ref} holds itself: a schema without an end cannot be decoded in slots"
+                )
+            within = (*within, ref)
+            target = referred(self.root, ref)
+            if target is None:
+                raise _Refused(f"{at}.$ref: {ref} is not in the schema")
+            inner, inner_nullable, within = self._flat(target, at, within, depth + 1)
+            flat = conjunction(inner, flat)
+            nullable |= inner_nullable
+        for part in schema.get("allOf", []):
+            inner, inner_nullable, within = self._flat(part, f"{at}.allOf", within, depth + 1)
+            flat = conjunction(inner, flat)
+            nullable |= inner_nullable
+        for keyword in ("anyOf", "oneOf"):
+            if keyword not in schema:
+                continue
+            chosen, inner_nullable, within = self._one_option(
+                schema[keyword], f"{at}.{keyword}", within, depth + 1
             )
-        return schema, nullable, within
+            flat = conjunction(chosen, flat)
+            nullable |= inner_nullable
+        return flat, nullable, within
+
+    def _one_option(
+        self, options: list[Any], at: str, within: tuple[str, ...], depth: int
+    ) -> tuple[Tree, bool, tuple[str, ...]]:
+        """The one schema that stands for the options of anyOf or oneOf."""
+        left = [option for option in options if option != {"type": "null"}]
+        nullable = len(left) < len(options)
+        flat = []
+        references = within
+        # A single option keeps its place in messages: null beside it is no choice.
+        inner_at = at.rpartition(".")[0] if len(left) == 1 else at
+        for option in left:
+            inner, inner_nullable, inner_within = self._flat(option, inner_at, within, depth)
+            flat.append(inner)
+            nullable |= inner_nullable
+            references = tuple(dict.fromkeys([*references, *inner_within]))
+        if len(flat) == 1:
+            return flat[0], nullable, references
+        return _one_of(flat, at), nullable, references
+
+
+def _without_null(schema: Tree) -> tuple[Tree, bool]:
+    """A schema without null among its types and values, and whether it had it."""
+    schema = dict(schema)
+    nullable = schema.pop("nullable", False) is True  # OpenAPI 3.0
+    if isinstance(schema.get("type"), list):
+        types = [kind for kind in schema["type"] if kind != "null"]
+        nullable |= len(types) < len(schema["type"])
+        schema["type"] = types
+    if None in schema.get("enum", []):
+        nullable = True
+        schema["enum"] = [value for value in schema["enum"] if value is not None]
+    return schema, nullable
 
 
 def _check_types(schema: Any, at: str) -> None:
@@ -338,39 +367,62 @@ def _check_types(schema: Any, at: str) -> None:
             raise _Refused(f"{at}.properties.{name}: expected a name, as text, and its schema")
 
 
-def referred(root: Any, ref: str) -> Any:
-    """What a `$ref` of a JSON Schema points to; None: nothing in it."""
-    found = root if ref.startswith("#") else None
-    for part in ref.removeprefix("#").strip("/").split("/") if ref != "#" else []:
-        found = (
-            found.get(part.replace("~1", "/").replace("~0", "~"))
-            if isinstance(found, dict)
-            else None
-        )
-    return found
-
-
-def _one_of(options: list[Any], at: str) -> Tree:
+def _one_of(options: list[Tree], at: str) -> Tree:
     """What stands for several: a number for what may be written as one, an enum for single
-    texts.
+    values, an object for objects that a constant tells apart.
     """
     for option in options:
-        _check_types(option, f"{at}.anyOf")
+        if keyword := unsupported_keyword(option):
+            raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
+    listed = [permitted_values(option) for option in options]
+    if options and all(values is not None for values in listed):
+        return {"enum": _each_once(itertools.chain(*(values or [] for values in listed)))}
     kinds = set(map(_kind, options))
-    if "number" in kinds and kinds <= {"number", "integer", "string"}:
-        return next(option for option in options if _kind(option) == "number")
-    constants = [option.get("const") for option in options]
-    if not {type(constant) for constant in constants} - {str, int}:
-        return {"enum": constants}
+    if kinds == {"integer"} or ("number" in kinds and kinds <= {"number", "integer", "string"}):
+        return _one_range([option for option in options if _kind(option) != "string"], at)
     if kinds == {"object"} and (union := _union(options)) is not None:
         return union
     what = "objects" if "object" in kinds else "several types"
-    raise _Refused(f"{at}.anyOf: one of {what} cannot be decoded in slots; choose one")
+    raise _Refused(f"{at}: one of {what} cannot be decoded in slots; choose one")
 
 
-def _behind(root: Any, option: Any) -> Any:
-    ref = option["$ref"] if isinstance(option, dict) and option.keys() == {"$ref"} else None
-    return referred(root, ref) if isinstance(ref, str) else option
+def _each_once(values: Iterable[Any]) -> list[Any]:
+    """Values without those that stand twice; 1 and true are two."""
+    return list({json.dumps(value, sort_keys=True): value for value in values}.values())
+
+
+def _one_range(numbers: list[Tree], at: str) -> Tree:
+    """The number whose bounds permit what any of several numbers permits."""
+    if any(permitted_values(number) is not None for number in numbers):
+        raise _Refused(f"{at}: a number or one of some values cannot be decoded; choose one")
+    ranges = []
+    for number in numbers:
+        bounds = _bounds(number, _kind(number) == "integer")
+        low = bounds.get("minimum", -math.inf)
+        high = bounds.get("maximum", math.inf)
+        if low > high:
+            raise _Refused(f"{at}: minimum ({low:g}) is above maximum ({high:g})")
+        ranges.append((low, high, _kind(number)))
+    real = [limits for limits in ranges if limits[2] == "number"] or ranges
+    real.sort()
+    low, high, kind = real[0]
+    for next_low, next_high, _ in real[1:]:
+        gap = 1 if kind == "integer" else 0
+        if next_low > high + gap:
+            raise _Refused(f"{at}: bounds with a gap between them cannot be held to; choose one")
+        high = max(high, next_high)
+    for other_low, other_high, _ in ranges:
+        if other_low < low or other_high > high:
+            raise _Refused(
+                f"{at}: integers beyond the bounds of the numbers cannot be held to; choose one"
+            )
+    described = next((number for number in numbers if _kind(number) == kind), numbers[0])
+    result = {key: value for key, value in described.items() if key not in _BOUND_KEYWORDS}
+    if low > -math.inf:
+        result["minimum"] = low
+    if high < math.inf:
+        result["maximum"] = high
+    return result
 
 
 def _union(options: list[Tree]) -> Tree | None:
@@ -405,8 +457,10 @@ def _kind(schema: Tree) -> str:
 
 
 def _scalar(schema: Tree, at: str) -> Tree:
-    if "enum" in schema or "const" in schema:
-        values = schema.get("enum", [schema.get("const")])
+    values = permitted_values(schema)
+    if values is not None:
+        if not values:
+            raise _Refused(f"{at}.enum: its other keywords permit none of the values")
         types = {type(value) for value in values}
         if not types or not (types == {str} or types <= {int, float}):
             raise _Refused(
@@ -433,8 +487,19 @@ def _scalar(schema: Tree, at: str) -> Tree:
             "give it a type"
         )
     lengths = {"min_length": schema.get("minLength"), "max_length": schema.get("maxLength")}
-    if "pattern" in schema or form == "uuid":
-        return {"type": "pattern", "pattern": schema.get("pattern", _UUID), **lengths}
+    pattern = schema.get("pattern")
+    if pattern is not None and form == "uuid":
+        raise _Refused(f"{at}.pattern: beside format uuid it would not be held to; keep one")
+    if form == "uuid":
+        return {"type": "pattern", "pattern": _UUID, **lengths}
+    if pattern is not None:
+        try:
+            pattern = whole_text(pattern)
+        except UnsupportedPattern as error:
+            raise _Refused(f"{at}.pattern: {error}") from None
+        if form in FORMATS:
+            return {"type": form, "pattern": pattern}
+        return {"type": "pattern", "pattern": pattern, **lengths}
     return {"type": form} if form in ("date", "time", "date-time") else {"type": "text", **lengths}
 
 

@@ -13,6 +13,7 @@ import regex
 from pydantic import AfterValidator, Field, model_validator
 
 from raypd.config.data import InputConfig
+from raypd.config.patterns import ANYTHING
 from raypd.config.section import Section
 from raypd.decoding.methods.registry import REGISTRY
 
@@ -117,7 +118,9 @@ class Attribute(Section):
         [], description="Of type rows, a list of objects like invoice lines: its keys"
     )
     pattern: str | None = Field(
-        None, description="Regular expression that the whole value matches, of type pattern"
+        None,
+        description="Regular expression that the whole value matches, of type pattern; of a date "
+        "or time beside its format",
     )
     minimum: float | None = Field(None, description="A number below it is invalid")
     maximum: float | None = None
@@ -156,7 +159,10 @@ class Attribute(Section):
 
         No possible answer: a small model would copy it.
         """
-        form = f"it matches {self.pattern}" if self.type == "pattern" else _HINTS.get(self.type, "")
+        form = _HINTS.get(self.type, "")
+        if self.pattern:
+            matches = f"it matches {self.pattern.replace(ANYTHING, '.*')}"
+            form = f"{form}; {matches}" if form else matches
         if self.values and self.type != "enum":
             form = f"one of {', '.join(self.values)}"
         limit = f" of {self.max_items} at most" if self.max_items is not None else ""
@@ -202,6 +208,8 @@ class Attribute(Section):
             return value in self.values
         if self.regex is not None and not _matches(self.regex, value):
             return False
+        if self.pattern and not _matches(ascii_digits(self.pattern), value):
+            return False
         return (self.min_length or 0) <= len(value) <= (self.max_length or len(value))
 
     @property
@@ -238,7 +246,7 @@ class Attribute(Section):
 
     def _misfit(self) -> str | None:
         for key, bounds, types in (
-            ("pattern", [self.pattern], ["pattern"]),
+            ("pattern", [self.pattern], ["pattern", *FORMATS]),
             ("minimum", [self.minimum, self.maximum], ["number", "integer"]),
             ("max_length", [self.min_length, self.max_length], ["text", "pattern"]),
         ):
@@ -254,9 +262,11 @@ class Attribute(Section):
             return f"column {nested!r}: a column is a single value"
         if len({bare(column.name) for column in self.columns}) < len(self.columns):
             return "two columns have the same name"
-        if self.type == "pattern":
-            if not self.pattern:
-                return "type pattern needs `pattern`"
+        if reason := self._empty_range():
+            return reason
+        if self.type == "pattern" and not self.pattern:
+            return "type pattern needs `pattern`"
+        if self.pattern:
             try:
                 re.compile(self.pattern)
                 regex.compile(self.pattern)
@@ -279,6 +289,17 @@ class Attribute(Section):
             return f"values of {characters:,} characters; limit {_MOST_CHARACTERS:,}"
         if not all(value and _fits_json(value) for value in self.values):
             return f"enum values are {_PLAIN} their ends"
+        return None
+
+    def _empty_range(self) -> str | None:
+        """Why no value can be within the bounds; None: some can."""
+        if self.minimum is not None and self.maximum is not None:
+            if self.minimum > self.maximum:
+                return f"`minimum` ({self.minimum:g}) is above `maximum` ({self.maximum:g})"
+            if self.type == "integer" and math.ceil(self.minimum) > math.floor(self.maximum):
+                return f"no integer is from {self.minimum:g} to {self.maximum:g}"
+        if (self.min_length or 0) > (self.max_length or math.inf):
+            return f"`min_length` ({self.min_length}) is above `max_length` ({self.max_length})"
         return None
 
 

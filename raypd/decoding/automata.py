@@ -27,6 +27,51 @@ def joined(parts: Sequence[TransitionTable]) -> TransitionTable:
     return TransitionTable(table, ends)
 
 
+def intersection(first: TransitionTable, second: TransitionTable) -> TransitionTable:
+    """The table of the texts that two tables accept. States that lead to none of them are left out.
+
+    Raises ValueError where no text is accepted by both.
+    """
+    start = (0, 0)
+    pairs = [start]
+    numbers = {start: 0}
+    table: list[dict[str, int]] = []
+    # The list of pairs grows while it is read.
+    for first_state, second_state in pairs:
+        row = {}
+        second_row = second.table[second_state]
+        for char, first_after in first.table[first_state].items():
+            if char not in second_row:
+                continue
+            after = (first_after, second_row[char])
+            if after not in numbers:
+                numbers[after] = len(pairs)
+                pairs.append(after)
+            row[char] = numbers[after]
+        table.append(row)
+    finals = [
+        number
+        for (first_state, second_state), number in numbers.items()
+        if first_state in first.finals and second_state in second.finals
+    ]
+    sources: list[list[int]] = [[] for _ in table]
+    for state, row in enumerate(table):
+        for after_state in row.values():
+            sources[after_state].append(state)
+    live = set(finals)
+    front = list(finals)
+    while front:
+        for source in sources[front.pop()]:
+            if source not in live:
+                live.add(source)
+                front.append(source)
+    if 0 not in live:
+        raise ValueError("no text matches both the format and the pattern")
+    return TransitionTable(
+        [{char: after for char, after in row.items() if after in live} for row in table], finals
+    )
+
+
 _OTHER = {chr(byte) for byte in range(256)} - {'"', "\\", "\n"}
 # A JSON string: once it is open, its model is not limited. States: before it, inside, behind a
 # backslash, behind it.

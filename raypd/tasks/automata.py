@@ -8,8 +8,16 @@ from functools import lru_cache, reduce
 
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import FORMATS, NUMBERS, Attribute
-from raypd.decoding.automata import BARE_TEXT, STRING, JsonObject, ListOf, joined
+from raypd.config import FORMATS, NUMBERS, Attribute, ascii_digits
+from raypd.config.patterns import in_json_string, without_anchors
+from raypd.decoding.automata import (
+    BARE_TEXT,
+    STRING,
+    JsonObject,
+    ListOf,
+    intersection,
+    joined,
+)
 from raypd.decoding.grammar import (
     Automaton,
     JsonString,
@@ -100,7 +108,8 @@ def _value_pattern(attribute: Attribute) -> str:
         )
         item = rf"\{{{', '.join(cells)}\}}"
     else:
-        item = f'"({str(attribute.regex).removeprefix("^").removesuffix("$")})"'
+        # A date's own pattern is left to the reader: no expression says both.
+        item = f'"({in_json_string(str(attribute.regex))})"'
     if attribute.many:
         fewest, most = max((attribute.min_items or 0) - 1, 0), attribute.max_items
         repeated = f"{{{fewest},{'' if most is None else most - 1}}}"
@@ -137,7 +146,10 @@ def _item(attribute: Attribute) -> TransitionTable:
         return one_of(list(map(_as_bytes, _words(attribute))))
     if attribute.type in _PATTERNS:
         return TransitionTable(*_edges(_PATTERNS[attribute.type]))
-    return TransitionTable(*_quoted(str(attribute.regex)))
+    table = TransitionTable(*_quoted(str(attribute.regex)))
+    if attribute.type == "pattern" or not attribute.pattern:
+        return table
+    return intersection(table, TransitionTable(*_quoted(ascii_digits(attribute.pattern))))
 
 
 def _cell(column: Attribute) -> TransitionTable:
@@ -170,12 +182,7 @@ def _quoted(pattern: str) -> tuple[pattern_table.Edges, list[int]]:
     """A JSON string of a pattern's values that have no quote, backslash or control character: all
     need no escape.
     """
-    bare = (
-        pattern.removeprefix("^").removesuffix("$")
-        if not pattern.endswith("\\$")
-        else pattern.removeprefix("^")
-    )
-    table, finals = _edges(bare, without='"\\' + "".join(map(chr, range(32))))
+    table, finals = _edges(without_anchors(pattern), without='"\\' + "".join(map(chr, range(32))))
     end = len(table) + 1
     moved = [{char: after + 1 for char, after in row.items()} for row in table]
     for state in finals:

@@ -26,7 +26,15 @@ from raypd.models.medusa_heads import load_heads
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks.automata import json_object, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
-from raypd.tasks.openai_batch import SCHEMA, TOO_LONG, ChatRequest, Parameters, read_request
+from raypd.tasks.json_schema import mismatch
+from raypd.tasks.openai_batch import (
+    RESPONSE_FORMAT,
+    SCHEMA,
+    TOO_LONG,
+    ChatRequest,
+    Parameters,
+    read_request,
+)
 from raypd.tasks.prompting import decode_answer, encode, end_of_turn, end_tokens, rendered
 
 _MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
@@ -224,7 +232,14 @@ class GenerationTask:
         self, chat: _Chat, turns: Turns, prompt_tokens: int, answer: TextAnswer
     ) -> list[Record | Request]:
         generated = answer.generated(self._text_model.decode)
-        text, stopped = _cut(generated, chat.request.parameters.stop)
+        parameters = chat.request.parameters
+        text, stopped = _cut(generated, parameters.stop)
+        if parameters.json and stopped:
+            reason = mismatch(text, parameters.schema)
+            if reason is not None:
+                where = {"sample": chat.sample, "turn": chat.turn}
+                error = f"{RESPONSE_FORMAT}: the answer does not match it: {reason}"
+                return [Record(chat.document.index, where, error)]
         columns = {
             "sample": chat.sample,
             "turn": chat.turn,

@@ -4,30 +4,21 @@ none.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from raypd.config import GenerationConfig, RunConfig, ascii_digits
-from raypd.config.schema import DEEPEST, MOST_PROPERTIES, NOT_HELD, referred
-from raypd.tasks import pattern_table
+from raypd.config import GenerationConfig, RunConfig
 from raypd.tasks.base import Document
 from raypd.tasks.documents import conversation
-from raypd.tasks.sandbox import Unfinished, run_once
+from raypd.tasks.json_schema import expression
 
 URL = "/v1/chat/completions"
 TOO_LONG = "too long"  # an error record of a prompt that does not fit the context begins so
 RESPONSE_FORMAT = "response_format"
 # An error record of one that cannot be used begins so.
 SCHEMA = "response_format.json_schema.schema"
-_NOT_HELD = NOT_HELD - {"prefixItems"} | {
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-}
 _OF_A_LINE = ("custom_id", "method", "url", "body")
 # Change no answer.
 _LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -61,6 +52,7 @@ class Parameters:
     seed: int | None = None  # the request's own, which then alone decides the draws
     json: bool = False  # whether the answer is to be a JSON object
     pattern: str | None = None  # of a schema that it is held to, as a regular expression
+    schema: str | None = None  # that schema, as JSON, which a finished answer is checked by
 
 
 @dataclass
@@ -194,9 +186,12 @@ def _body(fields: dict[str, Any]) -> _ChatBody:
     return body
 
 
-def _held_to(response: _ResponseFormat | None, config: RunConfig) -> tuple[bool, str | None]:
+def _held_to(
+    response: _ResponseFormat | None, config: RunConfig
+) -> tuple[bool, str | None, str | None]:
+    """Whether an answer is JSON, the expression that it is held to, and its schema as JSON."""
     if response is None or response.type == "text":
-        return False, None
+        return False, None, None
     method = config.decoding.method
     if method != "autoregressive":
         reason = (
@@ -204,7 +199,7 @@ def _held_to(response: _ResponseFormat | None, config: RunConfig) -> tuple[bool,
         )
         raise BadRequest(f"{reason}; autoregressive can", RESPONSE_FORMAT, "unsupported_parameter")
     if response.type == "json_object":
-        return True, None
+        return True, None, None
     if response.json_schema is None:
         reason = "response_format.json_schema: json_schema needs it, with name and schema"
         raise BadRequest(reason, RESPONSE_FORMAT, "missing_required_parameter")
@@ -212,40 +207,10 @@ def _held_to(response: _ResponseFormat | None, config: RunConfig) -> tuple[bool,
     try:
         if schema.get("type") != "object":
             raise ValueError("its type must be object")
-        _check_held(schema, schema, (), iter(range(MOST_PROPERTIES)))
-        reason, pattern, _ = run_once(pattern_table.__file__, json.dumps(schema)) or ("", "", [])
-        if reason is not None:
-            raise ValueError(reason or "its pattern is too large to be ready in a few seconds")
-        return True, ascii_digits(pattern)
-    except (ValueError, RecursionError, Unfinished) as error:
+        schema_text = json.dumps(schema)
+        return True, expression(schema_text), schema_text
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"{SCHEMA}: {error}", RESPONSE_FORMAT, "invalid_value") from None
-
-
-def _check_held(
-    root: Any, schema: Any, within: tuple[str, ...], left: Iterator[int], depth: int = 0
-) -> None:
-    """Raises ValueError for what a pattern does not hold an answer to: bounds of numbers, a schema
-    without an end.
-    """
-    if not isinstance(schema, dict):
-        return
-    if next(left, None) is None or depth > DEEPEST:
-        raise ValueError(
-            f"more than {MOST_PROPERTIES:,} schemas with what it refers to, or {DEEPEST} in "
-            "one another"
-        )
-    for keyword in _NOT_HELD & schema.keys():
-        raise ValueError(f"{keyword} would not be held to; take it out")
-    if isinstance(ref := schema.get("$ref"), str):
-        if ref in within:
-            raise ValueError(f"{ref} holds itself: a schema without an end cannot be decoded")
-        _check_held(root, referred(root, ref), (*within, ref), left, depth + 1)
-    parts = [schema.get("items"), schema.get("additionalProperties")]
-    for key in ("properties", "anyOf", "oneOf", "allOf", "prefixItems"):
-        some = schema.get(key)
-        parts += some.values() if isinstance(some, dict) else some if isinstance(some, list) else []
-    for part in parts:
-        _check_held(root, part, within, left, depth + 1)
 
 
 def _turn(number: int, message: _Message) -> dict[str, str]:

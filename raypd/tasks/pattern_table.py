@@ -1,18 +1,17 @@
-"""A regular expression as a table of states, a JSON Schema as one; a user's in a process of its
-own: this file. A pattern can take minutes and all memory to be made ready: repetitions of
-repetitions multiply.
+"""A regular expression as a table of states; a user's in a process of its own: this file.
+
+A pattern can take minutes and all memory to be made ready: repetitions of repetitions multiply.
 """
 
 import contextlib
 import json
 import sys
+from typing import Any
 
 import outlines_core
-from outlines_core.json_schema import build_regex_from_schema
 
 CPU_SECONDS, _MEMORY = 10, 1 << 30
 MOST_EDGES = 25_000
-_MOST_LETTERS = 1 << 20  # of a pattern: a longer one has more edges
 _END_TOKEN = 256  # the index has one beside the bytes
 _END = 1  # a character that no value has
 Edges = list[dict[str, int]]
@@ -54,13 +53,9 @@ def _main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     given = json.load(sys.stdin)
     try:
-        if isinstance(given, str):  # a schema
-            # It writes {} for references in more than 64.
-            pattern = build_regex_from_schema(given, "[ ]?", 64)
-            large, answer = len(pattern) > _MOST_LETTERS, [None, pattern, []]
-        else:
-            table, finals = table_of(*given)
-            large, answer = sum(map(len, table)) > MOST_EDGES, [None, table, finals]
+        table, finals = table_of(*given)
+        large = sum(map(len, table)) > MOST_EDGES
+        answer: list[Any] = [None, table, finals]
     except ValueError as error:
         large, answer = False, [str(error), [], []]
     json.dump(["", [], []] if large else answer, sys.stdout)

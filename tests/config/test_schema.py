@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from raypd.config import Attribute
@@ -241,7 +242,137 @@ def of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
 
+def made(schema: dict[str, Any]) -> Attribute:
+    """The attribute that property `a` becomes."""
+    (category,) = categories_of(of(a=schema), Path()).values()
+    (attribute,) = category["attributes"]
+    return Attribute(**attribute)
+
+
 OBJECT = of(x={"type": "string"})
+SEARCHES = [
+    "^SKU-",
+    "[A-Z]{2}",
+    "^S$|^M$",
+    "^[^/]{1,5}$",
+    "(^|,)x",
+    "x(,|$)",
+    "a$",
+    r"\S+@\S+",
+    "^(a|b|cd)*e?$",
+    "^a{2,}b|c$",
+    "^a?b",
+    "^$",
+    "",
+    r"\$$",
+    "(?:ab)+?c",
+    "(?i)^sku",
+]
+SEARCHED_TEXTS = [
+    *("", "SKU-88213", "a SKU-1", "sku-1", "S", "M", "SM", "a/b", "ABCDEF", "code DE-79", ",x"),
+    *("ax", "a,x", "x,", "x", "ba", "aab", "bab", "bc", "c", "cda", "abe", "q@r", "5 $", "$ 5"),
+    *("a\nb", "SKU-\n1", "ababc"),
+]
+
+
+@pytest.mark.parametrize("pattern", SEARCHES)
+def test_a_pattern_of_json_schema_is_a_search(pattern: str) -> None:
+    """The same texts fit as jsonschema accepts; its `$` is the end alone, as in ECMAScript."""
+    attribute = made({"type": "string", "pattern": pattern})
+    end_alone = {"pattern": re.sub(r"(?<!\\)\$", r"\\Z", pattern)}
+    for text in SEARCHED_TEXTS:
+        is_valid = jsonschema.Draft202012Validator(end_alone).is_valid(text)
+        assert attribute.fits(text) == is_valid, text
+
+
+def test_a_pattern_of_ones_own_matches_the_whole_value() -> None:
+    attribute = Attribute(name="a", type="pattern", pattern="SKU-[0-9]")
+    assert attribute.fits("SKU-1")
+    assert not attribute.fits("SKU-12")
+
+
+def test_a_pattern_beside_a_format_drops_neither() -> None:
+    attribute = made({"type": "string", "format": "date", "pattern": "^2024-|-01$"})
+    assert attribute.type == "date"
+    fitting = [attribute.fits(text) for text in ("2024-02-29", "2023-05-01", "2023-05-02")]
+    assert fitting == [True, True, False]
+    assert not attribute.fits("2024-soon")
+    assert made({"type": "string", "format": "color", "pattern": "^#"}).fits("#fff")
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting", "others"),
+    [
+        (
+            {"anyOf": [{"type": "string", "enum": ["new", "used"]}, {"const": "like new"}]},
+            ["new", "used", "like new"],
+            ["old"],
+        ),
+        ({"anyOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]}, ["a", "b", "c"], ["d"]),
+        ({"oneOf": [{"const": 1}, {"enum": [2, 3]}]}, [1, 2, 3], [4]),
+        ({"enum": [1, 2, 30], "maximum": 9}, [1, 2], [30]),
+        (
+            {"anyOf": [{"type": "integer", "maximum": 4}, {"type": "integer", "minimum": 5}]},
+            [-9, 4, 5, 99],
+            [],
+        ),
+        (
+            {
+                "anyOf": [
+                    {"type": "number", "minimum": 0, "maximum": 5},
+                    {"type": "number", "minimum": 3, "exclusiveMaximum": 9},
+                ]
+            },
+            [0, 4, 8.9],
+            [-1, 9],
+        ),
+        ({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}, [0], [-1]),
+        (
+            {"anyOf": [{"type": "number", "minimum": 3}, {"type": "null"}], "minimum": 0},
+            [3],
+            [0, 2],
+        ),
+        ({"$ref": "#/properties/b", "maximum": 50}, [0, 9], [-1, 10]),
+        ({"allOf": [{"type": "number", "minimum": 3}, {"maximum": 4}]}, [3, 4], [2, 5]),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": False}, [["x", "x"]], []),
+        (
+            {"type": "string", "if": {"minLength": 2}, "not": False, "patternProperties": {}},
+            ["x"],
+            [],
+        ),
+        ({"type": "integer", "multipleOf": 1}, [3], []),
+    ],
+)
+def test_every_bound_and_value_counts(
+    schema: dict[str, Any], fitting: list[Any], others: list[Any]
+) -> None:
+    """And jsonschema says the same of each value."""
+    beside = {"type": "number", "minimum": 0, "maximum": 9}
+    tree = of(a=schema, b=beside)
+    (category,) = categories_of(tree, Path()).values()
+    attribute = Attribute(**category["attributes"][0])
+    for value in fitting + others:
+        assert attribute.fits(value) == (value in fitting), value
+        assert jsonschema.Draft202012Validator(tree).is_valid({"a": value}) == (value in fitting)
+
+
+@pytest.mark.parametrize(
+    ("ref", "definitions"),
+    [
+        ("#/$defs/Maker%20Info", {"Maker Info": {"type": "integer"}}),
+        ("#/$defs/a~1b~0c%25", {"a/b~c%": {"type": "integer"}}),
+        ("#/$defs/Size%C3%9F", {"Size\u00df": {"type": "integer"}}),
+        ("#/$defs/one/anyOf/1", {"one": {"anyOf": [{"type": "string"}, {"type": "integer"}]}}),
+        ("#/$defs/", {"": {"type": "integer"}}),
+    ],
+)
+def test_references_are_pointers_in_a_uri(ref: str, definitions: dict[str, Any]) -> None:
+    tree = {**of(a={"$ref": ref}), "$defs": definitions}
+    (category,) = categories_of(tree, Path()).values()
+    assert category["attributes"][0]["type"] == "integer"
+    validator = jsonschema.Draft202012Validator(tree)
+    assert validator.is_valid({"a": 1})
+    assert not validator.is_valid({"a": "1"})
 
 
 WRONG = {
@@ -309,11 +440,66 @@ WRONG = {
         ),
         (of(a={"enum": [1, True]}), r"\$.properties.a.enum: values other than texts, or numbers"),
         (
-            of(a={"type": "string", "enum": [1e300, 2]}),
+            of(a={"enum": [1e300, 2]}),
             r"\$.properties.a: .*value '1e.300': write it as JSON has",
         ),
         (of(a={"enum": ['a "b"']}), r"\$.properties.a: .*without quotes and backslashes"),
-        (of(a={"type": "string", "pattern": "["}), r"\$.properties.a: .*no regular expression"),
+        (
+            of(a={"type": "string", "pattern": "["}),
+            r"\$.properties.a.pattern: it is no regular expression",
+        ),
+        (
+            of(a={"type": "string", "pattern": "a(?!b)"}),
+            r"\$.properties.a.pattern: look-around cannot",
+        ),
+        (
+            of(a={"type": "string", "pattern": "^0", "format": "uuid"}),
+            r"\$.properties.a.pattern: beside format uuid",
+        ),
+        (
+            of(a={"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]}),
+            r"\$.properties.a.pattern: two different ones",
+        ),
+        (
+            of(a={"type": "integer", "enum": ["x"]}),
+            r"\$.properties.a.enum: its other keywords permit none",
+        ),
+        (
+            of(a={"type": "number", "minimum": 3, "maximum": 2}),
+            r"\$.properties.a: .*`minimum` \(3\) is above `maximum` \(2\)",
+        ),
+        (
+            of(a={"type": "number", "minimum": 3, "exclusiveMaximum": 3}),
+            r"\$.properties.a: .*`minimum` \(3\) is above",
+        ),
+        (
+            of(a={"type": "integer", "minimum": 1.2, "maximum": 1.8}),
+            r"\$.properties.a: .*no integer is from 1.2 to 1.8",
+        ),
+        (
+            of(a={"type": "string", "minLength": 3, "maxLength": 2}),
+            r"\$.properties.a: .*`min_length` \(3\) is above `max_length` \(2\)",
+        ),
+        (
+            of(a={"anyOf": [{"type": "number", "maximum": 1}, {"type": "number", "minimum": 2}]}),
+            r"\$.properties.a.anyOf: bounds with a gap",
+        ),
+        (
+            of(a={"anyOf": [{"type": "number", "maximum": 1}, {"type": "integer"}]}),
+            r"\$.properties.a.anyOf: integers beyond the bounds",
+        ),
+        (
+            of(a={"anyOf": [{"type": "number", "minimum": 9, "maximum": 1}, {"type": "string"}]}),
+            r"\$.properties.a.anyOf: minimum \(9\) is above maximum",
+        ),
+        (
+            of(a={"anyOf": [{"type": "number", "multipleOf": 5}, {"type": "string"}]}),
+            r"\$.properties.a.anyOf.multipleOf: would not be held to",
+        ),
+        (
+            of(a={"type": "array", "items": {"type": "string"}, "uniqueItems": True}),
+            r"\$.properties.a.uniqueItems: would not be held to",
+        ),
         (
             of(a={"type": "integer", "multipleOf": 5}),
             r"\$.properties.a.multipleOf: would not be held to",

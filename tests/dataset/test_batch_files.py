@@ -5,6 +5,7 @@ transformers.
 import json
 import re
 from functools import reduce
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -20,6 +21,8 @@ from raypd.cli.run import config_over, run_task
 from raypd.cluster import driver
 from raypd.dataset import batch_files
 from raypd.errors import ConfigError, InputError, RunError
+from raypd.tasks import openai_batch
+from raypd.tasks.json_schema import expression
 from tests.runs import run_here
 from tests.tiny import save_tiny
 
@@ -280,6 +283,49 @@ def test_an_answer_is_held_to_its_response_format(tmp_path, generate) -> None:
     assert "pasta cannot hold an answer to it" in body(line)["error"]["message"]
 
 
+CASES = Path(__file__).parent / "response_format.jsonl"
+
+
+def test_every_answer_to_a_schema_is_valid_under_it(tmp_path, generate) -> None:
+    """Schemas that public reports are about: none of their answers is other than the schema says,
+    and none is cut.
+    """
+    lines = read(CASES)
+    for line in lines:
+        line["body"]["temperature"] = 1
+    folder = generate(write(tmp_path / "batch.jsonl", *lines))
+    assert read(folder / "errors.jsonl") == []
+    answers = read(folder / "output.jsonl")
+    assert len(answers) == len(lines)
+    for line, answer in zip(lines, answers, strict=True):
+        choice = body(answer)["choices"][0]
+        schema = line["body"]["response_format"]["json_schema"]["schema"]
+        jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+        assert choice["finish_reason"] == "stop"
+
+
+def test_an_answer_that_does_not_match_its_schema_is_an_error(
+    tmp_path, generate, monkeypatch
+) -> None:
+    """A decoder that keeps to another schema (as a server may) is found out."""
+    other = expression(json.dumps({"type": "object", "properties": {"b": {"const": 1}}}))
+    monkeypatch.setattr(openai_batch, "expression", lambda schema: other)
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    wrong = request("wrong", max_tokens=60, response_format=held_to(schema))
+    stopped = request("stopped", max_tokens=60, stop="{", response_format=held_to(schema))
+    source = write(tmp_path / "batch.jsonl", wrong, stopped, request("text"))
+    folder = generate(source, "cluster.max_failed_share=1")
+    (answer,) = read(folder / "output.jsonl")
+    assert answer["custom_id"] == "text"
+    faults = {
+        line["custom_id"]: (line["response"]["status_code"], body(line)["error"]["message"])
+        for line in read(folder / "errors.jsonl")
+    }
+    assert faults["wrong"][0] == 500
+    assert "response_format: the answer does not match it: $: 'a' is a req" in faults["wrong"][1]
+    assert "it is not JSON" in faults["stopped"][1]
+
+
 ODD = held_to({"type": "object", "properties": {"a": {"type": "foo"}}})
 WRONG = [  # other keys of a line or of its body, the parameter that is named, and words
     ({"url": "/v1/embeddings"}, "url", "/v1/chat/completions alone is"),
@@ -304,9 +350,9 @@ WRONG = [  # other keys of a line or of its body, the parameter that is named, a
     (
         {"response_format": held_to({"type": "object", "properties": [1]})},
         "response_format",
-        "not an object",
+        "$.properties: [1] is not of type 'object'",
     ),
-    ({"response_format": ODD}, "response_format", "json_schema.schema: Unsupported type: foo"),
+    ({"response_format": ODD}, "response_format", "$.properties.a.type: 'foo'"),
     ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
     ({"stop": ["x", ""]}, "stop", "empty"),
     (

@@ -596,3 +596,33 @@ def test_what_is_forced(grammar: Grammar, said: list[str], left: int, forced: li
     for text in said:
         state = grammar.advance(state, TEXTS.index(text))
     assert [TEXTS[token] for token in grammar.forced(state, left)] == forced
+
+
+@pytest.mark.parametrize(
+    ("keys", "fitting", "others"),
+    [
+        (
+            {"type": "date", "pattern": "2024-.*|.*-01"},
+            ["2024-02-29", "2023-05-01"],
+            ["2023-05-02", "2024-13-01", "2023-02-29"],
+        ),
+        ({"type": "pattern", "pattern": "^S$|^M$"}, ["S", "M"], ["SM", "S$", "^M"]),
+        ({"type": "pattern", "pattern": "SKU-(?s:.*)"}, ["SKU-", "SKU-88213"], ["SK", "x SKU-1"]),
+    ],
+)
+def test_a_slot_takes_what_its_pattern_and_its_format_permit(
+    keys: dict, fitting: list[str], others: list[str]
+) -> None:
+    automaton = automaton_of(Attribute(name="a", required=True, **keys))
+    for value in fitting + others:
+        state = 0
+        for char in f'"{value}"':
+            if state != DEAD:
+                state = automaton.next(state, char)
+        assert (state != DEAD and automaton.ended(state)) == (value in fitting), value
+
+
+def test_a_pattern_that_no_date_matches_is_refused() -> None:
+    attribute = Attribute(name="a", type="date", pattern="SKU-.*")
+    with pytest.raises(ValueError, match="no text matches both the format and the pattern"):
+        automaton_of(attribute)

@@ -1,0 +1,583 @@
+"""Patterns of JSON Schema: what they match as a search, as expressions that match a whole text.
+
+A pattern of JSON Schema (and of pydantic) matches anywhere in a text; a decoder needs an expression
+of the whole text. Python's parser reads the pattern into a small tree, in which anchors are
+resolved, lengths are bounded, and which is written again: as a plain expression, or as one of the
+text inside a JSON string.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from re import _constants as codes  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+ANYTHING = "(?s:.*)"  # any text, with line breaks
+_MOST_NODES = 2_000  # of a pattern whose lengths are bounded
+_SPECIAL = frozenset(r"\.^$*+?()[]{}|")
+_SPECIAL_IN_CLASS = frozenset("\\]^-[&~")
+_NOT_IN_JSON = r'"\\\x00-\x1f'  # in a class: characters that a JSON string has to escape
+_SHORT_ESCAPES = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": "\\"}
+_CATEGORIES = {
+    codes.CATEGORY_NOT_DIGIT: r"\D",
+    codes.CATEGORY_SPACE: r"\s",
+    codes.CATEGORY_NOT_SPACE: r"\S",
+    codes.CATEGORY_WORD: r"\w",
+    codes.CATEGORY_NOT_WORD: r"\W",
+}
+_OPPOSITES = {r"\D": r"\d", r"\S": r"\s", r"\W": r"\w"}
+_UNSUPPORTED = {
+    codes.ASSERT: "look-around",
+    codes.ASSERT_NOT: "look-around",
+    codes.GROUPREF: "a back-reference",
+    codes.GROUPREF_EXISTS: "a back-reference",
+    codes.ATOMIC_GROUP: "an atomic group",
+    codes.POSSESSIVE_REPEAT: "a possessive quantifier",
+}
+
+
+class UnsupportedPattern(ValueError):
+    """A pattern that cannot be decoded, and why."""
+
+
+@dataclass(frozen=True)
+class Literal:
+    """One character."""
+
+    char: str
+
+
+@dataclass(frozen=True)
+class CharacterClass:
+    """One character of a class, or with `negated` one that is not in it.
+
+    ranges: first and last character of each part; categories: such as `\\w`, as an expression
+    writes them.
+    """
+
+    ranges: tuple[tuple[str, str], ...] = ()
+    categories: tuple[str, ...] = ()
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class Concatenation:
+    items: tuple["Node", ...]
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    options: tuple["Node", ...]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    item: "Node"
+    fewest: int
+    most: int | None  # None: without a limit
+
+
+Node = Literal | CharacterClass | Concatenation | Alternatives | Repeat
+EMPTY = Concatenation(())
+ANY_CHARACTER = CharacterClass(negated=True)  # line breaks, too
+ANY_TEXT = Repeat(ANY_CHARACTER, 0, None)
+
+
+def whole_text(pattern: str) -> str:
+    """Turn a pattern of JSON Schema, a search, into an expression that matches the whole text.
+
+    A pattern that is anchored at both ends is left as it is written.
+
+    Args:
+        pattern: A regular expression as JSON Schema has it; it may begin with `(?i)`.
+
+    Returns:
+        The expression. It matches a text from end to end where the pattern is found in the text.
+
+    Raises:
+        UnsupportedPattern: It is no regular expression, or has look-around, a back-reference or
+            another part that no automaton reads.
+    """
+    if pattern.startswith("(?i)"):
+        return f"(?i:{written(search_tree(pattern.removeprefix('(?i)')))})"
+    tree = search_tree(pattern)
+    inner = pattern[1:-1]
+    is_anchored = pattern.startswith("^") and pattern.endswith("$") and not inner.endswith("\\")
+    if is_anchored and not re.search(r"[|^$]", inner):
+        return pattern
+    return written(tree)
+
+
+def in_json_string(pattern: str) -> str:
+    """The expression of a JSON string's inside whose text one of raypd's own patterns matches.
+
+    A pattern that cannot be read as a tree stays as it is, without its outer anchors.
+    """
+    try:
+        return written(match_tree(pattern), json_string=True)
+    except UnsupportedPattern:
+        return pattern.removeprefix("^").removesuffix("$")
+
+
+def without_anchors(pattern: str) -> str:
+    """One of raypd's own patterns, which match a whole text, without `^` and `$`."""
+    inner = pattern.removeprefix("^")
+    if not inner.endswith("\\$"):
+        inner = inner.removesuffix("$")
+    if not re.search(r"[|^$]", inner):
+        return inner
+    try:
+        return written(match_tree(pattern))
+    except UnsupportedPattern:
+        return inner
+
+
+@lru_cache(256)
+def search_tree(pattern: str) -> Node:
+    """The tree of the texts in which a pattern of JSON Schema is found.
+
+    Raises UnsupportedPattern.
+    """
+    return simplified(_Anchors().searched(_parsed(pattern)))
+
+
+@lru_cache(256)
+def match_tree(pattern: str) -> Node:
+    """The tree of all texts that a pattern matches from end to end. Raises UnsupportedPattern."""
+    tree = _Anchors().resolved(_parsed(pattern), starts=True, ends=True)
+    if tree is None:
+        raise UnsupportedPattern("no text matches it")
+    return simplified(tree)
+
+
+def _parsed(pattern: str) -> Any:
+    try:
+        tree = parser.parse(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UnsupportedPattern(f"it is no regular expression: {error}") from None
+    if tree.state.flags & ~re.UNICODE.value:
+        raise UnsupportedPattern("inline flags such as (?i) cannot be decoded")
+    return tree
+
+
+class _Anchors:
+    """Turns Python's tree of a pattern into a tree without anchors."""
+
+    def searched(self, items: Any) -> Node:
+        branches = [items]
+        if len(items) == 1 and items[0][0] is codes.BRANCH:
+            branches = items[0][1][1]
+        options: list[Node] = []
+        for branch in branches:
+            has_start, has_end = self._anchors_in(branch)
+            # Something may stand before a match only where no `^` has to hold, and likewise behind.
+            for starts in (True, False) if has_start else (False,):
+                for ends in (True, False) if has_end else (False,):
+                    tree = self.resolved(branch, starts, ends)
+                    if tree is None:
+                        continue
+                    before = _surrounding(has_start, starts)
+                    behind = _surrounding(has_end, ends)
+                    options.append(Concatenation((before, tree, behind)))
+        if not options:
+            raise UnsupportedPattern("no text matches it")
+        return Alternatives(tuple(options))
+
+    def resolved(self, items: Any, starts: bool, ends: bool) -> Node | None:
+        """The tree of a sequence, or None where an anchor in it can never hold.
+
+        starts: the text begins where the sequence begins; ends: it ends where the sequence ends.
+        """
+        widths = [_width_of_item(items.state, item) for item in items]
+        nodes = []
+        for number, item in enumerate(items):
+            has_start, has_end = self._anchors_in([item])
+            item_starts = starts and _is_empty(widths[:number], has_start)
+            item_ends = ends and _is_empty(widths[number + 1 :], has_end)
+            node = self._item(item, item_starts, item_ends)
+            if node is None:
+                return None
+            nodes.append(node)
+        return Concatenation(tuple(nodes))
+
+    def _item(self, item: Any, starts: bool, ends: bool) -> Node | None:
+        code, value = item
+        if code is codes.AT:
+            return self._anchor(value, starts, ends)
+        if code is codes.LITERAL:
+            return Literal(chr(value))
+        if code is codes.NOT_LITERAL:
+            return CharacterClass(((chr(value), chr(value)),), negated=True)
+        if code is codes.ANY:
+            return CharacterClass((("\n", "\n"),), negated=True)
+        if code is codes.IN:
+            return _character_class(value)
+        if code is codes.SUBPATTERN:
+            _, added_flags, removed_flags, inner = value
+            if added_flags or removed_flags:
+                raise UnsupportedPattern("inline flags such as (?i:...) cannot be decoded")
+            return self.resolved(inner, starts, ends)
+        if code is codes.BRANCH:
+            resolved = [self.resolved(branch, starts, ends) for branch in value[1]]
+            options = tuple(option for option in resolved if option is not None)
+            return Alternatives(options) if options else None
+        if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
+            return self._repeat(value, starts, ends)
+        raise UnsupportedPattern(f"{_UNSUPPORTED.get(code, str(code))} cannot be decoded")
+
+    def _anchor(self, value: Any, starts: bool, ends: bool) -> Node | None:
+        if value in (codes.AT_BEGINNING, codes.AT_BEGINNING_STRING):
+            return EMPTY if starts else None
+        if value in (codes.AT_END, codes.AT_END_STRING):
+            return EMPTY if ends else None
+        raise UnsupportedPattern(r"a word boundary (\b) cannot be decoded")
+
+    def _repeat(self, value: Any, starts: bool, ends: bool) -> Node | None:
+        fewest, most, inner = value
+        limit = None if most is codes.MAXREPEAT else int(most)
+        if any(self._anchors_in(inner)) and (limit is None or limit > 1):
+            raise UnsupportedPattern("an anchor in a repetition cannot be decoded")
+        item = self.resolved(inner, starts, ends)
+        if item is None:
+            return EMPTY if fewest == 0 else None
+        return Repeat(item, int(fewest), limit)
+
+    def _anchors_in(self, items: Any) -> tuple[bool, bool]:
+        """Whether `^` and whether `$` stands anywhere in some items."""
+        has_start = False
+        has_end = False
+        for code, value in items:
+            if code is codes.AT:
+                has_start |= value in (codes.AT_BEGINNING, codes.AT_BEGINNING_STRING)
+                has_end |= value in (codes.AT_END, codes.AT_END_STRING)
+            for inner in _inner_sequences(code, value):
+                inner_start, inner_end = self._anchors_in(inner)
+                has_start |= inner_start
+                has_end |= inner_end
+        return has_start, has_end
+
+
+def _width_of_item(state: Any, item: Any) -> tuple[int, int]:
+    """The fewest and the most characters of an item of Python's tree."""
+    if item[0] is codes.AT:
+        return 0, 0
+    fewest, most = parser.SubPattern(state, [item]).getwidth()
+    return int(fewest), int(most)
+
+
+def _inner_sequences(code: Any, value: Any) -> Sequence[Any]:
+    if code is codes.SUBPATTERN:
+        return [value[3]]
+    if code is codes.BRANCH:
+        return list(value[1])
+    if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
+        return [value[2]]
+    return []
+
+
+def _surrounding(has_anchor: bool, holds: bool) -> Node:
+    """What stands beside a match on the side of an anchor."""
+    if not has_anchor:
+        return ANY_TEXT
+    return EMPTY if holds else Repeat(ANY_CHARACTER, 1, None)
+
+
+def _is_empty(widths: Sequence[tuple[int, int]], matters: bool) -> bool:
+    """Whether items of these widths are always empty. matters: an anchor beside them depends on it.
+
+    Raises UnsupportedPattern where they may be, and an anchor depends on it.
+    """
+    if any(fewest > 0 for fewest, _ in widths):
+        return False
+    may_be_longer = any(most > 0 for _, most in widths)
+    if may_be_longer and matters:
+        raise UnsupportedPattern("an anchor beside a part that may be empty cannot be decoded")
+    return not may_be_longer
+
+
+def _character_class(members: Any) -> CharacterClass:
+    negated = False
+    ranges = []
+    categories = []
+    for code, value in members:
+        if code is codes.NEGATE:
+            negated = True
+        elif code is codes.LITERAL:
+            ranges.append((chr(value), chr(value)))
+        elif code is codes.RANGE:
+            ranges.append((chr(value[0]), chr(value[1])))
+        elif code is codes.CATEGORY and value is codes.CATEGORY_DIGIT:
+            ranges.append(("0", "9"))
+        elif code is codes.CATEGORY:
+            categories.append(_CATEGORIES[value])
+        else:
+            raise UnsupportedPattern(f"{code} in a class cannot be decoded")
+    is_one_category = len(categories) == 1 and not ranges and not negated
+    if is_one_category and categories[0] in _OPPOSITES:
+        opposite = _OPPOSITES[categories[0]]
+        if opposite == r"\d":
+            return CharacterClass((("0", "9"),), negated=True)
+        return CharacterClass(categories=(opposite,), negated=True)
+    return CharacterClass(tuple(ranges), tuple(categories), negated)
+
+
+def simplified(node: Node) -> Node:
+    """The same texts with less nesting."""
+    if isinstance(node, Concatenation):
+        items: list[Node] = []
+        for item in map(simplified, node.items):
+            if isinstance(item, Concatenation):
+                items += item.items
+            elif not (item == ANY_TEXT and items[-1:] == [ANY_TEXT]):
+                items.append(item)
+        return items[0] if len(items) == 1 else Concatenation(tuple(items))
+    if isinstance(node, Alternatives):
+        options = tuple(dict.fromkeys(map(simplified, node.options)))
+        return options[0] if len(options) == 1 else Alternatives(options)
+    if isinstance(node, Repeat):
+        item = simplified(node.item)
+        if item == EMPTY or node.most == 0:
+            return EMPTY
+        if (node.fewest, node.most) == (1, 1):
+            return item
+        return Repeat(item, node.fewest, node.most)
+    return node
+
+
+def width(node: Node) -> tuple[int, int | None]:
+    """The fewest and the most characters of a tree's texts; None: without a limit."""
+    if isinstance(node, Literal | CharacterClass):
+        return 1, 1
+    if isinstance(node, Repeat):
+        fewest, most = width(node.item)
+        if most == 0 or node.most == 0:
+            return 0, 0
+        if most is None or node.most is None:
+            return fewest * node.fewest, None
+        return fewest * node.fewest, most * node.most
+    parts = [
+        width(item) for item in (node.items if isinstance(node, Concatenation) else node.options)
+    ]
+    limits = [most for _, most in parts]
+    known = [most for most in limits if most is not None]
+    if isinstance(node, Concatenation):
+        shortest = sum(fewest for fewest, _ in parts)
+        longest = sum(known)
+    else:
+        shortest = min((fewest for fewest, _ in parts), default=0)
+        longest = max(known, default=0)
+    return shortest, longest if len(known) == len(limits) else None
+
+
+class LengthBounds:
+    """Restricts trees to texts of some lengths, up to a number of nodes."""
+
+    def __init__(self) -> None:
+        self._nodes = 0
+
+    def bounded(self, node: Node, fewest: int, most: int | None) -> Node | None:
+        """The texts of a tree that have `fewest` to `most` characters; None: there are none.
+
+        Raises UnsupportedPattern where they take too large a tree.
+        """
+        self._nodes += 1
+        if self._nodes > _MOST_NODES:
+            raise UnsupportedPattern(
+                "minLength and maxLength beside it are too much; put the length into the pattern"
+            )
+        shortest, longest = width(node)
+        if most is not None and shortest > most:
+            return None
+        if longest is not None and longest < fewest:
+            return None
+        if fewest <= shortest and (most is None or (longest is not None and longest <= most)):
+            return node
+        if isinstance(node, Alternatives):
+            options = [self.bounded(option, fewest, most) for option in node.options]
+            return _any_of(options)
+        if isinstance(node, Concatenation):
+            return self._sequence(node.items, fewest, most)
+        assert isinstance(node, Repeat)
+        return self._repeat(node, fewest, most)
+
+    def _repeat(self, node: Repeat, fewest: int, most: int | None) -> Node | None:
+        shortest, longest = width(node.item)
+        if shortest != longest or shortest == 0:
+            raise UnsupportedPattern(
+                "minLength and maxLength beside a repetition of parts of several lengths cannot "
+                "be decoded; put the length into the pattern"
+            )
+        lower = max(node.fewest, -(-fewest // shortest))
+        limits = []
+        if node.most is not None:
+            limits.append(node.most)
+        if most is not None:
+            limits.append(most // shortest)
+        upper = min(limits, default=None)
+        if upper is not None and lower > upper:
+            return None
+        return Repeat(node.item, lower, upper)
+
+    def _sequence(self, items: Sequence[Node], fewest: int, most: int | None) -> Node | None:
+        """One alternative for each length of the first item, as far as the lengths of the items
+        behind it depend on it.
+        """
+        if len(items) == 1:
+            return self.bounded(items[0], fewest, most)
+        first = items[0]
+        behind = items[1:]
+        first_shortest, first_longest = width(first)
+        behind_shortest, behind_longest = width(Concatenation(tuple(behind)))
+        options: list[Node | None] = []
+        last = first_longest
+        if most is not None:
+            room = most - behind_shortest
+            last = room if last is None else min(last, room)
+        # From this length of the first item on, the items behind it need no lower bound.
+        enough = max(first_shortest, fewest - behind_shortest)
+        length = first_shortest
+        while last is None or length <= last:
+            left = None if most is None else most - length
+            fits_left = left is None or (behind_longest is not None and behind_longest <= left)
+            if fits_left and length >= enough:
+                # All longer ones are alike, as far as the items behind always fit.
+                end = last
+                if most is not None and behind_longest is not None:
+                    end = most - behind_longest
+                    if last is not None:
+                        end = min(end, last)
+                head = self.bounded(first, length, end)
+                options.append(_both(head, Concatenation(tuple(behind))))
+                if end is None or end == last:
+                    break
+                length = end + 1
+                continue
+            head = self.bounded(first, length, length)
+            if head is not None:
+                tail = self._sequence(behind, max(0, fewest - length), left)
+                options.append(_both(head, tail))
+            length += 1
+        return _any_of(options)
+
+
+def _both(first: Node | None, second: Node | None) -> Node | None:
+    if first is None or second is None:
+        return None
+    return Concatenation((first, second))
+
+
+def _any_of(options: Sequence[Node | None]) -> Node | None:
+    present = tuple(option for option in options if option is not None)
+    return Alternatives(present) if present else None
+
+
+def written(node: Node, json_string: bool = False) -> str:
+    """A tree as a regular expression.
+
+    Args:
+        node: The tree.
+        json_string: Write the text as it stands inside a JSON string. A literal that JSON escapes
+            is escaped; a class has none of the characters that JSON would escape.
+
+    Returns:
+        The expression, which matches the whole text.
+    """
+    if isinstance(node, Literal):
+        return _json_literal(node.char) if json_string else _escaped(node.char)
+    if isinstance(node, CharacterClass):
+        return _written_class(node, json_string)
+    if isinstance(node, Alternatives):
+        return f"({'|'.join(written(option, json_string) for option in node.options)})"
+    if isinstance(node, Concatenation):
+        return "".join(written(item, json_string) for item in node.items)
+    if node == ANY_TEXT and not json_string:
+        return ANYTHING
+    item = written(node.item, json_string)
+    is_single = isinstance(node.item, CharacterClass | Alternatives) or len(item) == 1
+    return f"{item if is_single else f'({item})'}{_quantifier(node.fewest, node.most)}"
+
+
+def _written_class(node: CharacterClass, json_string: bool) -> str:
+    if node == ANY_CHARACTER and not json_string:
+        return "(?s:.)"
+    categories = "".join(node.categories)
+    members = "".join(map(_written_range, node.ranges)) + categories
+    if not json_string:
+        return f"[{'^' * node.negated}{members}]"
+    if node.negated:
+        return f"[^{members}{_NOT_IN_JSON}]"
+    if any(category in _OPPOSITES for category in node.categories):
+        return f"[{members}&&[^{_NOT_IN_JSON}]]"
+    if r"\s" in node.categories:
+        categories = categories.replace(r"\s", " ")
+    plain: list[tuple[str, str]] = []
+    for first, last in node.ranges:
+        plain += _without_escaped(first, last)
+    if plain or categories:
+        return f"[{''.join(map(_written_range, plain))}{categories}]"
+    # Every character of the class is one that JSON escapes.
+    escaped: list[str] = []
+    for first, last in node.ranges:
+        escaped += [_json_literal(chr(code)) for code in range(ord(first), ord(last) + 1)]
+    return f"({'|'.join(escaped)})"
+
+
+def _without_escaped(first: str, last: str) -> list[tuple[str, str]]:
+    """A range of characters without those that JSON escapes."""
+    ranges = []
+    start = max(first, " ")
+    for char in ('"', "\\"):
+        if start <= char <= last:
+            if start < char:
+                ranges.append((start, chr(ord(char) - 1)))
+            start = chr(ord(char) + 1)
+    if start <= last:
+        ranges.append((start, last))
+    return ranges
+
+
+def _written_range(bounds: tuple[str, str]) -> str:
+    first, last = bounds
+    if first == last:
+        return _escaped_in_class(first)
+    return f"{_escaped_in_class(first)}-{_escaped_in_class(last)}"
+
+
+def _quantifier(fewest: int, most: int | None) -> str:
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((fewest, most))
+    if short is not None:
+        return short
+    if fewest == most:
+        return f"{{{fewest}}}"
+    return f"{{{fewest},{'' if most is None else most}}}"
+
+
+def _json_literal(char: str) -> str:
+    if char in _SHORT_ESCAPES:
+        return "\\\\" + _escaped(_SHORT_ESCAPES[char])
+    if char < " ":
+        return rf"\\u{ord(char):04x}"
+    return _escaped(char)
+
+
+def _escaped(char: str) -> str:
+    if char in _SPECIAL:
+        return "\\" + char
+    return char if char.isprintable() else _code_point(char)
+
+
+def _escaped_in_class(char: str) -> str:
+    if char in _SPECIAL_IN_CLASS:
+        return "\\" + char
+    return char if char.isprintable() else _code_point(char)
+
+
+def _code_point(char: str) -> str:
+    code = ord(char)
+    if code < 256:
+        return f"\\x{code:02x}"
+    if code < 65536:
+        return f"\\u{code:04x}"
+    return char
