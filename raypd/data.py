@@ -311,7 +311,7 @@ class AnswerStage(EngineActor):
             else:
                 # Tasks other than extraction may plan more requests of a document whose first are
                 # answered.
-                planned = isinstance(self.config.task, ExtractionConfig) or not state.more
+                planned = isinstance(self.config.task, ExtractionConfig) or not state.has_more
                 answered = state.answered if planned else set()
                 end = next(n for n in range(begin, end + 1) if n == end or n not in answered)
             if end > begin:

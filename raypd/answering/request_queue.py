@@ -1,7 +1,11 @@
-"""Feeds one engine with the requests of several units, so that it never drains, and collects their
-records. Each unit has a thread that plans requests, one more drives the engine alone. A younger
-unit plans only when the older ones have nothing more to plan: units end one after the other, and
-the engine's batch is full across their border.
+"""Feeds one engine with the requests of several units, so that it never runs empty.
+
+Each unit has a thread of its own that plans requests and reads answers; one more thread drives
+the engine. A younger unit plans only when every older unit has nothing left to plan. So units
+finish one after the other, and the engine's batch stays full across their border.
+
+    unit threads:   plan documents -> queue        finished results -> records
+    engine thread:         queue -> submit -> step -> finished results
 """
 
 import contextlib
@@ -23,89 +27,123 @@ from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.tasks.base import Document, Record, Request
 
+# Seconds to wait for the engine's thread to end.
 _CLOSE_SECONDS = 10.0
+# A unit plans ahead until this many times the engine's capacity is queued or in flight.
+_PLAN_AHEAD = 2
 
 
 class EngineBroken(Exception):
-    """The engine itself failed: nothing that is in it will end."""
+    """The engine itself failed; no program in it will finish."""
 
 
 class Cancelled(Exception):
-    """The unit is wanted back."""
+    """The unit was cancelled."""
 
 
 class Progress(NamedTuple):
-    answered: int = 0  # documents
-    failed: int = 0  # of these
-    begun: bool = False  # whether its first document was planned
-    # Until all of it is answered, at its pace so far, where there is one.
+    """How far a unit is.
+
+    Attributes:
+        answered: Documents answered.
+        failed: Documents answered with an error.
+        begun: Whether the unit's first document was planned.
+        seconds_left: Estimate until all documents are answered, from the unit's pace so far; None
+            before there is one.
+        waiting: What the engine has been waiting for, if it waits for long.
+    """
+
+    answered: int = 0
+    failed: int = 0
+    begun: bool = False
     seconds_left: float | None = None
-    waiting: str = ""  # what the engine waits for, if it does so for long
+    waiting: str = ""
 
 
 @dataclass(eq=False)
 class UnitState:
-    """A unit in flight. more: its plan has more requests. begun: when the first was planned
-    (monotonic).
+    """A unit in flight.
+
+    Attributes:
+        number: Rises with every unit; an older unit has the smaller number.
+        unit: The unit's id.
+        documents: Number of documents.
+        has_more: Whether its plan may yield more requests.
+        begun: When its first request was planned (monotonic), or None.
+        cancelled: Whether the unit was cancelled.
+        open_requests: For each row, how many of its requests are queued, in the engine, or finished
+            and not read yet.
+        finished: Results that were not read yet.
+        records: Records of the documents answered so far.
+        counts: Token counts so far, by the names of `writer.COUNTS`.
+        categories: The category of every row.
     """
 
     number: int
     unit: str
     documents: int = 0
-    more: bool = False
+    has_more: bool = False
     begun: float | None = None
     cancelled: bool = False
-    # Row -> its requests: queued, in the engine, not read yet.
-    open: Counter[int] = field(default_factory=Counter)
-    finished: deque[tuple[Request, Any]] = field(default_factory=deque)  # not read yet
+    open_requests: Counter[int] = field(default_factory=Counter)
+    finished: deque[tuple[Request, Any]] = field(default_factory=deque)
     records: list[Record] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(writer.COUNTS, 0))
-    categories: dict[int, str] = field(default_factory=dict)  # of every row
+    categories: dict[int, str] = field(default_factory=dict)
 
     @property
     def answered(self) -> set[int]:
-        """Rows of which nothing is queued or in the engine any more."""
-        return {record.index for record in self.records} - self.open.keys()
+        """Rows whose requests have all been read."""
+        return {record.index for record in self.records} - self.open_requests.keys()
 
     def progress(self) -> Progress:
+        """Return how far the unit is."""
         answered = len(self.answered)
         failed = len({record.index for record in self.records if record.error is not None})
-        if self.begun is None or not answered:
+        if self.begun is None or answered == 0:
             return Progress(answered, failed, self.begun is not None)
-        seconds = time.monotonic() - self.begun
-        return Progress(answered, failed, True, seconds / answered * (self.documents - answered))
+        seconds_per_document = (time.monotonic() - self.begun) / answered
+        seconds_left = seconds_per_document * (self.documents - answered)
+        return Progress(answered, failed, True, seconds_left)
 
 
 class RequestQueue:
-    """Requests on their way to an engine, the capacity of which it keeps filled.
+    """Keeps an engine filled with the requests of the units in flight.
 
-    Safe in threads.
+    All methods may be called from any thread. `_changed` guards every attribute that several
+    threads use; it is notified whenever one of them may be able to continue.
     """
 
     def __init__(self, parts: WorkerComponents, meter: Meter) -> None:
-        self.parts, self.meter, self.batch = parts, meter, parts.capacity()
+        self.parts = parts
+        self.meter = meter
+        # Programs that the engine should hold.
+        self.capacity = parts.capacity()
         self._changed = threading.Condition()
-        self._units: dict[str, UnitState] = {}  # by id, in the order in which they came
+        # Units in flight by id, the oldest first.
+        self._units: dict[str, UnitState] = {}
         self._queue: deque[tuple[UnitState, Request]] = deque()
         self._in_engine = 0
-        self._numbers = 0
-        self._broken: str | None = None
+        self._unit_count = 0
+        self._failure: str | None = None
         self._closed = False
-        # Tokenizers and tasks are not promised to be safe in threads.
+        # Tokenizers and tasks need not be thread-safe.
         self._task_lock = threading.Lock()
-        self._load: Counter[str] = Counter()  # programs in the engine, by unit
+        # Programs in the engine, by unit id. Only the engine's thread uses it.
+        self._programs: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._drive, name="engine", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the engine's thread, which else holds the model as long as the process lives."""
+        """End the engine's thread, which would otherwise keep the model in memory."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        # The end of Python in the midst of its pass would be a crash.
+        # Python crashes if it exits in the middle of a forward pass.
         self._thread.join(_CLOSE_SECONDS)
 
     def progress(self) -> dict[str, Progress]:
+        """Return the progress of every unit in flight, by its id."""
         with self._changed:
             waiting = self.parts.engine.waiting
             return {
@@ -114,22 +152,33 @@ class RequestQueue:
             }
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
-        """Stops a unit, if it is in flight. only_waiting: unless some of it was begun."""
+        """Stop a unit that is in flight; its `answer` raises Cancelled.
+
+        Args:
+            unit: The unit's id. Nothing happens if it is not in flight.
+            only_waiting: Leave the unit alone if any of its documents was planned.
+        """
         with self._changed:
             state = self._units.get(unit)
-            if state is not None and not (only_waiting and state.begun is not None):
-                state.cancelled = True
-                self._changed.notify_all()
+            if state is None:
+                return
+            if only_waiting and state.begun is not None:
+                return
+            state.cancelled = True
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def unit(self, unit: str) -> Iterator[UnitState]:
-        """A unit for the length of a block; what is not answered by then is dropped, what is not
-        committed lost.
+        """Hold a unit in flight for the length of a block.
+
+        At the end of the block its unanswered requests are dropped, and what the meter was not told
+        to commit counts as lost.
         """
         self.meter.begin(unit)
         with self._changed:
-            self._numbers += 1
-            state = self._units[unit] = UnitState(self._numbers, unit)
+            self._unit_count += 1
+            state = UnitState(self._unit_count, unit)
+            self._units[unit] = state
         try:
             yield state
         finally:
@@ -142,14 +191,19 @@ class RequestQueue:
             self.meter.lose(unit)
 
     def count(self, state: UnitState, categories: dict[int, str]) -> None:
-        """Notes the documents of a unit by their index, with what each is billed as."""
+        """Record the documents of a unit.
+
+        Args:
+            state: The unit.
+            categories: For the row of each document, the category that it is billed as.
+        """
         state.documents = len(categories)
         state.categories = categories
         self.meter.documents(state.unit, categories.values())
 
     @contextlib.contextmanager
     def answering(self, state: UnitState, documents: Sequence[Document]) -> Iterator[Future[None]]:
-        """`answer` in a thread beside a block, whose end cancels it."""
+        """Run `answer` in a thread next to a block; the end of the block cancels it."""
         with ThreadPoolExecutor(1) as pool:
             try:
                 yield pool.submit(self.answer, state, documents)
@@ -157,67 +211,89 @@ class RequestQueue:
                 self.cancel(state.unit, only_waiting=False)
 
     def answer(self, state: UnitState, documents: Sequence[Document]) -> None:
-        """Plans documents as the engine has room, and collects records.
+        """Plan documents while the engine has room, and collect their records in `state`.
 
-        Raises EngineBroken; Cancelled by `cancel`.
+        Raises:
+            EngineBroken: If the engine fails.
+            Cancelled: If the unit is cancelled.
         """
         plan = self._plan(documents)
-        state.more = True
-
-        def due() -> bool:
-            return self._may_plan(state) or not (state.more or state.open)
-
+        state.has_more = True
         while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._broken or state.cancelled or state.finished or due()
-                )
-                if self._broken:
-                    raise EngineBroken(self._broken)
-                if state.cancelled:
-                    raise Cancelled
-                finished = list(state.finished)
-                state.finished.clear()
-                may_plan = self._may_plan(state)
-                if may_plan and state.begun is None:
-                    state.begun = time.monotonic()
-                if not finished and not may_plan:
-                    return
+            finished, may_plan = self._wait(state)
+            if not finished and not may_plan:
+                return
             for request, result in finished:
                 items = self._read(state, request, result)
                 with self._changed:
                     self._add(state, items)
-                    # Drops rows of which no request is left.
-                    state.open -= Counter(set(request.documents))
+                    # Subtraction also drops the rows that have no open request left.
+                    state.open_requests -= Counter(set(request.documents))
             if may_plan:
                 with self._task_lock:
                     item = next(plan, None)
                 with self._changed:
-                    self._add(state, [] if item is None else [item])
-                    state.more = item is not None
+                    if item is None:
+                        state.has_more = False
+                        self._changed.notify_all()
+                    else:
+                        self._add(state, [item])
+
+    def _wait(self, state: UnitState) -> tuple[list[tuple[Request, Any]], bool]:
+        """Wait until a unit can continue.
+
+        Returns:
+            (results to read, whether the unit may plan). Neither, if the unit is done.
+        """
+
+        def can_continue() -> bool:
+            if self._failure or state.cancelled or state.finished:
+                return True
+            is_done = not (state.has_more or state.open_requests)
+            return is_done or self._may_plan(state)
+
+        with self._changed:
+            self._changed.wait_for(can_continue)
+            if self._failure:
+                raise EngineBroken(self._failure)
+            if state.cancelled:
+                raise Cancelled
+            finished = list(state.finished)
+            state.finished.clear()
+            may_plan = self._may_plan(state)
+            if may_plan and state.begun is None:
+                state.begun = time.monotonic()
+            return finished, may_plan
 
     def _may_plan(self, state: UnitState) -> bool:
-        if not state.more or len(self._queue) + self._in_engine >= 2 * self.batch:
+        """Return whether a unit is the oldest with more to plan, and the engine wants more."""
+        if not state.has_more:
             return False
-        return not any(unit.more for unit in self._units.values() if unit.number < state.number)
+        if len(self._queue) + self._in_engine >= _PLAN_AHEAD * self.capacity:
+            return False
+        return not any(unit.has_more for unit in self._units.values() if unit.number < state.number)
 
     def _add(self, state: UnitState, items: Sequence[Request | Record]) -> None:
-        """Queues requests and keeps records. Under the lock."""
-        requests = [item for item in items if isinstance(item, Request)]
-        state.records += [item for item in items if isinstance(item, Record)]
-        for request in requests:
-            state.open.update(set(request.documents))
-        self._queue += [(state, request) for request in requests]
+        """Queue requests and keep records. The caller holds the lock."""
+        for item in items:
+            if isinstance(item, Record):
+                state.records.append(item)
+            else:
+                state.open_requests.update(set(item.documents))
+                self._queue.append((state, item))
         self._changed.notify_all()
 
     def _plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
-        """The task's plan; from where it raises on, document by document, so that only the bad one
-        is lost.
+        """Yield the task's plan.
+
+        If the task raises, the documents that are left are planned one by one, so that only the bad
+        ones fail.
         """
         unplanned = {document.index: document for document in documents}
         try:
             for item in self.parts.task.plan(documents):
-                for row in item.documents if isinstance(item, Request) else [item.index]:
+                rows = item.documents if isinstance(item, Request) else [item.index]
+                for row in rows:
                     unplanned.pop(row, None)
                 yield item
         except Exception:
@@ -229,7 +305,9 @@ class RequestQueue:
                     yield Record(document.index, error=reason(error))
 
     def _read(self, state: UnitState, request: Request, result: Any) -> Sequence[Record | Request]:
-        if isinstance(result, Exception):  # it could not even be submitted
+        """Turn a result into records, or into the task's next requests for these documents."""
+        if isinstance(result, Exception):
+            # The engine rejected the request at submission.
             return request.fail(reason(result))
         for name in writer.COUNTS:
             state.counts[name] += int(getattr(result.counts, name, 0))
@@ -244,42 +322,56 @@ class RequestQueue:
             return request.fail(reason(error))
 
     def _drive(self) -> None:
-        """The engine's thread: submit what it has room for, step, pass on what ended."""
-        engine = self.parts.engine
+        """Run the engine's thread: submit requests, step, pass results to their units."""
         try:
             while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed or self._queue or engine.pending)
-                    if self._closed:
-                        return
-                    self.batch = self.parts.capacity(self.batch)
-                    room = min(len(self._queue), self.batch - self._in_engine)
-                    admitted = [self._queue.popleft() for _ in range(room)]
-                    self._in_engine += len(admitted)
+                admitted = self._admit()
+                if admitted is None:
+                    return
                 for state, request in admitted:
-                    try:
-                        sampling = request.sampling or self.parts.sampling
-                        engine.submit(
-                            request.program,
-                            tag=(state, request),
-                            sampling=sampling,
-                            seed=request.seed,
-                        )
-                        self._load[state.unit] += 1
-                    except Exception as error:
-                        self._ended(state, request, error)
-                if engine.pending:
-                    for result in self.meter.step(engine, self._load):
-                        state, request = result.tag
-                        self._load[state.unit] -= 1
-                        self._ended(state, request, result)
-                    self._load += Counter()  # drops the units that have nothing in the engine
+                    self._submit(state, request)
+                if self.parts.engine.pending:
+                    self._step()
         except BaseException:
             with self._changed:
-                self._broken = traceback.format_exc()
+                self._failure = traceback.format_exc()
                 self._changed.notify_all()
 
-    def _ended(self, state: UnitState, request: Request, result: Any) -> None:
+    def _admit(self) -> list[tuple[UnitState, Request]] | None:
+        """Wait for work and take the requests that the engine has room for; None after `close`."""
+        engine = self.parts.engine
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._queue or engine.pending)
+            if self._closed:
+                return None
+            self.capacity = self.parts.capacity(self.capacity)
+            room = min(len(self._queue), self.capacity - self._in_engine)
+            admitted = [self._queue.popleft() for _ in range(room)]
+            self._in_engine += len(admitted)
+            return admitted
+
+    def _submit(self, state: UnitState, request: Request) -> None:
+        try:
+            self.parts.engine.submit(
+                request.program,
+                tag=(state, request),
+                sampling=request.sampling or self.parts.sampling,
+                seed=request.seed,
+            )
+            self._programs[state.unit] += 1
+        except Exception as error:
+            self._finish(state, request, error)
+
+    def _step(self) -> None:
+        for result in self.meter.step(self.parts.engine, self._programs):
+            state, request = result.tag
+            self._programs[state.unit] -= 1
+            self._finish(state, request, result)
+        # Adding an empty counter drops the units without programs in the engine.
+        self._programs += Counter()
+
+    def _finish(self, state: UnitState, request: Request, result: Any) -> None:
+        """Pass a result, or the error of a rejected request, to its unit."""
         with self._changed:
             self._in_engine -= 1
             state.finished.append((request, result))
@@ -288,13 +380,15 @@ class RequestQueue:
                 self._bill_unread(state)
 
     def _bill_unread(self, state: UnitState) -> None:
-        """Counts as lost what came for a unit that has ended, of which another attempt may be in
-        flight.
+        """Bill as lost the results of a unit that has ended.
+
+        The account has a name of its own, because another attempt at the unit may be in flight.
         """
+        account = f"{state.unit} (ended)"
         for request, result in state.finished:
-            self._bill(f"{state.unit} (ended)", state, request, result)
+            self._bill(account, state, request, result)
         state.finished.clear()
-        self.meter.lose(f"{state.unit} (ended)")
+        self.meter.lose(account)
 
     def _bill(self, unit: str, state: UnitState, request: Request, result: Any) -> None:
         billed = [state.categories.get(row, "") + request.billed for row in request.documents]
@@ -304,9 +398,19 @@ class RequestQueue:
 def answer(
     parts: WorkerComponents, documents: Sequence[Document], meter: Meter
 ) -> list[list[Record]]:
-    """The records of each document, whose indices count from 0.
+    """Answer documents without a unit of work.
 
-    Raises EngineBroken; RunError for a fault of raypd.
+    Args:
+        parts: The engine and the task.
+        documents: Their indices count from 0.
+        meter: Books the time and tokens.
+
+    Returns:
+        The records of each document, in the documents' order.
+
+    Raises:
+        EngineBroken: If the engine fails.
+        RunError: If a document got no record, which is a bug in raypd.
     """
     queue = RequestQueue(parts, meter)
     with contextlib.closing(queue), queue.unit("call") as unit:
@@ -320,21 +424,25 @@ def answer(
     ]
     if missing:
         raise RunError(
-            f"{len(missing)} documents got no answer, {missing[0]!r} among them; this is a "
-            "fault of raypd"
+            f"internal error: {len(missing)} documents got no answer, for example {missing[0]!r}; "
+            "please report this"
         )
     return records
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line, for the row that it spoils."""
+    """Return an error in one line, for the row of the document that it concerns."""
     text = str(error).strip()
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name
 
 
 def end_process(error: EngineBroken, keep: Callable[[str], None] = lambda text: None) -> NoReturn:
-    """Ends this process, which a broken engine taints. keep: stores the reason, which Ray's report
-    of a death lacks.
+    """End this process, because a broken engine may have corrupted it.
+
+    Args:
+        error: Why the engine failed.
+        keep: Stores the reason, which Ray's report of the death does not contain.
     """
     text = redact(str(error))
     print(f"raypd: the engine failed, this worker ends: {text}", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """One test of the engine contract, run over every engine that raypd can answer with."""
 
+import itertools
 import json
 import os
 import time
@@ -22,6 +23,7 @@ from tests.servers import Reply, serving
 from tests.tiny import tiny_model
 
 TAGS = ["first", "second", "third"]
+_NUMBERS = itertools.count()
 
 
 def decoding_program():
@@ -30,8 +32,9 @@ def decoding_program():
 
 
 def message_program():
-    """A program whose prompt is one message to a server."""
-    tokens = byte_tokenizer()("<|user|>Hello<|end|><|assistant|>")["input_ids"]
+    """A program whose prompt is one message to a server, different each time."""
+    message = f"<|user|>Hello {next(_NUMBERS)}<|end|><|assistant|>"
+    tokens = byte_tokenizer()(message)["input_ids"]
     yield Feed(tokens, range(len(tokens)))
 
 

@@ -73,10 +73,10 @@ def test_units_overlap_so_that_the_engine_does_not_drain(begin) -> None:
     def planned() -> bool:
         """Whether the units have planned what they may: a batch, or all that there is."""
         states = list(request_queue._units.values())
-        all_begun = request_queue._numbers == len(units) and not any(
-            own.more or own.begun is None for own in states
+        all_begun = request_queue._unit_count == len(units) and not any(
+            own.has_more or own.begun is None for own in states
         )
-        return len(request_queue._queue) >= request_queue.batch or all_begun
+        return len(request_queue._queue) >= request_queue.capacity or all_begun
 
     def patient() -> list[Finished]:
         wait_for(planned)  # however slow the machine is, the engine is slower
@@ -269,7 +269,7 @@ def test_an_engine_that_decodes_many_is_given_more(begin, decoded: int, batch: i
 
     engine.step = noted  # type: ignore[method-assign]
     made.run_unit(unit)
-    assert max(given) <= made.request_queue.batch == batch
+    assert max(given) <= made.request_queue.capacity == batch
 
 
 def test_a_worker_that_was_given_a_gpu_and_sees_none_decodes_nothing(tmp_path, begin, monkeypatch):
