@@ -479,7 +479,8 @@ def _config(
         named = {"text_columns": [text] if isinstance(text, str) else [*text]}
     if columns is not None:
         named |= {
-            f"{key}_column": key if key in columns.names else None for key in ("id", "category")
+            f"{key}_column": key if key in map(str.strip, columns.names) else None
+            for key in ("id", "category")
         }
     tree: dict[str, Any] = {
         "input": {"path": "-", **named},
@@ -558,7 +559,11 @@ def _table_of_rows(rows: Sequence[Any]) -> pa.Table:
     named = [{"text": row} if isinstance(row, str) else row for row in rows]
     names = dict.fromkeys(name for row in named for name in row)
     try:
-        return pa.table({name: [row.get(name) for row in named] for name in names})
+        # As pandas has it, NaN and NaT are missing values.
+        columns = {
+            name: pa.array([row.get(name) for row in named], from_pandas=True) for name in names
+        }
+        return pa.table(columns)
     except (pa.ArrowException, UnicodeError) as error:
         raise InputError(f"the list cannot be stored: {error}") from None
 

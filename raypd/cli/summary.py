@@ -12,6 +12,7 @@ from rich.text import Text
 from raypd import storage
 from raypd.dataset import writer
 from raypd.run import layout
+from raypd.run.left_out import describe
 from raypd.run.records import Manifest, RunCost
 from raypd.run.text import count, counted, duration, number, one_line, share, usd
 from raypd.tasks.columns import shape_of
@@ -43,11 +44,13 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
             "(column `truncated`)"
         )
     if manifest.units_unreadable:
-        left_out = (
+        unreadable = (
             f"left out: {counted(manifest.units_unreadable, 'unit')} of the input that cannot "
             "be read"
         )
-        console.print(f"{left_out}; the manifest lists them", style="red")
+        console.print(f"{unreadable}; the manifest lists them", style="red")
+    if manifest.left_out:
+        console.print(one_line(describe(manifest.left_out)), style="yellow", soft_wrap=True)
     console.print(
         f"tokens: {count(manifest.prefill_tokens)} prefilled, "
         f"{count(manifest.shared_tokens)} shared, "

@@ -20,6 +20,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.run import layout, manifest, records
 from raypd.run.console import Interrupted, say, signals
 from raypd.run.lease import RunLease, held
+from raypd.run.left_out import describe
 from raypd.run.text import counted, share
 from raypd.run.unit import Unit
 from raypd.run.unreadable import Unreadable
@@ -65,8 +66,8 @@ def run_extract(
     manifest.check(config, output)
     writer.output_schema(columns_of(config), config.output.partition)
     planned = planned or planner.plan(config, output)
-    if planned.passed_over:
-        say(planned.passed_over)
+    if planned.left_out:
+        say(describe(planned.left_out))
     done = writer.committed(output)
     _check_known(planned, done, output)
     if len(done) == planned.units:
@@ -112,7 +113,13 @@ def finish(
                 f"{output}: unit {done.unit} is of another configuration, {done.fingerprint}"
             )
     result = manifest.make(
-        config, output, planned.units, units, unreadable, book.of_run(output, units)
+        config,
+        output,
+        planned.units,
+        units,
+        unreadable,
+        book.of_run(output, units),
+        planned.left_out,
     )
     path = storage.join(output, layout.MANIFEST)
     records.write(path, result)

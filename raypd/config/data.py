@@ -25,11 +25,14 @@ TABLES = ("delta", "iceberg")
 
 
 def _encodes_text(name: str) -> str:
+    if name == "auto":
+        return name
     try:
         "".encode(name)
     except LookupError as error:
         raise ValueError(
-            f"{error}; Python's names are utf-8, latin-1, cp1252, utf-16, shift_jis, ..."
+            f"{error}; Python's names are utf-8, latin-1, cp1252, utf-16, shift_jis, ...; auto "
+            "detects it"
         ) from None
     return name
 
@@ -66,7 +69,9 @@ class InputConfig(Section, use_attribute_docstrings=True):
         None, description="Of a Delta table, or an Iceberg snapshot; null: newest at first"
     )
     encoding: Annotated[str, AfterValidator(_encodes_text)] = "utf-8"
-    """Of CSV, TSV and text files, as Python names it: latin-1, cp1252, utf-16, shift_jis"""
+    """Of CSV, TSV and text files, as Python names it: latin-1, cp1252, utf-16, shift_jis; auto:
+    detected for each file
+    """
     id_column: str | None = Field(
         "id", description="Column with the document's id; null: file name and place in it"
     )

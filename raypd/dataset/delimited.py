@@ -1,18 +1,21 @@
 """Records of CSV and TSV files, for planning and reading alike, by Python's csv module.
 
-A quoted field may hold line breaks, so reading can begin only at the places that planning has
+A quoted field may hold line breaks, so reading can begin only at the offsets that planning has
 noted.
 """
 
 import csv
 import io
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import dropwhile, takewhile
 from typing import BinaryIO, NamedTuple
 
 from raypd import storage
 from raypd.config import InputConfig
+from raypd.dataset import encodings
 from raypd.dataset.jsonl import BOM, line_limit, open_lines
 from raypd.errors import InputError, raised_as
 from raypd.run.text import counted
@@ -20,6 +23,11 @@ from raypd.run.unit import Part
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 _MARKS = ",;\t|"  # delimiters that spreadsheets write
+_HEAD_BYTES = 1 << 16  # of a file, from which its line ends are recognized
+# Excel's own first line, which names the delimiter.
+_SEPARATOR = re.compile(r"""\ufeff?"?sep=([^\w"\r\n])"?\r?[\n\r]""", re.IGNORECASE)
+# A quoted field, or one whose end is not seen.
+_QUOTED = re.compile(r'"[^"]*(?:"|\Z)')
 csv.field_size_limit(sys.maxsize)  # a record has a limit of its own
 
 
@@ -33,14 +41,44 @@ class DelimitedRecord(NamedTuple):
     error: str | None  # why its fields cannot be trusted
 
 
+@dataclass
+class _Layout:
+    """How a file's bytes become records."""
+
+    encoding: str
+    delimiter: str
+    line_end: str = "\n"  # or \r, where no line ends in anything else
+    declared: bool = False  # whether the file's first line names the delimiter
+
+
+def with_encoding(part: Part, source: InputConfig) -> Part:
+    """Return the part with the encoding of its file, detected where `input.encoding` is auto.
+
+    Planning calls this once for each file, so that all that read it decode it alike.
+
+    Raises:
+        InputError: No known encoding fits.
+        OSError: The file cannot be read.
+    """
+    if source.encoding != encodings.AUTO or part.encoding is not None:
+        return part
+    with open_lines(part.path, part.compression, version=part.version) as file:
+        return replace(part, encoding=encodings.detect(file))
+
+
 def can_seek(part: Part, source: InputConfig) -> bool:
-    """Whether a record can be read without all that stands before it."""
-    return part.compression is None and _has_byte_lines(source.encoding)
+    """Return whether a record can be read without all that precedes it.
+
+    Args:
+        part: A planned part, whose encoding is known.
+        source: Section `input`.
+    """
+    return part.compression is None and _has_byte_lines(part.encoding or source.encoding)
 
 
 def _has_byte_lines(encoding: str) -> bool:
-    """Whether a line break's byte is one in this encoding, and nothing else is (not so: UTF-16,
-    EBCDIC).
+    """Return whether the byte of a line break is always one in this encoding, as it is not in
+    UTF-16 and EBCDIC.
     """
     return "\n".encode(encoding) == b"\n"
 
@@ -76,29 +114,43 @@ def table(path: str) -> Iterator[tuple[DelimitedRecord, dict[str, str]]]:
             yield record, dict(zip(names, record.fields, strict=True))
 
 
-def _opened(part: Part, source: InputConfig) -> tuple[str, list[str], Iterator[DelimitedRecord]]:
-    """As `whole`, behind the delimiter: that of the format, or else the first by which the header
-    has several columns; spreadsheets write semicolons where the comma is decimal.
+def _opened(
+    part: Part, source: InputConfig
+) -> tuple[_Layout, list[str], Iterator[DelimitedRecord]]:
+    """Read a file's header.
+
+    The delimiter is the one that a first line `sep=;` names, else that of the format, else the
+    first by which the header has several columns: spreadsheets write semicolons where the comma is
+    decimal.
+
+    Returns:
+        The layout, the columns' names without the white space around them, and the records.
     """
-    usual, header = DELIMITERS[part.format], None
+    encoding = with_encoding(part, source).encoding or source.encoding
+    usual = DELIMITERS[part.format]
+    header = None
     for delimiter in (usual, *_MARKS.replace(usual, ""), usual):
-        records = _records(part, source, 0, 1, delimiter)
+        layout = _Layout(encoding, delimiter)
+        records = _records(part, source, 0, 1, layout)
         header = next(records, None)
-        if header is None or (
-            header.error is None and (len(header.fields) > 1 or not {*header.fields[0]} & {*_MARKS})
-        ):
+        if header is None or layout.declared:
             break
+        if header.error is None:
+            has_columns = len(header.fields) > 1 or not {*header.fields[0]} & {*_MARKS}
+            if has_columns:
+                break
     if header is None:
-        return usual, [], records
+        return layout, [], records
     if header.error is not None:
         raise InputError(f"the header, line {header.line}: {header.error}")
-    twice = [name for name in header.fields if name and header.fields.count(name) > 1]
+    names = [name.strip() for name in header.fields]
+    twice = [name for name in names if name and names.count(name) > 1]
     if twice:
         raise InputError(
             f"the header, line {header.line}: {twice.count(twice[0])} columns are called "
             f"{twice[0]!r}"
         )
-    return delimiter, header.fields, records
+    return layout, names, records
 
 
 def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[DelimitedRecord]]:
@@ -106,20 +158,33 @@ def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Delimit
 
     Raises as `whole` does.
     """
-    delimiter, names, records = _opened(part, source)
+    layout, names, records = _opened(part, source)
     if can_seek(part, source):
-        records = _records(part, source, part.start, part.line, delimiter)
+        records = _records(part, source, part.start, part.line, layout)
     return names, dropwhile(
         lambda r: r.offset < part.start, takewhile(lambda r: r.offset < part.end, records)
     )
 
 
 def _records(
-    part: Part, source: InputConfig, offset: int, line: int, delimiter: str
+    part: Part, source: InputConfig, offset: int, line: int, layout: _Layout
 ) -> Iterator[DelimitedRecord]:
+    """Yield the records from an offset on.
+
+    Args:
+        part: The file.
+        source: Section `input`.
+        offset: Of the first record's first byte.
+        line: The number of the line there, from 1.
+        layout: At offset 0 it takes the line ends and the delimiter that the file itself shows.
+    """
     with open_lines(part.path, part.compression, offset, part.version) as file:
-        text = _Text(file, source, offset, line)
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        if offset == 0:
+            _look_at_head(file, layout)
+        text = _Text(file, source, layout, offset, line)
+        if offset == 0 and layout.declared:
+            next(text, None)
+        reader = csv.reader(text, delimiter=layout.delimiter, strict=True)
         while True:
             text.begin_record()
             offset, line = text.offset, text.line
@@ -143,26 +208,52 @@ def _records(
                 yield DelimitedRecord(offset, line, text.offset - offset, fields, text.error)
 
 
+def _look_at_head(file: BinaryIO, layout: _Layout) -> None:
+    """Put the line ends, and a delimiter that the first line names, into the layout."""
+    head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES].decode(layout.encoding, "replace")  # type: ignore[attr-defined]
+    # A line break may lie in a quoted field, and a half of \r\n at the end of the head.
+    for text in (head, _QUOTED.sub("", head)):
+        if "\r" in text.rstrip("\r") and "\n" not in text:
+            layout.line_end = "\r"
+    separator = _SEPARATOR.match(head)
+    if separator is not None:
+        layout.delimiter = separator[1]
+        layout.declared = True
+
+
 class _Text:
     """The lines of a file, for csv.reader, which takes as many of them as a record has."""
 
-    def __init__(self, file: BinaryIO, source: InputConfig, offset: int, line: int) -> None:
-        self.offset, self.line = offset, line  # of the next one
+    def __init__(
+        self, file: BinaryIO, source: InputConfig, layout: _Layout, offset: int, line: int
+    ) -> None:
+        # Of the next line.
+        self.offset = offset
+        self.line = line
         self.ended = False
         self.error: str | None = None  # what is wrong with the record's bytes
-        self._file, self._encoding, self._document_limit = (
-            file,
-            source.encoding,
-            source.max_document_bytes,
-        )
+        self._file = file
+        self._file_encoding = layout.encoding
+        self._encoding = layout.encoding  # of the lines' bytes
+        self._document_limit = source.max_document_bytes
         self._limit = line_limit(source.max_document_bytes)
         self._text: io.TextIOWrapper | None = None
-        if not _has_byte_lines(source.encoding):
-            self._text = io.TextIOWrapper(file, source.encoding, newline="\n")
+        # Lines that a file of bytes cannot split are split as text, and become bytes again in the
+        # encoding of `_text_bytes`.
+        self._text_bytes = "utf-8"
+        if not _has_byte_lines(layout.encoding):
+            self._text = io.TextIOWrapper(file, layout.encoding, newline=layout.line_end)
+            self._encoding = "utf-8"
+        elif layout.line_end != "\n":
+            # As Latin-1 every byte stays what it is.
+            self._text = io.TextIOWrapper(file, "latin-1", newline=layout.line_end)
+            self._text_bytes = "latin-1"
         self.begin_record()
 
     def begin_record(self) -> None:
-        self._room, self.error = self._limit, None  # bytes that the record may still have
+        # Bytes that the record may still have.
+        self._room = self._limit
+        self.error = None
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -172,7 +263,8 @@ class _Text:
         if not data:
             self.ended = True
             raise StopIteration
-        first, self.offset = self.offset == 0, self.offset + len(data)
+        first = self.offset == 0
+        self.offset += len(data)
         self.line += 1
         self._room -= len(data)
         if self._room < 0:
@@ -182,24 +274,24 @@ class _Text:
                 f"never ends, or input.max_document_bytes, {self._document_limit}, is too "
                 "small for this file"
             )
-        data = data.removeprefix(BOM) if first else data
-        encoding = self._encoding if self._text is None else "utf-8"
+        if first:
+            data = data.removeprefix(BOM)
         try:
-            return data.decode(encoding)
+            return data.decode(self._encoding)
         except UnicodeDecodeError as error:
-            place = (
-                f"byte {error.start} of line {self.line - 1}; input.encoding can be another, "
-                "such as cp1252"
+            advice = "input.encoding can be another, such as cp1252, or auto to detect it"
+            self.error = self.error or (
+                f"not {self._encoding.upper()}: {error.reason} at byte {error.start} of line "
+                f"{self.line - 1}; {advice}"
             )
-            self.error = self.error or f"not {encoding.upper()}: {error.reason} at {place}"
-            return data.decode(encoding, "replace")
+            return data.decode(self._encoding, "replace")
 
     def _next_line(self) -> bytes:
         if self._text is None:
             return self._file.readline(self._room + 1)
         try:
-            return self._text.readline(self._room + 1).encode()
+            return self._text.readline(self._room + 1).encode(self._text_bytes)
         except UnicodeError as error:
             raise InputError(
-                f"not {self._encoding.upper()} after line {self.line - 1}: {error}"
+                f"not {self._file_encoding.upper()} after line {self.line - 1}: {error}"
             ) from None

@@ -6,13 +6,19 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import pyarrow as pa
+import zstandard
 
 from raypd import storage
 
 _SKIP = 1 << 20  # bytes at a time of a line that is passed over
+_FRAME_HEADER_BYTES = 18  # the most that the header of a zstd frame has
+LARGE_WINDOW = 1 << 27  # bytes; Arrow reads no frame with a larger window
+_MAX_WINDOW = 1 << 31  # bytes: `zstd --long=31`
+# Compressed bytes that are decompressed at once: few of them may stand for very many.
+_COMPRESSED_BYTES = 1 << 12
 # Of a file that is cut or damaged, or cannot be reached.
 UNREADABLE = (EOFError, zlib.error, OSError)
 BOM = b"\xef\xbb\xbf"
@@ -44,10 +50,77 @@ def open_lines(
     raw = storage.open_read(path, offset, version)
     if compression == "gz":
         return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 20))
+    if compression == "zst" and window_bytes(raw) > LARGE_WINDOW:
+        return cast(BinaryIO, io.BufferedReader(_LargeWindowFrames(raw), 1 << 20))
     if compression == "zst":
         frames = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
         return cast(BinaryIO, io.BufferedReader(frames, 1 << 20))
     return raw
+
+
+def window_bytes(raw: BinaryIO) -> int:
+    """Return the memory that the zstd frame at the beginning of a file needs for its window.
+
+    Args:
+        raw: The compressed file, at its beginning, where it stays.
+
+    Returns:
+        Bytes; 0 where no frame begins there.
+    """
+    head = raw.peek(_FRAME_HEADER_BYTES)[:_FRAME_HEADER_BYTES]  # type: ignore[attr-defined]
+    try:
+        return int(zstandard.get_frame_parameters(head).window_size)
+    except zstandard.ZstdError:
+        return 0
+
+
+class _LargeWindowFrames(io.RawIOBase):
+    """The uncompressed bytes of zstd frames whose window is larger than Arrow allows."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._compressed = b""
+        self._data = memoryview(b"")
+        self._frame = self._new_frame()
+        self._begun = False  # whether bytes were given to the frame
+
+    @staticmethod
+    def _new_frame() -> Any:
+        return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._data:
+            if not self._compressed:
+                self._compressed = self._raw.read(_COMPRESSED_BYTES)
+            if not self._compressed:
+                if self._begun:
+                    raise EOFError("the file ends within a zstd frame")
+                return 0
+            self._decompress()
+        count = min(len(buffer), len(self._data))
+        buffer[:count] = self._data[:count]
+        self._data = self._data[count:]
+        return count
+
+    def _decompress(self) -> None:
+        try:
+            data = self._frame.decompress(self._compressed)
+        except zstandard.ZstdError as error:
+            raise OSError(str(error)) from None
+        self._data = memoryview(data)
+        self._begun = True
+        self._compressed = b""
+        if self._frame.eof:
+            self._compressed = self._frame.unused_data
+            self._frame = self._new_frame()
+            self._begun = False
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator[Line]:

@@ -2,7 +2,6 @@
 or by ids alone.
 """
 
-import json
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from raypd.config.data import EXCEL
 from raypd.dataset import delimited, jsonl
 from raypd.dataset.whole_files import json_values, sheet_rows
 from raypd.errors import InputError, raised_as
+from raypd.tasks.missing import parse_json, plain_value
 
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *EXCEL)
 
@@ -26,7 +26,12 @@ def label_rows(path: str, id_column: str | None) -> Iterator[tuple[int, str, dic
     for number, place, row in _rows(path):
         if not isinstance(row, dict):
             raise InputError(f"{path}:{number}: expected an object of labels")
-        yield number, str(row[id_column] if id_column in row else row.get("id", place)), row
+        id_value = row.get(id_column)
+        if id_value is None:
+            id_value = row.get("id")
+        if id_value is None:
+            id_value = place
+        yield number, str(id_value), row
 
 
 def without_documents(path: str, texts: Collection[str], id_column: str | None) -> bool:
@@ -60,14 +65,16 @@ def _rows(path: str) -> Iterator[tuple[int, str, Any]]:
             data = lines.read()
     for number, line in enumerate(data.split(b"\n"), 1):
         with raised_as(InputError, f"{path}:{number}: not JSON", ValueError, RecursionError):
-            row = json.loads(line.decode("utf-8-sig")) if line.strip() else None
+            row = parse_json(line.decode("utf-8-sig")) if line.strip() else None
         if row is not None:
             yield number, f"{name}:{begin}", row
         begin += len(line) + 1
 
 
 def _parquet(file: Any) -> Iterator[dict[str, Any]]:
-    return (row for batch in pq.ParquetFile(file).iter_batches(1024) for row in batch.to_pylist())
+    for batch in pq.ParquetFile(file).iter_batches(1024):
+        for row in batch.to_pylist():
+            yield plain_value(row)
 
 
 _UNREADABLE = (*jsonl.UNREADABLE, InputError, pa.ArrowException)

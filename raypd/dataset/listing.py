@@ -5,7 +5,6 @@ is known.
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -14,6 +13,7 @@ from raypd.config import TABLES, InputConfig
 from raypd.config.data import ENDINGS
 from raypd.dataset import tables
 from raypd.errors import InputError
+from raypd.run.left_out import CACHE, HIDDEN, LINK, LeftOut
 from raypd.run.text import counted
 from raypd.storage import literal
 
@@ -21,9 +21,7 @@ _COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 _FORMATS = {".ndjson": "jsonl"} | {
     f".{name}": name for name in ("jsonl", "csv", "tsv", "parquet", "arrow")
 }
-_NAMED = 5
 _ENDINGS = "raypd reads .jsonl, .csv and .tsv (also with .gz or .zst), .parquet and .arrow"
-_READ = f"{_ENDINGS}; it follows no links to folders"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 # Of Hugging Face, beside a saved dataset.
 _CACHE = re.compile(r"(?:.*/)?cache-[0-9a-f]{16}[^/]*\.arrow")
@@ -43,41 +41,26 @@ class InputObject(NamedTuple):
     compression: str | None
 
 
-@dataclass
-class PassedOver:
-    """Files among the input's objects whose names say no format: how many, and the first of
-    them.
+def objects(source: InputConfig, left_out: LeftOut | None = None) -> Iterator[InputObject]:
+    """Yield the input's objects, each once, by root and name.
+
+    Args:
+        source: Section `input` of a configuration; a table has its version.
+        left_out: Collects the files that are not yielded. Of a table only its version's files
+            count, so files of other versions are not among them.
+
+    Raises:
+        InputError: A root holds nothing that can be read.
     """
-
-    files: int = 0
-    names: list[str] = field(default_factory=list)
-    reads: str = _READ
-
-    def add(self, name: str) -> None:
-        self.files += 1
-        if len(self.names) < _NAMED:
-            self.names.append(name)
-
-    def __str__(self) -> str:
-        if not self.files:
-            return ""
-        remainder = (
-            f" and {self.files - len(self.names):,} more" if self.files > len(self.names) else ""
-        )
-        return (
-            f"{counted(self.files, 'file')} of the input left out ({self.reads}): "
-            f"{', '.join(self.names)}{remainder}"
-        )
-
-
-def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[InputObject]:
-    """The input's objects, each once, by root and name; `passed` gets the rest.
-
-    Raises InputError for an empty root.
-    """
-    if source.format in ENDINGS and passed is not None:
-        passed.reads = _reads(source.format)
+    left_out = left_out or LeftOut()
     names = tables.file_names(source) if source.format in TABLES else None
+
+    def take_hidden(item: storage.Object) -> bool:
+        if names is not None:
+            return item.name in names
+        left_out.add(HIDDEN, item.name, notable=_format(item.name, source.format)[0] is not None)
+        return False
+
     paths = [source.path] if isinstance(source.path, str) else source.path
     roots = paths if names is None else [tables.folder(source)]
     path_hashes: set[int] = set()  # kept only where one root can hold what another does
@@ -85,12 +68,13 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
         before, after = _overlaps(root, roots[:number]), _overlaps(root, roots[number + 1 :])
         readable = 0
         skipped: storage.Object | None = None
-        for item in storage.find(root):
+        for item in storage.find(root, take_hidden):
             if names is not None:
                 if item.name not in names:
                     continue
                 names.remove(item.name)
             if _CACHE.fullmatch(item.name) and not item.path.endswith(root):
+                left_out.add(CACHE, item.name)
                 continue
             format, compression = (
                 ("reader", None) if source.reader else _format(item.name, source.format)
@@ -99,8 +83,10 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
                 if literal(root) != root:
                     raise InputError(_unsupported(item.path, source.format))
                 skipped = skipped or item
-                if passed is not None:
-                    passed.add(item.name)
+                if not storage.is_remote(item.path) and os.path.isdir(item.path):
+                    left_out.add(LINK, item.name)
+                else:
+                    left_out.add(_of_another_type(source.format), item.name)
                 continue
             readable += 1
             try:
@@ -147,6 +133,12 @@ def _format(name: str, setting: str) -> tuple[str | None, str | None]:
         return setting, compression if setting not in ("parquet", "arrow") else None
     format = _FORMATS.get(ending)
     return (None, None) if format in ("parquet", "arrow") and compression else (format, compression)
+
+
+def _of_another_type(setting: str) -> str:
+    """Return why a file whose name says no format is left out, to follow the number of files."""
+    reads = _reads(setting) if setting in ENDINGS else _ENDINGS
+    return f"of another type ({reads})"
 
 
 def _reads(setting: str) -> str:

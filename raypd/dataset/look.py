@@ -174,7 +174,7 @@ def _means(rows: Iterable[Row]) -> _Columns:
     for row in rows:
         for name, value in row.items():
             text = isinstance(value, str) and not _NO_TEXT.fullmatch(value)
-            texts.setdefault(name, []).extend(
+            texts.setdefault(name.strip(), []).extend(
                 [(len(value), bool(_TAG.search(value)))] if text else []
             )
     return {

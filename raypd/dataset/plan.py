@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.errors import RunError
 from raypd.run import layout, records
-from raypd.run.records import PlanTotals
+from raypd.run.records import LeftOutFiles, PlanTotals
 from raypd.run.unit import Part, Unit, make_unit
 
 _CHUNK_PARTS = 20_000  # parts of a chunk: some tens of megabytes while it is made or read
@@ -55,7 +55,8 @@ class Plan:
         self.exact = totals.exact
         # Objects that are not what they were in the last session's plan, in words.
         self.changes = ""
-        self.passed_over = ""  # files beside the input's objects that raypd does not read, in words
+        # Files beside the input's objects, and objects without a document.
+        self.left_out: list[LeftOutFiles] = []
 
     def __iter__(self) -> Iterator[Unit]:
         """The units that can be read.

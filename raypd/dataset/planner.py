@@ -18,11 +18,12 @@ from raypd import storage
 from raypd.config import InputConfig, RunConfig
 from raypd.dataset import delimited, tables
 from raypd.dataset.jsonl import line_limit, lines_of_range, open_lines
-from raypd.dataset.listing import InputObject, PassedOver, objects
+from raypd.dataset.listing import InputObject, objects
 from raypd.dataset.plan import Plan, PlanWriter, stored
 from raypd.dataset.plan import alone as stored_alone
 from raypd.dataset.split import Columns, Inspected, inspect
 from raypd.errors import InputError, RunError, UserError
+from raypd.run.left_out import EMPTY, LeftOut
 from raypd.run.unit import Part, Unit, make_unit
 
 _THREADS = 32  # that look into objects at once: mostly they wait for storage
@@ -45,10 +46,12 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
     run (single unreadable objects are in the plan), RunError where storage failed: nothing is known
     of what was not looked into.
     """
-    passed = PassedOver()
+    left_out = LeftOut()
     try:
-        result = _plan(config, output, passed)
-        result.passed_over = str(passed)
+        result = _plan(config, output, left_out)
+        if result.totals.empty is not None:
+            left_out.add_all(result.totals.empty)
+        result.left_out = left_out.files()
         return result
     except OSError as error:
         outage = storage.outage(error, error.filename or str(config.input.path))
@@ -60,7 +63,7 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
         ) from error
 
 
-def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
+def _plan(config: RunConfig, output: str | None, left_out: LeftOut) -> Plan:
     cut = {"unit_documents": config.cluster.unit_documents, "unit_bytes": config.cluster.unit_bytes}
     before = stored(output) if output is not None else None
     if before is not None and before.totals.fingerprint not in ("", config.fingerprint()):
@@ -70,9 +73,9 @@ def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
     planning = _Planning(config, source, alone, _TAIL_UNITS if output is not None else 0)
     if before is None or before.totals.cut != cut:
         digest = hashlib.sha256()
-        planning.add(digested(objects(source, passed), digest))
+        planning.add(digested(objects(source, left_out), digest))
         return planning.finish(planning.objects, digest.hexdigest(), cut)
-    with contextlib.closing(Listing(objects(source, passed))) as now:
+    with contextlib.closing(Listing(objects(source, left_out))) as now:
         same = before.totals.listing == now.digest and before.totals.alone == len(alone)
         if same and not before.totals.damaged:
             return before
@@ -102,6 +105,7 @@ class _Planning:
         self._kind_of = lru_cache(4096)(tables.kind_of)
         self._kept = self._readable = 0
         self._damage: str | None = None  # of the first object that cannot be read
+        self._empty = LeftOut()  # objects without a document
 
     def keep(self, unit: Unit) -> None:
         self._kept += 1
@@ -166,6 +170,8 @@ class _Planning:
         expected = size = 0  # of the group
         for item in inspected:
             head = list(itertools.islice(item.parts, 2))
+            if not head:
+                self._empty.add(EMPTY, item.object.name)
             if (
                 item.damaged is None
                 and len(head) == 1
@@ -218,7 +224,9 @@ class _Planning:
         if not self._kept and (nowhere := self.columns.nowhere()):
             raise InputError(nowhere)
         result = self.writer.finish(count, listing, len(self.alone), cut)
-        result.totals.version, result.totals.fingerprint = self.version, self.fingerprint
+        result.totals.version = self.version
+        result.totals.fingerprint = self.fingerprint
+        result.totals.empty = self._empty.group(EMPTY)
         if not result.units:
             shown = self.config.input.path
             raise InputError(

@@ -2,6 +2,7 @@
 error, never lost.
 """
 
+import io
 import itertools
 import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -15,17 +16,24 @@ from raypd import storage
 from raypd.config import InputConfig, RunConfig
 from raypd.config.data import WHOLE
 from raypd.config.schema import imported
-from raypd.dataset import delimited
+from raypd.dataset import delimited, encodings
 from raypd.dataset.jsonl import BOM, UNREADABLE, Line, line_limit, lines, lines_of_range, open_lines
 from raypd.dataset.listing import partition_keys
-from raypd.dataset.text_files import COLUMNS, byte_limit, text_of_file, visible_text
+from raypd.dataset.text_files import (
+    COLUMNS,
+    byte_limit,
+    declares_charset,
+    text_of_file,
+    visible_text,
+)
 from raypd.dataset.whole_files import whole_rows
-from raypd.errors import InputError, in_words
+from raypd.errors import InputError, in_words, raised_as
 from raypd.run.text import counted
 from raypd.run.unit import Part, Unit
 from raypd.storage import SINCE_PLANNED
 from raypd.tasks.base import Document
 from raypd.tasks.documents import kind_of
+from raypd.tasks.missing import parse_json, plain_value
 
 Fields = dict[str, Any]
 Needed = Container[str | None]  # columns
@@ -116,11 +124,19 @@ def _whole_file(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row
     """A file that is a document; what is wrong with it is known when its fields are asked for."""
     with open_lines(part.path, part.compression, version=part.version) as file:
         data = file.read(byte_limit(part.format, source) + 1)
-    yield (
-        0,
-        "",
-        lambda: dict(zip(COLUMNS, (part.name, text_of_file(data, part, source)), strict=True)),
-    )
+    yield 0, "", partial(_document_of_file, data, part, source)
+
+
+def _document_of_file(data: bytes, part: Part, source: InputConfig) -> Fields:
+    """Raises ValueError."""
+    if source.encoding == encodings.AUTO:
+        encoding = "utf-8"  # where the page itself names a charset, that one is read
+        if part.format == "text" or (part.format == "html" and not declares_charset(data)):
+            with raised_as(ValueError, "a text that cannot be read", InputError):
+                encoding = encodings.detect(io.BytesIO(data))
+        source = source.model_copy(update={"encoding": encoding})
+    text = text_of_file(data, part, source)
+    return dict(zip(COLUMNS, (part.name, text), strict=True))
 
 
 def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str, str]:
@@ -142,7 +158,7 @@ def _parsed(line: Line, source: InputConfig) -> Fields:
             f"{source.max_document_bytes}"
         )
     try:
-        fields = json.loads(line.data.removeprefix(BOM if line.offset == 0 else b"").decode())
+        fields = parse_json(line.data.removeprefix(BOM if line.offset == 0 else b"").decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: {error.reason} at byte {error.start} of the line") from None
     except ValueError as error:
@@ -160,7 +176,7 @@ def _parquet_rows(part: Part, source: InputConfig, needed: Needed) -> Iterator[R
     """
     with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
-        present = [name for name in parquet.schema_arrow.names if name in needed]
+        present = _present(parquet.schema_arrow.names, needed)
         first = 0
         for group in range(parquet.metadata.num_row_groups):
             rows = parquet.metadata.row_group(group).num_rows
@@ -178,8 +194,13 @@ def _arrow_rows(part: Part, source: InputConfig, needed: Needed) -> Iterator[Row
         storage.open_file(part.path, part.version, part.size) as file,
         arrow_batches(file) as batches,
     ):
-        present = [name for name in batches.schema.names if name in needed]
+        present = _present(batches.schema.names, needed)
         yield from _batch_rows((batch.select(present) for batch in batches), 0, part)
+
+
+def _present(names: Iterable[str], needed: Needed) -> list[str]:
+    """Return the columns that are needed, by their names with or without white space around."""
+    return [name for name in names if name in needed or name.strip() in needed]
 
 
 def _batch_rows(batches: Iterable[pa.RecordBatch], first: int, part: Part) -> Iterator[Row]:
@@ -206,12 +227,13 @@ def _mapping(row: Any, form: str) -> dict[str, Any]:
         kind = kind_of(row)
         of_json = f"expected a JSON object, found {kind}"
         raise ValueError(of_json if form == "json" else f"input.reader gave {kind}, not a dict")
-    return dict(row)
+    return dict(row) if form == "json" else plain_value(row)
 
 
 def _values(column: Any) -> list[Any]:
-    """Values of a column; a text that is not UTF-8 is the error itself, so that it spoils its own
-    row alone.
+    """Return the values of a column in types that JSON has.
+
+    A text that is not UTF-8 is the error itself, so that it spoils its own row alone.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -226,9 +248,10 @@ def _values(column: Any) -> list[Any]:
             None if v is None else _decoded(v) for v in column.cast(pa.large_binary()).to_pylist()
         ]
     try:
-        return column.to_pylist()
+        values = column.to_pylist()
     except (ValueError, OverflowError):  # Python has no such time
-        return column.cast(pa.string()).to_pylist()
+        values = column.cast(pa.string()).to_pylist()
+    return [plain_value(value) for value in values]
 
 
 def _decoded(value: bytes) -> str | UnicodeDecodeError:
@@ -255,8 +278,21 @@ def filled(
     return document
 
 
+def _without_spaces(fields: Fields) -> Fields:
+    """Return the fields by their names without the white space around them; of two that become
+    alike the one without white space counts.
+    """
+    stripped: Fields = {}
+    for name, value in fields.items():
+        plain_name = name.strip() if isinstance(name, str) else name
+        if plain_name == name or plain_name not in fields:
+            stripped[plain_name] = value
+    return stripped
+
+
 def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None:
     """Gives a document its id and its fields. Raises ValueError with what is wrong with them."""
+    fields = _without_spaces(fields)
     bad = [name for name, value in fields.items() if isinstance(value, UnicodeDecodeError)]
     if bad:
         raise ValueError(f"column {bad[0]!r} is not UTF-8")
@@ -268,6 +304,8 @@ def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None
     size = 0
     for name in texts:
         value = fields.get(name)
+        if isinstance(value, list):
+            value = [item for item in value if item is not None]
         if isinstance(value, list) and all(isinstance(part, str) for part in value):
             value = fields[name] = "\n".join(value)
         elif isinstance(value, (int, float)):  # bool too
@@ -317,7 +355,7 @@ def read_table(table: pa.Table, config: RunConfig) -> list[Document]:
         config.input.category_column,
     }
     columns = {
-        name: _values(table[name].combine_chunks()) for name in table.column_names if name in needed
+        name: _values(table[name].combine_chunks()) for name in _present(table.column_names, needed)
     }
     return [
         filled(

@@ -9,6 +9,8 @@ import contextlib
 import io
 import json
 import math
+import shlex
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
@@ -20,7 +22,16 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.config.data import WHOLE
 from raypd.dataset import delimited
-from raypd.dataset.jsonl import BOM, UNREADABLE, Line, line_limit, lines, open_lines
+from raypd.dataset.jsonl import (
+    BOM,
+    LARGE_WINDOW,
+    UNREADABLE,
+    Line,
+    line_limit,
+    lines,
+    open_lines,
+    window_bytes,
+)
 from raypd.dataset.listing import InputObject, partition_keys
 from raypd.dataset.reader import arrow_batches, custom_rows
 from raypd.dataset.text_files import COLUMNS
@@ -30,6 +41,8 @@ from raypd.run.unit import Part
 HEAD_BYTES = 1 << 20  # of uncompressed JSONL, from which lines are counted and columns seen
 _SAMPLED_LINES = 100  # in which columns are looked for
 _SHOWN = 20  # columns in a message
+_LARGE_WINDOW_ERROR = "too much memory"  # in zstd's own message about a window
+_one_large_window = threading.Lock()
 Groups = list[tuple[int, int]]  # (rows, bytes) of what lies together in an object
 
 
@@ -136,7 +149,10 @@ def inspect(item: InputObject, config: RunConfig, columns: Columns) -> Inspected
     """
     try:
         version = item.stamp if storage.is_remote(item.path) else storage.version(item.path)
-        parts, present = _cut(Part(**item._asdict(), version=version), config)
+        part = Part(**item._asdict(), version=version)
+        with _window_memory(part):
+            parts, present = _cut(part, config)
+        present.names = [*dict.fromkeys(name.strip() for name in present.names)]
         present.names += [key for key in partition_keys(item.name) if key not in present.names]
         reason = columns.lacks(present)
     except InputError as error:
@@ -152,6 +168,20 @@ def inspect(item: InputObject, config: RunConfig, columns: Columns) -> Inspected
         )
         return Inspected(item, iter([damaged]), damaged=f"{item.path}: {reason}")
     return Inspected(item, (part for part in parts if part.expected or not part.exact), present)
+
+
+@contextlib.contextmanager
+def _window_memory(part: Part) -> Iterator[None]:
+    """Let one thread at a time plan a zstd file with a large window, which takes up to 2 GiB."""
+    large = False
+    if part.compression == "zst":
+        with storage.open_read(part.path, version=part.version) as raw:
+            large = window_bytes(raw) > LARGE_WINDOW
+    if not large:
+        yield
+        return
+    with _one_large_window:
+        yield
 
 
 def _cut(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
@@ -224,7 +254,9 @@ def _read_bytes(group: Any, needed: set[str | None]) -> int:
     """Bytes, decompressed, of the columns that are read of a row group."""
     columns = (group.column(i) for i in range(group.num_columns))
     return sum(
-        c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] in needed
+        c.total_uncompressed_size
+        for c in columns
+        if c.path_in_schema.split(".")[0].strip() in needed
     )
 
 
@@ -317,6 +349,7 @@ def _delimited(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColum
     counts: list[int] = []  # of its records
     size = line = end = 0  # size: bytes of the last range
     try:
+        part = delimited.with_encoding(part, config.input)
         names, records = delimited.whole(part, config.input)
         for record in records:
             full = counts and counts[-1] >= config.cluster.unit_documents
@@ -353,7 +386,10 @@ def _broken(error: Exception, part: Part, line: int) -> Exception:
     )
     if part.compression is None or numbered:  # or its storage is out of reach
         return error
-    return InputError(
-        f"cannot be read as {part.compression} after line {line}: {error}; it is damaged or "
-        "cut short"
-    )
+    reason = "it is damaged or cut short"
+    if _LARGE_WINDOW_ERROR in str(error):
+        reason = (
+            "its window is too large: compress it anew, "
+            f"zstd -dc --long=31 {shlex.quote(part.path)} | zstd -o NEW.zst"
+        )
+    return InputError(f"cannot be read as {part.compression} after line {line}: {error}; {reason}")

@@ -46,6 +46,11 @@ def byte_limit(format: str, source: InputConfig) -> int:
     return source.max_document_bytes * (1 if format == "text" else _MARKUP)
 
 
+def declares_charset(data: bytes) -> bool:
+    """Return whether a page of HTML names its own charset."""
+    return _CHARSET.search(_COMMENT.sub(b"", data[:4096])) is not None
+
+
 def text_of_file(data: bytes, part: Part, source: InputConfig) -> str:
     """The text of a whole file. Raises ValueError with what is wrong with it."""
     limit = byte_limit(part.format, source)

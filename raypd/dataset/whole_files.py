@@ -13,8 +13,10 @@ from python_calamine import CalamineError, CalamineWorkbook
 from raypd.dataset.jsonl import open_lines
 from raypd.errors import InputError, in_words
 from raypd.run.unit import Part
+from raypd.tasks.missing import json_constant
 
 _VALUE = re.compile(r"\S")  # begins one
+_DECODER = json.JSONDecoder(parse_constant=json_constant)
 _MOST_BYTES = 1 << 27  # as objects of Python that is a GB
 _LINES = (
     "`jq -c '.[]'` makes JSON Lines of an array, and input.format=jsonl reads lines of this name"
@@ -38,7 +40,7 @@ def json_values(data: bytes) -> Iterator[Any]:
     try:
         text, place = data.decode("utf-8-sig"), 0
         while begin := _VALUE.search(text, place):
-            value, place = json.JSONDecoder().raw_decode(text, begin.start())
+            value, place = _DECODER.raw_decode(text, begin.start())
             items = (
                 next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else value
             )

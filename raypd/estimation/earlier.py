@@ -14,6 +14,7 @@ from raypd.errors import ConfigError
 from raypd.estimation import bootstrap, sampling
 from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.run import layout, records
+from raypd.run.left_out import describe
 from raypd.run.text import counted
 from raypd.tasks.base import SECOND
 
@@ -64,7 +65,10 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> records.Estima
     if options.documents:
         total = bootstrap.exact(options.documents)
     else:
-        total = sampling.scan(config).documents
+        corpus = sampling.scan(config)
+        total = corpus.documents
+        if corpus.left_out:
+            notes.append(describe(corpus.left_out))
     result = assemble(config, options, total, [speed], [], _overhead(bills), notes)
     models = config.model, config.cascade.model
     counts: list[tuple[str, records.Counts]] = [

@@ -32,6 +32,7 @@ from raypd.estimation.views import show_estimate
 from raypd.run import layout, records
 from raypd.run.console import Interrupted
 from raypd.run.layout import output_folder
+from raypd.run.left_out import describe
 from raypd.run.records import Estimate, RecordError, RunRecord
 from raypd.run.text import counted
 
@@ -251,6 +252,8 @@ def _corpus_mean(sample: CorpusSample, done: _Done, values: Sequence[float]) -> 
 def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[str]:
     scan = sample.scan
     notes = []
+    if scan.left_out:
+        notes.append(describe(scan.left_out))
     if config.model.is_fake:
         notes.append("model: fake. These figures are made up: no model read the documents")
     if len(sample.documents) < _FEW:
@@ -281,7 +284,10 @@ def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
     if options.documents is not None:
         total = bootstrap.exact(options.documents)
     elif config is not None:
-        total = sampling.scan(config).documents
+        corpus = sampling.scan(config)
+        total = corpus.documents
+        if corpus.left_out:
+            notes.append(describe(corpus.left_out))
     elif options.model is not None:
         total = bootstrap.exact(_MILLION)
         notes.append("of a million documents; --documents says how many there are")

@@ -16,6 +16,7 @@ from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
 from raypd.estimation import bootstrap
+from raypd.run.records import LeftOutFiles
 from raypd.run.text import counted
 from raypd.run.unit import Unit
 from raypd.tasks.base import Document
@@ -45,6 +46,7 @@ class Scan:
     scanned: list[ScannedDocument]
     documents: bootstrap.Array  # of the whole corpus, counted or estimated
     units_planned: int
+    left_out: list[LeftOutFiles]  # files of the input that are not read
 
     @property
     def whole(self) -> bool:
@@ -137,7 +139,7 @@ def scan(config: RunConfig) -> Scan:
         documents = (
             bootstrap.ratio(counts, [unit.bytes for unit in chosen], rng, plan.units) * plan.bytes
         )
-    return Scan(chosen, counts, scanned, documents, plan.units)
+    return Scan(chosen, counts, scanned, documents, plan.units, plan.left_out)
 
 
 def equal_distances(count: int, population: int) -> list[int]:

@@ -18,6 +18,7 @@ from raypd.nights import changes, delta, schema_change, table
 from raypd.nights.changes import Input
 from raypd.run import console, layout, manifest, read, records
 from raypd.run.lease import RunLease, held
+from raypd.run.left_out import describe
 from raypd.run.text import counted, iso
 from raypd.run.unreadable import Unreadable
 from raypd.verify.scratch import Scratch, quoted
@@ -129,8 +130,8 @@ class NightRun:
         state = self.state
         scratch = self.scratch
         plan = planner.plan(self.config)
-        if plan.passed_over:
-            console.say(plan.passed_over)
+        if plan.left_out:
+            console.say(describe(plan.left_out))
         if self.full or state is None:
             index = []
         else:

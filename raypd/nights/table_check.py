@@ -26,7 +26,7 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
     result.delta = delta.difference(root, files)
     plan = planner.plan(config)
     result.units = plan.units
-    result.passed_over = plan.passed_over
+    result.left_out = plan.left_out
     with Scratch(input=INPUT, damaged=changes.DAMAGED, output=OUTPUT) as scratch:
 
         def read_input(ordinal: int, unit: Unit) -> None:

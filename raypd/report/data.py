@@ -17,6 +17,7 @@ from raypd.report.ledger import read_bill
 from raypd.report.sample import read_sample
 from raypd.report.units import CommittedUnit, Units, read_units, unit_objects
 from raypd.run import layout, lease, read
+from raypd.run.left_out import describe
 from raypd.run.load import NoRun, load_record
 from raypd.run.records import Estimate, Manifest, NightState, PlanTotals
 from raypd.run.training import TrainingRecord
@@ -62,6 +63,7 @@ class RunFiles:
         self.unreadable = max(
             self.plan.damaged if self.plan else 0, done.units_unreadable if done else 0
         )
+        self.left_out = "" if done is None else describe(done.left_out)
 
     def sessions_of(self, units: Units, runs: Sequence[str] | None = None) -> list[ReportSession]:
         """Oldest first, each with its units, as far as known, and its cost. runs: None: all."""

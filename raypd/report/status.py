@@ -127,6 +127,8 @@ class Watch:
                 f"{unreadable} of the input cannot be read: their documents are not in these "
                 "figures"
             )
+        if files.left_out:
+            status.notes.append(files.left_out)
         if table:
             extracted = counted(documents, "document")
             status.notes.append(

@@ -11,7 +11,15 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
 from raypd.run import layout, read, records
-from raypd.run.records import Manifest, RecordError, RunCost, RunRecord, SessionTotals, UnitSummary
+from raypd.run.records import (
+    LeftOutFiles,
+    Manifest,
+    RecordError,
+    RunCost,
+    RunRecord,
+    SessionTotals,
+    UnitSummary,
+)
 from raypd.run.text import iso
 from raypd.run.unreadable import Unreadable
 
@@ -139,9 +147,18 @@ def make(
     units: Sequence[UnitSummary],
     unreadable: Unreadable,
     cost: RunCost | None,
+    left_out: Sequence[LeftOutFiles] = (),
 ) -> Manifest:
-    """Adds up the committed units and the sessions of a run. cost: of all sessions; None where no
-    ledger ran.
+    """Add up the committed units and the sessions of a run.
+
+    Args:
+        config: The run's configuration.
+        output: The run's folder.
+        units_planned: How many units the plan has.
+        units: The summaries of the committed units.
+        unreadable: Units of the input that cannot be read.
+        cost: The bill of all sessions; None where no ledger ran.
+        left_out: Files of the input that are not read.
     """
     sessions = []
     for session in read.sessions([output]):
@@ -176,6 +193,7 @@ def make(
         ended=sessions[-1].ended if sessions else None,
         sessions=sessions,
         unreadable=[*unreadable.files.values()],
+        left_out=[*left_out],
         versions=versions(),
         config=config.model_dump(mode="json"),
     )

@@ -79,6 +79,15 @@ class RunRecord:
 
 
 @dataclass
+class LeftOutFiles:
+    """Files of the input that are not read, all for one reason."""
+
+    reason: str  # completes the sentence "3 files ..."
+    files: int
+    examples: list[str] = field(default_factory=list)  # the first names
+
+
+@dataclass
 class PlanTotals:
     """plan/plan.json."""
 
@@ -97,6 +106,7 @@ class PlanTotals:
     cut: dict[str, Any] = field(default_factory=dict)
     version: int | None = None  # of a Delta or Iceberg table
     fingerprint: str = ""  # of the run; "": of a night or a retry
+    empty: LeftOutFiles | None = None  # objects without a document, which are in no unit
 
 
 @dataclass
@@ -376,6 +386,7 @@ class Manifest:
     ended: str | None = None
     sessions: list[SessionTotals] = field(default_factory=list)
     unreadable: list[UnreadableUnit] = field(default_factory=list)  # the first hundred
+    left_out: list[LeftOutFiles] = field(default_factory=list)  # files that were not read at all
     versions: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     output: str = ""

@@ -29,6 +29,7 @@ class Part:
     exact: bool = True
     bytes: int = 0  # that the range takes of the object as stored
     line: int = 1  # of CSV: on which the range begins, from 1
+    encoding: str | None = None  # of CSV: as planning has detected it; None: as configured
 
     @property
     def rows(self) -> int | None:
@@ -90,5 +91,8 @@ def make_unit(parts: Sequence[Part], fingerprint: str, damaged: str | None = Non
     first = parts[0]
     keys = [fingerprint] + ["\0".join([p.name, p.version, str(p.start), str(p.end)]) for p in parts]
     digest = hashlib.sha256("\0\0".join(keys).encode()).hexdigest()[:16]
-    prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", first.name)[-48:].strip("-.")
+    prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", first.name)[-48:]
+    # The unit's object is named after its id, and readers of tables skip names that begin with _
+    # or a dot.
+    prefix = prefix.lstrip("-._").rstrip("-.")
     return Unit(f"{prefix}-{first.start:012d}-{digest}", tuple(parts), damaged)

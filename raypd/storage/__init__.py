@@ -17,6 +17,7 @@ from raypd.storage.common import (
     SINCE_PLANNED,
     Changed,
     Object,
+    OnHidden,
     StorageError,
     Unavailable,
     literal,
@@ -32,6 +33,7 @@ __all__ = [
     "Backend",
     "Changed",
     "Object",
+    "OnHidden",
     "Storage",
     "StorageError",
     "Unavailable",
@@ -120,9 +122,9 @@ def join(root: str, *parts: str) -> str:
     return backend(root).join(root, *parts)
 
 
-def find(path: str) -> Iterator[Object]:
+def find(path: str, on_hidden: OnHidden | None = None) -> Iterator[Object]:
     """See `Backend.find`."""
-    return backend(path).find(path)
+    return backend(path).find(path, on_hidden)
 
 
 def walk(folder: str) -> Iterator[Object]:

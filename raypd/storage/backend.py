@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, ClassVar
 
 from raypd.config import StorageConfig
-from raypd.storage.common import Object
+from raypd.storage.common import Object, OnHidden
 
 
 class Backend(ABC):
@@ -44,11 +44,17 @@ class Backend(ABC):
     # ------------------------------------------------------------------------
 
     @abstractmethod
-    def find(self, path: str) -> Iterator[Object]:
+    def find(self, path: str, on_hidden: OnHidden | None = None) -> Iterator[Object]:
         """Yield the files that a path, folder or glob stands for, ordered by name.
 
-        Hidden files are left out: those with a part of their name below the folder that begins
-        with `.` or `_`. In a glob, `*`, `?` and `[ab]` stop at `/`; `**` as a whole part does not.
+        In a glob, `*`, `?` and `[ab]` stop at `/`; `**` as a whole part does not. The text before
+        the first of these narrows the listing.
+
+        Args:
+            path: A file, a folder or a glob.
+            on_hidden: Called with every hidden file: a part of its name below the folder begins
+                with `.` or `_` (a folder `_key=value` is a partition and not hidden). The file is
+                yielded if the call returns True. None leaves all hidden files out.
 
         Raises:
             InputError: If nothing matches or access is denied.

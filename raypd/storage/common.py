@@ -3,7 +3,7 @@
 import errno
 import fnmatch
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
 from raypd.errors import RunError
@@ -49,6 +49,11 @@ class Object:
     stamp: str
 
 
+# Called with each hidden file that a listing meets; the listing yields the file if the call returns
+# True, and skips it otherwise.
+OnHidden = Callable[[Object], bool]
+
+
 class StorageError(OSError, RunError):
     """The storage refused a request or gave an answer that cannot be used."""
 
@@ -89,20 +94,47 @@ def literal(glob: str) -> str:
     return re.split(r"[*?[]", glob, maxsplit=1)[0]
 
 
-def choose(items: Iterable[Object], glob: str | None) -> Generator[Object, None, bool | None]:
-    """Yield the listed files that a glob matches, without hidden ones.
+def is_hidden(name: str) -> bool:
+    """Return whether a file or one of its folders has a name that begins with . or _.
+
+    As in Spark, a folder `_key=value` is a partition and not hidden.
+
+    Args:
+        name: The file's path below the folder that was listed.
+    """
+    *folders, file = name.split("/")
+    if file.startswith((".", "_")):
+        return True
+    for folder in folders:
+        if folder.startswith(".") or (folder.startswith("_") and "=" not in folder):
+            return True
+    return False
+
+
+def choose(
+    items: Iterable[Object], glob: str | None, on_hidden: OnHidden | None = None
+) -> Generator[Object, None, bool | None]:
+    """Yield the listed files that a glob matches, without the hidden ones.
+
+    Args:
+        items: The files of a listing.
+        glob: None matches every file.
+        on_hidden: Is called with every hidden file that matches, and may have it yielded.
 
     Returns:
-        None if a file was yielded; otherwise whether any file was listed at all.
+        None where a file was yielded, else whether any file was listed.
     """
     matcher = pattern(glob) if glob is not None else None
-    listed = matched = False
+    listed = False
+    matched = False
     for item in items:
         listed = True
-        hidden = any(part.startswith((".", "_")) for part in item.name.split("/"))
-        if not hidden and (matcher is None or matcher.fullmatch(item.path)):
-            matched = True
-            yield item
+        if matcher is not None and not matcher.fullmatch(item.path):
+            continue
+        if is_hidden(item.name) and (on_hidden is None or not on_hidden(item)):
+            continue
+        matched = True
+        yield item
     return None if matched else listed
 
 

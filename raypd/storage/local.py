@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from raypd.errors import InputError, did_you_mean
 from raypd.storage.backend import Backend
-from raypd.storage.common import Changed, Object, StorageError, choose, literal
+from raypd.storage.common import Changed, Object, OnHidden, StorageError, choose, literal
 
 # A larger file is identified by size and modification time, because every worker would have to read
 # all of it to compute a hash.
@@ -46,18 +46,18 @@ class Local(Backend):
     def join(self, root: str, *parts: str) -> str:
         return os.path.join(root, *parts)
 
-    def find(self, path: str) -> Iterator[Object]:
+    def find(self, path: str, on_hidden: OnHidden | None = None) -> Iterator[Object]:
         target = local_path(path)
         if target.is_file():
             yield _object(target, target.parent)
         elif target.is_dir():
-            yield from _find_below(path, target)
+            yield from _find_below(path, target, on_hidden)
         elif literal(str(target)) == str(target):
             if os.path.lexists(target):
                 raise InputError(f"{path}: {_not_a_file(target)}")
             raise InputError(f"{path}: no such file or folder{_did_you_mean(target)}")
         else:
-            yield from _find_glob(path, str(target))
+            yield from _find_glob(path, str(target), on_hidden)
 
     def walk(self, folder: str) -> Iterator[Object]:
         for item in _objects(local_path(folder)):
@@ -200,8 +200,8 @@ def _sha256(path: Path, inode: int, size: int, mtime_ns: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _find_below(path: str, folder: Path) -> Iterator[Object]:
-    listed = yield from choose(_objects(folder, include_special=True), None)
+def _find_below(path: str, folder: Path, on_hidden: OnHidden | None) -> Iterator[Object]:
+    listed = yield from choose(_objects(folder, include_special=True), None, on_hidden)
     if listed is None:
         return
     if listed:
@@ -211,9 +211,9 @@ def _find_below(path: str, folder: Path) -> Iterator[Object]:
     raise InputError(f"{path}: the folder holds {content}")
 
 
-def _find_glob(path: str, glob: str) -> Iterator[Object]:
+def _find_glob(path: str, glob: str, on_hidden: OnHidden | None) -> Iterator[Object]:
     root = Path(os.path.dirname(literal(glob)))
-    listed = yield from choose(_objects(root, include_special=True), glob)
+    listed = yield from choose(_objects(root, include_special=True), glob, on_hidden)
     if listed is not None:
         raise InputError(f"{path}: no file matches{_missing(root)}")
 

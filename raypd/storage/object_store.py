@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, cast
 
 from raypd.errors import InputError, did_you_mean
 from raypd.storage.backend import Backend
-from raypd.storage.common import Object, StorageError, Unavailable, choose, literal
+from raypd.storage.common import Object, OnHidden, StorageError, Unavailable, choose, literal
 from raypd.storage.range_reader import RangeReader
 
 _BUFFER_BYTES = 1 << 20
@@ -37,7 +37,7 @@ class ObjectStore(Backend):
     def level(self, folder: str) -> Iterator[tuple[list[str], list[str]]]:
         """Yield pages of the names directly in a folder: of folders, and of objects."""
 
-    def find(self, path: str) -> Iterator[Object]:
+    def find(self, path: str, on_hidden: OnHidden | None = None) -> Iterator[Object]:
         try:
             if not path.endswith("/"):
                 single = self.single(path)
@@ -47,16 +47,16 @@ class ObjectStore(Backend):
             # What stands before the first special character of a glob narrows the listing.
             prefix = literal(path)
             if prefix == path:
-                yield from self._find_below(path)
+                yield from self._find_below(path, on_hidden)
             else:
-                yield from self._find_glob(path, prefix)
+                yield from self._find_glob(path, prefix, on_hidden)
         except Unavailable:
             raise
         except (StorageError, FileNotFoundError) as error:
             raise InputError(str(error)) from None
 
-    def _find_below(self, path: str) -> Iterator[Object]:
-        listed = yield from choose(self.objects(path.rstrip("/") + "/"), None)
+    def _find_below(self, path: str, on_hidden: OnHidden | None) -> Iterator[Object]:
+        listed = yield from choose(self.objects(path.rstrip("/") + "/"), None, on_hidden)
         if listed is None:
             return
         if listed:
@@ -66,8 +66,8 @@ class ObjectStore(Backend):
         hint = self._did_you_mean(path.rstrip("/"))
         raise InputError(f"{path}: no such object, and none under it{hint}")
 
-    def _find_glob(self, glob: str, prefix: str) -> Iterator[Object]:
-        listed = yield from choose(self.objects(prefix), glob)
+    def _find_glob(self, glob: str, prefix: str, on_hidden: OnHidden | None) -> Iterator[Object]:
+        listed = yield from choose(self.objects(prefix), glob, on_hidden)
         if listed is None:
             return
         has_key = any(prefix.split("/", 3)[3:])

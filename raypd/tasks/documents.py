@@ -1,13 +1,13 @@
 """What a document says to a task before any tokenizer: its category, its text, its conversation."""
 
 import contextlib
-import json
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from raypd.config import ExtractionConfig, GenerationConfig, InputConfig, RunConfig
 from raypd.tasks.base import Document
+from raypd.tasks.missing import parse_json
 
 _ROLES = ("system", "user", "assistant")
 
@@ -112,7 +112,7 @@ def unpacked(value: Any) -> Any:
     """
     if isinstance(value, str):
         with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(value)
+            return parse_json(value)
     return value
 
 

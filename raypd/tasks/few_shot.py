@@ -14,6 +14,7 @@ from raypd.tasks.base import Document
 from raypd.tasks.columns import value_in
 from raypd.tasks.documents import category_of, text_of, words_of
 from raypd.tasks.labels import labels_of
+from raypd.tasks.missing import parse_json
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
@@ -46,7 +47,7 @@ def _rows(path: str, key: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             with raised_as(ConfigError, f"{path}:{number}: not JSON", ValueError):
-                yield f"{path}:{number}", json.loads(line)
+                yield f"{path}:{number}", parse_json(line)
 
 
 def _solved(question: dict[str, Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from raypd.run import left_out
 from raypd.run.text import counted, one_line
 from raypd.verify import dead_letters
 from raypd.verify.verification import Finding, Verification
@@ -52,8 +53,8 @@ def describe(result: Verification) -> str:
             "(source and row tell them apart):"
         )
         out += _indented(repeated.examples)
-    if result.passed_over:
-        out.append(f"note: {result.passed_over}")
+    if result.left_out:
+        out.append(f"note: {left_out.describe(result.left_out)}")
     return "\n".join([*out, _verdict(result)])
 
 
@@ -63,7 +64,14 @@ def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN) -> list[str]:
 
 def _verdict(result: Verification) -> str:
     if result.passed:
-        return "ok: every document of the input stands in the output exactly once"
+        files = "the input"
+        remark = ""
+        # An empty file has no document that could be missing.
+        unread = [group for group in result.left_out if group.reason != left_out.EMPTY]
+        if unread:
+            files = "the files that are read"
+            remark = f"; {counted(left_out.total(unread), 'file')} of the input left out, see above"
+        return f"ok: every document of {files} stands in the output exactly once{remark}"
     missing = result.missing.documents or result.missing.units or result.delta
     damaged_input = result.damaged_input.units and not result.damaged_allowed
     advice = {

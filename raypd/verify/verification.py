@@ -13,6 +13,7 @@ from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged, InputError
+from raypd.run.records import LeftOutFiles
 from raypd.run.unit import Unit
 from raypd.storage import SINCE_PLANNED
 from raypd.tasks.base import Document
@@ -81,7 +82,8 @@ class Verification:
     repeated_ids: Finding = field(default_factory=Finding)
     damaged_input: Finding = field(default_factory=Finding)  # unreadable, and without an object
     damaged_allowed: bool = False  # by input.on_damaged: skip
-    passed_over: str = ""  # files that raypd does not read
+    # Files of the input that raypd does not read.
+    left_out: list[LeftOutFiles] = field(default_factory=list)
     delta: str = ""  # how the Delta table differs from the list of objects
 
     @property
@@ -147,7 +149,7 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
             return unit.id, _add_object(scratch, unit.id, path, config, len(documents))
 
         plan = planner.plan(config, output)
-        result.passed_over = plan.passed_over
+        result.left_out = plan.left_out
         faults = dict(storage.in_threads(add, plan, threads))
         result.units = len(faults)
         for unit in plan.damaged():

@@ -168,7 +168,7 @@ LONG = "a long text of a letter to the shop"
             ["Title", "title"],
             "auto",
         ),
-        ({"a.csv": f"id, note\n1,{LONG}\n"}, [" note"], "auto"),
+        ({"a.csv": f"id, note\n1,{LONG}\n"}, ["note"], "auto"),
         ({"a.txt.gz": LONG}, ["text"], "files"),
         ({"a.csv": f"id;body\n1;{LONG}\n"}, ["body"], "auto"),
         (

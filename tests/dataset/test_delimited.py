@@ -9,13 +9,15 @@ import itertools
 import tracemalloc
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from raypd.dataset import split
+from raypd.dataset import delimited, split
 from raypd.dataset.jsonl import BOM, lines, lines_of_range
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
@@ -46,7 +48,7 @@ BAD = b"""id,title,note
 8,"opened\n9,swallowed,x\n10,"closed",x
 11,"5"" wide",5" tall
 """
-ENCODING = "; input.encoding can be another, such as cp1252"
+ENCODING = "; input.encoding can be another, such as cp1252, or auto to detect it"
 ENDLESS = b'id,title\n1,fine\n2,"never ends\n' + b"3,x\n" * 100
 UNREADABLE = {
     "twice.csv": (
@@ -358,3 +360,192 @@ def test_rows_are_cut_without_gap_and_within_the_limits(groups: list, rows: int,
     for start, end in cut:
         assert 1 <= end - start <= rows
         assert end - start == 1 or sum(each[start:end]) <= size + 1e-6
+
+
+@pytest.mark.parametrize("mark", ["sep=;", "SEP=;", '"sep=;"', "\ufeffsep=;"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "cp1252"])
+@pytest.mark.parametrize("line_end", ["\r\n", "\n", "\r"])
+def test_the_first_line_of_excel_names_the_delimiter(
+    tmp_path, config, mark, encoding, line_end
+) -> None:
+    lines = [mark, "id;title", "s0;Bose, black", "s1;größe"]
+    text = "".join(line + line_end for line in lines)
+    if encoding != "utf-8":
+        text = text.removeprefix("\ufeff")
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode(encoding))
+    documents = read_all(config(str(path), encoding=encoding, unit_documents=1))
+    assert [(d.id, d.fields["title"]) for d in documents] == [
+        ("s0", "Bose, black"),
+        ("s1", "größe"),
+    ]
+    # Offsets in UTF-16 are those of the text as UTF-8.
+    as_read = text.encode("utf-8" if encoding == "utf-16" else encoding)
+    assert [as_read[d.place :][:2] for d in documents] == [b"s0", b"s1"]
+
+
+def test_a_delimiter_that_excel_names_may_be_any_and_a_column_may_be_called_sep(
+    tmp_path, config
+) -> None:
+    for name, text in (
+        ("caret.csv", "sep=^\nid^title\n1^a,b\n"),
+        ("tab.csv", "sep=\t\nid\ttitle\n2\ta,b\n"),
+        ("comma.tsv", "sep=,\nid,title\n3,a\tb\n"),
+        ("column.csv", "sep=x,id,title\n,4,a\n"),
+    ):
+        (tmp_path / name).write_text(text)
+    documents = read_all(config(str(tmp_path)))
+    read = {d.source: (d.id, d.fields["title"]) for d in documents}
+    assert read == {
+        "caret.csv": ("1", "a,b"),
+        "tab.csv": ("2", "a,b"),
+        "comma.tsv": ("3", "a\tb"),
+        "column.csv": ("4", "a"),
+    }
+    # A label file is read in the same way.
+    cells = [cells for _, cells in delimited.table(str(tmp_path / "caret.csv"))]
+    assert cells == [{"id": "1", "title": "a,b"}]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "mac_roman", "utf-16", "cp500"])
+@pytest.mark.parametrize("compression", ["", ".gz"])
+def test_a_file_whose_lines_end_in_carriage_returns_alone_is_read(
+    tmp_path, config, encoding, compression
+) -> None:
+    rows = [(str(number), f"größe {number}") for number in range(50)]
+    # Excel for the Mac writes a line feed within a cell.
+    rows[7] = ("7", "two\nlines")
+    rows[8] = ("8", "two\rlines")
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\r", quoting=csv.QUOTE_ALL)
+    writer.writerows([("id", "title"), *rows])
+    data = text.getvalue().encode(encoding)
+    path = tmp_path / f"a.csv{compression}"
+    path.write_bytes(gzip.compress(data) if compression else data)
+    setting = "utf-8" if encoding == "utf-8-sig" else encoding
+    run = config(str(path), encoding=setting, unit_documents=7)
+    planned = plan(run, str(tmp_path / "out"))
+    assert planned.documents == 50
+    assert planned.units >= 8
+    documents = [d for unit in planned for d in read_unit(unit, run)]
+    assert [(d.id, d.fields.get("title"), d.error) for d in documents] == [
+        (id, title, None) for id, title in rows
+    ]
+
+
+def test_a_carriage_return_within_a_line_is_no_line_end(tmp_path, config) -> None:
+    (tmp_path / "a.csv").write_bytes(b'id,title,"no\rte"\n1,"a\rb",x\n2,c,x\n')
+    (tmp_path / "b.csv").write_bytes(b"id,title\r\n3,d\r\n")
+    documents = read_all(config(str(tmp_path)))
+    assert [(d.id, d.fields["title"]) for d in documents] == [
+        ("1", "a\rb"),
+        ("2", "c"),
+        ("3", "d"),
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json", "parquet", "arrow"])
+def test_white_space_around_the_names_of_columns_does_not_count(tmp_path, config, suffix) -> None:
+    frame = pd.DataFrame({" id ": ["1"], "\u00a0title": ["x"], "note\t": ["n"]})
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "csv":
+        frame.to_csv(path, index=False)
+    elif suffix == "parquet":
+        frame.to_parquet(path)
+    elif suffix == "arrow":
+        table = pa.Table.from_pandas(frame)
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
+            file.write_table(table)
+    else:
+        frame.to_json(path, orient="records", lines=suffix == "jsonl")
+    # Spaces in the configuration do not count either.
+    run = config(str(path), text_columns=["title ", "note"], id_column="id")
+    (document,) = read_all(run)
+    assert document.id == "1"
+    assert document.fields["title"] == "x"
+    assert document.fields["note"] == "n"
+
+
+def test_of_two_columns_whose_names_differ_in_white_space_none_is_guessed(tmp_path, config) -> None:
+    (tmp_path / "a.csv").write_text("id,title,title \n1,a,b\n")
+    with pytest.raises(InputError, match="2 columns are called 'title'"):
+        plan(config(str(tmp_path / "a.csv")))
+    # A name that is exactly that of the configuration comes first.
+    (tmp_path / "b.jsonl").write_text('{"title ": "other", "title": "x", " title": "other"}\n')
+    rows = pa.table({"title ": ["other"], "title": ["x"], " title": ["other"]})
+    pq.write_table(rows, tmp_path / "c.parquet")
+    for name in ("b.jsonl", "c.parquet"):
+        (document,) = read_all(config(str(tmp_path / name), id_column=None))
+        assert document.fields["title"] == "x"
+
+
+# ruff: noqa: RUF001 -- letters of other alphabets are the point
+TEXTS = {
+    "cp1252": [
+        "Größe und Überzug für die Jacke, schön weiß",
+        "Écran très lumineux, idéal pour l'été; reçu à Noël",
+        "El niño comió una manzana; ¿qué tal? Corazón",
+        "größe",
+    ],
+    "cp1250": ["Zażółć gęślą jaźń, kurtka męska czarna", "Příliš žluťoučký kůň úpěl ďábelské ódy"],
+    "cp1251": ["Наушники беспроводные черного цвета, отличное качество звука"],
+    "koi8_r": ["Наушники беспроводные черного цвета, отличное качество звука"],
+    "cp1253": ["Ακουστικά ασύρματα σε μαύρο χρώμα, εξαιρετική ποιότητα ήχου"],
+    "cp1254": ["Kablosuz kulaklık siyah renk, mükemmel ses kalitesi, şık görünüş, ağırlığı düşük"],
+    "cp932": ["ワイヤレスヘッドホン、黒色、素晴らしい音質です。"],
+    "gb18030": ["无线耳机，黑色，音质非常好，价格便宜，适合运动。"],
+    "cp949": ["무선 헤드폰, 검은색, 음질이 매우 좋습니다."],
+    "mac_roman": ["Größe und Überzug für die Jacke, schön weiß"],
+    "utf-8": ["Größe ワイヤレス ağırlığı"],
+    "utf-16": ["Größe ワイヤレス ağırlığı"],
+    "utf-16-le": ["size, then größe"],
+    "utf-16-be": ["size, then größe"],
+    "utf-32": ["Größe ワイヤレス"],
+}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "txt", "html"])
+def test_the_encoding_of_each_file_is_detected(tmp_path, config, suffix) -> None:
+    expected = {}
+    (tmp_path / "in").mkdir()
+    for encoding, texts_of_encoding in TEXTS.items():
+        for number, text in enumerate(texts_of_encoding):
+            name = f"{encoding}-{number}.{suffix}"
+            expected[name] = text
+            content = text
+            if suffix == "csv":
+                content = f'id;title\n1;plain\n2;"{text}"\n'
+            (tmp_path / "in" / name).write_bytes(content.encode(encoding))
+    if suffix == "csv":
+        run = config(str(tmp_path / "in"), encoding="auto")
+        read = {d.source: d.fields.get("title") for d in read_all(run) if d.id == "2"}
+    else:
+        run = config(str(tmp_path / "in"), encoding="auto", format="files", text_columns=["text"])
+        read = {d.source: d.fields.get("text") for d in read_all(run)}
+    assert read == expected
+
+
+def test_the_charset_that_a_page_declares_comes_before_a_guess(tmp_path, config) -> None:
+    page = '<meta charset="iso-8859-5"><p>Цена 5</p>'
+    (tmp_path / "a.html").write_bytes(page.encode("iso-8859-5"))
+    run = config(str(tmp_path / "a.html"), encoding="auto", text_columns=["text"])
+    assert [d.fields["text"] for d in read_all(run)] == ["Цена 5"]
+
+
+def test_damaged_utf8_is_not_taken_for_another_encoding(tmp_path, config) -> None:
+    lines = b"".join(b"%d,gr\xc3\xb6\xc3\x9fe\n" % number for number in range(20))
+    (tmp_path / "a.csv").write_bytes(b"id,title\n" + lines + b"20,\xff\n")
+    *fine, bad = read_all(config(str(tmp_path / "a.csv"), encoding="auto"))
+    assert {d.fields["title"] for d in fine} == {"größe"}
+    assert "not UTF-8" in (bad.error or "")
+
+
+def test_a_detected_encoding_is_kept_in_the_plan(tmp_path, config, monkeypatch) -> None:
+    path = tmp_path / "in" / "a.csv"
+    path.parent.mkdir()
+    path.write_bytes("id,title\n1,größe\n2,x\n".encode("cp1252"))
+    run = config(str(tmp_path / "in"), encoding="auto", unit_documents=1)
+    plan(run, str(tmp_path / "out")).keep(str(tmp_path / "out"))
+    monkeypatch.setattr("raypd.dataset.encodings.detect", None)
+    units = [*plan(run, str(tmp_path / "out"))]
+    assert [read_unit(unit, run)[0].fields["title"] for unit in units] == ["größe", "x"]
