@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 from raypd import storage
 from raypd.config import InputConfig
 from raypd.dataset import encodings
-from raypd.dataset.jsonl import BOM, line_limit, open_lines
+from raypd.dataset.jsonl import BLANK_LIMIT, BOM, line_limit, open_lines, too_many_blanks
 from raypd.errors import InputError, raised_as
 from raypd.run.text import counted
 from raypd.run.unit import Part
@@ -185,6 +185,7 @@ def _records(
         if offset == 0 and layout.declared:
             next(text, None)
         reader = csv.reader(text, delimiter=layout.delimiter, strict=True)
+        blank_bytes = 0
         while True:
             text.begin_record()
             offset, line = text.offset, text.line
@@ -206,6 +207,11 @@ def _records(
                 text.error = text.error or f"not {part.format.upper()}: {error}{lines}"
             if fields or text.error is not None:
                 yield DelimitedRecord(offset, line, text.offset - offset, fields, text.error)
+                blank_bytes = 0
+            elif part.compression is not None:
+                blank_bytes += text.offset - offset
+                if blank_bytes > BLANK_LIMIT:
+                    raise too_many_blanks(BLANK_LIMIT)
 
 
 def _look_at_head(file: BinaryIO, layout: _Layout) -> None:

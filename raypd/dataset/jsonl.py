@@ -12,6 +12,7 @@ import pyarrow as pa
 import zstandard
 
 from raypd import storage
+from raypd.errors import InputError
 
 _SKIP = 1 << 20  # bytes at a time of a line that is passed over
 _FRAME_HEADER_BYTES = 18  # the most that the header of a zstd frame has
@@ -22,6 +23,9 @@ _COMPRESSED_BYTES = 1 << 12
 # Of a file that is cut or damaged, or cannot be reached.
 UNREADABLE = (EOFError, zlib.error, OSError)
 BOM = b"\xef\xbb\xbf"
+# Bytes of blank lines in a row in a compressed file, which stores a thousandth of them. It is not a
+# limit of time, because a slow store must not make a file unreadable.
+BLANK_LIMIT = 8 << 20
 
 
 def line_limit(max_document_bytes: int) -> int:
@@ -141,18 +145,46 @@ def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator
     yield from lines(file, limit, offset, end)
 
 
-def lines(file: BinaryIO, limit: int, offset: int = 0, end: int | None = None) -> Iterator[Line]:
+def packed_lines(file: BinaryIO, limit: int) -> Iterator[Line]:
+    """Yield `lines` of a compressed file.
+
+    Raises:
+        InputError: More than BLANK_LIMIT bytes of blank lines follow on each other.
+    """
+    return lines(file, limit, blank_limit=BLANK_LIMIT)
+
+
+def too_many_blanks(blank_limit: int) -> InputError:
+    return InputError(f"more than {blank_limit} bytes of blank lines without a document")
+
+
+def lines(
+    file: BinaryIO,
+    limit: int,
+    offset: int = 0,
+    end: int | None = None,
+    blank_limit: int | None = None,
+) -> Iterator[Line]:
     """Lines that are not blank and begin before byte `end`; above `limit` bytes without text, so
     memory is bounded.
+
+    Raises:
+        InputError: More than `blank_limit` bytes of blank lines follow on each other.
     """
     number = 1
+    blank_bytes = 0
     while (end is None or offset < end) and (data := file.readline(limit + 2)):
         first, length = data, len(data)
         blank = not (data.removeprefix(BOM) if offset == 0 else data).strip()
         while not data.endswith(b"\n") and (data := file.readline(_SKIP)):
             length += len(data)
             blank = blank and not data.strip()
-        if not blank:
+        if blank:
+            blank_bytes += length
+            if blank_limit is not None and blank_bytes > blank_limit:
+                raise too_many_blanks(blank_limit)
+        else:
+            blank_bytes = 0
             complete = length == len(first) and len(first.rstrip(b"\r\n")) <= limit
             yield Line(number, offset, length, first if complete else None)
         offset += length

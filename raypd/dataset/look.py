@@ -18,7 +18,7 @@ from raypd import storage
 from raypd.config.data import ENDINGS, WHOLE, InputConfig
 from raypd.config.load import make_config
 from raypd.dataset import delimited, tables
-from raypd.dataset.jsonl import BOM, UNREADABLE, line_limit, lines, open_lines
+from raypd.dataset.jsonl import BOM, UNREADABLE, line_limit, lines, open_lines, packed_lines
 from raypd.dataset.listing import InputObject, objects, partition_keys
 from raypd.dataset.reader import arrow_batches
 from raypd.dataset.whole_files import whole_rows
@@ -190,7 +190,8 @@ def _rows(item: InputObject, source: InputConfig) -> Iterator[Row]:
     """
     if item.format == "jsonl":
         with open_lines(item.path, item.compression) as file:
-            for line in lines(file, line_limit(source.max_document_bytes)):
+            lines_of = lines if item.compression is None else packed_lines
+            for line in lines_of(file, line_limit(source.max_document_bytes)):
                 with contextlib.suppress(ValueError, RecursionError):
                     row = json.loads((line.data or b"").removeprefix(BOM))
                     yield row if isinstance(row, dict) else {}

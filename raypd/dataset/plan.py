@@ -7,7 +7,6 @@ could not be read).
 
 import contextlib
 import json
-import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -20,6 +19,7 @@ from raypd import storage
 from raypd.errors import RunError
 from raypd.run import layout, records
 from raypd.run.records import LeftOutFiles, PlanTotals
+from raypd.run.temporary import TemporaryFolder, temporary_space
 from raypd.run.unit import Part, Unit, make_unit
 
 _CHUNK_PARTS = 20_000  # parts of a chunk: some tens of megabytes while it is made or read
@@ -47,7 +47,7 @@ class Plan:
     """
 
     def __init__(
-        self, totals: PlanTotals, folder: str, spool: tempfile.TemporaryDirectory[str] | None = None
+        self, totals: PlanTotals, folder: str, spool: TemporaryFolder | None = None
     ) -> None:
         self.totals, self._folder, self._spool = totals, folder, spool  # spool: until it is stored
         self.units, self.documents, self.bytes = totals.units, totals.documents, totals.bytes
@@ -95,19 +95,26 @@ class Plan:
                 ) from None
 
     def keep(self, output: str) -> None:
-        """Stores the plan in the run's folder, for the sessions that come after. Raises OSError."""
-        if self._spool is None:
-            return
-        before = stored(output)
-        folder = storage.join(output, layout.PLAN, self.totals.id)
-        for number in range(self.totals.chunks):
-            storage.put(_chunk(folder, number), storage.read(_chunk(self._folder, number)))
-        records.write(storage.join(output, layout.PLAN_TOTALS), self.totals)
-        self._folder, self._spool = folder, None
-        if before is not None:
-            with contextlib.suppress(OSError):  # no right to delete is needed
-                for number in range(before.totals.chunks):
-                    storage.delete(_chunk(before._folder, number))
+        """Store the plan in the run's folder for later sessions, and delete all other plans there.
+
+        The caller holds the run, so that the other plans are those of earlier sessions, also of
+        killed ones.
+
+        Raises:
+            OSError: The plan cannot be stored.
+        """
+        if self._spool is not None:
+            folder = storage.join(output, layout.PLAN, self.totals.id)
+            for number in range(self.totals.chunks):
+                storage.put(_chunk(folder, number), storage.read(_chunk(self._folder, number)))
+            records.write(storage.join(output, layout.PLAN_TOTALS), self.totals)
+            self._folder = folder
+            self._spool = None
+        plans = storage.join(output, layout.PLAN)
+        with contextlib.suppress(OSError):  # no right to delete is needed
+            for name in storage.folders(plans):
+                if name != self.totals.id:
+                    storage.delete_folder(storage.join(plans, name))
 
 
 def stored(output: str) -> Plan | None:
@@ -151,7 +158,7 @@ class PlanWriter:
     """Takes units one by one and makes a plan of them, in a folder of its own on this machine."""
 
     def __init__(self) -> None:
-        self._spool = tempfile.TemporaryDirectory(prefix="raypd-plan-")
+        self._spool = TemporaryFolder("plan")
         self._waiting: list[Unit] = []
         self._parts = 0
         self._totals = PlanTotals(uuid.uuid4().hex[:12])
@@ -174,8 +181,9 @@ class PlanWriter:
         rows = [
             {**vars(unit), "parts": [vars(part) for part in unit.parts]} for unit in self._waiting
         ]
-        path = _chunk(self._spool.name, self._totals.chunks)
-        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), path, compression="zstd")
+        path = _chunk(self._spool.path, self._totals.chunks)
+        with temporary_space(OSError):
+            pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), path, compression="zstd")
         self._totals.chunks += 1
         self._waiting, self._parts = [], 0
 
@@ -187,4 +195,4 @@ class PlanWriter:
         if self._waiting:
             self._flush()
         totals = replace(self._totals, objects=objects, listing=listing, alone=alone, cut=cut)
-        return Plan(totals, self._spool.name, self._spool)
+        return Plan(totals, self._spool.path, self._spool)

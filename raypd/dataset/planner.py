@@ -24,6 +24,7 @@ from raypd.dataset.plan import alone as stored_alone
 from raypd.dataset.split import Columns, Inspected, inspect
 from raypd.errors import InputError, RunError, UserError
 from raypd.run.left_out import EMPTY, LeftOut
+from raypd.run.temporary import temporary_space
 from raypd.run.unit import Part, Unit, make_unit
 
 _THREADS = 32  # that look into objects at once: mostly they wait for storage
@@ -285,10 +286,12 @@ class Listing:
             f"0, {_COLUMNS});"
         )
         digest = hashlib.sha256()
-        self._base.executemany(
-            f"INSERT INTO now ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", digested(objects, digest)
-        )
-        self._base.execute("CREATE UNIQUE INDEX by_name ON now (name)")
+        with temporary_space(sqlite3.OperationalError):
+            self._base.executemany(
+                f"INSERT INTO now ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+                digested(objects, digest),
+            )
+            self._base.execute("CREATE UNIQUE INDEX by_name ON now (name)")
         # Of all that is known of each: with the same one nothing has changed.
         self.digest = digest.hexdigest()
         self.objects: int = self._base.execute("SELECT count(*) FROM now").fetchone()[0]
@@ -324,7 +327,8 @@ class Listing:
         return ", ".join(self._examples) + remainder
 
     def keep(self, name: str) -> None:
-        self._base.execute("UPDATE now SET kept = 1 WHERE name = ?", (name,))
+        with temporary_space(sqlite3.OperationalError):
+            self._base.execute("UPDATE now SET kept = 1 WHERE name = ?", (name,))
 
     def left(self) -> Iterator[InputObject]:
         """The objects that are not marked, in the order of the input."""

@@ -17,7 +17,15 @@ from raypd.config import InputConfig, RunConfig
 from raypd.config.data import WHOLE
 from raypd.config.schema import imported
 from raypd.dataset import delimited, encodings
-from raypd.dataset.jsonl import BOM, UNREADABLE, Line, line_limit, lines, lines_of_range, open_lines
+from raypd.dataset.jsonl import (
+    BOM,
+    UNREADABLE,
+    Line,
+    line_limit,
+    lines_of_range,
+    open_lines,
+    packed_lines,
+)
 from raypd.dataset.listing import partition_keys
 from raypd.dataset.text_files import (
     COLUMNS,
@@ -106,7 +114,7 @@ def _jsonl_lines(part: Part, source: InputConfig, needed: Needed) -> Iterator[Ro
         if part.compression is None:
             selected = lines_of_range(file, limit, part.start, part.end)
         else:
-            selected = itertools.islice(lines(file, limit), part.start, part.end)
+            selected = itertools.islice(packed_lines(file, limit), part.start, part.end)
         yield from (
             (line.offset, f"byte {line.offset}", partial(_parsed, line, source))
             for line in selected

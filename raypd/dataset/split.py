@@ -30,6 +30,7 @@ from raypd.dataset.jsonl import (
     line_limit,
     lines,
     open_lines,
+    packed_lines,
     window_bytes,
 )
 from raypd.dataset.listing import InputObject, partition_keys
@@ -328,7 +329,7 @@ def _compressed(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColu
 
     def lengths(file: BinaryIO) -> Iterator[tuple[int, int]]:
         nonlocal number
-        for line in lines(file, line_limit(config.input.max_document_bytes)):
+        for line in packed_lines(file, line_limit(config.input.max_document_bytes)):
             if len(sampled) < _SAMPLED_LINES and line.data is not None:
                 sampled.append(line.data)
             number = line.number

@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from python_calamine import CalamineError, CalamineWorkbook
-
 from raypd.dataset.jsonl import open_lines
+from raypd.dataset.parser_process import parse
 from raypd.errors import InputError, in_words
 from raypd.run.unit import Part
 from raypd.tasks.missing import json_constant
@@ -52,27 +51,16 @@ def json_values(data: bytes) -> Iterator[Any]:
 
 
 def sheet_rows(data: bytes) -> Iterator[dict[str, str | None]]:
-    """The rows of a workbook that have a value, as a CSV of the sheet has them; empty cells None.
+    """Yield the rows of a workbook's first sheet, as a CSV of the sheet has them.
 
-    Raises InputError.
+    An empty cell is None, and a row without a value is left out.
+
+    Raises:
+        InputError: The workbook cannot be read; the text says why.
     """
     try:
-        rows = CalamineWorkbook.from_filelike(io.BytesIO(data)).get_sheet_by_index(0).to_python()
-    except CalamineError as error:
-        raise InputError(f"no workbook that can be read: {error}") from None
-    # A title may stand above it.
-    head = next((n for n, row in enumerate(rows) if sum(map(bool, row)) > 1), 0)
-    names = [(_text(cell) or "").strip() for cell in rows[head]] if rows else []
-    if twice := next((name for n, name in enumerate(names) if name and name in names[:n]), None):
-        raise InputError(f"two columns are called {twice!r}")
-    for row in rows[head + 1 :]:
-        fields = {name: _text(cell) for name, cell in zip(names, row, strict=False) if name}
-        if any(fields.values()):
-            yield fields
-
-
-def _text(cell: Any) -> str | None:
-    """As text; a workbook has no whole numbers."""
-    if isinstance(cell, float) and cell.is_integer():
-        cell = int(cell)
-    return (str(cell).lower() if isinstance(cell, bool) else str(cell)) or None
+        lines = parse("excel", data)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    for line in io.BytesIO(lines):
+        yield json.loads(line)

@@ -20,6 +20,7 @@ from raypd.report import page
 from raypd.report.texts import marked, text_in
 from raypd.run.load import load_run
 from raypd.run.read import by_document, spread
+from raypd.run.text import is_formula
 from raypd.tasks.base import Document
 from raypd.tasks.columns import RowValue, record_of, record_row, row_values, value_row
 from raypd.tasks.documents import input_fields
@@ -32,6 +33,7 @@ LABELS = "labels.jsonl"
 COLUMNS = ("source", "row", "id", "category", "attribute", "value", "correct", "confidence")
 _UNITS = 100  # that are read, evenly spread
 _SURE = 1.0  # of a document without confidences
+_ROW_DIGITS = 19  # of the largest number of 64 bits
 Place = tuple[str, int]  # source and place in it, of a document
 
 
@@ -99,6 +101,7 @@ def apply(
     categories = config.extraction.categories
     named: dict[Place, dict[str, Any]] = {}
     of_category: dict[Place, str] = {}
+    first_lines: dict[tuple[Place, str], tuple[int, str]] = {}  # a value -> its line, its cell
     for line, row in _rows(file):
         place = (row["source"], int(row["row"]))
         category = row["category"]
@@ -110,7 +113,20 @@ def apply(
             raise InputError(
                 f"{file}:{line}: {row['attribute']!r} is no attribute of {category!r} in this run"
             )
-        of_category[place] = category
+        if of_category.setdefault(place, category) != category:
+            raise InputError(
+                f"{file}:{line}: {row['source']}, row {row['row']}, is of another category on an "
+                "earlier line; delete one of these lines"
+            )
+        first_line, first_cell = first_lines.setdefault(
+            (place, row["attribute"]), (line, row["correct"])
+        )
+        if row["correct"] != first_cell:
+            raise InputError(
+                f"{file}:{line}: {row['attribute']!r} of {row['source']}, row {row['row']}, is "
+                f"{row['correct']!r} here and {first_cell!r} on line {first_line}; delete one of "
+                "these lines"
+            )
         with raised_as(InputError, f"{file}:{line}", ValueError):
             named.setdefault(place, {})[row["attribute"]] = typed(
                 attributes[row["attribute"]], row["correct"]
@@ -214,10 +230,13 @@ def _table(documents: Sequence[ReviewDocument]) -> str:
 
 
 def harmless(cell: str) -> str:
-    """A cell that a spreadsheet does not run: with a quote before it where it begins as a formula,
-    or with a quote.
+    """Return a cell that a spreadsheet does not run, with a quote before it where it may be taken
+    for a formula. A cell that begins with a quote gets another one, so that the first quote of a
+    cell never belongs to its text.
     """
-    return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "'") else cell
+    if is_formula(cell) or cell[:1] in ("+", "-", "'"):
+        return f"'{cell}"
+    return cell
 
 
 def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
@@ -228,8 +247,8 @@ def _rows(file: str) -> list[tuple[int, dict[str, str]]]:
             raise InputError(
                 f"{file}:1: no column {', '.join(sorted(missing))}; give a file of `raypd review`"
             )
-        if not row["row"].isdecimal():
-            raise InputError(f"{file}:{line}: not a line of `raypd review`")
+        if not row["row"].isdecimal() or len(row["row"]) > _ROW_DIGITS:
+            raise InputError(f"{file}:{line}: not a line of `raypd review`: its row is no number")
         rows.append((line, {name: cell.removeprefix("'") for name, cell in row.items()}))
     if not rows:
         raise InputError(f"{file}: has no lines; give a file of `raypd review`")

@@ -1,5 +1,6 @@
 """Figures, and text from outside, made readable."""
 
+import re
 import unicodedata
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -25,6 +26,10 @@ _TURNING = {
     0x2029,
     0xFEFF,
 }
+
+# How a formula begins, also in full width and behind blanks, tabs and line breaks, which a
+# spreadsheet may drop. A number may have a sign.
+_FORMULA = re.compile(r"\s*([=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+\s*\Z)|\t|\r)")
 
 
 def count(value: float) -> str:
@@ -124,6 +129,11 @@ def clean(value: object, limit: int = 0) -> str:
             )
             out += c if harmless else f"\\u{ord(c):04x}"
     return out
+
+
+def is_formula(cell: str) -> bool:
+    """Return whether a spreadsheet may take a cell of a CSV for a formula. A number is none."""
+    return _FORMULA.match(cell) is not None
 
 
 def one_line(value: object, limit: int = 0) -> str:

@@ -42,6 +42,7 @@ __all__ = [
     "clean_temporary",
     "configure",
     "delete",
+    "delete_folder",
     "exists",
     "find",
     "folders",
@@ -200,6 +201,11 @@ def put_if(path: str, data: bytes, version: str) -> bool:
 def delete(path: str) -> None:
     """See `Backend.delete`."""
     backend(path).delete(path)
+
+
+def delete_folder(folder: str) -> None:
+    """See `Backend.delete_folder`."""
+    backend(folder).delete_folder(folder)
 
 
 def clean_temporary(folder: str) -> int:

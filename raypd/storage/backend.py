@@ -169,6 +169,10 @@ class Backend(ABC):
     def delete(self, path: str) -> None:
         """Delete a file; nothing happens if it does not exist."""
 
+    @abstractmethod
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder and all files below it; nothing happens if it does not exist."""
+
     def clean_temporary(self, folder: str) -> int:
         """Delete what dead writers left below a folder.
 

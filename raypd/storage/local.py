@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shutil
 import socket
 import stat
 import time
@@ -160,15 +161,14 @@ class Local(Backend):
     def delete(self, path: str) -> None:
         local_path(path).unlink(missing_ok=True)
 
+    def delete_folder(self, folder: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(local_path(folder))
+
     def clean_temporary(self, folder: str) -> int:
         """Delete temporary files whose process is gone or that are a day old."""
-        deleted = 0
-        for file in local_path(folder).rglob(f"{_TEMPORARY}*"):
-            with contextlib.suppress(FileNotFoundError):
-                if _writer_is_dead(file) or time.time() - file.stat().st_mtime > _STALE_SECONDS:
-                    file.unlink()
-                    deleted += 1
-        return deleted
+        files = local_path(folder).rglob(f"{_TEMPORARY}*")
+        return sum(_delete_if_orphaned(file, _TEMPORARY) for file in files)
 
 
 def local_path(path: str) -> Path:
@@ -198,6 +198,30 @@ def sha256(path: Path) -> str:
 def _sha256(path: Path, inode: int, size: int, mtime_ns: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def writer_name() -> str:
+    """Return a unique name that tells which process writes a file."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def clean_beside(path: Path, mark: str) -> int:
+    """Delete the unfinished files that dead writers left beside a file.
+
+    Args:
+        path: The file.
+        mark: The text between its name and `writer_name` in the name of an unfinished file.
+
+    Returns:
+        The number of files deleted.
+    """
+    prefix = path.name + mark
+    deleted = 0
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(path.parent):
+            if name.startswith(prefix):
+                deleted += _delete_if_orphaned(path.parent / name, prefix)
+    return deleted
 
 
 def _find_below(path: str, folder: Path, on_hidden: OnHidden | None) -> Iterator[Object]:
@@ -299,8 +323,7 @@ def _temporary_file(path: str, data: bytes, private: bool = False) -> Iterator[s
     """Write a temporary file next to `path`, to be moved there, and delete what is left of it."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
-    name = f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    temporary = os.path.join(folder, name)
+    temporary = os.path.join(folder, _TEMPORARY + writer_name())
     mode = 0o600 if private else 0o666
 
     def opener(name: str, flags: int) -> int:
@@ -331,10 +354,27 @@ def _sync_folder(folder: str) -> None:
         os.close(handle)
 
 
-def _writer_is_dead(temporary: Path) -> bool:
-    """Return whether the process that wrote a temporary file ran on this host and has ended."""
-    writer = temporary.name.removeprefix(_TEMPORARY).rpartition("-")[0]
-    host, _, process = writer.rpartition("-")
+def _delete_if_orphaned(file: Path, prefix: str) -> bool:
+    """Delete an unfinished file if its writer is gone or the file is a day old.
+
+    Args:
+        file: The unfinished file.
+        prefix: The part of its name before `writer_name`.
+
+    Returns:
+        Whether the file was deleted.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        age = time.time() - file.stat().st_mtime
+        if _writer_is_dead(file.name.removeprefix(prefix)) or age > _STALE_SECONDS:
+            file.unlink()
+            return True
+    return False
+
+
+def _writer_is_dead(writer: str) -> bool:
+    """Return whether the process of a `writer_name` ran on this host and has ended."""
+    host, _, process = writer.rpartition("-")[0].rpartition("-")
     if host != socket.gethostname() or not process.isdigit():
         return False
     return os.path.isdir("/proc") and not os.path.exists(f"/proc/{process}")

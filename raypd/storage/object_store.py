@@ -128,6 +128,10 @@ class ObjectStore(Backend):
 
         return pa.PythonFile(self.reader(path, version, size, ahead=False), mode="r")
 
+    def delete_folder(self, folder: str) -> None:
+        for item in self.walk(folder):
+            self.delete(item.path)
+
     def holds(self, path: str, data: bytes) -> bool:
         """Return whether an object holds exactly this data.
 

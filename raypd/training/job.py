@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import signal
-import tempfile
 import threading
 import time
 import uuid
@@ -27,6 +26,7 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
 from raypd.models.load import check_gpu, check_model_config
 from raypd.run import console, layout, manifest, records, text
+from raypd.run.temporary import TemporaryFolder
 from raypd.run.training import Curve, TrainingAttempt, TrainingData, TrainingRecord
 from raypd.tasks import check_task
 from raypd.tasks.calibration import FILE as CALIBRATION
@@ -239,9 +239,9 @@ def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]
         raise RuntimeError(json.dumps([type(error).__name__, str(error)])) from None
     first = ray.train.get_context().get_world_rank() == 0
     report = arguments["board"].actor.put.remote if first else lambda progress: None
-    with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch:
+    with TemporaryFolder("training") as scratch:
         trainer = make_trainer(
-            loaded, config, train, validation, Path(scratch), arguments["rate"], report
+            loaded, config, train, validation, Path(scratch.path), arguments["rate"], report
         )
         trainer.add_callback(RayTrainReportCallback())
         trainer = prepare_trainer(trainer)
@@ -315,10 +315,10 @@ def _finish(config: RunConfig, output: str, outcomes: list[Outcome]) -> Training
     if storage.exists(calibration := storage.join(weights, CALIBRATION)):
         storage.delete(calibration)
     with (
-        tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch,
+        TemporaryFolder("training") as scratch,
         checkpoint.as_directory() as folder,
     ):
-        exported = Path(scratch, "weights")
+        exported = Path(scratch.path, "weights")
         export(config, Path(folder, "checkpoint"), exported)
         write_card(
             exported, config, data.digest, data.documents, best.learning_rate, best.validation_loss

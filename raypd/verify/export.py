@@ -3,11 +3,9 @@
 """
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 
 from raypd import storage
@@ -15,15 +13,15 @@ from raypd.config.load import with_changes
 from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.run.load import is_nightly, load_run
-from raypd.run.text import clean
+from raypd.run.text import clean, is_formula
+from raypd.storage import local
 from raypd.tasks.columns import columns_of
-from raypd.verify.scratch import Scratch, quoted
+from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import objects, read_object
 
-# Suffix -> DuckDB's COPY.
+# Suffix -> options of DuckDB's COPY.
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}
-# Of a cell; a number may have a sign.
-_FORMULA = re.compile(r"[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+$)")
+_PART = ".part-"  # of the name of a file that is being written
 
 
 def export(run: str, path: str, overrides: Iterable[str] = ()) -> int:
@@ -49,34 +47,50 @@ def write_file(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
 
     Raises ConfigError.
     """
-    written = _FORMATS.get(Path(path).suffix.lower())
-    if written is None or storage.is_remote(path):
+    options = _FORMATS.get(Path(path).suffix.lower())
+    if options is None or storage.is_remote(path):
         raise ConfigError(f"{path}: give a local file that ends in {', '.join(_FORMATS)}")
-    part = f"{path}.part-{os.getpid()}"
+    is_csv = options.startswith("csv")
+    target = local.local_path(path)
+    local.clean_beside(target, _PART)
+    part = f"{target}{_PART}{local.writer_name()}"
     try:
         with Scratch(rows=schema) as scratch:
-            for table in (table.select(schema.names) for table in tables):
-                if written.startswith("csv"):
-                    cells = [
-                        {name: _cell(value) for name, value in row.items()}
-                        for row in table.to_pylist()
-                    ]
-                    table = pa.Table.from_pylist(cells, schema)
-                scratch.add("rows", table)
-            scratch.run(
-                f"COPY (FROM rows ORDER BY source, row, rowid) TO {quoted([part])} (FORMAT "
-                f"{written})"
+            for table in tables:
+                rows = table.select(schema.names)
+                if is_csv:
+                    rows = _harmless_table(rows, schema)
+                scratch.add("rows", rows)
+            columns = ", ".join(
+                f"{_identifier(name)} AS {_identifier(_header(name) if is_csv else name)}"
+                for name in schema.names
             )
+            query = f"SELECT {columns} FROM rows ORDER BY rows.source, rows.row, rows.rowid"
+            scratch.copy(query, part, f"FORMAT {options}")
             count = scratch.number("SELECT count(*) FROM (SELECT DISTINCT source, row FROM rows)")
-        os.replace(part, path)
-    except (OSError, duckdb.Error) as error:
+        os.replace(part, target)
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error}") from None
     finally:
         Path(part).unlink(missing_ok=True)
     return count
 
 
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _harmless_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    rows = [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
+    return pa.Table.from_pylist(rows, schema)
+
+
 def _cell(value: object) -> object:
-    if isinstance(value, str):
-        return ("'" if _FORMULA.match(value) else "") + clean(value)
-    return value
+    if not isinstance(value, str):
+        return value
+    return _header(value)
+
+
+def _header(text: str) -> str:
+    """Return a text as a cell that a spreadsheet does not run."""
+    return ("'" if is_formula(text) else "") + clean(text)

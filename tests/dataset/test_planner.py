@@ -22,6 +22,7 @@ from raypd.dataset.plan import Plan, stored, take_apart
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, RunError
+from raypd.run import records
 from tests.runs import write_jsonl
 
 ROWS = [{"id": f"d{i}", "title": f"title {i} ü"} for i in range(25)]
@@ -138,9 +139,30 @@ def test_a_plan_is_kept_without_the_right_to_delete_the_one_before(
     write(tmp_path / "a.jsonl", b'{"id": "a", "title": "A"}')
     kept(run)
     write(tmp_path / "b.jsonl", b'{"id": "b", "title": "B"}')
-    monkeypatch.setattr(storage, "delete", Mock(side_effect=PermissionError("forbidden")))
+    monkeypatch.setattr(storage, "delete_folder", Mock(side_effect=PermissionError("forbidden")))
     assert ids(kept(run), run) == ["a", "b"]
-    assert storage.delete.called
+    assert storage.delete_folder.called
+
+
+def test_a_plan_that_a_killed_session_did_not_complete_is_removed(
+    config, tmp_path, monkeypatch
+) -> None:
+    run = config(str(tmp_path / "*.jsonl"))
+    plans = tmp_path / "out/plan"
+    write(tmp_path / "a.jsonl", b'{"id": "a", "title": "A"}')
+    killed = plan(run, run.output.path)
+    with monkeypatch.context() as killer:
+        killer.setattr(records, "write", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            killed.keep(run.output.path)
+    assert [path.name for path in plans.iterdir()] == [killed.totals.id]
+    first = kept(run)
+    assert [path.name for path in plans.iterdir() if path.is_dir()] == [first.totals.id]
+    (plans / "0123456789ab").mkdir()
+    (plans / "0123456789ab/000000.parquet").touch()
+    assert kept(run).totals.id == first.totals.id
+    assert [path.name for path in plans.iterdir() if path.is_dir()] == [first.totals.id]
+    assert ids(kept(run), run) == ["a"]
 
 
 def ids(planned: Plan, run) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 from docx.oxml import ns, parse_xml
 from matplotlib.figure import Figure
 
+from raypd.dataset import file_parsers
 from raypd.dataset.label_file import label_rows
 from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, InputError
@@ -93,9 +94,9 @@ def test_each_file_is_a_document_with_its_text(tmp_path, config, monkeypatch) ->
         "below/c.HTML": "Mug & saucer\nMade of clay, 0.3 l\nblue\nBrand Acme\none\ntwo",
     }
     monkeypatch.setattr("raypd.dataset.text_files._MARKUP", 1)
-    assert "unpacked it has more than" in str(
-        texts(tmp_path, config, max_document_bytes=len(word()))["g.docx"]
-    )
+    large = str(texts(tmp_path, config, max_document_bytes=len(word()))["g.docx"])
+    assert large.startswith("g.docx: a Word file that has ")
+    assert f"bytes unpacked, more than {len(word())}" in large
 
 
 @pytest.mark.parametrize(
@@ -119,14 +120,16 @@ def test_html_is_read_as_browsers_do(tmp_path, config, page: bytes, text: str) -
     assert texts(tmp_path, config) == {"a.html": text}
 
 
-def test_pages_of_a_pdf_without_text_are_counted_and_nul_characters_dropped(
-    tmp_path, config, monkeypatch, caplog
-):
+def test_pages_of_a_pdf_without_text_are_counted(tmp_path, config, caplog):
     (tmp_path / "a.pdf").write_bytes(pdf("one", "", "three"))
-    read = pypdf.PageObject.extract_text
-    monkeypatch.setattr(pypdf.PageObject, "extract_text", lambda page: f"\0{read(page)}\0")
     assert texts(tmp_path, config) == {"a.pdf": "one\n\f\n\fthree\n\f"}
     assert caplog.messages == ["a.pdf: no text on 1 of 3 pages, as on scans"]
+
+
+def test_nul_characters_and_page_breaks_in_a_pdf_are_dropped(monkeypatch):
+    read = pypdf.PageObject.extract_text
+    monkeypatch.setattr(pypdf.PageObject, "extract_text", lambda page: f"\0{read(page)}\f\0")
+    assert file_parsers.pdf_pages(pdf("one", "")) == ["one", ""]
 
 
 def test_columns_of_html_are_read_as_their_visible_text(tmp_path, config) -> None:

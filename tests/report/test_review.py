@@ -120,6 +120,7 @@ def test_half_of_them_are_the_least_sure(run, monkeypatch):
         ),
         ({"Size": "7/8"}, r"'7/8' is no value of 'Size', which is a number"),
         ({"row": "x"}, "not a line of `raypd review`"),
+        ({"row": "9" * 5000}, "not a line of `raypd review`"),
         ({"row": "999999"}, "the input does not have"),
         ({"attribute": "Brnd"}, "'Brnd' is no attribute of 'shoes'"),
         ({"correct": None}, "mine.csv:1: no column correct"),
@@ -135,6 +136,44 @@ def test_what_cannot_be_a_label_is_named_with_its_line(change, message, run, tmp
                 row[name] = value
     with pytest.raises(InputError, match=message):
         review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+
+
+def test_lines_that_contradict_each_other_are_refused_and_the_same_twice_is_no_fault(run, tmp_path):
+    rows = corrected(review.write(run, 2)[1], Color="red")
+    first = next(row for row in rows if row["attribute"] == "Color")
+    _, count = review.apply(run, saved([*rows, first], tmp_path / "twice.csv"), None)
+    assert count == 2
+    rows.append({**first, "correct": "blue"})
+    line = len(rows) + 1
+    with pytest.raises(InputError, match=rf"mine\.csv:{line}: 'Color' .* 'blue' here and 'red' on"):
+        review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=1+1",
+        "\t=1+1",
+        "\r\n=1+1",
+        " =1+1",
+        "\u3000\uff1d1+1",
+        "\uff1d1+1",
+        "\uff0b1+a",
+        "\uff201",
+        "@SUM(A1)",
+        "-2+3",
+        "\tx",
+        "'=1",
+    ],
+)
+def test_no_cell_begins_as_a_formula_and_each_is_read_back(run, tmp_path, monkeypatch, text):
+    monkeypatch.setattr(
+        review, "row_values", lambda row: [RowValue("", "Brand", text, "ok", 0.5, None)]
+    )
+    rows = corrected(review.write(run, 1)[1])
+    assert [row["correct"] for row in rows] == ["'" + text]
+    where, _ = review.apply(run, saved(rows, tmp_path / "mine.csv"), None)
+    assert json.loads(Path(where).read_text())["target"] == {"Brand": text.strip()}
 
 
 def test_only_extractions_that_have_begun_are_reviewed(run, tmp_path):
@@ -153,13 +192,14 @@ def test_a_browser_saves_what_was_looked_at(run, tmp_path, browser):
     view.goto(f"file://{review.write(run, 6)[0]}")
     view.click("#save")
     assert view.inner_text("#done") == "nothing is ticked yet"
-    view.locator(".box[data-name=Brand]").nth(1).fill('-a "b", c')
+    view.locator(".box[data-name=Brand]").nth(1).fill('\uff1da "b", c')
     with view.expect_download() as download:
         view.click("#save")
     download.value.save_as(tmp_path / "saved.csv")
+    assert '"\'\uff1da ""b"", c"' in (tmp_path / "saved.csv").read_text()
     where, count = review.apply(run, str(tmp_path / "saved.csv"), str(tmp_path / "mine.jsonl"))
     assert (count, json.loads(Path(where).read_text())["target"]["Brand"], problems) == (
         1,
-        '-a "b", c',
+        '\uff1da "b", c',
         [],
     )

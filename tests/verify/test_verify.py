@@ -4,6 +4,7 @@ reason.
 
 import csv
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,8 @@ from raypd.tasks.columns import QUESTION_ANSWERING
 from raypd.verify import dead_letters, export, findings
 from raypd.verify.dead_letters import normalize, of_input
 from raypd.verify.verification import Verification, verify
+from tests.faults.apart import apart, mount
+from tests.processes import ended, start
 from tests.runs import committed, run_config, run_here, says, with_values, write_jsonl
 
 
@@ -331,6 +334,80 @@ def test_all_of_them_into_a_file(faulty, tmp_path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             write_letters(faulty.output.path, tmp_path / path)
+
+
+def test_no_cell_or_header_of_a_csv_begins_as_a_formula(tmp_path) -> None:
+    texts = {
+        "=1+1": "'=1+1",
+        "\t=1+1": "'\t=1+1",
+        "\n=1+1": "'\n=1+1",
+        "  @x": "'  @x",
+        "\uff1d1": "'\uff1d1",
+        "\u00a0+a": "'\u00a0+a",
+        "\tx": "'\tx",
+        "-3.5": "-3.5",
+        "+49 30": "'+49 30",
+        "a=b": "a=b",
+    }
+    schema = pa.schema({"source": "string", "row": "int64", "=color": "string", "rows": "string"})
+    rows = [
+        {"source": "a", "row": number, "=color": text, "rows": "x"}
+        for number, text in enumerate(texts)
+    ]
+    table = pa.Table.from_pylist(rows, schema)
+    assert export.write_file(str(tmp_path / "a.csv"), schema, [table]) == len(texts)
+    with (tmp_path / "a.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert list(written[0]) == ["source", "row", "'=color", "rows"]
+    assert [row["'=color"] for row in written] == list(texts.values())
+    export.write_file(str(tmp_path / "a.parquet"), schema, [table])
+    assert pq.read_table(tmp_path / "a.parquet").to_pylist() == rows
+
+
+def test_a_file_that_a_killed_export_left_is_removed_by_the_next(faulty, tmp_path) -> None:
+    host = os.uname().nodename
+    orphan = tmp_path / f"errors.csv.part-{host}-99999999-aa"
+    other_host = tmp_path / "errors.csv.part-elsewhere-99999999-aa"
+    other_file = tmp_path / f"more.csv.part-{host}-99999999-aa"
+    live = tmp_path / f"errors.csv.part-{host}-{os.getpid()}-aa"
+    for path in (orphan, other_host, other_file, live):
+        path.touch()
+    write_letters(faulty.output.path, tmp_path / "errors.csv")
+    assert not orphan.exists()
+    assert other_host.exists()
+    assert other_file.exists()
+    assert live.exists()
+
+
+def fill_tmpdir(folder: Path) -> str:
+    """Runs commands whose TMPDIR is full, in a namespace of their own; what they print."""
+    full = folder / "full"
+    full.mkdir()
+    mount(str(full), "size=64k")
+    (full / "fill").write_bytes(b"x" * 60_000)
+    commands = (
+        ["verify", str(folder / "out")],
+        ["export", str(folder / "out"), str(folder / "answers.csv")],
+        ["extract", str(folder / "run.yaml")],
+    )
+    output = ""
+    for command in commands:
+        output += ended(start("-m", "raypd", *command, TMPDIR=str(full)), code=1)
+    return output
+
+
+def test_a_full_tmpdir_is_named_by_every_command(run, tmp_path) -> None:
+    tree = {
+        "input": {"path": str(tmp_path / "in"), "text_columns": ["title"]},
+        "output": {"path": str(tmp_path / "new")},
+        "task": {"kind": "extraction", "categories": {"c": {"attributes": [{"name": "Color"}]}}},
+        "model": {"name": "fake"},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(tree))
+    output = apart(fill_tmpdir, tmp_path)
+    assert "Traceback" not in output
+    words = f"error: temporary files cannot be written to {tmp_path / 'full'} (0 MiB are free"
+    assert output.count(words) == 3
 
 
 def test_the_command(faulty, tmp_path, config) -> None:

@@ -9,7 +9,9 @@
     return looked;
   };
   const cell = (text) => {
-    const harmless = /^[=+\-@']/.test(text) ? `'${text}` : text;
+    // As `harmless` of review.py.
+    const formula = /^['+\-]|^\s*[=@+\-\uff1d\uff20\uff0b\uff0d\t\r]/;
+    const harmless = formula.test(text) ? `'${text}` : text;
     return `"${harmless.replaceAll('"', '""')}"`;
   };
   for (const article of articles) {  // who changes a value has looked

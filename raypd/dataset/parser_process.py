@@ -1,0 +1,153 @@
+"""Reads files of foreign formats in processes of their own, with limits on time and memory.
+
+The parsers of HTML, PDF, Word files and workbooks can be made to run for hours, to ask for all
+memory or to abort. In a process of its own that costs one document, or one object of the input.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from raypd.dataset import file_parsers
+
+# CPU seconds for a file, so that a busy machine refuses no file.
+SECONDS = {"html": 10, "docx": 20, "pdf": 60, "excel": 120}
+_NAMES = {"html": "HTML", "docx": "a Word file", "pdf": "a PDF", "excel": "a workbook"}
+_WALL_SECONDS = 900.0  # a process that makes no progress
+_MAX_PROCESSES = max(1, os.cpu_count() or 1)
+
+
+def parse(kind: str, data: bytes, limit: int = 0) -> bytes:
+    """Parse a file in a process of its own.
+
+    Args:
+        kind: "html", "docx", "pdf" or "excel".
+        data: The file; HTML as UTF-8.
+        limit: Bytes that a Word file may have when it is unpacked.
+
+    Returns:
+        JSON: a text ("html", "docx"), a list of the pages' texts ("pdf"), or a line for each row
+        ("excel").
+
+    Raises:
+        ValueError: The file cannot be read, or not within the limits; the text says why.
+    """
+    with _slots:
+        process = _idle_process() or _started()
+        try:
+            header, body = _exchange(process, kind, data, limit)
+        except _Ended:
+            _end(process)
+            raise ValueError(_reason(kind, process.returncode)) from None
+        except BaseException:  # such as Ctrl-C: what the process sends later is of this file
+            _end(process)
+            raise
+        if header["last"]:
+            _end(process)
+        else:
+            with _lock:
+                _idle.append(process)
+    if header["error"] is not None:
+        raise ValueError(header["error"])
+    return body
+
+
+class _Ended(Exception):
+    """The process ended before it answered."""
+
+
+_slots = threading.BoundedSemaphore(_MAX_PROCESSES)
+_lock = threading.Lock()
+_idle: list[subprocess.Popen[bytes]] = []
+
+
+def _idle_process() -> subprocess.Popen[bytes] | None:
+    with _lock:
+        while _idle:
+            process = _idle.pop()
+            if process.poll() is None:
+                return process
+            _end(process)
+    return None
+
+
+def _started() -> subprocess.Popen[bytes]:
+    # -P: this folder has modules whose names other packages use, too.
+    command = [sys.executable, "-P", file_parsers.__file__]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # Ctrl-C is for the parent; without it the process ends by itself.
+        start_new_session=True,
+    )
+
+
+def _exchange(
+    process: subprocess.Popen[bytes], kind: str, data: bytes, limit: int
+) -> tuple[dict[str, Any], bytes]:
+    """Send a request and return the header and the body of its answer.
+
+    Raises:
+        _Ended: The process ended, by itself or after _WALL_SECONDS.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    request = {"kind": kind, "bytes": len(data), "seconds": SECONDS[kind], "limit": limit}
+    timer = threading.Timer(_WALL_SECONDS, process.send_signal, [signal.SIGXCPU])
+    timer.daemon = True
+    timer.start()
+    try:
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.write(data)
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise _Ended
+        header = json.loads(line)
+        body = process.stdout.read(header["bytes"])
+        if len(body) < header["bytes"]:
+            raise _Ended
+        return header, body
+    except BrokenPipeError:
+        raise _Ended from None
+    finally:
+        timer.cancel()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and release its pipes; one that has ended keeps its exit code."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was not sent yet
+                pipe.close()
+    try:
+        # A process that was about to end by itself keeps the signal that says why.
+        process.wait(timeout=1.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _reason(kind: str, exit_code: int) -> str:
+    if exit_code == -signal.SIGXCPU:
+        return f"{_NAMES[kind]} that is not read within {SECONDS[kind]} s"
+    memory = file_parsers.MEMORY >> 30
+    return f"{_NAMES[kind]} whose parser crashed or needed more than {memory} GiB of memory"
+
+
+@atexit.register
+def close() -> None:
+    """End the idle processes."""
+    with _lock:
+        processes = list(_idle)
+        _idle.clear()
+    for process in processes:
+        _end(process)
