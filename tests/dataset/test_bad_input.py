@@ -153,7 +153,7 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(
     for unit, words in zip(
         units.damaged(),
         (
-            "gone.jsonl: cannot be read: a link to ../elsewhere.jsonl, which is not there",
+            "gone.jsonl: cannot be read: a link to ../elsewhere.jsonl, which does not exist",
             "symbolic links",
             "a pipe, socket or device: raypd reads files",
         ),
@@ -241,7 +241,7 @@ def test_a_path_that_is_no_file_is_named_and_never_offered_again(tmp_path, confi
     elif kind == "link":
         path.symlink_to("gone")
     words = {
-        "link": "a link to gone, which is not there",
+        "link": "a link to gone, which does not exist",
         "pipe": "a pipe, socket or device",
         "folder": "no such file",
     }
