@@ -1,5 +1,6 @@
-"""raypd beside vLLM, OpenVINO and transformers on the same tokens: python -m benchmarks CONFIG
-[KEY=VALUE]...
+"""raypd beside vLLM, OpenVINO and transformers on the same tokens.
+
+python -m benchmarks CONFIG [KEY=VALUE]...
 """
 
 from __future__ import annotations
@@ -9,28 +10,32 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.compare import compare
+from benchmarks.compare import Result, compare
 from benchmarks.config import load_benchmark
 from benchmarks.table import markdown, save
 from raypd.errors import UserError
 from raypd.run.text import clean
 
 
+def _print_progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def main() -> int:
-    """Runs the works of a configuration and writes a table after each, which stays if the next is
-    interrupted.
+    """Run the works of a configuration; return the exit status.
+
+    A table is written after each work, so that it stays if the next one is interrupted.
     """
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    results, written = [], []
+    results: list[Result] = []
+    written: list[Path] = []
     try:
         run = load_benchmark(sys.argv[1], sys.argv[2:])
         folder = Path(run.benchmark.output)
-        with contextlib.closing(
-            compare(run, lambda line: print(line, file=sys.stderr, flush=True))
-        ) as compared:
+        with contextlib.closing(compare(run, _print_progress)) as compared:
             for result in compared:
                 results.append(result)
                 written = save(results, folder, run.model.name)

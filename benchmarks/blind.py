@@ -1,5 +1,6 @@
-"""People as judges: answers of two runs as CSV, without a word of which is whose, and what people
-wrote into it.
+"""People as judges: the answers of two runs as a CSV file, and what people wrote into it.
+
+The file does not say which answer is whose.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from raypd import storage
@@ -18,51 +20,92 @@ from raypd.report.review import harmless
 COLUMNS = ("id", "category", "request", "answer 1", "answer 2", "better")
 
 
-def write(pairs: Iterable[tuple[str, str, str, str, str]], file: str) -> None:
-    """A line for each (id, category, request, our answer, theirs).
+@dataclass(frozen=True)
+class Pair:
+    """A document and what two runs answered."""
 
-    Raises RunError: the file cannot be written.
+    id: str
+    category: str
+    request: str
+    answer: str
+    other_answer: str
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What people said of a pair: 1 if the first run's answer is better, -1 if worse, 0 a tie."""
+
+    category: str
+    better: int
+
+
+def write(pairs: Iterable[Pair], file: str) -> None:
+    """Write a line per pair.
+
+    Args:
+        pairs: The pairs, whose answers are put in a random order.
+        file: The path of the file.
+
+    Raises:
+        RunError: If the file cannot be written.
     """
     out = io.StringIO()
     rows = csv.writer(out)
     rows.writerow(COLUMNS)
-    for id, category, request, *answers in pairs:
-        answers = answers if _ours_first(id) else answers[::-1]
-        rows.writerow([harmless(cell) for cell in (id, category, request, *answers, "")])
+    for pair in pairs:
+        answers = [pair.answer, pair.other_answer]
+        if not _is_in_order(pair.id):
+            answers.reverse()
+        cells = [pair.id, pair.category, pair.request, *answers, ""]
+        rows.writerow([harmless(cell) for cell in cells])
     page.put(storage.absolute(file), out.getvalue().encode("utf-8-sig"))
 
 
-def read(file: str) -> tuple[dict[str, tuple[str, int]], int]:
-    """Id -> (category, 1: ours is better, -1: theirs, 0: a tie); how many lines say nothing.
+def read(file: str) -> tuple[dict[str, Vote], int]:
+    """Read what people wrote.
 
-    Raises InputError.
+    Args:
+        file: The path of a file that `write` wrote.
+
+    Returns:
+        The votes by document id, and the number of lines without one.
+
+    Raises:
+        InputError: If the file cannot be read, or no line has a vote.
     """
     try:
         reader = csv.DictReader(io.StringIO(Path(file).read_text(encoding="utf-8-sig")))
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: cannot be read: {error}") from None
-    if missing := set(COLUMNS) - set(reader.fieldnames or ()):
+    missing = set(COLUMNS) - set(reader.fieldnames or ())
+    if missing:
         raise InputError(
             f"{file}:1: no column {', '.join(sorted(missing))}; give a file that --export wrote"
         )
-    people, skipped = {}, 0
+    votes = {}
+    skipped = 0
     for row in reader:
-        verdict, id = (row["better"] or "").strip().lower(), row["id"].removeprefix("'")
-        if verdict not in ("", "1", "2", "tie"):
-            raise InputError(
-                f"{file}:{reader.line_num}: {verdict!r}: write 1, 2 or tie, or nothing"
-            )
-        if verdict:
-            better = 0 if verdict == "tie" else 1 if (verdict == "1") == _ours_first(id) else -1
-            people[id] = row["category"].removeprefix("'"), better
-        skipped += not verdict
-    if not people:
+        word = (row["better"] or "").strip().lower()
+        # A spreadsheet shows a text with an apostrophe before it as it is.
+        id = row["id"].removeprefix("'")
+        category = row["category"].removeprefix("'")
+        if word == "":
+            skipped += 1
+        elif word == "tie":
+            votes[id] = Vote(category, 0)
+        elif word in ("1", "2"):
+            is_first_run = (word == "1") == _is_in_order(id)
+            votes[id] = Vote(category, 1 if is_first_run else -1)
+        else:
+            raise InputError(f"{file}:{reader.line_num}: {word!r}: write 1, 2 or tie, or nothing")
+    if not votes:
         raise InputError(f"{file}: no line says which answer is better")
-    return people, skipped
+    return votes, skipped
 
 
-def _ours_first(id: str) -> bool:
-    """A coin for each document, which nobody guesses from the file and every later call throws
-    alike.
+def _is_in_order(id: str) -> bool:
+    """Return whether answer 1 is the first run's.
+
+    The order looks random in the file, and is the same in every call.
     """
     return hashlib.sha256(f"answer 1 {id}".encode()).digest()[0] % 2 == 0

@@ -1,8 +1,8 @@
-"""Runs every engine on every work: each in a process of its own, tuned first, then timed in turn
-with the others.
+"""Run every engine on every work.
 
-All engines of a work live side by side, and only one of them works at a time; the others wait for a
-line of input. So what the machine does in the meantime, warm or busy, hits all of them.
+Each engine has a process of its own. It is tuned first, and then timed in turn with the others. All
+engines of a work live side by side, and only one of them works at a time while the others wait for
+a line of input. Whatever else the machine does in the meantime therefore affects all of them.
 """
 
 from __future__ import annotations
@@ -32,34 +32,45 @@ from raypd.models.embedded import quiet
 from raypd.models.load import load_model, load_tokenizer
 from raypd.run.text import one_line
 
-AUTO = "auto"  # of raypd, which says for itself how many it decodes at a time
-_LOG_END = 2000  # characters of a log that are looked at for the reason why a process ended
+AUTO = "auto"  # the setting of raypd, which chooses itself how many sequences it decodes at a time
+_LOG_BYTES = 2000  # at the end of a log, searched for the reason why a process ended
+_ERROR_LENGTH = 300  # characters of an error that a row holds
+# Variables of vLLM's process, unless the configuration sets them.
+_VLLM_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "4",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
 
 
 @dataclass
 class Row:
-    """An engine on a work: what it was set to, seconds of every repeat and tokens of one; or why
-    there are none.
+    """An engine on a work: its setting, the seconds of every repeat, and the tokens of one.
+
+    `error` says why there are none.
     """
 
     engine: str
     setting: int | str | None = None
     seconds: list[float] = field(default_factory=list)
     tried: dict[str, float] = field(default_factory=dict)  # setting -> seconds
-    # Of benchmark.vllm_forms: what is faster than the first.
+    # The values of benchmark.vllm_forms that are faster than the first of each.
     form: dict[str, Any] = field(default_factory=dict)
     fed: int | None = 0  # None: the engine does not say what it took from its cache
     decoded: int = 0
     versions: dict[str, str] = field(default_factory=dict)
-    agreement: float | None = None  # share of answers that are those of `agrees_with`
+    agreement: float | None = None  # share of answers equal to those of `agrees_with`
     agrees_with: str | None = None
     error: str | None = None
 
 
 @dataclass
 class Result:
-    """A work and its rows; floor: seconds of the arithmetic that cannot be avoided, at the
-    ceilings.
+    """A work and its rows.
+
+    `floor` is the time in seconds of the arithmetic that no engine can avoid, at the ceilings of
+    the machine.
     """
 
     name: str
@@ -68,18 +79,27 @@ class Result:
     unit: str = ""
     count: int = 0
     floor: float | None = None
-    flops: float | None = None  # ceiling of products, in operations a second
-    pair_flops: float | None = None  # of attention
+    flops: float | None = None  # ceiling of products, in operations per second
+    pair_flops: float | None = None  # ceiling of attention
     rows: list[Row] = field(default_factory=list)
     skipped: str | None = None
 
 
+@dataclass(frozen=True)
+class _SavedModel:
+    """A model that was saved once for all engines, its adapter merged."""
+
+    folder: str
+    dtype: str
+    context_length: int
+
+
 class _Failed(Exception):
-    """An engine that did not do its work; its row says why."""
+    """An engine did not do its work; its row says why."""
 
 
 class _Process:
-    """One engine's process.
+    """The process of one engine.
 
     Its standard output holds answers alone; what libraries print goes to a log.
     """
@@ -93,11 +113,19 @@ class _Process:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 env=environment,
-                start_new_session=True,  # it is ended with all that it has started
+                # A session of its own, so that `close` ends whatever the engine has started.
+                start_new_session=True,
             )
 
     def ask(self, seconds: float) -> dict[str, Any]:
-        """Lets it do its work once. Raises _Failed."""
+        """Let the engine do its work once.
+
+        Args:
+            seconds: The time that it may take.
+
+        Raises:
+            _Failed: If it does not answer in time, or answers with an error.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(b"\n")
@@ -105,26 +133,35 @@ class _Process:
         return self.answer(seconds)
 
     def answer(self, seconds: float) -> dict[str, Any]:
-        """The next line that it writes. Raises _Failed."""
+        """Return the next line that the engine writes.
+
+        Args:
+            seconds: The time that it may take.
+
+        Raises:
+            _Failed: If no line comes in time, or it is an error.
+        """
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        if not ready:
             raise _Failed(f"took more than {seconds:g} s (benchmark.most_seconds)")
         line = self._process.stdout.readline()
         try:
-            found: dict[str, Any] = json.loads(line)
+            answer: dict[str, Any] = json.loads(line)
         except ValueError:
-            said = [
-                text
-                for text in self.log.read_bytes()[-_LOG_END:].decode(errors="replace").splitlines()
-                if text
-            ]
-            raise _Failed(f"its process ended: {said[-1] if said else 'no word'}") from None
-        if "error" in found:
-            raise _Failed(found["error"])
-        return found
+            raise _Failed(f"its process ended: {self._last_line()}") from None
+        if "error" in answer:
+            raise _Failed(answer["error"])
+        return answer
+
+    def _last_line(self) -> str:
+        """Return the last line of the log that is not empty."""
+        text = self.log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+        lines = [line for line in text.splitlines() if line]
+        return lines[-1] if lines else "no word"
 
     def close(self) -> None:
-        """Ends it and all that it has started."""
+        """End the process, and all that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -135,23 +172,32 @@ class _Process:
 
 
 class Comparison:
-    """The works of a configuration, in a folder that is gone when they are done."""
+    """The works of a configuration, in a folder that is deleted when they are done."""
 
     def __init__(self, config: BenchmarkRun, folder: Path, say: Callable[[str], None]) -> None:
-        self.config, self.settings, self.folder, self.say = config, config.benchmark, folder, say
-        self._models: dict[str | None, tuple[str, str, int]] = {}  # name -> folder, dtype, context
+        self.config = config
+        self.settings = config.benchmark
+        self.folder = folder
+        self.say = say
+        # By name; None is the model of the configuration.
+        self._models: dict[str | None, _SavedModel] = {}
         self._live: list[_Process] = []
         self._started = 0
 
     def results(self) -> Iterator[Result]:
-        """Every work, as it is done. Raises ModelError, ConfigError."""
+        """Yield every work as it is done.
+
+        Raises:
+            ModelError, ConfigError: If nothing can be compared.
+        """
         self._model(None)
         for group, base in self.settings.works.items():
             if self.settings.only and group not in self.settings.only:
                 continue
             for name, config in varied(group, base).items():
                 key = next(iter(base.vary), None)
-                result = Result(name, group, None if key is None else getattr(config, key))
+                value = None if key is None else getattr(config, key)
+                result = Result(name, group, value)
                 try:
                     self._compare(result, config)
                 except InputError as error:
@@ -161,132 +207,180 @@ class Comparison:
                 yield result
 
     def close(self) -> None:
-        """Ends the processes that live."""
+        """End all processes."""
         while self._live:
             self._live.pop().close()
 
     def _compare(self, result: Result, config: WorkConfig) -> None:
-        at, _, context = self._model(None)
-        tokenizer = load_tokenizer(ModelConfig(name=at))
+        """Tune all engines on a work, time them, and fill the result."""
+        model = self._model(None)
+        tokenizer = load_tokenizer(ModelConfig(name=model.folder))
         work = make_work(
-            config, self.settings.data, tokenizer, context, self.settings.most_documents
+            config,
+            self.settings.data,
+            tokenizer,
+            model.context_length,
+            self.settings.most_documents,
         )
-        result.unit, result.count = work.unit, work.count
+        result.unit = work.unit
+        result.count = work.count
         file = self.folder / "work.json"
+        # raypd takes nothing but the number of its units.
         file.write_text(json.dumps({**asdict(work), "units": [0] * work.count}))
+        running = self._start_engines(result, config, work, file)
+        latest: dict[str, dict[str, Any]] = {}  # by engine
+        ceilings = self._time(result, running, latest, file)
+        self._add_agreement(result, work, latest, tokenizer)
+        result.flops = max(ceiling["flops"] for ceiling in ceilings)
+        result.pair_flops = max(ceiling["pair_flops"] for ceiling in ceilings)
+        counts = self._decoded_tokens(result, work, latest)
+        if counts is not None:
+            result.floor = _floor(result, work, ceilings[0], counts)
+
+    def _start_engines(
+        self, result: Result, config: WorkConfig, work: Work, file: Path
+    ) -> dict[str, _Process]:
+        """Start and tune the engines that the work has requests for; add their rows."""
+        models = getattr(config, "models", {})
         running: dict[str, _Process] = {}
-        found: dict[str, dict[str, Any]] = {}
         for engine in config.engines or self.settings.engines:
             if shape_of(engine, work) is None:
                 continue
             row = Row(engine)
             result.rows.append(row)
             try:
-                running[engine] = self._tuned(
-                    row, work, file, getattr(config, "models", {}).get(engine)
-                )
+                running[engine] = self._tuned(row, work, file, models.get(engine))
             except _Failed as error:
-                row.error = one_line(error, 300)
-                self.say(f"{result.name}: {engine}: {row.error}")
+                self._fail(result, row, error)
+        return running
+
+    def _fail(self, result: Result, row: Row, error: _Failed) -> None:
+        row.error = one_line(error, _ERROR_LENGTH)
+        row.seconds = []
+        self.say(f"{result.name}: {row.engine}: {row.error}")
+
+    def _time(
+        self,
+        result: Result,
+        running: dict[str, _Process],
+        latest: dict[str, dict[str, Any]],
+        file: Path,
+    ) -> list[dict[str, Any]]:
+        """Time all engines in every repeat, and the ceiling of the machine beside them.
+
+        `latest` gets the last answer of each engine. Returns the ceilings.
+        """
+        seconds = self.settings.most_seconds
+        repeats = self.settings.repeats
+        ceilings = []
         try:
             ceiling = self._start("ceiling", "units", 1, file, None, {})
-            ceiling.answer(self.settings.most_seconds)
-            ceilings = []
-            for repeat in range(self.settings.repeats):
-                ceilings.append(ceiling.ask(self.settings.most_seconds))
-                self._turn(result, running, found)
-                self.say(f"{result.name}: {repeat + 1} of {self.settings.repeats} repeats")
+            ceiling.answer(seconds)
+            for repeat in range(repeats):
+                ceilings.append(ceiling.ask(seconds))
+                self._repeat(result, running, latest)
+                self.say(f"{result.name}: {repeat + 1} of {repeats} repeats")
         except _Failed as error:
             raise RunError(
                 f"{result.name}: the machine's ceiling could not be measured: {error}"
             ) from None
-        self._judge(result, work, found, tokenizer)
-        result.flops, result.pair_flops = (
-            max(one[key] for one in ceilings) for key in ("flops", "pair_flops")
-        )
-        told = next(
-            (found[row.engine] for row in result.rows if "later" in found.get(row.engine, {})), None
-        )
-        if work.decoded is not None:
-            told = {"decoded": work.decoded, "later": work.decoded - work.values}
-        if told is not None:
-            fed = ceilings[0]["layers"] * (work.unavoidable + told["later"])
-            result.floor = 2 * (fed + ceilings[0]["head"] * told["decoded"]) / result.flops
-            result.floor += (
-                ceilings[0]["pair"]
-                * (work.attended + told["later"] * work.keys)
-                / result.pair_flops
-            )
+        return ceilings
 
-    def _turn(
-        self, result: Result, running: dict[str, _Process], found: dict[str, dict[str, Any]]
+    def _repeat(
+        self, result: Result, running: dict[str, _Process], latest: dict[str, dict[str, Any]]
     ) -> None:
-        """Each engine once, one after the other; `found` gets what they answer."""
+        """Let each engine do the work once, one after the other."""
         for row in result.rows:
             if row.error is not None:
                 continue
             try:
-                done = found[row.engine] = running[row.engine].ask(self.settings.most_seconds)
+                answer = running[row.engine].ask(self.settings.most_seconds)
             except _Failed as error:
-                row.error, row.seconds = one_line(error, 300), []
-                self.say(f"{result.name}: {row.engine}: {row.error}")
+                self._fail(result, row, error)
                 self._end(running[row.engine])
-            else:
-                row.seconds.append(done["seconds"])
-                row.fed, row.decoded = done["fed"], done["decoded"]
+                continue
+            latest[row.engine] = answer
+            row.seconds.append(answer["seconds"])
+            row.fed = answer["fed"]
+            row.decoded = answer["decoded"]
+
+    @staticmethod
+    def _decoded_tokens(
+        result: Result, work: Work, latest: dict[str, dict[str, Any]]
+    ) -> dict[str, int] | None:
+        """Return how many tokens are decoded, and how many of them are fed ("later").
+
+        Where the model itself ends its answers, these are the first engine's that tells. None if
+        no engine does.
+        """
+        if work.decoded is not None:
+            return {"decoded": work.decoded, "later": work.decoded - work.values}
+        for row in result.rows:
+            if "later" in latest.get(row.engine, {}):
+                return latest[row.engine]
+        return None
 
     def _tuned(self, row: Row, work: Work, file: Path, model: str | None) -> _Process:
-        """Starts an engine with one setting after the other, and lets it do the work where there
-        are several; the process of the fastest stays. Raises _Failed.
+        """Try the settings of an engine; return the process of the fastest.
+
+        An engine with a single setting is started, but does not do the work yet. Raises _Failed if
+        no setting works.
         """
         shape = str(shape_of(row.engine, work))
-        settings: list[int | str] = (
-            [AUTO] if shape == "units" else self._settings(row.engine, len(getattr(work, shape)))
-        )
+        settings: list[int | str] = [AUTO]
+        if shape != "units":
+            settings = self._settings(row.engine, len(getattr(work, shape)))
         forms = self.settings.vllm_forms if row.engine.startswith("vllm") else {}
-        trials: list[tuple[int | str | None, dict[str, Any]]] = [
-            (setting, {}) for setting in settings
-        ]
-        trials += [(None, {key: value}) for key, values in forms.items() for value in values[1:]]
-        first = {key: values[0] for key, values in forms.items()}
+        first_form = {key: values[0] for key, values in forms.items()}
+        # A trial without a setting takes the best one, and a change of the form.
+        trials: list[tuple[int | str | None, dict[str, Any]]] = []
+        trials += [(setting, {}) for setting in settings]
+        for key, values in forms.items():
+            trials += [(None, {key: value}) for value in values[1:]]
         best: _Process | None = None
-        reason: _Failed | None = None
-        for number, change in trials:
-            setting, form = row.setting if number is None else number, {**row.form, **change}
+        failure: _Failed | None = None
+        for trial_setting, change in trials:
+            setting = row.setting if trial_setting is None else trial_setting
             if setting is None:
-                break  # none of max_num_seqs worked
+                break  # no max_num_seqs worked
+            form = {**row.form, **change}
             name = label(setting, form)
-            process = self._start(row.engine, shape, setting, file, model, {**first, **form})
+            process = self._start(row.engine, shape, setting, file, model, {**first_form, **form})
             try:
                 versions = process.answer(self.settings.most_seconds)["versions"]
                 if len(trials) > 1:
                     row.tried[name] = process.ask(self.settings.most_seconds)["seconds"]
                     self.say(f"  {row.engine}, {name} at a time: {row.tried[name]:.2f} s")
             except _Failed as error:
-                reason = error
+                failure = error
                 self._end(process)
                 if "is not installed" in str(error):
                     break
-                self.say(f"  {row.engine}, {name} at a time: {one_line(error, 300)}")
+                self.say(f"  {row.engine}, {name} at a time: {one_line(error, _ERROR_LENGTH)}")
                 continue
             if best is not None and row.tried[name] > min(row.tried.values()):
                 self._end(process)
                 continue
             if best is not None:
                 self._end(best)
-            best, row.setting, row.form, row.versions = process, setting, form, versions
+            best = process
+            row.setting = setting
+            row.form = form
+            row.versions = versions
         if best is None:
-            raise reason or _Failed("no setting was tried")
+            raise failure or _Failed("no setting was tried")
         return best
 
     def _settings(self, engine: str, requests: int) -> list[int | str]:
-        """What a peer is tried with."""
-        settings = sorted(
-            self.settings.batch_sizes if engine == "generate" else self.settings.max_num_seqs
-        )
-        # The first that takes all at once is tried, too.
-        enough = sum(setting < requests for setting in settings)
-        return [*settings[: enough + 1]]
+        """Return the settings that an engine other than raypd is tried with."""
+        is_generate = engine == "generate"
+        sizes = self.settings.batch_sizes if is_generate else self.settings.max_num_seqs
+        settings: list[int | str] = []
+        for size in sorted(sizes):
+            settings.append(size)
+            if size >= requests:
+                break  # this one takes all requests at once
+        return settings
 
     def _start(
         self,
@@ -297,58 +391,32 @@ class Comparison:
         model: str | None,
         form: Mapping[str, Any],
     ) -> _Process:
-        """A process of an engine, which loads and warms up. Raises _Failed, ModelError."""
+        """Start the process of an engine, which loads its model and warms up.
+
+        Raises _Failed if it cannot be started, ModelError if its model cannot be loaded.
+        """
         settings = self.settings
-        at, dtype, _ = self._model(model)
+        saved = self._model(model)
         name = "raypd" if engine.startswith("raypd") else engine.partition("-")[0]
+        arguments = {key: value for key, value in form.items() if not key.isupper()}
         job = {
             "engine": name,
             "shape": shape,
             "setting": setting,
             "work": str(file),
-            "model": at,
-            "dtype": dtype,
+            "model": saved.folder,
+            "dtype": saved.dtype,
             "device": self.config.model.device,
             "threads": settings.threads,
             "guided": engine == "raypd-guided",
-            "arguments": {
-                **settings.vllm_arguments,
-                **{k: v for k, v in form.items() if not k.isupper()},
-            },
+            "arguments": {**settings.vllm_arguments, **arguments},
         }
         self._started += 1
         path = self.folder / f"{self._started}-{engine}.json"
         path.write_text(json.dumps(job))
-        root = str(Path(__file__).parents[1])
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.getenv("PYTHONPATH")])]),
-        }
-        command = [sys.executable, "-m", "benchmarks.engines", str(path)]
-        if name not in ("raypd", "ceiling"):
-            command = [sys.executable, peers.__file__, str(path)]
-        if name in ("vllm", "openvino"):
-            command[0] = getattr(settings, f"{name}_python") or sys.executable
-            del environment["PYTHONPATH"]  # it may have packages that do not fit that environment
-        if name == "vllm":
-            known = {
-                "VLLM_CPU_OMP_THREADS_BIND": f"0-{(settings.threads or os.cpu_count() or 1) - 1}",
-                "VLLM_CPU_KVCACHE_SPACE": "4",
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "VLLM_NO_USAGE_STATS": "1",
-                "DO_NOT_TRACK": "1",
-            }
-            given = {
-                **settings.vllm_environment,
-                **{key: value for key, value in form.items() if key.isupper()},
-            }
-            environment |= known | {
-                key: str(value) for key, value in given.items() if value is not None
-            }
-        if settings.threads is not None:
-            environment["OMP_NUM_THREADS"] = str(settings.threads)
+        command = self._command(name, path)
         try:
-            process = _Process(command, environment, path.with_suffix(".log"))
+            process = _Process(command, self._environment(name, form), path.with_suffix(".log"))
         except OSError as error:
             raise _Failed(
                 f"{command[0]} (benchmark.{name}_python) cannot be started: {error.strerror}"
@@ -356,68 +424,113 @@ class Comparison:
         self._live.append(process)
         return process
 
+    def _command(self, name: str, job: Path) -> list[str]:
+        """Return the command of an engine's process."""
+        if name in ("raypd", "ceiling"):
+            return [sys.executable, "-m", "benchmarks.engines", str(job)]
+        python = sys.executable
+        if name in ("vllm", "openvino"):
+            python = getattr(self.settings, f"{name}_python") or sys.executable
+        return [python, peers.__file__, str(job)]
+
+    def _environment(self, name: str, form: Mapping[str, Any]) -> dict[str, str]:
+        """Return the environment variables of an engine's process."""
+        settings = self.settings
+        environment = dict(os.environ)
+        if name in ("vllm", "openvino"):
+            # The path may hold packages that do not fit the environment of these engines.
+            environment.pop("PYTHONPATH", None)
+        else:
+            root = str(Path(__file__).parents[1])
+            paths = [root, *filter(None, [os.getenv("PYTHONPATH")])]
+            environment["PYTHONPATH"] = os.pathsep.join(paths)
+        if name == "vllm":
+            cores = settings.threads or os.cpu_count() or 1
+            environment |= _VLLM_ENVIRONMENT
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{cores - 1}"
+            variables = {key: value for key, value in form.items() if key.isupper()}
+            for key, value in {**settings.vllm_environment, **variables}.items():
+                if value is not None:
+                    environment[key] = str(value)
+        if settings.threads is not None:
+            environment["OMP_NUM_THREADS"] = str(settings.threads)
+        return environment
+
     def _end(self, process: _Process) -> None:
         self._live.remove(process)
         process.close()
 
-    def _model(self, name: str | None) -> tuple[str, str, int]:
-        """A model saved once, adapter merged, for all engines alike: folder, dtype, context.
+    def _model(self, name: str | None) -> _SavedModel:
+        """Save a model once for all engines, its adapter merged; None is that of the configuration.
 
-        Raises ModelError.
+        Raises ModelError if it cannot be loaded.
         """
         if name not in self._models:
-            given = self.config.model
-            if given.quantization != "none":
+            config = self.config.model
+            if config.quantization != "none":
                 raise ConfigError(
                     "model.quantization: engines quantize each in its own way; set none"
                 )
             if name is not None:
-                given = given.model_copy(update={"name": name, "adapter": None, "revision": None})
-            loaded = load_model(given)
-            at = self.folder / f"model-{len(self._models)}"
+                config = config.model_copy(update={"name": name, "adapter": None, "revision": None})
+            loaded = load_model(config)
+            folder = self.folder / f"model-{len(self._models)}"
             with quiet():
-                loaded.model.save_pretrained(at)
-                loaded.tokenizer.save_pretrained(at)
-            self._models[name] = (
-                str(at),
-                str(loaded.dtype).removeprefix("torch."),
-                loaded.context_length,
-            )
+                loaded.model.save_pretrained(folder)
+                loaded.tokenizer.save_pretrained(folder)
+            dtype = str(loaded.dtype).removeprefix("torch.")
+            self._models[name] = _SavedModel(str(folder), dtype, loaded.context_length)
         return self._models[name]
 
-    def _judge(
-        self,
+    @staticmethod
+    def _add_agreement(
         result: Result,
         work: Work,
-        found: dict[str, dict[str, Any]],
+        latest: dict[str, dict[str, Any]],
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
-        """Writes to each row the share of its answers that raypd's are, too, decoded in the most
-        similar way.
+        """Add to the other engines' rows how many of their answers are raypd's.
+
+        They are compared with raypd's most similar way to decode.
         """
-        said = {
-            row.engine: answers.read(
-                found[row.engine]["answers"], shape_of(row.engine, work), work, tokenizer
-            )
-            for row in result.rows
-            if row.error is None and work.decoded is None
-        }
+        if work.decoded is not None:
+            return  # the answers are given
+        read = {}
         for row in result.rows:
-            other = next(
-                (name for name in ("raypd-guided", "raypd") if name in said and name != row.engine),
-                None,
-            )
-            if row.engine in said and other is not None and not row.engine.startswith("raypd"):
-                row.agreement, row.agrees_with = (
-                    answers.agreement(said[row.engine], said[other]),
-                    other,
-                )
+            if row.error is None:
+                output = latest[row.engine]["answers"]
+                read[row.engine] = answers.read(output, shape_of(row.engine, work), work, tokenizer)
+        reference = None
+        for name in ("raypd-guided", "raypd"):
+            if name in read:
+                reference = name
+                break
+        for row in result.rows:
+            if reference is None or row.engine not in read or row.engine.startswith("raypd"):
+                continue
+            row.agreement = answers.agreement(read[row.engine], read[reference])
+            row.agrees_with = reference
+
+
+def _floor(result: Result, work: Work, ceiling: dict[str, Any], counts: Mapping[str, int]) -> float:
+    """Return the seconds of the arithmetic that no engine can avoid."""
+    assert result.flops is not None
+    assert result.pair_flops is not None
+    fed = work.unavoidable + counts["later"]
+    weights = ceiling["layers"] * fed + ceiling["head"] * counts["decoded"]
+    pairs = work.attended + counts["later"] * work.keys
+    return 2 * weights / result.flops + ceiling["pair"] * pairs / result.pair_flops
 
 
 def varied(name: str, work: WorkConfig) -> dict[str, WorkConfig]:
-    """The works that one of the configuration stands for.
+    """Return the works that one of the configuration stands for, by name.
 
-    Raises ConfigError for a value that it cannot have.
+    Args:
+        name: The name of the work.
+        work: The work, with the key that varies.
+
+    Raises:
+        ConfigError: For a value that the key cannot have.
     """
     try:
         return work.varied(name)
@@ -426,30 +539,33 @@ def varied(name: str, work: WorkConfig) -> dict[str, WorkConfig]:
 
 
 def label(setting: int | str | None, form: Mapping[str, Any]) -> str:
-    """An engine's setting in a table: 64, block_size: 16."""
+    """Return the name of an engine's setting in a table, such as "64, block_size: 16"."""
     return ", ".join([str(setting), *(f"{key}: {value}" for key, value in form.items())])
 
 
 def shape_of(engine: Engine | str, work: Work) -> str | None:
-    """Which requests of a work an engine gets; None: the work has none for it."""
+    """Return which requests of a work an engine gets; None if the work has none for it."""
     if engine == "raypd":
         return "units"
     if engine == "raypd-guided":
-        return "units" if "run" in work.raypd and work.unit == "documents" else None
+        has_values = "run" in work.raypd and work.unit == "documents"
+        return "units" if has_values else None
     if engine.endswith("-whole"):
         return "whole" if work.whole else None
-    return "each" if engine.endswith("-each") or not work.whole else "whole"
+    if engine.endswith("-each") or not work.whole:
+        return "each"
+    return "whole"
 
 
 def compare(config: BenchmarkRun, say: Callable[[str], None]) -> Generator[Result, None, None]:
-    """Every work of a configuration, as it is done.
+    """Yield every work of a configuration as it is done.
 
     Args:
-        config: what is compared.
-        say: gets a line for every step.
+        config: What is compared.
+        say: Gets a line per step.
 
     Raises:
-        ModelError, ConfigError, RunError: nothing can be compared.
+        ModelError, ConfigError, RunError: If nothing can be compared.
     """
     with tempfile.TemporaryDirectory(prefix="raypd-benchmark-") as folder:
         comparison = Comparison(config, Path(folder), say)

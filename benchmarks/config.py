@@ -1,4 +1,4 @@
-"""What `python -m benchmarks` runs: a small tree of its own."""
+"""The configuration of `python -m benchmarks`."""
 
 from __future__ import annotations
 
@@ -28,35 +28,39 @@ ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
 class WorkConfig(Section):
-    """What all works have."""
+    """The keys of every work."""
 
     engines: list[Engine] | None = Field(
         None, min_length=1, description="null: those of benchmark.engines"
     )
     vary: dict[str, list[int]] = Field(
         {},
-        description="One key of the work and its values: a work for each, a chart of the cost over them",  # noqa: E501
+        description=(
+            "One key of the work and its values: a work for each, a chart of the cost over them"
+        ),
     )
 
     @model_validator(mode="after")
     def _one_number_varies(self) -> WorkConfig:
-        known = [name for name in type(self).model_fields if isinstance(getattr(self, name), int)]
-        if len(self.vary) > 1 or not set(self.vary) <= set(known):
-            raise ValueError(f"vary: one of {', '.join(known)}, with a list of its values")
+        numbers = [name for name in type(self).model_fields if isinstance(getattr(self, name), int)]
+        if len(self.vary) > 1 or not set(self.vary) <= set(numbers):
+            raise ValueError(f"vary: one of {', '.join(numbers)}, with a list of its values")
         return self
 
     def varied(self, name: str) -> dict[str, WorkConfig]:
-        """The works that this one stands for, by name.
+        """Return the works that this one stands for, by name.
 
-        Raises pydantic.ValidationError for a value out of bounds.
+        Raises:
+            pydantic.ValidationError: For a value out of bounds.
         """
-        for key, values in self.vary.items():
-            tree = self.model_dump(exclude={"vary"})
-            return {
-                f"{name} {key}={value}": type(self).model_validate({**tree, key: value})
-                for value in values
-            }
-        return {name: self}
+        if not self.vary:
+            return {name: self}
+        ((key, values),) = self.vary.items()
+        tree = self.model_dump(exclude={"vary"})
+        works = {}
+        for value in values:
+            works[f"{name} {key}={value}"] = type(self).model_validate({**tree, key: value})
+        return works
 
 
 class RandomSlots(WorkConfig):
@@ -73,8 +77,9 @@ class RandomSlots(WorkConfig):
 
 
 class Extraction(WorkConfig):
-    """Documents with labels, as `raypd evaluate` takes them: {id, category, title, description,
-    target}.
+    """Documents with labels, as `raypd evaluate` reads them.
+
+    The rows are {id, category, title, description, target}.
     """
 
     kind: Literal["extraction"]
@@ -99,9 +104,10 @@ class Extraction(WorkConfig):
     max_new_tokens: int = Field(512, ge=1, description="Of an answer that is written whole")
     layout: Literal["schema", "lines"] = Field(
         "schema",
-        description="What holds a whole answer: a JSON schema, or the layout of `autoregressive`, a "  # noqa: E501
-        "value a "
-        "line, which weights that raypd has trained write",
+        description=(
+            "What holds a whole answer: a JSON schema, or the layout of `autoregressive`, a value "
+            "a line, which weights that raypd has trained write"
+        ),
     )
     models: dict[Engine, str] = Field(
         {}, description="Engine -> folder of weights that were trained for its way"
@@ -109,8 +115,9 @@ class Extraction(WorkConfig):
 
 
 class Questions(WorkConfig):
-    """Contexts with questions: {id, context, questions: [{id, question}]}; choices are not
-    shown.
+    """Contexts with questions: {id, context, questions: [{id, question}]}.
+
+    Choices are not shown.
     """
 
     kind: Literal["questions"]
@@ -143,7 +150,7 @@ AnyWork = Annotated[
 
 
 class BenchmarkConfig(Section):
-    """Engines, works, and how often."""
+    """Which engines do which works, and how often."""
 
     works: dict[str, AnyWork] = Field(
         min_length=1,
@@ -163,7 +170,9 @@ class BenchmarkConfig(Section):
     max_num_seqs: list[int] = Field(
         [24, 64, 128],
         min_length=1,
-        description="Tried with vLLM, OpenVINO and generate_batch; the best is reported. raypd has auto",  # noqa: E501
+        description=(
+            "Tried with vLLM, OpenVINO and generate_batch; the best is reported. raypd has auto"
+        ),
     )
     batch_sizes: list[int] = Field([8, 24, 64], min_length=1, description="Tried with generate")
     most_documents: int = Field(10_000, ge=1, description="Works of more documents are left out")
@@ -178,7 +187,9 @@ class BenchmarkConfig(Section):
     )
     openvino_python: str | None = Field(
         None,
-        description="Interpreter of the environment that OpenVINO GenAI is installed in; null: this one",  # noqa: E501
+        description=(
+            "Interpreter of the environment that OpenVINO GenAI is installed in; null: this one"
+        ),
     )
     vllm_environment: dict[str, str | int] = Field(
         {},
@@ -193,10 +204,11 @@ class BenchmarkConfig(Section):
     )
     vllm_forms: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
         {},
-        description="Argument of vllm.LLM, or NAME of a variable of its process -> values. It starts "  # noqa: E501
-        "with the first of "
-        "each; the others are tried at the best max_num_seqs, one key after the other, and "
-        "the fastest stays",
+        description=(
+            "Argument of vllm.LLM, or NAME of a variable of its process -> values. It starts with "
+            "the first of each; the others are tried at the best max_num_seqs, one key after the "
+            "other, and the fastest stays"
+        ),
     )
 
     @field_validator("max_num_seqs", "batch_sizes")
@@ -208,7 +220,8 @@ class BenchmarkConfig(Section):
 
     @model_validator(mode="after")
     def _known_works(self) -> BenchmarkConfig:
-        if unknown := set(self.only) - set(self.works):
+        unknown = set(self.only) - set(self.works)
+        if unknown:
             raise ValueError(
                 f"only: there is no work {min(unknown)!r}; there are {', '.join(self.works)}"
             )
@@ -223,9 +236,14 @@ class BenchmarkRun(Section):
 
 
 def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a YAML file says, unchecked, with paths relative to it and `key=value` over it.
+    """Read a YAML file without checking it.
 
-    Raises ConfigError.
+    Args:
+        path: The file. Relative paths in it are relative to its folder.
+        overrides: `key=value` with dotted keys.
+
+    Raises:
+        ConfigError: If it cannot be read.
     """
     tree = YamlFile.read(path).tree
     anchor_paths(tree, path.parent)
@@ -234,13 +252,16 @@ def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def load_benchmark(path: str | Path, overrides: Sequence[str] = ()) -> BenchmarkRun:
-    """Reads and checks the YAML file of a benchmark. Raises ConfigError with every mistake.
+    """Read and check the YAML file of a benchmark.
 
     Args:
-        path: whose relative paths are relative to its folder.
+        path: The file. Relative paths in it are relative to its folder.
         overrides: `key=value` with dotted keys.
+
+    Raises:
+        ConfigError: With every mistake.
     """
-    tree, folder = read_tree(Path(path), overrides), Path(path).parent
+    tree = read_tree(Path(path), overrides)
     try:
         run = BenchmarkRun.model_validate(tree)
     except ValidationError as error:
@@ -248,10 +269,11 @@ def load_benchmark(path: str | Path, overrides: Sequence[str] = ()) -> Benchmark
             f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
         ]
         raise ConfigError("\n".join(mistakes)) from None
-    works = {
-        name: work.model_copy(update={"task": str(folder / work.task)})
-        if isinstance(work, Extraction) and work.task
-        else work
-        for name, work in run.benchmark.works.items()
-    }
+    works: dict[str, Any] = {}
+    for name, work in run.benchmark.works.items():
+        if isinstance(work, Extraction) and work.task:
+            task = str(Path(path).parent / work.task)
+            works[name] = work.model_copy(update={"task": task})
+        else:
+            works[name] = work
     return run.model_copy(update={"benchmark": run.benchmark.model_copy(update={"works": works})})

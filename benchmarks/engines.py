@@ -1,8 +1,10 @@
-"""raypd's side of the comparison, and the machine's ceiling: python -m benchmarks.engines JOB.json
+"""raypd's side of the comparison, and the machine's ceiling.
 
-A process of its own like every other engine's, which the same lines of standard input drive
-(`peers.serve`). The engine alone is timed, over prompts that are ids already, as with the others;
-what an answer means is read later.
+python -m benchmarks.engines JOB.json
+
+Each has a process of its own like every other engine, driven by lines on standard input
+(`peers.serve`). Only the engine is timed, over prompts that are token ids already; answers are read
+afterwards.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,19 +42,21 @@ from raypd.models.load import LoadedModel, load_model
 from raypd.tasks import build_task
 from raypd.tasks.base import Record, Request
 
-_TEXT = 2048  # tokens of the text that attention is measured with
+_TEXT_TOKENS = 2048  # of the text with which attention is measured
+_ROUNDS = 8  # of which the fastest counts
+_PRODUCT_ROWS = (256, 1024, 2048)
 
 Reader = Callable[[Any], list[Any]]
 
 
 class Given:
-    """The rule of a slot whose value is given, or of any tokens up to a length."""
+    """The automaton of a slot whose value is given, or is any tokens of a fixed length."""
 
     def __init__(self, length: int, tokens: list[int] | None = None) -> None:
         self.length = length
-        self._allowed = (
-            None if tokens is None else [AllowedTokens(np.array([token])) for token in tokens]
-        )
+        self._allowed: list[AllowedTokens] | None = None
+        if tokens is not None:
+            self._allowed = [AllowedTokens(np.array([token])) for token in tokens]
 
     def allowed(self, state: int, left: int | None) -> AllowedTokens | None:
         return None if self._allowed is None else self._allowed[state]
@@ -66,66 +71,95 @@ class Given:
         return None
 
 
-def _programs(
+Programs = Iterator[tuple[Program[Any], Reader]]
+
+
+def _programs(work: dict[str, Any], guided: bool, loaded: LoadedModel) -> Callable[[], Programs]:
+    """Return a function that makes the programs of a work, each with a reader of its answer.
+
+    It is called for every run, because a program can run only once.
+    """
+    inputs = work["raypd"]
+    if "run" in inputs:
+        return _task_programs(work, guided, loaded)
+
+    def programs() -> Programs:
+        for prompt in inputs.get("prompts", []):
+            yield _slotted(prompt), _no_answers
+        for tree in inputs.get("trees", []):
+            questions = [Question(tokens, _never) for tokens in tree["questions"]]
+            prompt_tree = PromptTree(tree["shared"], [Context(tree["context"], questions)])
+            yield intra_prompt(prompt_tree, tree["most"]), _no_answers
+
+    return programs
+
+
+def _no_answers(answer: Any) -> list[Any]:
+    """Read nothing, because the answers are random or given."""
+    return []
+
+
+def _never(tokens: Any) -> bool:
+    """Let an answer take all the tokens that it may have."""
+    return False
+
+
+def _slotted(prompt: dict[str, Any]) -> Program[Any]:
+    """Return the program of a prompt whose values are given, or have given lengths."""
+    rules: list[Any] = []
+    if prompt.get("values") is not None:
+        rules += [Given(len(value), value) for value in prompt["values"]]
+    else:
+        rules += [Given(length) for length in prompt["lengths"]]
+    slots = [Slot(end, rule) for end, rule in zip(prompt["ends"], rules, strict=True)]
+    slotted = SlottedPrompt(prompt["tokens"], slots, prompt["shared"])
+    return hyper_parallel(slotted, max(rule.length for rule in rules))
+
+
+def _task_programs(
     work: dict[str, Any], guided: bool, loaded: LoadedModel
-) -> Callable[[], Iterator[tuple[Program[Any], Reader]]]:
-    """What makes the work's programs anew for every run, each with what reads its answer."""
-    given = work["raypd"]
-    if "run" in given:
-        method = (
-            "guided"
-            if guided
-            else "intra_prompt"
-            if work["unit"] == "questions"
-            else "hyper_parallel"
-        )
-        task = build_task(
-            make_config(given["run"], [f"decoding.method={method}"]),
-            loaded.tokenizer,
-            loaded.context_length,
-        )
-        documents = documents_of(given["rows"])
+) -> Callable[[], Programs]:
+    """Return a function that makes the programs of a task over the rows of a work."""
+    inputs = work["raypd"]
+    if guided:
+        method = "guided"
+    elif work["unit"] == "questions":
+        method = "intra_prompt"
+    else:
+        method = "hyper_parallel"
+    config = make_config(inputs["run"], [f"decoding.method={method}"])
+    task = build_task(config, loaded.tokenizer, loaded.context_length)
+    documents = documents_of(inputs["rows"])
 
-        def planned() -> Iterator[tuple[Program[Any], Reader]]:
-            for request in task.plan(documents):
-                assert not isinstance(request, Record)
-                yield request.program, partial(_read, request)
+    def programs() -> Programs:
+        for request in task.plan(documents):
+            assert not isinstance(request, Record)
+            yield request.program, partial(_read, request)
 
-        return planned
-
-    def made() -> Iterator[tuple[Program[Any], Reader]]:
-        for one in given.get("prompts", []):
-            values = one.get("values")
-            lengths = one["lengths"] if values is None else list(map(len, values))
-            rules = [
-                Given(*pair) for pair in zip(lengths, values or [None] * len(lengths), strict=True)
-            ]
-            slots = [Slot(*pair) for pair in zip(one["ends"], rules, strict=True)]  # type: ignore[arg-type]
-            yield (
-                hyper_parallel(SlottedPrompt(one["tokens"], slots, one["shared"]), max(lengths)),
-                lambda answer: [],
-            )
-        for tree in given.get("trees", []):
-            questions = [Question(tokens, lambda answer: False) for tokens in tree["questions"]]
-            prompt = PromptTree(tree["shared"], [Context(tree["context"], questions)])
-            yield intra_prompt(prompt, tree["most"]), lambda answer: []
-
-    return made
+    return programs
 
 
 def _read(request: Request, answer: Any) -> list[Any]:
-    """What the records of a request answer: values by attribute, or texts."""
-    columns = [record.columns for record in request.finish(answer) if isinstance(record, Record)]
-    return [
-        {value["name"]: value["value"] for value in one["values"]}
-        if "values" in one
-        else one.get("answer")
-        for one in columns
-    ]
+    """Return what the records of a request answer: values by attribute, or texts."""
+    answers: list[Any] = []
+    for record in request.finish(answer):
+        if not isinstance(record, Record):
+            continue
+        if "values" in record.columns:
+            values = record.columns["values"]
+            answers.append({value["name"]: value["value"] for value in values})
+        else:
+            answers.append(record.columns.get("answer"))
+    return answers
 
 
 def load_raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
-    """raypd's engine. job, work: what is done with it, as `peers.serve` reads them."""
+    """Load raypd's engine.
+
+    Args:
+        job: The engine's job, as `peers.serve` reads it.
+        work: The work of the job.
+    """
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
     loaded = load_model(ModelConfig(name=job["model"], dtype=job["dtype"], device=job["device"]))
@@ -133,30 +167,41 @@ def load_raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
     programs = _programs(work, job["guided"], loaded)
 
     def run(requests: list[Any]) -> dict[str, Any]:
-        made = [one for one, _ in zip(programs(), requests, strict=False)]
-        answers: list[Any] = [None] * len(made)
-        found = {"fed": 0, "later": 0, "decoded": 0}
-        begin = time.perf_counter()
-        for number, (program, _) in enumerate(made):
+        # There may be fewer requests than programs, in the warm-up.
+        batch = [item for item, _ in zip(programs(), requests, strict=False)]
+        answers: list[Any] = [None] * len(batch)
+        fed = 0
+        later = 0  # decoded tokens that are fed
+        decoded = 0
+        began = time.perf_counter()
+        for number, (program, _) in enumerate(batch):
             engine.submit(program, tag=number)
         while engine.pending:
             for done in engine.step():
                 if done.error is not None:
                     raise done.error
                 answers[done.tag] = done.answer
-                # The first token of each is sampled behind the prompt.
-                later = done.counts.decode_tokens - (1 if job["guided"] else len(done.answer))
-                found["fed"] += done.counts.prefill_tokens + later
-                found["later"] += later
-                found["decoded"] += sum(len(value.tokens) for value in done.answer)
-        seconds = time.perf_counter() - begin
-        said = [
-            item for (_, read), answer in zip(made, answers, strict=True) for item in read(answer)
-        ]
-        return {**found, "seconds": seconds, "answers": said}
+                # The first token of each value is sampled at the end of the prompt, so that one
+                # token per value is not fed. A guided record counts as one value.
+                values = 1 if job["guided"] else len(done.answer)
+                fed_later = done.counts.decode_tokens - values
+                fed += done.counts.prefill_tokens + fed_later
+                later += fed_later
+                decoded += sum(len(value.tokens) for value in done.answer)
+        seconds = time.perf_counter() - began
+        read_answers: list[Any] = []
+        for (_, read), answer in zip(batch, answers, strict=True):
+            read_answers += read(answer)
+        return {
+            "fed": fed,
+            "later": later,
+            "decoded": decoded,
+            "seconds": seconds,
+            "answers": read_answers,
+        }
 
     def forget() -> None:
-        """Drops the shared prefixes; the cache keeps its size."""
+        """Drop the shared prefixes; the cache keeps its size."""
         engine.scheduler.prefixes.clear()
         engine.cache.allocator = SlotAllocator(engine.cache.allocator.slots)
 
@@ -167,31 +212,46 @@ def _head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
+@dataclass(frozen=True)
+class _Attention:
+    """One way to compute attention in one layer.
+
+    Attributes:
+        pairs: The number of (token, key that it sees).
+        call: Computes it once.
+    """
+
+    pairs: int
+    call: Callable[[], object]
+
+
 def _attentions(
     config: Any, dtype: torch.dtype, device: torch.device, in_c: bool
-) -> list[tuple[int, Callable[[], object]]]:
-    """Attention of a text behind as long a one, in one layer, by torch (that to the first text
-    alone) and, where it can, by raypd's function in C; with the pairs (token, key that it sees) of
-    each.
+) -> list[_Attention]:
+    """Return the ways to compute attention of a text that follows a text of the same length.
+
+    torch's attends to the first text alone. raypd's function in C is added if `in_c`.
     """
-    heads, kv_heads, dim, n = (
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        _head_dim(config),
-        _TEXT,
-    )
-    query, key, value = (
-        torch.randn(n, count, dim, dtype=dtype, device=device)
-        for count in (heads, kv_heads, kv_heads)
-    )
+    n = _TEXT_TOKENS
+    dim = _head_dim(config)
+
+    def random(heads: int) -> torch.Tensor:
+        return torch.randn(n, heads, dim, dtype=dtype, device=device)
+
+    query = random(config.num_attention_heads)
+    key = random(config.num_key_value_heads)
+    value = random(config.num_key_value_heads)
     # [1, heads, tokens, head_dim].
     q, k, v = (x.transpose(0, 1)[None].contiguous() for x in (query, key, value))
-    calls: list[tuple[int, Callable[[], object]]] = [
-        (n * n, lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True))
-    ]
+
+    def with_torch() -> object:
+        return scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    attentions = [_Attention(n * n, with_torch)]
     if in_c:
+        slots = np.arange(n, 2 * n)
         keys = np.zeros((3, n), dtype=np.int64)  # position, segment, step
-        keys[0] = slots = np.arange(n, 2 * n)
+        keys[0] = slots
         group = PrefixGroup([Span(0, n, n, n, one_segment(), keys, keys, n)], 0, n)
         step = Step(
             KVCache(2 * n, None, device),
@@ -201,79 +261,103 @@ def _attentions(
             avx512.attend,
         )
         layer = AttentionLayer(0, dim**-0.5)
-        calls.append(
-            (n * n + n * (n + 1) // 2, lambda: avx512.attend(step, layer, query, key, value))
-        )
-    return calls
+
+        def with_c() -> object:
+            return avx512.attend(step, layer, query, key, value)
+
+        attentions.append(_Attention(n * n + n * (n + 1) // 2, with_c))
+    return attentions
 
 
 def load_ceiling(job: dict[str, Any]) -> Loaded:
-    """The fastest product of activations with one of the model's own matrices, and the fastest
+    """Prepare to measure the ceiling of the machine.
+
+    It is the fastest product of activations with one of the model's own matrices, and the fastest
     attention of a text, by torch or by raypd.
+
+    Args:
+        job: The engine's job, as `peers.serve` reads it.
     """
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
     config = AutoConfig.from_pretrained(job["model"]).get_text_config()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    total = sum(weight.numel() for weight in model.parameters())
     head = model.get_output_embeddings().weight
-    looked_up = model.get_input_embeddings().weight
-    layers = total - head.numel() - (0 if looked_up is head else looked_up.numel())
-    matrices = {
+    embeddings = model.get_input_embeddings().weight
+    layer_weights = sum(weight.numel() for weight in model.parameters()) - head.numel()
+    if embeddings is not head:
+        layer_weights -= embeddings.numel()
+    shapes = {
         weight.shape
         for weight in model.parameters()
         if weight.dim() == 2 and weight.shape != head.shape
     }
     device = torch.device("cuda" if torch.cuda.is_available() and job["device"] != "cpu" else "cpu")
-    kind: dict[str, Any] = {"device": device, "dtype": getattr(torch, job["dtype"])}
+    dtype = getattr(torch, job["dtype"])
     in_c = avx512.is_best(device, torch.bfloat16)
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    attentions = _attentions(config, kind["dtype"], device, in_c)
-    # Operations of a token that sees a key, in all layers: a product with the key, one with the
-    # value.
+    attentions = _attentions(config, dtype, device, in_c)
+    # The operations of a token that sees a key, in all layers: a product with the key, and one with
+    # the value.
     pair = 4 * config.num_attention_heads * _head_dim(config) * config.num_hidden_layers
-
-    def fastest(calls: list[Callable[[], object]]) -> float:
-        """Seconds."""
-        times = []
-        for call in calls * 8:
-            wait()
-            begin = time.perf_counter()
-            call()
-            wait()
-            times.append(time.perf_counter() - begin)
-        return min(times)
 
     @torch.inference_mode()
     def run(requests: list[Any]) -> dict[str, Any]:
-        best = 0.0
-        for rows in (256, 1024, 2048):
-            for out, into in matrices:
-                x, plain = (
-                    torch.randn(rows, into, **kind),
-                    torch.nn.Linear(into, out, bias=False, **kind),
-                )
-                packed = torch.nn.Sequential(plain)
-                if device.type == "cpu" and (in_c or is_possible()):
-                    pack_linears(packed, in_c)
-                best = max(
-                    best, 2 * rows * into * out / fastest([partial(plain, x), partial(packed, x)])
-                )
-        pairs = max(pairs / fastest([call]) for pairs, call in attentions)  # a second, in one layer
-        found = {"flops": best, "layers": layers, "head": head.numel(), "pair": pair}
+        flops = 0.0
+        for rows in _PRODUCT_ROWS:
+            for shape in shapes:
+                flops = max(flops, _product_flops(rows, shape, device, dtype, in_c))
+        # Per second, in one layer.
+        pairs = max(way.pairs / _fastest([way.call], device) for way in attentions)
         return {
-            **found,
+            "flops": flops,
+            "layers": layer_weights,
+            "head": head.numel(),
+            "pair": pair,
             "pair_flops": pair / config.num_hidden_layers * pairs,
             "answers": [],
             "decoded": 0,
         }
 
-    return run, lambda: None
+    return run, _nothing
+
+
+def _nothing() -> None:
+    """Empty no cache, because there is none."""
+
+
+def _product_flops(
+    rows: int, shape: torch.Size, device: torch.device, dtype: torch.dtype, in_c: bool
+) -> float:
+    """Return the operations per second of a product with a matrix, plain or packed."""
+    out, into = shape
+    x = torch.randn(rows, into, device=device, dtype=dtype)
+    plain = torch.nn.Linear(into, out, bias=False, device=device, dtype=dtype)
+    packed = torch.nn.Sequential(plain)
+    if device.type == "cpu" and (in_c or is_possible()):
+        pack_linears(packed, in_c)
+    return 2 * rows * into * out / _fastest([partial(plain, x), partial(packed, x)], device)
+
+
+def _fastest(calls: list[Callable[[], object]], device: torch.device) -> float:
+    """Return the seconds of the fastest of several rounds of calls."""
+    times = []
+    for call in calls * _ROUNDS:
+        _wait(device)
+        began = time.perf_counter()
+        call()
+        _wait(device)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def main() -> None:
-    """Runs the job that the command line names."""
+    """Run the job that the command line names."""
     with open(sys.argv[1], encoding="utf-8") as file:
         job = json.load(file)
     with open(job["work"], encoding="utf-8") as file:

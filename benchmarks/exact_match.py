@@ -1,12 +1,11 @@
-"""How often IPPD gives the very answer of one prompt a question, and where it does not, why (IPPD,
-table 2).
+"""How often IPPD gives exactly the answer of one prompt per question (IPPD, table 2).
 
     python -m benchmarks.exact_match squad2.dev.jsonl --contexts 200 --dtype bfloat16 [--stable]
 
 The reference is `autoregressive` at batch 1. Beside IPPD stands the noise floor: `autoregressive`
-at batch N against the same reference, which differs by rounding alone. Of each answer that differs
-are printed the first token that does and the gap between the two highest logits of the reference
-there: rounding can only turn a token over where the gap is small.
+at batch N against the same reference, which differs by rounding alone. For each answer that
+differs, the first token that does is printed, and the gap between the two highest logits of the
+reference there: rounding can only change a token if the gap is small.
 """
 
 from __future__ import annotations
@@ -34,39 +33,38 @@ from raypd.tasks.base import Document, Record, Request, Task
 
 @dataclass
 class Difference:
-    """Where an answer leaves the reference: the token's number, and the reference's top-two logit
-    gap there.
-    """
+    """Where an answer first differs from the reference."""
 
-    token: int
-    gap: float
+    token: int  # index in the answer
+    gap: float  # between the two highest logits of the reference
 
 
 @dataclass
 class Outcome:
-    """One question: how many tokens its reference answer has, and where each other form differs
-    (None: nowhere).
-    """
+    """The answers to one question."""
 
     context: str
     question: str
-    tokens: int
-    differences: dict[str, Difference | None]
+    tokens: int  # of the reference
+    differences: dict[str, Difference | None]  # by form; None if it is equal
 
 
 @dataclass
 class Reference:
-    """The answer of a prompt of its own at batch 1; `gaps` [tokens]: between the two highest logits
-    of the choice.
-    """
+    """The answer of a prompt of its own at batch 1."""
 
     tokens: list[int]
-    gaps: list[float]
+    gaps: list[float]  # per token, between the two highest logits
 
 
 def with_gaps(program: Program[Continuation]) -> Program[Reference]:
-    """Runs a program and keeps, for each token it is given, the gap to the runner-up among the
-    allowed ones.
+    """Run a program, and record for each token the gap to the second-best allowed one.
+
+    Args:
+        program: The program of `autoregressive`.
+
+    Returns:
+        The program with the gaps as part of its answer.
     """
     gaps: list[float] = []
     try:
@@ -75,37 +73,43 @@ def with_gaps(program: Program[Continuation]) -> Program[Reference]:
             feed.want_logits = True
             predictions = yield feed
             assert predictions.logits is not None
-            limits = (
-                feed.allowed_token_ids
-                if feed.allowed_token_ids is not None
-                else [None] * len(feed.sample_at)
-            )
-            for logits, tokens in zip(predictions.logits, limits, strict=True):
-                own = (
-                    logits
-                    if tokens is None
-                    else logits[torch.from_numpy(tokens.ids).to(logits.device)]
-                )
-                best = own.double().topk(min(2, len(own))).values
-                gaps.append(float(best[0] - best[-1]) if len(best) > 1 else float("inf"))
+            limits = feed.allowed_token_ids
+            if limits is None:
+                limits = [None] * len(feed.sample_at)
+            for logits, allowed in zip(predictions.logits, limits, strict=True):
+                if allowed is not None:
+                    logits = logits[torch.from_numpy(allowed.ids).to(logits.device)]
+                gaps.append(_gap(logits))
             feed = program.send(predictions)
     except StopIteration as end:
         return Reference(end.value.tokens, gaps)
 
 
+def _gap(logits: torch.Tensor) -> float:
+    """Return the gap between the two highest logits; infinity if there is only one."""
+    if len(logits) < 2:
+        return float("inf")
+    best, second = logits.double().topk(2).values.tolist()
+    return best - second
+
+
 def difference(reference: Reference, tokens: Sequence[int]) -> Difference | None:
-    """The first token at which an answer leaves the reference."""
-    if list(tokens) == reference.tokens:
-        return None
+    """Return where an answer first differs from the reference; None if it is equal.
+
+    Args:
+        reference: The answer at batch 1.
+        tokens: The token ids of the other answer.
+    """
     pairs = itertools.zip_longest(reference.tokens, tokens)
-    at = next(n for n, (a, b) in enumerate(pairs) if a != b)
-    return Difference(at, reference.gaps[at] if at < len(reference.gaps) else float("nan"))
+    for index, (token, other_token) in enumerate(pairs):
+        if token != other_token:
+            has_gap = index < len(reference.gaps)
+            return Difference(index, reference.gaps[index] if has_gap else float("nan"))
+    return None
 
 
 class ExactMatch:
-    """A model and the two forms of the task: `ippd`, and `alone`, which has a prompt of its own for
-    each question.
-    """
+    """A model and the task in two forms: `ippd`, and `alone` with one prompt per question."""
 
     def __init__(
         self,
@@ -114,7 +118,8 @@ class ExactMatch:
         max_answer_tokens: int = 32,
         stable: bool = False,
     ) -> None:
-        self.loaded, self.model = loaded, pack(loaded.model, stable)  # packed, as in a run
+        self.loaded = loaded
+        self.model = pack(loaded.model, stable)  # as in a run
         self.stable = stable
         self.ippd = self._task("intra_prompt", contexts_per_prompt, max_answer_tokens)
         self.alone = self._task("autoregressive", 1, max_answer_tokens)
@@ -126,80 +131,95 @@ class ExactMatch:
             "task": {"kind": "question_answering", "max_answer_tokens": max_answer_tokens},
             "decoding": {"method": method, "contexts_per_prompt": contexts_per_prompt},
         }
-        return build_task(
-            RunConfig.model_validate(config), self.loaded.tokenizer, self.loaded.context_length
-        )
+        run = RunConfig.model_validate(config)
+        return build_task(run, self.loaded.tokenizer, self.loaded.context_length)
 
     def run(self, programs: Iterable[Program[Any]], batch: int) -> list[Any]:
-        """What programs return."""
+        """Return what programs return; `batch` of them are decoded at the same time."""
         return Engine(self.model, max_num_seqs=batch, stable=self.stable).run(list(programs))
 
     def compare(self, documents: Sequence[Document], batch: int) -> list[Outcome]:
-        """The outcomes of all questions of some contexts. batch: prompts decoded at the same
-        time.
+        """Answer all questions of some contexts in every form.
+
+        Args:
+            documents: The contexts with their questions.
+            batch: The number of prompts that are decoded at the same time.
         """
         stacked = _requests(self.ippd, documents)
-        answers: list[list[Continuation]] = self.run(
-            (request.program for request in stacked), batch
-        )
-        items = [
-            item
-            for request, found in zip(stacked, answers, strict=True)
-            for item in request.finish(found)
-        ]
-        records = [item for item in items if isinstance(item, Record) and item.error is None]
-
-        def alone() -> Iterator[Program[Continuation]]:
-            return (request.program for request in _requests(self.alone, documents))
-
-        forms = {
-            "IPPD": [answer for found in answers for answer in found],
-            f"batch {batch}": self.run(alone(), batch),
+        programs = [request.program for request in stacked]
+        answers: list[list[Continuation]] = self.run(programs, batch)
+        records = []
+        for request, answer in zip(stacked, answers, strict=True):
+            for item in request.finish(answer):
+                if isinstance(item, Record) and item.error is None:
+                    records.append(item)
+        forms: dict[str, list[Continuation]] = {
+            "IPPD": [continuation for answer in answers for continuation in answer],
+            f"batch {batch}": self.run(self._alone(documents), batch),
         }
-        references: list[Reference] = self.run(map(with_gaps, alone()), 1)
+        references: list[Reference] = self.run(map(with_gaps, self._alone(documents)), 1)
         ids = {document.index: document.id for document in documents}
         outcomes = []
-        for record, of, *found in zip(records, references, *forms.values(), strict=True):
+        for number, (record, reference) in enumerate(zip(records, references, strict=True)):
             differences = {
-                form: difference(of, answer.tokens)
-                for form, answer in zip(forms, found, strict=True)
+                form: difference(reference, continuations[number].tokens)
+                for form, continuations in forms.items()
             }
             outcomes.append(
                 Outcome(
-                    ids[record.index], record.columns["question_id"], len(of.tokens), differences
+                    context=ids[record.index],
+                    question=record.columns["question_id"],
+                    tokens=len(reference.tokens),
+                    differences=differences,
                 )
             )
         return outcomes
 
+    def _alone(self, documents: Sequence[Document]) -> Iterator[Program[Continuation]]:
+        """Yield a program per question, each with a prompt of its own."""
+        for request in _requests(self.alone, documents):
+            yield request.program
+
 
 def _requests(task: Task, documents: Sequence[Document]) -> list[Request]:
-    """The requests of documents, without those that are errors already."""
+    """Return the requests of documents, without those that are errors already."""
     return [item for item in task.plan(documents) if isinstance(item, Request)]
 
 
 def table(name: str, dtype: str, outcomes: Sequence[Outcome]) -> str:
-    """Exact match of each form, with every differing answer, as text."""
-    total, contexts = len(outcomes), len({o.context for o in outcomes})
-    lines = [
-        (
-            f"{name} {dtype}: {contexts} contexts, {total} questions, "
-            f"{sum(o.tokens for o in outcomes)} tokens"
-        )
-    ]
+    """Return the exact match of each form, with every answer that differs, as text.
+
+    Args:
+        name: The name of the data.
+        dtype: The dtype of the weights.
+        outcomes: The outcomes of all questions.
+    """
+    total = len(outcomes)
+    contexts = len({outcome.context for outcome in outcomes})
+    tokens = sum(outcome.tokens for outcome in outcomes)
+    lines = [f"{name} {dtype}: {contexts} contexts, {total} questions, {tokens} tokens"]
     for form in outcomes[0].differences if outcomes else ():
-        differ = [(o, d) for o in outcomes if (d := o.differences[form]) is not None]
-        equal, gaps = total - len(differ), sorted(d.gap for _, d in differ)
-        spread = f"; gaps median {gaps[len(gaps) // 2]:.4g}, largest {gaps[-1]:.4g}" if gaps else ""
-        lines.append(f"  {form}: {equal} of {total} equal ({100 * equal / total:.1f}%){spread}")
-        lines += [
-            f"    {o.context} {o.question}: token {d.token + 1} of {o.tokens}, gap {d.gap:.4g}"
-            for o, d in differ
-        ]
+        gaps = []
+        details = []
+        for outcome in outcomes:
+            first = outcome.differences[form]
+            if first is not None:
+                gaps.append(first.gap)
+                details.append(
+                    f"    {outcome.context} {outcome.question}: token {first.token + 1} of "
+                    f"{outcome.tokens}, gap {first.gap:.4g}"
+                )
+        equal = total - len(gaps)
+        line = f"  {form}: {equal} of {total} equal ({100 * equal / total:.1f}%)"
+        if gaps:
+            gaps.sort()
+            line += f"; gaps median {gaps[len(gaps) // 2]:.4g}, largest {gaps[-1]:.4g}"
+        lines += [line, *details]
     return "\n".join(lines)
 
 
 def _read_documents(path: Path, contexts: int) -> Iterator[Document]:
-    """The first rows of a JSONL file of contexts and questions."""
+    """Yield the first rows of a JSONL file of contexts and questions."""
     with path.open(encoding="utf-8") as file:
         for row, line in enumerate(itertools.islice(file, contexts)):
             fields = json.loads(line)
@@ -217,7 +237,7 @@ def main(
     stable: Annotated[bool, typer.Option(help="As engine.stable: true")] = False,
     group: Annotated[int, typer.Option(help="Contexts between two lines of progress")] = 4,
 ) -> None:
-    """Exact match of IPPD against one prompt a question, beside its noise floor."""
+    """Print the exact match of IPPD with one prompt per question, beside its noise floor."""
     outcomes: list[Outcome] = []
     documents = list(_read_documents(data, contexts))
     loaded = load_model(ModelConfig.model_validate({"name": model, "dtype": dtype}))

@@ -1,12 +1,12 @@
-"""A model, or people, say how good a run's answers are (docs/judge.md).
+"""A model, or people, judge how good a run's answers are (docs/judge.md).
 
     python -m benchmarks.judge RUN model.name=NAME model.endpoint.url=URL
     python -m benchmarks.judge RUN OTHER --export blind.csv
 
 The judge's questions are a run of extraction whose attributes are verdicts, so that they are
-resumed, priced and tried again as those of any run. An extraction: each value is of one of five
-classes (HPD, appendix E). Texts: a score from 1 to 10, or which of two runs has the better answer,
-asked in both orders; an answer wins where both orders say so.
+resumed, priced and retried like those of any run. Of an extraction, each value is put into one of
+five classes (HPD, appendix E). Texts get a score from 1 to 10, or the judge says which of two runs
+has the better answer. It is asked in both orders, and an answer wins if both orders say so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,13 +25,14 @@ import typer
 
 from benchmarks import blind
 from benchmarks.config import read_tree
-from raypd import storage
+from raypd import evaluation, storage
 from raypd.cluster import driver
 from raypd.config import ExtractionConfig, GenerationConfig, RunConfig
 from raypd.config.load import make_config
 from raypd.errors import ConfigError, InputError, UserError
-from raypd.evaluation import score
-from raypd.evaluation.score import Evaluation, Measure, Metric, Score, mean, share
+from raypd.evaluation import Evaluation, Measure, Metric, Score
+from raypd.evaluation.outcome import NN, NV, VC, VN, VW, outcome
+from raypd.evaluation.score import mean, share
 from raypd.report.review import documents_at
 from raypd.report.texts import text_in
 from raypd.run import layout
@@ -42,81 +42,112 @@ from raypd.tasks.base import Document
 from raypd.tasks.columns import row_values
 from raypd.tasks.documents import conversation
 
-CLASSES = ("correct", "incorrect", "missing", "correct null", "hallucination")
-# An outcome -> its class.
-_BY_LABELS = {score.VC: 0, score.VW: 1, score.VN: 2, score.NN: 3, score.NV: 4}
-# Which answer is A -> its points.
+CORRECT = "correct"
+INCORRECT = "incorrect"
+MISSING = "missing"
+CORRECT_NULL = "correct null"
+HALLUCINATION = "hallucination"
+CLASSES = (CORRECT, INCORRECT, MISSING, CORRECT_NULL, HALLUCINATION)
+# An outcome by the labels -> its class.
+_CLASS_OF = {VC: CORRECT, VW: INCORRECT, VN: MISSING, NN: CORRECT_NULL, NV: HALLUCINATION}
+# The order of the two answers -> a verdict -> the points of the first run's answer.
 _POINTS = {"AB": {"A": 1, "B": -1, "tie": 0}, "BA": {"A": -1, "B": 1, "tie": 0}}
-_OF_VALUES = """\
-You check values that a system extracted from a document. For each attribute below, decide from the document alone \
-whether it states a value, and compare that with the value extracted, which stands behind the document.
-- correct: the document clearly states a value, and the extracted one is right and complete, in whatever words.
+_JUDGE_VALUES = """\
+You check values that a system extracted from a document. For each attribute below, decide from \
+the document alone whether it states a value, and compare that with the value extracted, which \
+stands behind the document.
+- correct: the document clearly states a value, and the extracted one is right and complete, in \
+whatever words.
 - incorrect: the document clearly states a value, and another or an incomplete one was extracted.
 - missing: the document clearly states a value, and null or nothing was extracted.
-- correct null: the document states no value, and none was extracted: null, or a word such as "none".
-- hallucination: the document states no value, and one was extracted."""  # noqa: E501
-_OF_TEXT = (
+- correct null: the document states no value, and none was extracted: null, or a word such as \
+"none".
+- hallucination: the document states no value, and one was extracted."""
+_JUDGE_TEXT = (
     "You grade the answer to a request: whether it is right, helpful, to the point and complete."
 )
-_OF_PAIR = """\
-You compare two answers, A and B, to the same request: which is more correct, helpful, relevant and complete. Neither \
-their order nor their length counts. Say tie where neither is better."""  # noqa: E501
-_PRECISION, _RECALL = share([0, 3], [0, 1, 3, 4]), share([0, 3], [0, 1, 2, 3])  # of CLASSES
-METRICS: dict[str, Metric] = {
-    "LLM-F1": ("classes", lambda sums: _f1(_PRECISION(sums), _RECALL(sums))),
-    "LLM-P": ("classes", _PRECISION),
-    "LLM-R": ("classes", _RECALL),
-    "as labelled": ("as labelled", mean),
-    "score of 10": ("judge", mean),
-    "win rate": (
-        "compared",
-        lambda sums: (sums[..., 0] + sums[..., 1] / 2) / np.maximum(1, sums.sum(-1)),
-    ),
-    "(W+T)/(T+L)": ("compared", share([0, 1], [1, 2])),  # of wins, ties, losses
-    "in both orders": ("both orders", mean),
-    "as the judge": ("as the judge", mean),
-}
-# Question -> what is judged -> the verdict; None: unclear.
-Verdicts = Mapping[str, Mapping[str, str | None]]
+_JUDGE_PAIR = """\
+You compare two answers, A and B, to the same request: which is more correct, helpful, relevant \
+and complete. Neither their order nor their length counts. Say tie where neither is better."""
+
+# These take the sums of CLASSES.
+_PRECISION = share([0, 3], [0, 1, 3, 4])
+_RECALL = share([0, 3], [0, 1, 2, 3])
 
 
-def _f1(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:
+def _f1(sums: np.ndarray) -> np.ndarray:
+    """Compute F1: [..., 5] sums of CLASSES -> [...]."""
+    precision = _PRECISION(sums)
+    recall = _RECALL(sums)
     return 2 * precision * recall / np.maximum(1e-12, precision + recall)
+
+
+def _win_rate(sums: np.ndarray) -> np.ndarray:
+    """Compute the share of wins: [..., 3] wins, ties, losses -> [...]; a tie is half a win."""
+    return (sums[..., 0] + sums[..., 1] / 2) / np.maximum(1, sums.sum(-1))
+
+
+METRICS: dict[str, Metric] = {
+    "LLM-F1": Metric("classes", _f1),
+    "LLM-P": Metric("classes", _PRECISION),
+    "LLM-R": Metric("classes", _RECALL),
+    "as labelled": Metric("as labelled", mean),
+    "score of 10": Metric("judge", mean),
+    "win rate": Metric("compared", _win_rate),
+    "(W+T)/(T+L)": Metric("compared", share([0, 1], [1, 2])),
+    "in both orders": Metric("both orders", mean),
+    "as the judge": Metric("as the judge", mean),
+}
+# Id of a question -> what is judged -> the verdict; None if it is unclear.
+Verdicts = Mapping[str, Mapping[str, str | None]]
+Rows = list[dict[str, Any]]
+Task = dict[str, Any]  # section `task` of the judge's run
 
 
 @dataclass
 class AnsweredDocument:
-    """A document and what a run says to it. request: its text, the context, or the prompt."""
+    """A document and a run's answer. `request` is its text, the context, or the prompt."""
 
     id: str
     category: str
     request: str
     answer: str
-    rows: list[dict[str, Any]]
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class PairVerdict:
+    """What a judge says of two answers.
+
+    Attributes:
+        better: 1 if ours is better, -1 if theirs is, 0 for a tie.
+        is_same: Whether both orders say so.
+    """
+
+    better: int
+    is_same: bool
 
 
 @dataclass
 class Judgement:
-    """What a judge says of a run, or of two. verdicts: how often each was given; unclear: questions
-    without one.
-    """
+    """What a judge says of a run, or of two."""
 
     measures: list[Measure]
-    verdicts: dict[str, int]
-    unclear: int = 0
+    verdicts: dict[str, int]  # how often each was given
+    unclear: int = 0  # questions without a verdict
     output: str = ""
     usd: float | None = None
 
     def describe(self) -> str:
-        """As a table, for the user."""
-        lines = [score.describe(Evaluation(self.measures))]
+        """Return the judgement as a table for the terminal."""
+        lines = [evaluation.describe(Evaluation(self.measures))]
         lines.append(", ".join(f"{verdict} {count:,}" for verdict, count in self.verdicts.items()))
         if self.unclear:
             lines.append(f"{counted(self.unclear, 'question')} without a verdict: left out")
-        price = f" ({usd(self.usd)})" if self.usd else ""
-        return "\n".join(
-            [*lines, *([f"questions and verdicts: {self.output}{price}"] if self.output else [])]
-        )
+        if self.output:
+            price = f" ({usd(self.usd)})" if self.usd else ""
+            lines.append(f"questions and verdicts: {self.output}{price}")
+        return "\n".join(lines)
 
 
 def judge(
@@ -127,75 +158,113 @@ def judge(
     keys: Sequence[str],
     limit: int | None = None,
 ) -> Judgement:
-    """Asks a model about a run's answers. other: a run to compare with, or labels of an extraction.
+    """Ask a model about a run's answers.
 
-    limit: so many documents, by chance, the same in every call. base, keys: YAML with the judge's
-    sections `model`, `decoding`, ..., and `key=value` over it. Raises ConfigError: no model is
-    named, or `output` judges something else; InputError: nothing is answered; what `run_extract`
-    raises.
+    Args:
+        run: The folder of the run.
+        other: A run to compare with, or the labels of an extraction.
+        output: The folder of the judge's run.
+        base: YAML with the judge's sections `model`, `decoding`, ...
+        keys: key=value over that YAML.
+        limit: The number of documents, drawn at random and the same in every call; None for all.
+
+    Raises:
+        ConfigError: If no model is named, or `output` judges something else.
+        InputError: If nothing is answered.
+        UserError: Whatever the judge's run raises.
     """
-    ours = answered(run)
     theirs = answered(other) if other is not None and is_run(other) else None
-    drawn = (
-        sorted(ours, key=lambda id: hashlib.sha256(id.encode()).digest())
-        if limit is not None
-        else [*ours]
-    )
-    ours = {id: ours[id] for id in drawn if theirs is None or id in theirs}
-    ours = dict(islice(ours.items(), limit))
+    ours = _drawn(answered(run), theirs, limit)
     rows, task = _questions(run, ours, theirs)
     if not rows:
-        raise InputError(
-            f"{run}: no document is answered"
-            + (f" there and in {other}" if theirs is not None else "")
-        )
+        both = f" there and in {other}" if theirs is not None else ""
+        raise InputError(f"{run}: no document is answered{both}")
     verdicts, spent = ask(rows, task, output, base, keys)
     if "category" not in rows[0]:
         parts = parts_of_texts(verdicts)
     else:
-        by_labels = _by_labels(run, ours, other) if other is not None else {}
-        parts = {id: _of_values(said, by_labels.get(id, {})) for id, said in verdicts.items()}
+        classes = _classes_by_labels(run, ours, other) if other is not None else {}
+        parts = {
+            id: _parts_of_values(values, classes.get(id, {})) for id, values in verdicts.items()
+        }
     if not parts:
         raise InputError(
             f"{output}: no question has a verdict; `raypd errors {output}` says what failed"
         )
-    said = Counter(
-        verdict
-        for values in verdicts.values()
-        for verdict in values.values()
-        if verdict is not None
-    )
-    unclear = (
-        len(rows) - len(verdicts) + sum(None in values.values() for values in verdicts.values())
-    )
-    scores = {id: Score(ours[id].category, of) for id, of in parts.items()}
+    counts = Counter[str]()
+    unclear = len(rows) - len(verdicts)
+    for values in verdicts.values():
+        counts.update(verdict for verdict in values.values() if verdict is not None)
+        unclear += None in values.values()
+    scores = {id: Score(ours[id].category, numbers) for id, numbers in parts.items()}
     return Judgement(
-        score.measures_of(scores, METRICS), dict(said.most_common()), unclear, output, spent
+        evaluation.measures_of(scores, METRICS),
+        dict(counts.most_common()),
+        unclear,
+        output,
+        spent,
     )
+
+
+def _drawn(
+    ours: dict[str, AnsweredDocument],
+    theirs: Mapping[str, AnsweredDocument] | None,
+    limit: int | None,
+) -> dict[str, AnsweredDocument]:
+    """Return the documents that are judged: those that both runs answered, or some of them."""
+    ids = [id for id in ours if theirs is None or id in theirs]
+    if limit is not None:
+        ids.sort(key=lambda id: hashlib.sha256(id.encode()).digest())
+    return {id: ours[id] for id in ids[:limit]}
 
 
 def parts_of_texts(verdicts: Verdicts) -> dict[str, dict[str, list[float]]]:
-    """Document -> counts for `METRICS`: of its score, or of the comparison of its two answers."""
-    graded = {id: said["score"] for id, said in verdicts.items() if said.get("score") is not None}
-    if graded:
-        return {id: {"judge": [float(of or 0), 1.0]} for id, of in graded.items()}
-    pairs = pair_verdicts(verdicts).items()
-    return {
-        id: {"compared": wins(better), "both orders": [float(same), 1.0]}
-        for id, (better, same) in pairs
-    }
+    """Return the numbers of METRICS by document, of scores or of comparisons.
+
+    Args:
+        verdicts: The verdicts of a judge's run over texts.
+    """
+    parts: dict[str, dict[str, list[float]]] = {}
+    for id, values in verdicts.items():
+        score = values.get("score")
+        if score is not None:
+            parts[id] = {"judge": [float(score or 0), 1.0]}
+    if parts:
+        return parts
+    for id, verdict in pair_verdicts(verdicts).items():
+        parts[id] = {
+            "compared": wins(verdict.better),
+            "both orders": [float(verdict.is_same), 1.0],
+        }
+    return parts
 
 
 def export(run: str, other: str, file: str) -> str:
-    """Writes what both runs answered, differently, for people; what to do with it.
+    """Write the answers of two runs that differ, for people.
 
-    Raises InputError: there is none.
+    Args:
+        run: The folder of a run.
+        other: The folder of another.
+        file: The CSV file that is written.
+
+    Returns:
+        What to do with the file.
+
+    Raises:
+        InputError: If no answers differ.
     """
-    ours, theirs = answered(run), answered(other)
-    both = [(document, theirs[id].answer) for id, document in ours.items() if id in theirs]
-    pairs = [
-        (d.id, d.category, d.request, d.answer, answer) for d, answer in both if d.answer != answer
-    ]
+    theirs = answered(other)
+    pairs = []
+    for id, document in answered(run).items():
+        if id in theirs and theirs[id].answer != document.answer:
+            pair = blind.Pair(
+                document.id,
+                document.category,
+                document.request,
+                document.answer,
+                theirs[id].answer,
+            )
+            pairs.append(pair)
     if not pairs:
         raise InputError(f"{run}, {other}: no document has an answer in both that differs")
     blind.write(pairs, file)
@@ -206,126 +275,178 @@ def export(run: str, other: str, file: str) -> str:
 
 
 def apply(file: str, judged: str) -> Judgement:
-    """Wins of a CSV that was filled in; and how often people agree with the judge's run in the
-    folder `judged`, if any.
+    """Count the wins in a CSV that people filled in, and how often they agree with a judge.
 
-    Raises InputError, with the line.
+    Args:
+        file: The CSV file.
+        judged: The folder of the judge's run, if there is one.
+
+    Raises:
+        InputError: If a line cannot be read.
     """
-    people, skipped = blind.read(file)
-    by_judge = pair_verdicts(read_verdicts(judged)) if is_run(judged) else {}
-    scores, said = {}, Counter[str]()
-    for id, (category, better) in people.items():
-        scores[id] = Score(category, {"compared": wins(better)})
-        said[("RUN is better", "tie", "OTHER is better")[1 - better]] += 1
-        if by_judge:
-            same = id in by_judge and by_judge[id][0] == better
-            scores[id].parts["as the judge"] = [float(same), float(id in by_judge)]
-    return Judgement(score.measures_of(scores, METRICS), dict(said.most_common()), skipped)
+    votes, skipped = blind.read(file)
+    verdicts = pair_verdicts(read_verdicts(judged)) if is_run(judged) else {}
+    names = {1: "RUN is better", 0: "tie", -1: "OTHER is better"}
+    counts = Counter[str]()
+    scores = {}
+    for id, vote in votes.items():
+        counts[names[vote.better]] += 1
+        scores[id] = Score(vote.category, {"compared": wins(vote.better)})
+        if verdicts:
+            is_judged = id in verdicts
+            is_same = is_judged and verdicts[id].better == vote.better
+            scores[id].parts["as the judge"] = [float(is_same), float(is_judged)]
+    measures = evaluation.measures_of(scores, METRICS)
+    return Judgement(measures, dict(counts.most_common()), skipped)
 
 
 def ask(
     rows: Sequence[dict[str, str]],
-    task: dict[str, Any],
+    task: Task,
     output: str,
     base: str | None,
     keys: Sequence[str],
 ) -> tuple[Verdicts, float | None]:
-    """The judge's run over rows of {id, category?, text}: what it says, and what it cost."""
+    """Run the judge over questions.
+
+    Args:
+        rows: The questions, {id, category?, text}.
+        task: The task, whose attributes are verdicts.
+        output: The folder of the run.
+        base: YAML with the judge's sections `model`, `decoding`, ...
+        keys: key=value over that YAML.
+
+    Returns:
+        The verdicts, and the cost of the run in USD (None if it has no bill).
+    """
     manifest = driver.run_extract(_config(rows, task, output, base, keys))
-    return read_verdicts(output), manifest.cost.usd if manifest.cost else None
+    cost = manifest.cost.usd if manifest.cost else None
+    return read_verdicts(output), cost
 
 
 def is_run(path: str) -> bool:
+    """Return whether a path is the folder of a run."""
     return storage.exists(storage.join(storage.absolute(path), layout.RUN))
 
 
 def answered(run: str) -> dict[str, AnsweredDocument]:
-    """Id -> document, of those that a run has answered.
+    """Return the documents that a run has answered, by id.
 
-    Raises ConfigError, InputError: its input cannot be read.
+    Args:
+        run: The folder of the run.
+
+    Raises:
+        ConfigError, InputError: If its input cannot be read.
     """
     root = storage.absolute(run)
     config = load_run(root, [])
-    rows = {id: rows for id, rows in score.read_answers(run).items() if rows}
-    places = {id: (of[0]["source"], of[0]["row"]) for id, of in rows.items()}
-    documents = documents_at(config, root, dict.fromkeys(places.values()))
+    rows_by_id = {id: rows for id, rows in evaluation.read_answers(run).items() if rows}
+    keys = {id: (rows[0]["source"], rows[0]["row"]) for id, rows in rows_by_id.items()}
+    documents = documents_at(config, root, dict.fromkeys(keys.values()))
+    category_column = config.input.category_column or "category"
     answers = {}
-    for id in [id for id, place in places.items() if place in documents]:
-        document, of = documents[places[id]], rows[id]
-        category = of[0].get("category") or document.fields.get(
-            config.input.category_column or "category"
-        )
-        answers[id] = AnsweredDocument(id, str(category or ""), *_texts(config, document, of), of)
+    for id, key in keys.items():
+        if key not in documents:
+            continue
+        rows = rows_by_id[id]
+        category = rows[0].get("category") or documents[key].fields.get(category_column)
+        request, answer = _texts(config, documents[key], rows)
+        answers[id] = AnsweredDocument(id, str(category or ""), request, answer, rows)
     return answers
 
 
-def _texts(config: RunConfig, document: Document, rows: list[dict[str, Any]]) -> tuple[str, str]:
-    """What was asked, and all that was answered; of several samples the first."""
-    if not isinstance(config.task, GenerationConfig):
-        values = [value for row in rows for value in row_values(row)]
-        lines = [f"{value.name}: {json.dumps(value.value, ensure_ascii=False)}" for value in values]
-        return text_in(document, config), "\n".join(lines)
-    turns, asked = conversation(document.fields.get(config.task.prompt_column), config.task)
-    least = min(row["sample"] for row in rows)
+def _texts(config: RunConfig, document: Document, rows: Rows) -> tuple[str, str]:
+    """Return the request of a document, and its whole answer; of several samples the first."""
+    if isinstance(config.task, GenerationConfig):
+        return _conversation_texts(config.task, document, rows)
+    lines = []
+    for row in rows:
+        for value in row_values(row):
+            lines.append(f"{value.name}: {json.dumps(value.value, ensure_ascii=False)}")
+    return text_in(document, config), "\n".join(lines)
+
+
+def _conversation_texts(task: GenerationConfig, document: Document, rows: Rows) -> tuple[str, str]:
+    """Return a conversation up to the first answer, and everything after it."""
+    messages, prompts = conversation(document.fields.get(task.prompt_column), task)
+    first_sample = min(row["sample"] for row in rows)
     texts = [
-        row["text"] for row in sorted(rows, key=lambda row: row["turn"]) if row["sample"] == least
+        row["text"]
+        for row in sorted(rows, key=lambda row: row["turn"])
+        if row["sample"] == first_sample
     ]
-    request = "\n\n".join([*(f"({turn['role']}) {turn['content']}" for turn in turns), asked[0]])
-    later = [
-        f"(user) {turn}\n\n(answer) {text}"
-        for turn, text in zip(asked[1:], texts[1:], strict=False)
-    ]
-    return request, "\n\n".join([texts[0], *later])
+    request = [f"({message['role']}) {message['content']}" for message in messages]
+    request.append(prompts[0])
+    answer = [texts[0]]
+    for prompt, text in zip(prompts[1:], texts[1:], strict=False):
+        answer.append(f"(user) {prompt}\n\n(answer) {text}")
+    return "\n\n".join(request), "\n\n".join(answer)
 
 
 def _questions(
     run: str, ours: Mapping[str, AnsweredDocument], theirs: Mapping[str, AnsweredDocument] | None
-) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """The rows of the judge's run, and its task."""
+) -> tuple[list[dict[str, str]], Task]:
+    """Return the rows of the judge's run, and its task."""
     if theirs is not None:
         return pair_questions([(document, theirs[id]) for id, document in ours.items()])
     judged = load_run(storage.absolute(run), []).task
-    if not isinstance(judged, ExtractionConfig):
-        task = _task(
-            _OF_TEXT,
-            {"answers": [{"name": "score", "type": "integer", "minimum": 1, "maximum": 10}]},
-        )
-        return [
-            {"id": d.id, "text": f"[request]\n{d.request}\n\n[answer]\n{d.answer}"}
-            for d in ours.values()
-        ], task
-    classes = {
-        name: [
-            {"name": a.name, "description": a.description, "type": "enum", "values": CLASSES}
-            for a in of.attributes
+    if isinstance(judged, ExtractionConfig):
+        return _value_questions(judged, ours)
+    rows = []
+    for document in ours.values():
+        text = f"[request]\n{document.request}\n\n[answer]\n{document.answer}"
+        rows.append({"id": document.id, "text": text})
+    score = {"name": "score", "type": "integer", "minimum": 1, "maximum": 10}
+    return rows, _task(_JUDGE_TEXT, {"answers": [score]})
+
+
+def _value_questions(
+    judged: ExtractionConfig, documents: Mapping[str, AnsweredDocument]
+) -> tuple[list[dict[str, str]], Task]:
+    """Return rows that ask for the class of each value, and their task."""
+    attributes: dict[str, list[dict[str, Any]]] = {}
+    for name, category in judged.categories.items():
+        attributes[name] = [
+            {
+                "name": attribute.name,
+                "description": attribute.description,
+                "type": "enum",
+                "values": CLASSES,
+            }
+            for attribute in category.attributes
         ]
-        for name, of in judged.categories.items()
-    }
-    texts = [(d, f"{d.request}\n\n[values that were extracted]\n{d.answer}") for d in ours.values()]
-    return [{"id": d.id, "category": d.category, "text": text} for d, text in texts], _task(
-        _OF_VALUES, classes
-    )
+    rows = []
+    for document in documents.values():
+        text = f"{document.request}\n\n[values that were extracted]\n{document.answer}"
+        rows.append({"id": document.id, "category": document.category, "text": text})
+    return rows, _task(_JUDGE_VALUES, attributes)
 
 
 def pair_questions(
     pairs: Sequence[tuple[AnsweredDocument, AnsweredDocument]],
-) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Rows that ask which of two answers is better, in both orders, and their task."""
+) -> tuple[list[dict[str, str]], Task]:
+    """Return rows that ask which of two answers is better, in both orders, and their task.
+
+    Args:
+        pairs: The two answers to each request.
+    """
     rows = []
     for pair in pairs:
-        for order, (a, b) in zip(_POINTS, (pair, pair[::-1]), strict=True):
+        for order in _POINTS:
+            a, b = pair if order == "AB" else pair[::-1]
             text = f"[request]\n{a.request}\n\n[answer A]\n{a.answer}\n\n[answer B]\n{b.answer}"
             rows.append({"id": f"{a.id} {order}", "text": text})
-    return rows, _task(
-        _OF_PAIR, {"answers": [{"name": "better", "type": "enum", "values": ["A", "B", "tie"]}]}
-    )
+    better = {"name": "better", "type": "enum", "values": ["A", "B", "tie"]}
+    return rows, _task(_JUDGE_PAIR, {"answers": [better]})
 
 
-def _task(instruction: str, attributes: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    categories = {
-        name: {"attributes": [{**a, "required": True} for a in of]}
-        for name, of in attributes.items()
-    }
+def _task(instruction: str, attributes_by_category: Mapping[str, Rows]) -> Task:
+    """Return the section `task` of a judge's run, all of whose attributes are required."""
+    categories = {}
+    for name, attributes in attributes_by_category.items():
+        categories[name] = {
+            "attributes": [{**attribute, "required": True} for attribute in attributes]
+        }
     return {
         "kind": "extraction",
         "instruction": instruction,
@@ -336,31 +457,36 @@ def _task(instruction: str, attributes: Mapping[str, list[dict[str, Any]]]) -> d
 
 def _config(
     rows: Sequence[dict[str, str]],
-    task: dict[str, Any],
+    task: Task,
     output: str,
     base: str | None,
     keys: Sequence[str],
 ) -> RunConfig:
-    """The judge's run; its questions are written, once. Raises ConfigError."""
+    """Return the configuration of the judge's run; write its questions, if they are not there.
+
+    Raises ConfigError if no model is named, or the folder holds other questions.
+    """
     tree = read_tree(Path(base)) if base is not None else {}
     if not tree.get("model") and not any(key.startswith(("model=", "model.name=")) for key in keys):
         raise ConfigError(
             "name the judge: model.name=..., with model.endpoint.url=... for a server, or "
             "--judge YAML"
         )
-    file = storage.join(storage.absolute(output), "questions.jsonl")
-    source = {
+    folder = storage.absolute(output)
+    file = storage.join(folder, "questions.jsonl")
+    tree["input"] = {
         "path": file,
         "text_columns": ["text"],
         "category_column": "category" if "category" in rows[0] else None,
     }
-    config = make_config(
-        {**tree, "input": source, "output": {"path": output}, "task": task}, list(keys)
-    )
+    tree["output"] = {"path": output}
+    tree["task"] = task
+    config = make_config(tree, list(keys))
     storage.configure(config.storage)
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    storage.make_folder(storage.absolute(output))
-    if not storage.put_new(file, text) and storage.read(file) != text:
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    questions = "".join(lines).encode()
+    storage.make_folder(folder)
+    if not storage.put_new(file, questions) and storage.read(file) != questions:
         raise ConfigError(
             f"{output}: holds questions about other answers; name another folder with --output"
         )
@@ -368,68 +494,82 @@ def _config(
 
 
 def read_verdicts(output: str) -> Verdicts:
-    """Of a judge's run."""
-    return {
-        id: {
-            value.name: value.value if value.status == "ok" else None
-            for value in row_values(rows[0])
-        }
-        for id, rows in score.read_answers(output).items()
-        if rows
-    }
+    """Read the verdicts of a judge's run.
+
+    Args:
+        output: The folder of the run.
+    """
+    verdicts = {}
+    for id, rows in evaluation.read_answers(output).items():
+        if rows:
+            verdicts[id] = {
+                value.name: value.value if value.status == "ok" else None
+                for value in row_values(rows[0])
+            }
+    return verdicts
 
 
-def pair_verdicts(verdicts: Verdicts) -> dict[str, tuple[int, bool]]:
-    """Document -> (1: ours is better, -1: theirs, 0: a tie; whether both orders say so), where both
-    have a verdict.
+def pair_verdicts(verdicts: Verdicts) -> dict[str, PairVerdict]:
+    """Return the verdicts on pairs that have one in both orders, by document id.
+
+    Args:
+        verdicts: The verdicts by question, whose ids end with the order.
     """
     pairs = {}
     for id in dict.fromkeys(question[:-3] for question in verdicts):
-        said = [
-            points.get(verdicts.get(f"{id} {order}", {}).get("better") or "")
-            for order, points in _POINTS.items()
-        ]
-        if said[0] is not None and said[1] is not None:
-            pairs[id] = (said[0] if said[0] == said[1] else 0, said[0] == said[1])
+        points = []
+        for order, points_of in _POINTS.items():
+            word = verdicts.get(f"{id} {order}", {}).get("better")
+            points.append(points_of.get(word or ""))
+        first, second = points
+        if first is None or second is None:
+            continue
+        is_same = first == second
+        pairs[id] = PairVerdict(first if is_same else 0, is_same)
     return pairs
 
 
 def wins(better: int) -> list[float]:
-    """A comparison as counts of wins, ties and losses."""
+    """Return a comparison as counts of wins, ties and losses."""
     return [float(better == 1), float(better == 0), float(better == -1)]
 
 
-def _of_values(
-    said: Mapping[str, str | None], by_labels: Mapping[str, str]
+def _parts_of_values(
+    verdicts: Mapping[str, str | None], classes: Mapping[str, str]
 ) -> dict[str, list[float]]:
-    """Counts of the five classes, and how often they are those by the labels, of how many."""
-    counts = Counter(said.values())
-    both = [said[name] == of for name, of in by_labels.items() if said.get(name) is not None]
+    """Return the counts of the five classes of a document's values.
+
+    `classes` has the classes by the labels: "as labelled" is how often the judge agrees with them,
+    and of how many.
+    """
+    counts = Counter(verdicts.values())
+    is_same = [
+        verdicts[name] == label for name, label in classes.items() if verdicts.get(name) is not None
+    ]
     return {
         "classes": [float(counts[name]) for name in CLASSES],
-        "as labelled": [float(sum(both)), float(len(both))],
+        "as labelled": [float(sum(is_same)), float(len(is_same))],
     }
 
 
-def _by_labels(
+def _classes_by_labels(
     run: str, documents: Mapping[str, AnsweredDocument], labels: str
 ) -> dict[str, dict[str, str]]:
-    """Document -> attribute -> the class of its value by the labels."""
-    names, classes = score.asked_attributes(run), {}
-    for id, gold in [
-        item for item in score.read_labels(labels, "target").items() if item[0] in documents
-    ]:
-        document, accepted = documents[id], gold.get("accepted") or {}
-        target, record = map(
-            score.flat_values, (gold.get("target") or {}, json.loads(document.rows[0]["record"]))
-        )
-        classes[document.id] = {
-            name: CLASSES[
-                _BY_LABELS[score.outcome(record.get(path), accepted.get(path) or [target[path]])]
-            ]
-            for name, path in names.get(document.category, {}).items()
-            if path in target
-        }
+    """Return the class of each value by the labels: document id -> attribute -> class."""
+    names = evaluation.asked_attributes(run)
+    classes: dict[str, dict[str, str]] = {}
+    for id, gold in evaluation.read_labels(labels, "target").items():
+        if id not in documents:
+            continue
+        document = documents[id]
+        accepted = gold.get("accepted") or {}
+        target = evaluation.flat_values(gold.get("target") or {})
+        record = evaluation.flat_values(json.loads(document.rows[0]["record"]))
+        classes[id] = {}
+        for name, path in names.get(document.category, {}).items():
+            if path in target:
+                forms = accepted.get(path) or [target[path]]
+                classes[id][name] = _CLASS_OF[outcome(record.get(path), forms)]
     return classes
 
 
@@ -459,8 +599,12 @@ def main(
 ) -> None:
     """Ask a model, or people, how good a run's answers are. The same command resumes."""
     if other is not None and "=" in other and not os.path.exists(other):
-        keys, other = [other, *(keys or [])], None
-    where = output or f"{run.rstrip('/')}-judge{f'-{Path(other).stem}' if other else ''}"
+        keys = [other, *(keys or [])]
+        other = None
+    if output is None:
+        output = f"{run.rstrip('/')}-judge"
+        if other is not None:
+            output += f"-{Path(other).stem}"
     try:
         if (export_to or apply_from) and (other is None or not is_run(other)):
             raise ConfigError("--export and --apply compare two runs: RUN OTHER")
@@ -468,12 +612,15 @@ def main(
             print(clean(export(run, str(other), export_to)))
             return
         if apply_from is not None:
-            judgement = apply(apply_from, where)
+            judgement = apply(apply_from, output)
         else:
-            judgement = judge(run, other, where, judge_yaml, keys or [], documents)
+            judgement = judge(run, other, output, judge_yaml, keys or [], documents)
     except UserError as error:
         raise SystemExit(clean(f"error: {error}")) from None
-    print(json.dumps(asdict(judgement), indent=1) if as_json else clean(judgement.describe()))
+    if as_json:
+        print(json.dumps(asdict(judgement), indent=1))
+    else:
+        print(clean(judgement.describe()))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""How often a judge says what people say, of pairs of answers that people have compared and
-published.
+"""How often a judge agrees with people, on pairs of answers whose votes are published.
 
-    python -m benchmarks.judge_agreement testset-v1.json --limit 200 model.name=models/judge python
-    -m benchmarks.judge_agreement human.parquet model.name=gpt-5
-    model.endpoint.url=https://api.openai.com/v1
+    python -m benchmarks.judge_agreement testset-v1.json --limit 200 model.name=models/judge
+    python -m benchmarks.judge_agreement human.parquet model.name=gpt-5 \\
+        model.endpoint.url=https://api.openai.com/v1
 
 The first is PandaLM's test set (WeOpenML/PandaLM on GitHub, data/testset-v1.json: 999 pairs by
 models of 7B, three people each), the second MT-bench's (lmsys/mt_bench_human_judgments on the Hub).
-Each pair is asked in both orders, as `benchmarks.judge` does; an answer wins where both say so. As
-in Zheng et al. (2023): agreement over all pairs, where a tie is a third answer, and over those that
-neither calls a tie.
+The judge compares each pair in both orders, as `benchmarks.judge` does; an answer wins if both
+orders say so. As in Zheng et al. (2023), agreement is counted over all pairs, where a tie is a
+third answer, and over those that neither calls a tie.
 """
 
 from __future__ import annotations
@@ -27,54 +26,66 @@ import typer
 from benchmarks.judge import AnsweredDocument, ask, pair_questions, pair_verdicts
 from raypd.errors import UserError
 
-_POINTS = {"model_a": 1, "model_b": -1, 1: 1, 2: -1}  # all else is a tie
+# A vote -> 1: the first answer is better, -1: the second. Every other vote is a tie.
+_POINTS = {"model_a": 1, "model_b": -1, 1: 1, 2: -1}
 Pair = tuple[AnsweredDocument, AnsweredDocument]
 
 
 def pairs_of(row: dict[str, Any], id: str) -> tuple[Pair, list[int]]:
-    """A row's two answers, and what each of its people said: 1: the first is better, -1: the
-    second, 0: a tie.
+    """Return the two answers of a row, and people's votes on them.
+
+    Args:
+        row: A row of either data set.
+        id: The id of the pair.
+
+    Returns:
+        The answers; and per person 1 if the first is better, -1 if the second is, 0 for a tie.
     """
-    if "response1" in row:
-        given = row["input"] if isinstance(row["input"], str) else ""
-        asked = "\n\n".join(filter(None, [row["instruction"], given]))
-        first, second = (
-            AnsweredDocument(id, "", asked, row[key], []) for key in ("response1", "response2")
-        )
-        return (first, second), [_POINTS.get(row[f"annotator{i}"], 0) for i in (1, 2, 3)]
-    first, second = (
-        _conversation(row[side][: 2 * row["turn"]], id)
-        for side in ("conversation_a", "conversation_b")
-    )
-    return (first, second), [_POINTS.get(row["winner"], 0)]
+    if "response1" not in row:
+        messages = 2 * row["turn"]
+        first = _conversation(row["conversation_a"][:messages], id)
+        second = _conversation(row["conversation_b"][:messages], id)
+        return (first, second), [_POINTS.get(row["winner"], 0)]
+    request = row["instruction"]
+    if isinstance(row["input"], str) and row["input"]:
+        request = f"{request}\n\n{row['input']}" if request else row["input"]
+    first = AnsweredDocument(id, "", request, row["response1"], [])
+    second = AnsweredDocument(id, "", request, row["response2"], [])
+    return (first, second), [_POINTS.get(row[f"annotator{i}"], 0) for i in (1, 2, 3)]
 
 
 def _conversation(messages: list[dict[str, str]], id: str) -> AnsweredDocument:
-    """Up to the turn that a vote is about."""
-    asked, first, *later = [message["content"] for message in messages]
-    answer = "\n\n".join(
-        [first, *(f"({('user', 'answer')[i % 2]}) {text}" for i, text in enumerate(later))]
-    )
-    return AnsweredDocument(id, "", asked, answer, [])
+    """Return a conversation up to the turn of a vote."""
+    request, answer, *later = [message["content"] for message in messages]
+    for number, text in enumerate(later):
+        role = "answer" if number % 2 else "user"
+        answer += f"\n\n({role}) {text}"
+    return AnsweredDocument(id, "", request, answer, [])
 
 
-def agreement(people: dict[str, list[int]], judge: dict[str, int]) -> str:
-    """The shares, as text: of the judge with most people of a pair, and of two people of one."""
-    both = [
-        (Counter(said).most_common(1)[0][0], judge[id])
-        for id, said in people.items()
-        if id in judge
-    ]
-    clear = [pair for pair in both if all(pair)]
-    lines = [f"{len(both)} of {len(people)} pairs have a verdict in both orders"]
-    for name, pairs in (("all", both), ("without ties", clear)):
+def agreement(votes: dict[str, list[int]], verdicts: dict[str, int]) -> str:
+    """Return the agreement of the judge with the majority, and of two people, in words.
+
+    Args:
+        votes: People's votes by pair.
+        verdicts: The judge's by pair.
+    """
+    compared = []
+    for id, members in votes.items():
+        if id in verdicts:
+            majority = Counter(members).most_common(1)[0][0]
+            compared.append((majority, verdicts[id]))
+    without_ties = [pair for pair in compared if all(pair)]
+    lines = [f"{len(compared)} of {len(votes)} pairs have a verdict in both orders"]
+    for name, pairs in (("all", compared), ("without ties", without_ties)):
         if pairs:
-            lines.append(
-                f"agreement, {name}: {sum(a == b for a, b in pairs) / len(pairs):.1%} of "
-                f"{len(pairs)}"
-            )
-    if two := [a == b for said in people.values() for a, b in combinations(said, 2)]:
-        lines.append(f"two people: {fmean(two):.1%}")
+            share = sum(majority == verdict for majority, verdict in pairs) / len(pairs)
+            lines.append(f"agreement, {name}: {share:.1%} of {len(pairs)}")
+    equal_votes = []
+    for members in votes.values():
+        equal_votes += [vote == other_vote for vote, other_vote in combinations(members, 2)]
+    if equal_votes:
+        lines.append(f"two people: {fmean(equal_votes):.1%}")
     return "\n".join(lines)
 
 
@@ -92,23 +103,28 @@ def main(
     limit: Annotated[int, typer.Option(min=1, help="Pairs, at equal distances")] = 1000,
 ) -> None:
     """Print how often a judge agrees with people's votes."""
-    rows = (
-        pq.read_table(votes).to_pylist()
-        if votes.suffix == ".parquet"
-        else json.loads(votes.read_text("utf-8"))
-    )
+    if votes.suffix == ".parquet":
+        rows = pq.read_table(votes).to_pylist()
+    else:
+        rows = json.loads(votes.read_text("utf-8"))
     rows = rows[:: max(1, len(rows) // limit)][:limit]
-    pairs = {str(number): pairs_of(row, str(number)) for number, row in enumerate(rows)}
+    pairs = []
+    votes_by_pair = {}
+    for number, row in enumerate(rows):
+        pair, votes_by_pair[str(number)] = pairs_of(row, str(number))
+        pairs.append(pair)
+    questions, task = pair_questions(pairs)
     try:
-        verdicts, _ = ask(
-            *pair_questions([pair for pair, _ in pairs.values()]), output, judge, keys or []
-        )
+        verdicts, _ = ask(questions, task, output, judge, keys or [])
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
-    first = [values.get("better") == "A" for values in verdicts.values()]
-    print(f"the answer that stands first is taken in {fmean(first):.1%} of {len(first)} questions")
-    people = {id: said for id, (_, said) in pairs.items()}
-    print(agreement(people, {id: better for id, (better, _) in pair_verdicts(verdicts).items()}))
+    is_first = [values.get("better") == "A" for values in verdicts.values()]
+    print(
+        f"the answer that stands first is taken in {fmean(is_first):.1%} of {len(is_first)} "
+        "questions"
+    )
+    better = {id: verdict.better for id, verdict in pair_verdicts(verdicts).items()}
+    print(agreement(votes_by_pair, better))
 
 
 if __name__ == "__main__":

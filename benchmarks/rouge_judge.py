@@ -1,13 +1,12 @@
-"""A judge of preference rounds that is no model: of two answers the one that is nearer to the
-reference is better.
+"""A judge of preference rounds that is no model: the answer closer to a reference is better.
 
-    python -m benchmarks.rouge_judge prompts.jsonl train configs/train/pasta_preference.yaml
-    input.path=prompts.jsonl
+    python -m benchmarks.rouge_judge prompts.jsonl train configs/train/pasta_preference.yaml \
+        input.path=prompts.jsonl
 
-runs a command of raypd, with `training.preference.judged` added, beside a server of the API that a
-judge is asked by. prompts.jsonl: JSON lines of `turns` (a prompt) and `reference`. Nearer is
-ROUGE-L higher by at least 0.02, else it is a tie. ROUGE-L sees words, not sense: where a model that
-agrees with people can be had, it is the better judge.
+runs a command of raypd with `training.preference.judged` added, beside a server with the API of a
+judge. prompts.jsonl has JSON lines of `turns` (a prompt) and `reference`. An answer is closer if
+its ROUGE-L is higher by at least 0.02; otherwise it is a tie. ROUGE-L compares words and not their
+meaning: a model that agrees with people is the better judge.
 """
 
 from __future__ import annotations
@@ -22,41 +21,58 @@ from pathlib import Path
 
 from rouge_score.rouge_scorer import RougeScorer
 
-_PORT = 8379  # the same one in every call: a run that goes on asks where it began
-_TIE = 0.02
+_PORT = 8379  # the same in every call, because a resumed run has to find the server again
+_MIN_LEAD = 0.02
+# The form of raypd/training/templates/compare.txt.
 _PARTS = re.compile(
     r"<request>\n(.*)\n</request>\s*<first>\n(.*)\n</first>\s*<second>\n(.*)\n</second>", re.DOTALL
-)  # as of raypd/training/templates/compare.txt
+)
 
 
 def references(path: Path) -> dict[str, str]:
-    """Prompt -> reference."""
+    """Read the reference of each prompt."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return {row["turns"][0].strip(): row["reference"][0] for row in rows}
 
 
-def verdict(question: str, known: dict[str, str], scorer: RougeScorer) -> str:
-    """first, second or tie.
+def verdict(question: str, references: dict[str, str], scorer: RougeScorer) -> str:
+    """Judge two answers.
 
-    Raises LookupError: the question is none of a preference round, or of another prompt.
+    Args:
+        question: The prompt of the judge.
+        references: The reference of each prompt.
+        scorer: Computes ROUGE-L.
+
+    Returns:
+        "first", "second" or "tie".
+
+    Raises:
+        LookupError: If the question is none of a preference round, or of another prompt.
     """
     parts = _PARTS.search(question)
     if parts is None:
         raise LookupError("no request and two answers in the question")
     request, first, second = parts.groups()
-    reference = known[request.removeprefix("[user] ").strip()]
-    lead = (
-        scorer.score(reference, first)["rougeL"].fmeasure
-        - scorer.score(reference, second)["rougeL"].fmeasure
-    )
-    return "tie" if abs(lead) < _TIE else "first" if lead > 0 else "second"
+    reference = references[request.removeprefix("[user] ").strip()]
+    first_score = scorer.score(reference, first)["rougeL"].fmeasure
+    second_score = scorer.score(reference, second)["rougeL"].fmeasure
+    lead = first_score - second_score
+    if abs(lead) < _MIN_LEAD:
+        return "tie"
+    return "first" if lead > 0 else "second"
 
 
-def server(known: dict[str, str], port: int = _PORT) -> ThreadingHTTPServer:
-    """A chat completion that holds a verdict, for each question; 400 and the reason where there is
-    none.
+def server(references: dict[str, str], port: int = _PORT) -> ThreadingHTTPServer:
+    """Return a server that answers each question with a chat completion.
+
+    Its text is the verdict. A question that cannot be judged gets status 400 and the reason.
+
+    Args:
+        references: The reference of each prompt.
+        port: The port of 127.0.0.1; 0 for any that is free.
     """
-    scorer, lock = RougeScorer(["rougeL"], use_stemmer=True), threading.Lock()
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -65,7 +81,7 @@ def server(known: dict[str, str], port: int = _PORT) -> ThreadingHTTPServer:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             try:
                 with lock:
-                    word = verdict(body["messages"][-1]["content"], known, scorer)
+                    word = verdict(body["messages"][-1]["content"], references, scorer)
             except LookupError as error:
                 self.answer(400, {"error": f"{error}"})
             else:
@@ -85,11 +101,11 @@ def server(known: dict[str, str], port: int = _PORT) -> ThreadingHTTPServer:
             self.wfile.write(data)
 
         def log_message(self, *_: object) -> None:
-            """Not a line for each question."""
+            """Print no line per question."""
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
-            """A client that closed its connection is no news; a fault of an answer is."""
+            """Report every error but that of a client that closed its connection."""
             if not isinstance(sys.exception(), OSError):
                 super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -97,7 +113,12 @@ def server(known: dict[str, str], port: int = _PORT) -> ThreadingHTTPServer:
 
 
 def main(path: str, *command: str) -> int:
-    """The command's exit status."""
+    """Run a command of raypd beside the server; return its exit status.
+
+    Args:
+        path: The file of prompts and references.
+        command: The words of the command.
+    """
     if not Path(path).is_file():
         raise SystemExit(
             f"{path}: no such file; it holds prompts with their references, as JSON lines"
@@ -110,4 +131,6 @@ def main(path: str, *command: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]) if sys.argv[1:] else __doc__)
+    if not sys.argv[1:]:
+        sys.exit(__doc__)
+    sys.exit(main(*sys.argv[1:]))

@@ -1,15 +1,15 @@
-"""Theoretical speedup of a run with threads over an autoregressive one of the same inputs (PASTA,
-section 5.1).
+"""Theoretical speedup of a run with threads over an autoregressive one (PASTA, section 5.1).
 
     raypd generate prompts.jsonl -o runs/ar
     raypd generate prompts.jsonl -o runs/pasta --method pasta --model ./my-model
     python -m benchmarks.speedup runs/pasta --baseline runs/ar
 
-Of every answer: the tokens of the baseline's answer, divided by the longest path of the run's,
-which is the most tokens that had to be decoded one after the other; end tokens count in both. How
-much the run's own answer says does not count: text that is redundant, decoded in parallel, is no
-speed. The geometric mean over the answers is the paper's figure, the arithmetic mean that of its
-appendix D. Answers are joined by document id, sample and turn.
+The speedup of an answer is the number of tokens of the baseline's answer, divided by the longest
+path of the run's answer: the largest number of tokens that had to be decoded one after the other.
+End tokens count in both. The length of the run's own answer does not count, because redundant text
+that is decoded in parallel is no speedup. The geometric mean over the answers is the paper's
+figure, the arithmetic mean that of its appendix D. Answers are joined by document id, sample and
+turn.
 """
 
 from __future__ import annotations
@@ -39,36 +39,40 @@ _COLUMNS = [
     "counters",
     "finish_reason",
 ]
-_SHOWN = 10  # missing answers that are named
+_MAX_NAMED = 10  # missing answers that are named
 
 Key = tuple[str, int, int]  # document id, sample, turn
 
 
 @dataclass
 class Answers:
-    """The answers of a run: `length` [answers] is their longest path, of a baseline their tokens.
-
-    cut: whose finish_reason is length. failed: (source, row) of documents with an error.
-    """
+    """The answers of a run."""
 
     path: str
     method: str
     model: str
+    # The longest path of each answer; of a baseline its number of tokens.
     length: dict[Key, int] = field(default_factory=dict)
-    cut: set[Key] = field(default_factory=set)
-    failed: set[tuple[str, int]] = field(default_factory=set)
+    cut: set[Key] = field(default_factory=set)  # answers whose finish_reason is length
+    failed: set[tuple[str, int]] = field(default_factory=set)  # (source, row) of documents
 
 
 def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> Answers:
-    """The answers of the run in a folder or below s3://. overrides: `storage.KEY=VALUE` says how S3
-    is reached.
+    """Read the answers of a run.
 
-    Raises ConfigError where there is no run, none of generation, or none that can stand on this
-    side; RunError where an object of it cannot be read.
+    Args:
+        path: The folder of the run, or its prefix below s3://.
+        baseline: Whether it is the baseline.
+        overrides: `storage.KEY=VALUE`, which say how S3 is reached.
+
+    Raises:
+        ConfigError: If there is no run, or it cannot be compared.
+        RunError: If an object of it cannot be read.
     """
     path = storage.absolute(path)
     config = load_record(path, overrides).config
-    if (kind := config["task"]["kind"]) != "generation":
+    kind = config["task"]["kind"]
+    if kind != "generation":
         raise ConfigError(f"{path}: its task.kind is {kind}; give a run of `raypd generate`")
     method = config["decoding"]["method"]
     if baseline and method != "autoregressive":
@@ -77,8 +81,9 @@ def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> An
             "inputs with autoregressive"
         )
     answers = Answers(path, method, config["model"]["name"])
-    for unit, at in sorted(writer.objects(path)):
-        for row in writer.read_table(path, unit, _COLUMNS, at)[1].to_pylist():
+    for unit, version in sorted(writer.objects(path)):
+        _, rows = writer.read_table(path, unit, _COLUMNS, version)
+        for row in rows.to_pylist():
             key = (row["id"], row["sample"], row["turn"])
             if row["status"] != "ok":
                 answers.failed.add((row["source"], row["row"]))
@@ -104,8 +109,7 @@ def _longest_path(answers: Answers, row: dict[str, Any]) -> int:
     if "longest_path" not in counters:
         raise ConfigError(
             f"{answers.path}: its decoding.method is {answers.method}, whose counters have "
-            "no longest_path; give a run "
-            "of apar or pasta"
+            "no longest_path; give a run of apar or pasta"
         )
     return int(counters["longest_path"])
 
@@ -115,46 +119,50 @@ def _named(key: Key) -> str:
 
 
 def speedups(run: Answers, baseline: Answers) -> list[float]:
-    """Theoretical speedup of every answer that both have.
+    """Return the theoretical speedup of every answer that both runs have.
 
-    Raises ConfigError where there is none.
+    Args:
+        run: The answers of the run.
+        baseline: The answers of the baseline.
+
+    Raises:
+        ConfigError: If they have no answer in common.
     """
-    found = [
-        baseline.length[key] / length
-        for key, length in run.length.items()
-        if key in baseline.length
-    ]
-    if not found:
+    ratios = []
+    for key, length in run.length.items():
+        if key in baseline.length:
+            ratios.append(baseline.length[key] / length)
+    if not ratios:
         raise ConfigError(
             f"{run.path} and {baseline.path} have no document id in common: are they of the "
             "same inputs?"
         )
-    return found
+    return ratios
 
 
 def table(run: Answers, baseline: Answers) -> str:
-    """The means, and all that is not in them, as text."""
-    found = speedups(run, baseline)
+    """Return the means, and what is left out of them, as text."""
+    ratios = speedups(run, baseline)
     lines = [
         f"{run.path}: {run.method}, {run.model}",
         f"baseline {baseline.path}: {baseline.method}, {baseline.model}",
         (
-            f"theoretical speedup: {geometric_mean(found):.3f} geometric mean, "
-            f"{fmean(found):.3f} arithmetic mean"
+            f"theoretical speedup: {geometric_mean(ratios):.3f} geometric mean, "
+            f"{fmean(ratios):.3f} arithmetic mean"
         ),
-        f"answers: {len(found):,} in both",
+        f"answers: {len(ratios):,} in both",
     ]
     sides = ((run, baseline, "the run"), (baseline, run, "the baseline"))
     for here, there, side in sides:
         alone = sorted(here.length.keys() - there.length.keys())
         if alone:
-            more = f" and {len(alone) - _SHOWN:,} more" if len(alone) > _SHOWN else ""
-            lines.append(
-                f"  {len(alone):,} in {side} alone, left out: "
-                f"{', '.join(map(_named, alone[:_SHOWN]))}{more}"
-            )
+            names = ", ".join(_named(key) for key in alone[:_MAX_NAMED])
+            if len(alone) > _MAX_NAMED:
+                names += f" and {len(alone) - _MAX_NAMED:,} more"
+            lines.append(f"  {len(alone):,} in {side} alone, left out: {names}")
     for here, there, side in sides:
-        if cut := len(here.cut & there.length.keys()):
+        cut = len(here.cut & there.length.keys())
+        if cut:
             lines.append(f"  {cut:,} of those in both were cut in {side} (finish_reason length)")
         if here.failed:
             lines.append(f"  {counted(len(here.failed), 'document')} failed in {side}")
@@ -172,12 +180,9 @@ def main(
 ) -> None:
     """Print a run's theoretical speedup over an autoregressive run of the same inputs."""
     try:
-        print(
-            table(
-                read_answers(run, False, overrides or []),
-                read_answers(baseline, True, overrides or []),
-            )
-        )
+        answers = read_answers(run, False, overrides or [])
+        baseline_answers = read_answers(baseline, True, overrides or [])
+        print(table(answers, baseline_answers))
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
 

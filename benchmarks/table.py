@@ -1,4 +1,4 @@
-"""What was measured, as Markdown and as charts."""
+"""What was measured, as Markdown tables and as charts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.compare import Result, Row, label
@@ -39,15 +39,18 @@ _HEAD = (
 
 
 def markdown(result: Result) -> str:
-    """A work's table.
+    """Return the table of a work.
 
-    Ratios are medians of those of each repeat, since a machine swings between two.
+    Ratios are medians of the ratios within each repeat, since a machine's speed varies between two
+    repeats.
+
+    Args:
+        result: The work with its rows.
     """
     lines = [f"## {result.name}", ""]
     if result.skipped is not None:
         return "\n".join([*lines, f"Left out: {one_line(result.skipped)}"])
     timed = [row for row in result.rows if row.seconds]
-    first = timed[0] if timed else None
     about = f"{count(result.count)} {result.unit}"
     if result.flops is not None:
         about += f"; ceiling {result.flops / 1e9:,.0f} GFLOP/s"
@@ -56,7 +59,8 @@ def markdown(result: Result) -> str:
     if result.floor:
         about += f"; floor {number(result.count / result.floor)} {result.unit}/s"
     lines += [about, ""]
-    if first is not None:
+    if timed:
+        first = timed[0]
         head = [cell.format(unit=result.unit, first=first.engine) for cell in _HEAD]
         lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
         lines += ["| " + " | ".join(_cells(row, first, result)) + " |" for row in timed]
@@ -66,36 +70,41 @@ def markdown(result: Result) -> str:
 
 
 def machine() -> str:
-    """The processor, its cores and the GPUs, in a line."""
-    found = Path("/proc/cpuinfo")
-    text = found.read_text() if found.is_file() else ""
-    known = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.MULTILINE))
-    parts = [f"{os.cpu_count()} cores", known.get("model name", platform.machine())]
-    if "cpu family" in known:  # in a cloud the name may leave the generation open
-        parts[-1] += f" (family {known['cpu family']}, model {known['model']})"
-    parts += [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    return ", ".join(parts)
+    """Return the cores, the processor and the GPUs in one line."""
+    file = Path("/proc/cpuinfo")
+    text = file.read_text() if file.is_file() else ""
+    facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.MULTILINE))
+    processor = facts.get("model name", platform.machine())
+    if "cpu family" in facts:  # in a cloud the name may not tell the generation
+        processor += f" (family {facts['cpu family']}, model {facts['model']})"
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    return ", ".join([f"{os.cpu_count()} cores", processor, *gpus])
 
 
 def save(results: Sequence[Result], folder: Path, model: str) -> list[Path]:
-    """Writes table.md, results.json and a chart for each work of the configuration; their paths.
+    """Write table.md, results.json and a chart per work of the configuration.
 
     Args:
-        results: of the works that are done.
-        folder: is made where it is not there.
-        model: its name.
+        results: The works that are done.
+        folder: The folder, which is made if it does not exist.
+        model: The name of the model.
+
+    Returns:
+        The paths of the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    versions = {
-        f"{k} {v}": None for r in results for row in r.rows for k, v in row.versions.items()
-    }
-    head = f"# {model}\n\n{machine()}; {', '.join(versions)}\n"
-    written = [folder / "table.md", folder / "results.json"]
-    written[0].write_text(
-        "\n\n".join([head.rstrip(), *map(markdown, results)]) + "\n", encoding="utf-8"
-    )
+    versions: dict[str, None] = {}  # ordered, and without duplicates
+    for result in results:
+        for row in result.rows:
+            versions |= {f"{package} {version}": None for package, version in row.versions.items()}
+    head = f"# {model}\n\n{machine()}; {', '.join(versions)}"
+    tables = [markdown(result) for result in results]
+    table_file = folder / "table.md"
+    table_file.write_text("\n\n".join([head, *tables]) + "\n", encoding="utf-8")
     tree = {"model": model, "machine": machine(), "works": [asdict(result) for result in results]}
-    written[1].write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+    json_file = folder / "results.json"
+    json_file.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+    written = [table_file, json_file]
     for group in dict.fromkeys(result.group for result in results):
         file = folder / f"{re.sub(r'[^A-Za-z0-9_-]', '_', group)}.svg"
         if chart([result for result in results if result.group == group], file):
@@ -104,68 +113,91 @@ def save(results: Sequence[Result], folder: Path, model: str) -> list[Path]:
 
 
 def speeds(row: Row, result: Result) -> list[float]:
-    """Documents or questions a second, of each repeat."""
+    """Return the documents or questions per second of each repeat."""
     return [result.count / seconds for seconds in row.seconds]
 
 
 def _cells(row: Row, first: Row, result: Result) -> list[str]:
+    """Return the cells of a row; ratios are to the row `first`."""
     rates = speeds(row, result)
     ratios = [ours / theirs for ours, theirs in zip(first.seconds, row.seconds, strict=False)]
-    share = "" if not result.floor else f"{result.floor / median(row.seconds):.0%}"
-    agrees = "" if row.agreement is None else f"{row.agreement:.0%} as {row.agrees_with}"
-    spread = f"{number(median(rates))} [{number(min(rates))}-{number(max(rates))}]"
-    tokens = ["" if row.fed is None else count(row.fed), count(row.decoded)]
+    share_of_floor = ""
+    if result.floor:
+        share_of_floor = f"{result.floor / median(row.seconds):.0%}"
+    agreement = ""
+    if row.agreement is not None:
+        agreement = f"{row.agreement:.0%} as {row.agrees_with}"
     return [
         row.engine,
         label(row.setting, row.form),
-        spread,
+        f"{number(median(rates))} [{number(min(rates))}-{number(max(rates))}]",
         f"{median(ratios):.2f}",
-        share,
-        *tokens,
-        agrees,
+        share_of_floor,
+        "" if row.fed is None else count(row.fed),
+        count(row.decoded),
+        agreement,
     ]
 
 
 def chart(results: Sequence[Result], file: Path) -> bool:
-    """Writes an SVG of a work: bars of speeds, or seconds of a document over what varies; False:
-    nothing was timed.
+    """Write an SVG of a work: bars of speeds, or seconds per document over what varies.
 
     Args:
-        results: of one work of the configuration.
-        file: that is written.
+        results: The results of one work of the configuration.
+        file: The file that is written.
+
+    Returns:
+        False if nothing was timed.
     """
     timed = [(result, row) for result in results for row in result.rows if row.seconds]
     if not timed:
         return False
-    first = timed[0][0]
+    first, _ = timed[0]
     with rc_context(_STYLE):
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.add_subplot()
         if first.varied is None:
-            low, middle, high = np.array(
-                [[f(speeds(row, first)) for f in (min, median, max)] for _, row in timed[::-1]]
-            ).T
-            axes.barh(
-                [row.engine for _, row in timed[::-1]], middle, xerr=[middle - low, high - middle]
-            )
-            if first.floor:
-                axes.axvline(first.count / first.floor, color="grey", linestyle="--")
-            axes.set(title=f"{first.name}; dashed: the floor", xlabel=f"{first.unit}/s")
+            _draw_bars(axes, first, [row for _, row in timed])
         else:
-            for engine in dict.fromkeys(row.engine for _, row in timed):
-                mine = [(result, row) for result, row in timed if row.engine == engine]
-                cost = [median(row.seconds) / result.count for result, row in mine]
-                axes.plot(
-                    [result.varied or 0 for result, _ in mine], cost, marker="o", label=engine
-                )
-            key = first.name.rpartition(" ")[2].partition("=")[0]
-            axes.set(
-                title=first.group,
-                xscale="log",
-                yscale="log",
-                xlabel=key,
-                ylabel=f"seconds / {first.unit}",
-            )
-            axes.legend(frameon=False)
+            _draw_lines(axes, first, timed)
         figure.savefig(file, metadata={"Date": None})
     return True
+
+
+def _draw_bars(axes: Axes, result: Result, rows: Sequence[Row]) -> None:
+    """Draw the median speed of each row with its range, the first row at the top."""
+    names = []
+    medians = []
+    below = []
+    above = []
+    for row in reversed(rows):
+        rates = speeds(row, result)
+        names.append(row.engine)
+        medians.append(median(rates))
+        below.append(median(rates) - min(rates))
+        above.append(max(rates) - median(rates))
+    axes.barh(names, medians, xerr=[below, above])
+    if result.floor:
+        axes.axvline(result.count / result.floor, color="grey", linestyle="--")
+    axes.set(title=f"{result.name}; dashed: the floor", xlabel=f"{result.unit}/s")
+
+
+def _draw_lines(axes: Axes, first: Result, timed: Sequence[tuple[Result, Row]]) -> None:
+    """Draw the cost of each engine over the key that varies."""
+    for engine in dict.fromkeys(row.engine for _, row in timed):
+        values = []
+        costs = []
+        for result, row in timed:
+            if row.engine == engine:
+                values.append(result.varied or 0)
+                costs.append(median(row.seconds) / result.count)
+        axes.plot(values, costs, marker="o", label=engine)
+    key = first.name.rpartition(" ")[2].partition("=")[0]
+    axes.set(
+        title=first.group,
+        xscale="log",
+        yscale="log",
+        xlabel=key,
+        ylabel=f"seconds / {first.unit}",
+    )
+    axes.legend(frameon=False)

@@ -37,8 +37,8 @@ from raypd.storage import literal
 if TYPE_CHECKING:
     from raypd.answering.components import WorkerComponents
     from raypd.estimation.tune import TuneResult
-    from raypd.evaluation.score import Evaluation
-    from raypd.fitting.result import FitResult
+    from raypd.evaluation import Evaluation
+    from raypd.fitting import FitResult
     from raypd.models.load import LoadedModel
     from raypd.nights.nightly import Night
     from raypd.run.training import TrainingRecord
@@ -147,7 +147,7 @@ class Run:
         self, labels: str | Path, *, tolerance: float = 0.0, labels_column: str = "target"
     ) -> Evaluation:
         """Scores the answers against labels, JSON lines, as `raypd evaluate`."""
-        from raypd.evaluation.score import evaluate
+        from raypd.evaluation import evaluate
 
         return evaluate(self.path, str(labels), None, tolerance, labels_column)
 
@@ -403,16 +403,16 @@ def train(config: str | Path, *, settings: Settings = None) -> TrainingRecord:
     """Fine-tunes a model as a YAML's section `training` says, as `raypd train`; the same call goes
     on.
     """
-    from raypd.training import prerequisites
+    from raypd import training
 
-    return prerequisites.train(load_config(config, _overrides(settings), trains=True))
+    return training.train(load_config(config, _overrides(settings), trains=True))
 
 
 def fit(config: str | Path, *, settings: Settings = None) -> FitResult:
     """The cheapest model that holds an F1 on the documents of a YAML, trained and measured, as
     `raypd fit`.
     """
-    from raypd.fitting.fit import run_fit
+    from raypd.fitting import run_fit
 
     return run_fit(str(config), _overrides(settings))
 

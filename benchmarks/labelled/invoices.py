@@ -1,11 +1,12 @@
-"""60 invoices with their lines as labels, the same in every run: `python -m
-benchmarks.labelled.invoices` writes invoices.jsonl beside this file. What a list of objects is
-tried with: 1 to 8 lines in six layouts, numbers and dates in the ways of four countries, and
-amounts that are no line (shipping, tax, discount, what was paid before).
+"""60 invoices with their lines as labels, the same in every run.
 
-`python -m benchmarks.labelled.invoices FOLDER` writes 130 others, with other prices, to train on,
-and for both the lines as one slot (list) and as a number and a slot for each cell of eight rows
-(slots), with a configuration each; `... score RUN` compares.
+`python -m benchmarks.labelled.invoices` writes invoices.jsonl beside this file. The invoices test
+lists of objects: 1 to 8 lines in six layouts, numbers and dates as four countries write them, and
+amounts that are no line (shipping, tax, discount, an earlier payment).
+
+`python -m benchmarks.labelled.invoices FOLDER` writes 130 other invoices with other prices to train
+on. Both sets are written in two forms, with a configuration each: the lines as one slot (list), and
+as a number of lines and a slot per cell of eight rows (slots). `... score RUN` scores either form.
 """
 
 import json
@@ -19,8 +20,11 @@ from typing import Any, NamedTuple
 from raypd.config.schema import categories_of
 from raypd.dataset.writer import rows_of
 
-COUNT, TRAIN, FIRST = 60, 130, 1000  # FIRST: number of the first to train on
-ROWS, COLUMNS = 8, ("item", "quantity", "unit_price")
+COUNT = 60
+TRAIN_COUNT = 130
+TRAIN_START = 1000  # the number of the first invoice to train on
+ROWS = 8
+COLUMNS = ("item", "quantity", "unit_price")
 FILE = Path(__file__).with_name("invoices.jsonl")
 SELLERS = [
     "Hallberg Büromöbel GmbH",
@@ -69,230 +73,315 @@ ITEMS = {
 
 
 class Country(NamedTuple):
-    """How amounts and days are written."""
+    """How a country writes amounts and days."""
 
     currency: str
     money: Callable[[float], str]
     day: Callable[[date], str]
 
 
-def _comma(amount: float) -> str:
-    return f"{amount:,.2f}".translate(str.maketrans(",.", ".,"))
+def _german_money(amount: float) -> str:
+    return f"{amount:,.2f} €".translate(str.maketrans(",.", ".,"))
+
+
+def _german_day(day: date) -> str:
+    return f"{day:%d.%m.%Y}"
+
+
+def _british_money(amount: float) -> str:
+    return f"£{amount:,.2f}"
+
+
+def _british_day(day: date) -> str:
+    return f"{day.day} {day:%B %Y}"
+
+
+def _american_money(amount: float) -> str:
+    return f"${amount:,.2f}"
+
+
+def _american_day(day: date) -> str:
+    return f"{day:%B} {day.day}, {day.year}"
+
+
+def _iso_money(amount: float) -> str:
+    return f"{amount:,.2f} EUR".replace(",", " ")
+
+
+def _iso_day(day: date) -> str:
+    return f"{day:%Y-%m-%d}"
 
 
 COUNTRIES = [
-    Country("EUR", lambda a: f"{_comma(a)} €", lambda d: f"{d:%d.%m.%Y}"),
-    Country("GBP", lambda a: f"£{a:,.2f}", lambda d: f"{d.day} {d:%B %Y}"),
-    Country("USD", lambda a: f"${a:,.2f}", lambda d: f"{d:%B} {d.day}, {d.year}"),
-    Country("EUR", lambda a: f"{a:,.2f} EUR".replace(",", " "), lambda d: f"{d:%Y-%m-%d}"),
+    Country("EUR", _german_money, _german_day),
+    Country("GBP", _british_money, _british_day),
+    Country("USD", _american_money, _american_day),
+    Country("EUR", _iso_money, _iso_day),
 ]
-Lines = list[dict[str, Any]]
+Line = dict[str, Any]  # {item, quantity, unit_price}
+Lines = list[Line]
 
 
-def _table(lines: Lines, c: Country) -> str:
-    rows = [
-        f"{n} | {x['item']} | {x['quantity']} | {c.money(x['unit_price'])} | {c.money(_sum([x]))}"
-        for n, x in enumerate(lines, 1)
-    ]
-    return "\n".join(["Pos | Description | Qty | Unit price | Amount", *rows])
+def _price(line: Line, country: Country) -> str:
+    return country.money(line["unit_price"])
 
 
-def _columns(lines: Lines, c: Country) -> str:
+def _amount(line: Line, country: Country) -> str:
+    return country.money(_sum([line]))
+
+
+def _table(lines: Lines, country: Country) -> str:
+    rows = ["Pos | Description | Qty | Unit price | Amount"]
+    for number, line in enumerate(lines, 1):
+        rows.append(
+            f"{number} | {line['item']} | {line['quantity']} | {_price(line, country)} | "
+            f"{_amount(line, country)}"
+        )
+    return "\n".join(rows)
+
+
+def _columns(lines: Lines, country: Country) -> str:
+    rows = []
+    for line in lines:
+        rows.append(
+            f"{line['quantity']:>4}  {line['item']:<36} {_price(line, country):>14} "
+            f"{_amount(line, country):>14}"
+        )
+    return "\n".join(rows)
+
+
+def _times(lines: Lines, country: Country) -> str:
     return "\n".join(
-        f"{x['quantity']:>4}  {x['item']:<36} {c.money(x['unit_price']):>14} "
-        f"{c.money(_sum([x])):>14}"
-        for x in lines
+        f"- {line['quantity']} x {line['item']} @ {_price(line, country)}" for line in lines
     )
 
 
-def _times(lines: Lines, c: Country) -> str:
-    return "\n".join(f"- {x['quantity']} x {x['item']} @ {c.money(x['unit_price'])}" for x in lines)
+def _behind(lines: Lines, country: Country) -> str:
+    rows = []
+    for line in lines:
+        rows.append(
+            f"{line['item']}\n   {line['quantity']} pcs at {_price(line, country)} each: "
+            f"{_amount(line, country)}"
+        )
+    return "\n".join(rows)
 
 
-def _behind(lines: Lines, c: Country) -> str:
-    return "\n".join(
-        f"{x['item']}\n   {x['quantity']} pcs at {c.money(x['unit_price'])} each: "
-        f"{c.money(_sum([x]))}"
-        for x in lines
-    )
+def _prose(lines: Lines, country: Country) -> str:
+    parts = []
+    for line in lines:
+        price = _price(line, country)
+        parts.append(f"{line['quantity']} of “{line['item']}” at {price} apiece")
+    return "We delivered " + "; ".join(parts) + "."
 
 
-def _prose(lines: Lines, c: Country) -> str:
-    told = [f"{x['quantity']} of “{x['item']}” at {c.money(x['unit_price'])} apiece" for x in lines]
-    return "We delivered " + "; ".join(told) + "."
-
-
-def _csv(lines: Lines, c: Country) -> str:
-    return "\n".join(
-        [
-            "item;price;number",
-            *(f"{x['item']};{c.money(x['unit_price'])};{x['quantity']}" for x in lines),
-        ]
-    )
+def _csv(lines: Lines, country: Country) -> str:
+    rows = ["item;price;number"]
+    for line in lines:
+        rows.append(f"{line['item']};{_price(line, country)};{line['quantity']}")
+    return "\n".join(rows)
 
 
 LAYOUTS = [_table, _columns, _times, _behind, _prose, _csv]
 
 
 def _sum(lines: Lines) -> float:
-    return round(sum(x["quantity"] * x["unit_price"] for x in lines), 2)
+    return round(sum(line["quantity"] * line["unit_price"] for line in lines), 2)
 
 
 def invoices(numbers: range = range(COUNT)) -> Iterator[dict[str, Any]]:
-    """Rows of an input: id, title, description, and the labels in `target`."""
+    """Yield rows of an input: id, title, description, and the labels in `target`.
+
+    Args:
+        numbers: The numbers of the invoices; the same number is the same invoice in every run.
+    """
     for number in numbers:
-        draws = random.Random(number)
-        dearer = random.Random(7 * number + 1)
-        prices = (
-            ITEMS
-            if number < FIRST
-            else {n: round(p * dearer.uniform(0.5, 2), 2) for n, p in ITEMS.items()}
-        )
-        country, layout = draws.choice(COUNTRIES), LAYOUTS[number % len(LAYOUTS)]
-        names = draws.sample(sorted(ITEMS), draws.choice([1, 2, 2, 3, 3, 4, 5, 6, 8]))
-        lines = [
-            {
-                "item": n,
-                "quantity": draws.choice([1, 1, 2, 3, 4, 6, 10, 12, 25, 40]),
-                "unit_price": prices[n],
-            }
-            for n in names
-        ]
-        day = date(2024, 1, 8) + timedelta(days=draws.randrange(700))
-        seller, buyer = draws.choice(SELLERS), draws.choice(BUYERS)
-        code = draws.choice(["RE-{y}-{n:04d}", "INV{n:06d}", "{n}/{y}", "No. {n}"]).format(
-            y=day.year, n=draws.randrange(100, 9999)
-        )
-        net, extras = _sum(lines), []
-        if draws.random() < 0.4:
-            extras.append(("Shipping", draws.choice([4.9, 7.5, 12.0])))
-        if draws.random() < 0.3:
-            extras.append(("Discount for regular customers", -round(net * 0.05, 2)))
-        base = net + sum(amount for _, amount in extras)
-        if draws.random() < 0.7:
-            extras.append(
-                (f"VAT {(rate := draws.choice([19, 20, 21]))}%", round(base * rate / 100, 2))
-            )
-        total = round(net + sum(amount for _, amount in extras), 2)
-        sums = [
-            f"Net {country.money(net)}",
-            *(f"{name}: {country.money(amount)}" for name, amount in extras),
-        ]
-        sums.append(f"{draws.choice(['Total', 'Amount due', 'To pay'])}: {country.money(total)}")
-        note = draws.choice(
-            [
-                "",
-                "Paid for the invoice before this one: "
-                + country.money(net + 31.5)
-                + ". Thank you.",
-                "Please pay within 14 days.",
-                "Goods stay ours until they are paid.",
-            ]
-        )
-        text = [
-            seller,
-            f"Invoice {code}" if draws.random() < 0.6 else f"Invoice number: {code}",
-            f"Date: {country.day(day)}",
-            f"To: {buyer}",
-            "",
-            layout(lines, country),
-            "",
-            *sums,
-            note,
-        ]
-        yield {
-            "id": f"i{number + 1:02d}",
-            "title": f"Invoice from {seller}",
-            "description": "\n".join(text).strip(),
-            "target": {
-                "seller": seller,
-                "invoice_number": code.removeprefix("No. "),
-                "date": day.isoformat(),
-                "currency": country.currency,
-                "lines": lines,
-                "total": total,
-            },
-        }
+        yield _invoice(number)
+
+
+def _invoice(number: int) -> dict[str, Any]:
+    # The order of the draws decides what the invoices are: it must not change.
+    draws = random.Random(number)
+    country = draws.choice(COUNTRIES)
+    layout = LAYOUTS[number % len(LAYOUTS)]
+    lines = _lines(draws, _prices(number))
+    day = date(2024, 1, 8) + timedelta(days=draws.randrange(700))
+    seller = draws.choice(SELLERS)
+    buyer = draws.choice(BUYERS)
+    form = draws.choice(["RE-{y}-{n:04d}", "INV{n:06d}", "{n}/{y}", "No. {n}"])
+    code = form.format(y=day.year, n=draws.randrange(100, 9999))
+    net = _sum(lines)
+    extras = _extras(draws, net)
+    total = round(net + sum(amount for _, amount in extras), 2)
+    sums = [f"Net {country.money(net)}"]
+    sums += [f"{name}: {country.money(amount)}" for name, amount in extras]
+    sums.append(f"{draws.choice(['Total', 'Amount due', 'To pay'])}: {country.money(total)}")
+    notes = [
+        "",
+        f"Paid for the invoice before this one: {country.money(net + 31.5)}. Thank you.",
+        "Please pay within 14 days.",
+        "Goods stay ours until they are paid.",
+    ]
+    note = draws.choice(notes)
+    heading = f"Invoice {code}" if draws.random() < 0.6 else f"Invoice number: {code}"
+    text = [
+        seller,
+        heading,
+        f"Date: {country.day(day)}",
+        f"To: {buyer}",
+        "",
+        layout(lines, country),
+        "",
+        *sums,
+        note,
+    ]
+    return {
+        "id": f"i{number + 1:02d}",
+        "title": f"Invoice from {seller}",
+        "description": "\n".join(text).strip(),
+        "target": {
+            "seller": seller,
+            "invoice_number": code.removeprefix("No. "),
+            "date": day.isoformat(),
+            "currency": country.currency,
+            "lines": lines,
+            "total": total,
+        },
+    }
+
+
+def _prices(number: int) -> dict[str, float]:
+    """Return the price of each item; invoices to train on have other prices."""
+    if number < TRAIN_START:
+        return ITEMS
+    draws = random.Random(7 * number + 1)
+    return {item: round(price * draws.uniform(0.5, 2), 2) for item, price in ITEMS.items()}
+
+
+def _lines(draws: random.Random, prices: dict[str, float]) -> Lines:
+    count = draws.choice([1, 2, 2, 3, 3, 4, 5, 6, 8])
+    lines = []
+    for item in draws.sample(sorted(ITEMS), count):
+        quantity = draws.choice([1, 1, 2, 3, 4, 6, 10, 12, 25, 40])
+        lines.append({"item": item, "quantity": quantity, "unit_price": prices[item]})
+    return lines
+
+
+def _extras(draws: random.Random, net: float) -> list[tuple[str, float]]:
+    """Return the names and amounts that are no line."""
+    extras = []
+    if draws.random() < 0.4:
+        extras.append(("Shipping", draws.choice([4.9, 7.5, 12.0])))
+    if draws.random() < 0.3:
+        extras.append(("Discount for regular customers", -round(net * 0.05, 2)))
+    base = net + sum(amount for _, amount in extras)
+    if draws.random() < 0.7:
+        rate = draws.choice([19, 20, 21])
+        extras.append((f"VAT {rate}%", round(base * rate / 100, 2)))
+    return extras
 
 
 def as_slots(row: dict[str, Any]) -> dict[str, Any]:
-    """The same with a number of lines, and each cell of ROWS as an attribute."""
+    """Return a row with the number of lines, and each cell of ROWS lines, as attributes.
+
+    Args:
+        row: A row of `invoices`.
+    """
     target = dict(row["target"])
-    lines, total = target.pop("lines"), target.pop("total")
-    cells = {
-        f"line {n + 1} {c}": lines[n][c] if n < len(lines) else None
-        for n in range(ROWS)
-        for c in COLUMNS
-    }
-    return {**row, "target": {**target, "number of lines": len(lines), **cells, "total": total}}
+    lines = target.pop("lines")
+    total = target.pop("total")
+    target["number of lines"] = len(lines)
+    for number in range(ROWS):
+        for column in COLUMNS:
+            value = lines[number][column] if number < len(lines) else None
+            target[f"line {number + 1} {column}"] = value
+    target["total"] = total
+    return {**row, "target": target}
 
 
 def write_both(folder: Path) -> None:
-    """Rows to train on and to test, and a configuration, of either form."""
+    """Write the rows to train on and to test, and a configuration, in both forms.
+
+    Args:
+        folder: The folder, which exists.
+    """
     (category,) = categories_of(str(FILE.with_name("invoices.schema.json")), folder).values()
-    tree = category["attributes"]
-    *head, lines, total = tree
+    attributes = category["attributes"]
+    *head, lines, total = attributes
     lines["max_items"] = ROWS
-    cells = [
-        {**column, "name": f"line {n} {column['name']}"}
-        for n in range(1, ROWS + 1)
-        for column in lines["columns"]
-    ]
-    number = {"name": "number of lines", "type": "integer", "description": lines["description"]}
-    for form, given, tokens in (("list", tree, 320), ("slots", [*head, number, *cells, total], 24)):
-        for part, numbers in (("train", range(FIRST, FIRST + TRAIN)), ("test", range(COUNT))):
-            rows = (row if form == "list" else as_slots(row) for row in invoices(numbers))
-            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            (folder / f"{form}.{part}.jsonl").write_text(text)
-        config = {
-            "input": {"path": f"{form}.train.jsonl", "text_columns": ["description"]},
-            "output": {"path": f"runs/{form}"},
-            "decoding": {"method": "hyper_parallel", "max_value_tokens": tokens},
-            "training": {
-                "weights": "full",
-                "learning_rates": [2e-4],
-                "epochs": 2,
-                "batch_size": 4,
-                "evaluations": 2,
-            },
-            "task": {"kind": "extraction", "categories": {"invoice": {"attributes": given}}},
-        }
-        (folder / f"{form}.yaml").write_text(json.dumps(config, indent=2))
+    cells = []
+    for number in range(1, ROWS + 1):
+        for column in lines["columns"]:
+            cells.append({**column, "name": f"line {number} {column['name']}"})
+    count = {"name": "number of lines", "type": "integer", "description": lines["description"]}
+    _write_form(folder, "list", attributes, max_value_tokens=320)
+    _write_form(folder, "slots", [*head, count, *cells, total], max_value_tokens=24)
+
+
+def _write_form(
+    folder: Path, form: str, attributes: list[dict[str, Any]], max_value_tokens: int
+) -> None:
+    """Write the rows and the configuration of one form."""
+    parts = {"train": range(TRAIN_START, TRAIN_START + TRAIN_COUNT), "test": range(COUNT)}
+    for part, numbers in parts.items():
+        text = ""
+        for row in invoices(numbers):
+            form_row = as_slots(row) if form == "slots" else row
+            text += json.dumps(form_row, ensure_ascii=False) + "\n"
+        (folder / f"{form}.{part}.jsonl").write_text(text)
+    config = {
+        "input": {"path": f"{form}.train.jsonl", "text_columns": ["description"]},
+        "output": {"path": f"runs/{form}"},
+        "decoding": {"method": "hyper_parallel", "max_value_tokens": max_value_tokens},
+        "training": {
+            "weights": "full",
+            "learning_rates": [2e-4],
+            "epochs": 2,
+            "batch_size": 4,
+            "evaluations": 2,
+        },
+        "task": {"kind": "extraction", "categories": {"invoice": {"attributes": attributes}}},
+    }
+    (folder / f"{form}.yaml").write_text(json.dumps(config, indent=2))
 
 
 def score(run: str) -> str:
-    """F1 of the lines' cells, each in its place, and how many invoices have all lines right; a run
-    of either form.
+    """Return the F1 of the cells of lines, and how many invoices have all lines right.
+
+    Args:
+        run: The folder of a run of either form.
     """
     labels = {row["id"]: row["target"]["lines"] for row in invoices()}
-    right = given = whole = 0
+    right = 0
+    answered = 0
+    complete = 0  # invoices
     for row in rows_of(run, ["id", "record"]):
-        record = json.loads(row["record"] or "{}")
-        lines = record.get("lines") or []
-        if "number of lines" in record:
-            count = min(ROWS, record["number of lines"] or 0)
-            lines = [{c: record.get(f"line {n + 1} {c}") for c in COLUMNS} for n in range(count)]
+        lines = _answered_lines(json.loads(row["record"] or "{}"))
         gold = labels[row["id"]]
-        right += sum(
-            line.get(c) == label[c]
-            for line, label in zip(lines, gold, strict=False)
-            for c in COLUMNS
-        )
-        given += sum(line.get(c) is not None for line in lines for c in COLUMNS)
-        whole += lines == gold
-    cells = sum(len(gold) * len(COLUMNS) for gold in labels.values())
-    return (
-        f"{run}: cells {2 * right / (given + cells):.3f}, all lines right in {whole} of "
-        f"{len(labels)}"
-    )
+        for line, label in zip(lines, gold, strict=False):
+            right += sum(line.get(column) == label[column] for column in COLUMNS)
+        for line in lines:
+            answered += sum(line.get(column) is not None for column in COLUMNS)
+        complete += lines == gold
+    labelled = sum(len(gold) * len(COLUMNS) for gold in labels.values())
+    f1 = 2 * right / (answered + labelled)
+    return f"{run}: cells {f1:.3f}, all lines right in {complete} of {len(labels)}"
+
+
+def _answered_lines(record: dict[str, Any]) -> Lines:
+    """Return the lines of a record of either form."""
+    if "number of lines" not in record:
+        return record.get("lines") or []
+    lines = []
+    for number in range(min(ROWS, record["number of lines"] or 0)):
+        lines.append({column: record.get(f"line {number + 1} {column}") for column in COLUMNS})
+    return lines
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
         case []:
-            FILE.write_text(
-                "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in invoices())
-            )
+            rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in invoices()]
+            FILE.write_text("".join(rows))
         case ["score", *runs]:
             print(*map(score, runs), sep="\n")
         case [folder]:

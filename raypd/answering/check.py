@@ -21,7 +21,7 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
         from raypd.models.load import check_model_config, quantization_notice
         from raypd.models.vllm_engine import check_vllm
         from raypd.tasks import check_task
-        from raypd.tasks.card import check_card, untrained
+        from raypd.tasks.model_card import check_card, untrained
 
         own_engine = config.engine.kind == "raypd"
         check_model_config(config.model, machine, "decode" if own_engine else "vllm")

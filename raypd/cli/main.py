@@ -167,15 +167,10 @@ def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = 
     Section `training` says how. The same command goes on from the latest checkpoint of a training
     that was cut off.
     """
-    from raypd.training import prerequisites
+    from raypd import training
 
-    print(
-        clean(
-            prerequisites.train(
-                load_config(config, overrides or [], trains=True), verbose=verbose
-            ).describe()
-        )
-    )
+    record = training.train(load_config(config, overrides or [], trains=True), verbose=verbose)
+    print(clean(record.describe()))
 
 
 @app.command()
@@ -185,8 +180,7 @@ def fit(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = Fa
     Labels a sample, trains candidates, scores and prices each, and writes the configuration to run.
     Section `fit` says how. The same command goes on where it was cut off.
     """
-    from raypd.fitting.fit import missing, run_fit
-    from raypd.fitting.page import describe
+    from raypd.fitting import describe, missing, run_fit
 
     result = run_fit(config, overrides or [], verbose=verbose)
     print(clean(describe(result, missing(result))))
@@ -208,17 +202,15 @@ def evaluate(
     Of an extraction a page (evaluation.html in the run's folder) shows what was wrong, label beside
     value.
     """
-    from raypd.evaluation import page
-    from raypd.evaluation.score import describe
-    from raypd.evaluation.score import evaluate as score
+    from raypd import evaluation as scoring
 
-    evaluation = score(run, labels, against, tolerance, labels_column)
+    evaluation = scoring.evaluate(run, labels, against, tolerance, labels_column)
     if as_json:
         print(json.dumps(asdict(evaluation), indent=1))
         return
-    print(clean(describe(evaluation)))
+    print(clean(scoring.describe(evaluation)))
     try:
-        where = page.write(run, labels, evaluation, labels_column, tolerance)
+        where = scoring.write_page(run, labels, evaluation, labels_column, tolerance)
     except UserError as error:  # the figures stand
         where = f"no page: {error}"
     if where is not None:
@@ -239,7 +231,7 @@ def calibrate(
     What is written beside the weights counts in every run with them; any other is named by
     model.calibration.
     """
-    from raypd.evaluation.calibrate import calibrate_run
+    from raypd.evaluation import calibrate_run
 
     print(clean(calibrate_run(run, labels, output, labels_column, tolerance)))
 

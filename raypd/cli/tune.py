@@ -32,13 +32,11 @@ def run(
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
     rewrite.check_target(target, source)
     if labels is not None:
-        from raypd.evaluation import cascade
+        from raypd.evaluation import describe_cascade, tune_cascade
 
         floor = config.fit.f1_floor if floor is None else floor
-        tuning = cascade.tune_cascade(
-            config, labels, floor, options.sample, options.minutes, verbose
-        )
-        words = cascade.describe(tuning)
+        tuning = tune_cascade(config, labels, floor, options.sample, options.minutes, verbose)
+        words = describe_cascade(tuning)
         print(words)
         if tuning.best is None:
             raise typer.Exit(1)

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
-from raypd.config.card import card_of
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
 from raypd.config.model import (
@@ -18,6 +17,7 @@ from raypd.config.model import (
     EngineConfig,
     ModelConfig,
 )
+from raypd.config.model_card_file import card_of
 from raypd.config.section import Section
 from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
 from raypd.config.training import FitConfig, TrainingConfig

@@ -1,6 +1,4 @@
-"""`raypd calibrate RUN LABELS`: from a run's confidences and labels to how often such values are
-right.
-"""
+"""Fit a calibration: from a run's confidences and labels to how often such values are right."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,81 +9,102 @@ import numpy as np
 from raypd.errors import InputError
 from raypd.tasks.calibration import Calibration, features
 
-# Of an attribute's own intercept beside the other features: few labels move it little.
-_STRENGTH = 0.5
+# The scale of an attribute's own intercept beside the other features. A small one makes a few
+# labels move it little.
+_ATTRIBUTE_SCALE = 0.5
 _BINS = 10
-LEAST = 50  # values, for a calibration
+MIN_VALUES = 50  # for a calibration
 
 
 @dataclass
 class LabelledValue:
-    """A value of a run that has a confidence, and whether it is what the label says."""
+    """A value of a run that has a confidence, and whether it agrees with its label."""
 
     category: str
     attribute: str
     confidence: float
     null: bool
-    stands: bool  # in the document's text
+    stands: bool  # whether the document's text contains it
     right: bool
 
 
-def calibrate(values: Sequence[LabelledValue]) -> Calibration:
-    """Fits a calibration (Platt's).
+def fit_calibration(values: Sequence[LabelledValue]) -> Calibration:
+    """Fit a calibration (Platt's).
 
-    Raises InputError: too few values, or all are right or wrong.
+    Args:
+        values: Labelled values of one model.
+
+    Raises:
+        InputError: If there are too few values, or all are right or all wrong.
     """
     from sklearn.linear_model import LogisticRegression
 
     right = np.array([value.right for value in values])
-    if len(values) < LEAST or right.all() or not right.any():
-        reason = (
-            "all are right"
-            if len(values) >= LEAST and right.all()
-            else f"{int(right.sum())} are right"
-        )
+    if len(values) < MIN_VALUES or right.all() or not right.any():
+        reason = f"{int(right.sum())} are right"
+        if len(values) >= MIN_VALUES and right.all():
+            reason = "all are right"
         raise InputError(
-            f"{len(values)} labelled values, of which {reason}: a calibration needs {LEAST} of "
-            "both kinds"
+            f"{len(values)} labelled values, of which {reason}: a calibration needs {MIN_VALUES} "
+            "of both kinds"
         )
-    names, place = np.unique(
+    attributes, attribute_of_value = np.unique(
         [f"{value.category}/{value.attribute}" for value in values], return_inverse=True
     )
-    own = _STRENGTH * np.eye(len(names))[place]
     shared = np.array([features(value.confidence, value.null, value.stands) for value in values])
-    model: Any = LogisticRegression(C=1.0, max_iter=1000).fit(np.hstack([shared, own]), right)
+    one_hot = _ATTRIBUTE_SCALE * np.eye(len(attributes))[attribute_of_value]
+    model: Any = LogisticRegression(C=1.0, max_iter=1000).fit(np.hstack([shared, one_hot]), right)
     weights = model.coef_[0]
+    count = shared.shape[1]
+    intercepts = (_ATTRIBUTE_SCALE * weights[count:]).tolist()
     return Calibration(
-        weights[: shared.shape[1]].tolist(),
-        float(model.intercept_[0]),
-        dict(zip(names.tolist(), (_STRENGTH * weights[shared.shape[1] :]).tolist(), strict=True)),
+        weights=weights[:count].tolist(),
+        intercept=float(model.intercept_[0]),
+        attributes=dict(zip(attributes.tolist(), intercepts, strict=True)),
         values=len(values),
     )
 
 
 def reliability(
-    values: Sequence[LabelledValue], made: Calibration | None = None
+    values: Sequence[LabelledValue], calibration: Calibration | None = None
 ) -> list[tuple[float, float, int]]:
-    """(mean confidence, share that is right, values) in each tenth of 0 to 1 that holds any. made:
-    calibrates.
+    """Compare confidences with the share of right values.
+
+    Args:
+        values: Labelled values.
+        calibration: Calibrates the confidences first; None to take them as they are.
+
+    Returns:
+        (mean confidence, share right, number of values) for each tenth of 0 to 1 that holds values.
     """
-    sure = (
-        [made.confidence(v.category, v.attribute, v.confidence, v.null, v.stands) for v in values]
-        if made
-        else None
-    )
-    confidence = np.array(sure or [value.confidence for value in values])
-    bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
-    hits = np.array([value.right for value in values], dtype=float)
-    masks = [bins == n for n in np.unique(bins)]
-    return [
-        (float(confidence[mask].mean()), float(hits[mask].mean()), int(mask.sum()))
-        for mask in masks
-    ]
+    confidences = []
+    for value in values:
+        confidence = value.confidence
+        if calibration is not None:
+            confidence = calibration.confidence(
+                value.category, value.attribute, confidence, value.null, value.stands
+            )
+        confidences.append(confidence)
+    confidence_of = np.array(confidences)
+    is_right = np.array([value.right for value in values], dtype=float)
+    bin_of = np.minimum((confidence_of * _BINS).astype(int), _BINS - 1)
+    points = []
+    for number in np.unique(bin_of):
+        mask = bin_of == number
+        mean_confidence = float(confidence_of[mask].mean())
+        points.append((mean_confidence, float(is_right[mask].mean()), int(mask.sum())))
+    return points
 
 
 def calibration_error(points: Sequence[tuple[float, float, int]]) -> float:
-    """The expected calibration error: by how much confidence and share differ, over the values of
-    all tenths.
+    """Return the expected calibration error.
+
+    Args:
+        points: What `reliability` returned.
+
+    Returns:
+        The difference between confidence and share right, averaged over all values; 0 without any.
     """
     total = sum(count for *_, count in points)
-    return sum(abs(sure - share) * count for sure, share, count in points) / max(1, total)
+    gaps = sum(abs(confidence - share) * count for confidence, share, count in points)
+    return gaps / max(1, total)

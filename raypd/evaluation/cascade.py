@@ -1,15 +1,14 @@
-"""`raypd tune --cascade`: the threshold under which a value goes to the second model.
+"""`raypd tune --cascade`: the confidence under which a value goes to the second model.
 
-Thresholds are tried from the safest down, and the first that fails ends the search, so that the
-chance that the one taken does not hold the floor is at most that of one test (fixed-sequence
-testing), however many are tried.
+Thresholds are tried from the safest down, and the first that misses the F1 floor ends the search.
+This is fixed-sequence testing: the chance that the chosen threshold misses the floor is at most
+that of one test, however many thresholds are tried.
 """
 
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from raypd import storage
 from raypd.answering.check import check_model
@@ -18,33 +17,31 @@ from raypd.config.load import with_changes
 from raypd.errors import ConfigError, InputError, raised_as
 from raypd.estimation import sampling
 from raypd.estimation.profile import DocumentCost, RemoteProfiler, check_sample
-from raypd.evaluation.score import Answers, Labels, Measure, f1_of, labels_in
+from raypd.evaluation.labels import Answers, Labels, labels_in
+from raypd.evaluation.score import Measure, f1_of
 from raypd.tasks.base import Document, Record
 from raypd.tasks.cascade import doubt, merged
 from raypd.tasks.documents import unpacked
 from raypd.tasks.labels import label_columns
 
-# What each model took for a document.
-_Pairs = Sequence[tuple[Document, DocumentCost, DocumentCost]]
-_UNDER = (1.0, *(step / 20 for step in range(19, 0, -1)))  # thresholds, the safest first
+# Thresholds, the safest first.
+_THRESHOLDS = (1.0, *(step / 20 for step in range(19, 0, -1)))
 
 
 @dataclass
 class CascadeTrial:
-    """A threshold. under 0: the first model alone, inf: the second alone."""
+    """What one threshold leads to. Under 0: the first model alone; inf: the second model alone."""
 
     under: float
     asked: float  # share of the documents that go to the second model
     f1: Measure
-    seconds: float  # of a worker, for a document
-    server_usd: float  # for the tokens of a document, to a server behind an endpoint
+    seconds: float  # of a worker, per document
+    server_usd: float  # per document, for the tokens of a server behind an endpoint
 
 
 @dataclass
 class CascadeTuning:
-    """Both models alone, the thresholds that were tried, and the lowest of them that holds the
-    floor.
-    """
+    """Both models alone, the thresholds that were tried, and the lowest that holds the floor."""
 
     first: CascadeTrial
     second: CascadeTrial
@@ -52,6 +49,15 @@ class CascadeTuning:
     best: CascadeTrial | None
     floor: float
     documents: int
+
+
+@dataclass
+class _AnsweredDocument:
+    """A document, and what each model took for it."""
+
+    document: Document
+    first: DocumentCost
+    second: DocumentCost
 
 
 def tune_cascade(
@@ -62,9 +68,19 @@ def tune_cascade(
     minutes: float | None = None,
     verbose: bool = False,
 ) -> CascadeTuning:
-    """Answers labelled documents with both models and tries thresholds. labels: JSON lines with the
-    input's columns. Raises ConfigError, InputError or ModelError before anything is decoded;
-    RunError where nothing could be.
+    """Answer labelled documents with both models, and find the lowest threshold that holds an F1.
+
+    Args:
+        config: The configuration, whose section `cascade` names the second model.
+        labels: JSON lines with the columns of the input and labels.
+        floor: The F1 that has to be held.
+        sample: The number of documents.
+        minutes: The time for decoding; None for as long as it takes.
+        verbose: Whether Ray's own messages are shown.
+
+    Raises:
+        ConfigError, InputError, ModelError: Before anything is decoded.
+        RunError: If no document could be answered.
     """
     second = config.second_model()
     if second is None:
@@ -73,100 +89,172 @@ def tune_cascade(
         )
     storage.configure(config.storage)
     check_model(config)
-    alone = with_changes(config, {"cascade": CascadeConfig().model_dump()})
+    first = with_changes(config, {"cascade": CascadeConfig().model_dump()})
+    documents = _labelled_documents(first, labels, sample)
+    gold = _labels_of(documents, config, labels)
+    # An F1 without labels is an error, and should be one before a model is asked.
+    f1_of({key: [] for key in gold}, gold, config)
+    answered = _answer(config, first, second, documents, minutes, verbose)
+
+    def trial(under: float) -> CascadeTrial:
+        return _trial(config, answered, gold, under)
+
+    trials: list[CascadeTrial] = []
+    best = None
+    for under in _THRESHOLDS:
+        trials.append(trial(under))
+        if trials[-1].f1.low < floor:
+            break
+        best = trials[-1]
+    return CascadeTuning(
+        first=trial(0.0),
+        second=trial(math.inf),
+        trials=trials,
+        best=best,
+        floor=floor,
+        documents=len(answered),
+    )
+
+
+def _label_columns(config: RunConfig) -> tuple[str, ...]:
+    """Return the columns of the labels' file that hold labels."""
+    named = label_columns(config.extraction.categories)
+    return (config.training.labels_column, *named, "scored", "accepted", "category")
+
+
+def _labelled_documents(config: RunConfig, labels: str, sample: int) -> list[Document]:
+    """Draw documents from the file of labels."""
     source = {
         "input.path": labels,
         "input.format": "auto",
         "input.version": None,
         "input.reader": None,
     }
+    reading = with_changes(config, source)
+    return sampling.draw(reading, sample, columns=_label_columns(config)).documents
+
+
+def _labels_of(documents: Sequence[Document], config: RunConfig, path: str) -> Labels:
+    """Return the labels of documents by id; `path` is the file that they are from."""
     column = config.training.labels_column
-    categories = config.extraction.categories
-    columns = (column, *label_columns(categories), "scored", "accepted", "category")
-    documents = sampling.draw(with_changes(alone, source), sample, columns=columns).documents
-    rows = {
-        d.id: {name: unpacked(d.fields[name]) for name in columns if name in d.fields}
-        for d in documents
-    }
+    names = _label_columns(config)
     attributes = [
-        attribute for category in categories.values() for attribute in category.attributes
+        attribute
+        for category in config.extraction.categories.values()
+        for attribute in category.attributes
     ]
-    with raised_as(InputError, labels, ValueError):
-        gold = {
-            id: labels_in(row, column, attributes, config.text_columns())
-            for id, row in rows.items()
+    rows = {}
+    for document in documents:
+        fields = document.fields
+        rows[document.id] = {name: unpacked(fields[name]) for name in names if name in fields}
+    with raised_as(InputError, path, ValueError):
+        return {
+            key: labels_in(row, column, attributes, config.text_columns())
+            for key, row in rows.items()
         }
-    f1_of({key: [] for key in gold}, gold, config)  # fails before a model is asked
+
+
+def _answer(
+    config: RunConfig,
+    first: RunConfig,
+    second: RunConfig,
+    documents: list[Document],
+    minutes: float | None,
+    verbose: bool,
+) -> list[_AnsweredDocument]:
+    """Answer the documents with both models; return those that both had time for."""
     ends = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    costs = []
     with RemoteProfiler(config, verbose) as profiler:
-        for name, run, share in (("first", alone, 0.5), ("second", second, 1.0)):
-            limit = max(1.0, share * (ends - time.monotonic()))
-            profiled = profiler.profile(
-                run, documents, limit, f"the {name} model over the labelled documents"
-            )
+
+        def profile(name: str, run: RunConfig, time_share: float) -> list[DocumentCost | None]:
+            limit = max(1.0, time_share * (ends - time.monotonic()))
+            title = f"the {name} model over the labelled documents"
+            profiled = profiler.profile(run, documents, limit, title)
             check_sample(profiled)
-            costs.append(profiled.costs)
-    pairs = [pair for pair in zip(documents, *costs, strict=True) if None not in pair]
-    trial = partial(_trial, config, pairs, gold)
-    trials: list[CascadeTrial] = []
-    for under in _UNDER:
-        trials.append(trial(under))
-        if trials[-1].f1.low < floor:
-            break
-    held = [tried for tried in trials if tried.f1.low >= floor]
-    return CascadeTuning(
-        trial(0.0), trial(math.inf), trials, held[-1] if held else None, floor, len(pairs)
+            return profiled.costs
+
+        first_costs = profile("first", first, 0.5)
+        second_costs = profile("second", second, 1.0)
+    answered = []
+    for document, first_cost, second_cost in zip(documents, first_costs, second_costs, strict=True):
+        if first_cost is not None and second_cost is not None:
+            answered.append(_AnsweredDocument(document, first_cost, second_cost))
+    return answered
+
+
+def _trial(
+    config: RunConfig, answered: Sequence[_AnsweredDocument], labels: Labels, under: float
+) -> CascadeTrial:
+    """Compute what a threshold leads to, from the answers of both models."""
+    answers: Answers = {}
+    second_answers = 0
+    seconds = 0.0
+    usd = 0.0
+    for item in answered:
+        record, costs = _cascaded(config, item, under)
+        answers[item.document.id] = [record.columns] if record.error is None else []
+        # Dataclasses with equal numbers are equal, so the second model's is told by identity.
+        second_answers += any(cost is item.second for cost in costs)
+        seconds += sum(cost.seconds for cost in costs)
+        usd += sum(cost.server_usd for cost in costs)
+    count = len(answered)
+    f1 = f1_of(answers, labels, config)
+    return CascadeTrial(
+        under=under,
+        asked=second_answers / count,
+        f1=f1,
+        seconds=seconds / count,
+        server_usd=usd / count,
     )
 
 
-def _trial(config: RunConfig, pairs: _Pairs, labels: Labels, under: float) -> CascadeTrial:
-    answers: Answers = {}
-    asked, seconds, usd = 0, 0.0, 0.0
-    for document, *costs in pairs:
-        first, second = (
-            Record(document.index, (cost.rows or [{}])[0], cost.error) for cost in costs
-        )
-        record, paid = first, costs[:1]
-        if under == math.inf:
-            record, paid = second, costs[1:]
-        elif first.error is None and doubt(first.columns["values"], under):
-            record, paid = (
-                merged(
-                    first, second, config.extraction.categories[first.columns["category"]], under
-                ),
-                costs,
-            )
-        answers[document.id] = [record.columns] if record.error is None else []
-        asked += costs[1] in paid
-        seconds += sum(cost.seconds for cost in paid)
-        usd += sum(cost.server_usd for cost in paid)
-    f1 = f1_of(answers, labels, config)
-    return CascadeTrial(under, asked / len(pairs), f1, seconds / len(pairs), usd / len(pairs))
+def _cascaded(
+    config: RunConfig, item: _AnsweredDocument, under: float
+) -> tuple[Record, list[DocumentCost]]:
+    """Return the record that a cascade makes of a document, and what it takes."""
+    first = _record(item.document, item.first)
+    second = _record(item.document, item.second)
+    if under == math.inf:
+        return second, [item.second]
+    if first.error is None and doubt(first.columns["values"], under):
+        category = config.extraction.categories[first.columns["category"]]
+        return merged(first, second, category, under), [item.first, item.second]
+    return first, [item.first]
 
 
-def describe(tuning: CascadeTuning) -> str:
-    dollars = any(trial.server_usd for trial in (tuning.first, tuning.second))
+def _record(document: Document, cost: DocumentCost) -> Record:
+    row = cost.rows[0] if cost.rows else {}
+    return Record(document.index, row, cost.error)
+
+
+def describe_cascade(tuning: CascadeTuning) -> str:
+    """Return a tuning as a table for the terminal; the last line is its outcome."""
+    has_server = any(trial.server_usd for trial in (tuning.first, tuning.second))
     head = f"{'under':<14}{'asked':>7}{tuning.first.f1.name:>12}  95% interval    documents/s"
-    lines = [head + f"{'  server $/1,000' if dollars else ''}"]
+    if has_server:
+        head += "  server $/1,000"
+    lines = [head]
     rows = [("first alone", tuning.first), ("second alone", tuning.second)]
-    for name, trial in [*rows, *((f"{trial.under:g}", trial) for trial in tuning.trials)]:
+    rows += [(f"{trial.under:g}", trial) for trial in tuning.trials]
+    for name, trial in rows:
         f1 = f"{trial.f1.value:>12.3f}  {trial.f1.low:.3f} to {trial.f1.high:.3f}"
         line = f"{name:<14}{trial.asked:>7.0%}{f1}{1 / trial.seconds:>15.3g}"
-        lines.append(line + (f"{1000 * trial.server_usd:>16.3g}" if dollars else ""))
-    if tuning.best is None:
-        reason = (
+        if has_server:
+            line += f"{1000 * trial.server_usd:>16.3g}"
+        lines.append(line)
+    lines.append("")
+    best = tuning.best
+    if best is None:
+        lines.append(
             f"no threshold surely holds {tuning.floor:g}: the safest has "
-            f"{tuning.trials[0].f1.low:.3f} at least"
+            f"{tuning.trials[0].f1.low:.3f} at least. Label more, lower --f1-floor, or take a "
+            "better second model"
         )
-        return "\n".join(
-            [*lines, "", f"{reason}. Label more, lower --f1-floor, or take a better second model"]
+    else:
+        time_share = best.seconds / tuning.second.seconds
+        lines.append(
+            f"cascade.under: {best.under:g} holds {tuning.floor:g} with 97.5% confidence, over "
+            f"{tuning.documents} documents: {best.asked:.0%} of them go to the second model, at "
+            f"{time_share:.0%} of its time alone"
         )
-    best, time_share = tuning.best, tuning.best.seconds / tuning.second.seconds
-    outcome = (
-        f"cascade.under: {best.under:g} holds {tuning.floor:g} with 97.5% confidence, over "
-        f"{tuning.documents} "
-        f"documents: {best.asked:.0%} of them go to the second model, at {time_share:.0%} "
-        "of its time alone"
-    )
-    return "\n".join([*lines, "", outcome])
+    return "\n".join(lines)

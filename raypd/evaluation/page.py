@@ -1,5 +1,6 @@
-"""The page of `raypd evaluate`: what was wrong, document by document, the label beside the value,
-with the reason.
+"""The page of `raypd evaluate`: the wrong values, document by document.
+
+Each stands beside its label, with the reason why it is wrong.
 """
 
 import json
@@ -11,10 +12,19 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from raypd import storage
-from raypd.config import ExtractionConfig
+from raypd.config import ExtractionConfig, RunConfig
 from raypd.errors import UserError
-from raypd.evaluation import score
-from raypd.evaluation.score import NN, NV, VC, VN, Evaluation, flat_values
+from raypd.evaluation.labels import (
+    AttributeNames,
+    Row,
+    asked_attributes,
+    category_of,
+    flat_values,
+    read_answers,
+    read_labels,
+)
+from raypd.evaluation.outcome import NN, NV, VC, VN, outcome
+from raypd.evaluation.score import Evaluation
 from raypd.report import charts, page, review
 from raypd.report.charts import FULL, Chart, Table
 from raypd.report.svg import ROLES
@@ -23,7 +33,7 @@ from raypd.run.load import load_run
 from raypd.run.text import count
 
 PAGE = "evaluation.html"
-_DOCUMENTS = 200  # that are shown, those with the most wrong values
+_MAX_DOCUMENTS = 200  # shown on the page; those with the most wrong values
 REASONS = (
     "another value",
     "a part of the label",
@@ -32,25 +42,28 @@ REASONS = (
     "missing",
     "no answer",
 )
-# (category, attribute) -> values that are right, and of each reason.
+# (category, attribute) -> how many values are "right", and how many are wrong for each reason.
 Counts = dict[tuple[str, str], Counter[str]]
 _MEASURES = ("scored F1", "strict F1", "values right")
 
 
 @dataclass
 class WrongValue:
+    """A value that differs from its label."""
+
     attribute: str
     label: str
     value: str
-    reason: str  # of REASONS
+    reason: str  # one of REASONS
     status: str  # of the value
     confidence: float | None
 
 
 @dataclass
 class WrongDocument:
-    """A document with wrong values: its text in pieces, each with the attributes whose values stand
-    there.
+    """A document with wrong values.
+
+    `pieces` is its text in pieces, each with the attributes whose values stand there.
     """
 
     id: str
@@ -61,38 +74,41 @@ class WrongDocument:
     pieces: list[tuple[str, str]]
 
 
-def write(
+def write_page(
     run: str, labels: str, evaluation: Evaluation, labels_column: str, tolerance: float
 ) -> str | None:
-    """Writes the page of an extraction into the run's folder; where it is, None for a run of
-    another kind. Raises ConfigError: there is no run in the folder; RunError: the page cannot be
-    written.
+    """Write the page of an extraction into the run's folder.
+
+    Args:
+        run: The folder of the run.
+        labels: The file of labels, as for `evaluate`.
+        evaluation: What `evaluate` returned.
+        labels_column: The column that is read in place of `target`.
+        tolerance: The share by which a number may differ from its label.
+
+    Returns:
+        The path of the page; None if the run is no extraction.
+
+    Raises:
+        ConfigError: If there is no run in the folder.
+        RunError: If the page cannot be written.
     """
     root = storage.absolute(run)
     config = load_run(root, [])
     if not isinstance(config.task, ExtractionConfig):
         return None
-    mistakes, counts = find(run, labels, labels_column, tolerance)
-    shown = sorted(mistakes, key=lambda document: -len(document.values))[:_DOCUMENTS]
-    texts, no_texts = {}, ""
+    documents, counts = find_wrong_values(run, labels, labels_column, tolerance)
+    shown = sorted(documents, key=lambda document: -len(document.values))[:_MAX_DOCUMENTS]
+    no_texts = ""
     try:
-        texts = review.documents_at(
-            config, root, {(document.source, document.row): document for document in shown}
-        )
+        _add_texts(shown, config, root)
     except UserError as error:  # the input has moved
         no_texts = f"Without the documents' texts: {error}"
-    for document in shown:
-        if (read := texts.get((document.source, document.row))) is not None and read.error is None:
-            text = text_in(read, config)
-            found = [(text.find(value.value), value) for value in document.values if value.value]
-            spans = [
-                ((at, at + len(value.value)), value.attribute) for at, value in found if at >= 0
-            ]
-            document.pieces = list(marked(text, spans))
-    sureness = None
-    if (gap := evaluation.calibration_error) is not None:
-        sureness = reliability_chart(
-            {"accent": ("this run", evaluation.reliability)}, f"calibration error {gap:.3f}"
+    chart = None
+    if evaluation.calibration_error is not None:
+        chart = reliability_chart(
+            {"accent": ("this run", evaluation.reliability)},
+            f"calibration error {evaluation.calibration_error:.3f}",
         )
     measures = [
         measure for measure in evaluation.measures if measure.name in _MEASURES and not measure.of
@@ -106,31 +122,54 @@ def write(
         attributes=_rows(counts),
         documents=shown,
         no_texts=no_texts,
-        sureness=sureness,
-        wrong=len(mistakes),
+        sureness=chart,
+        wrong=len(documents),
     )
     path = storage.join(root, PAGE)
     page.put(path, html.encode())
     return path
 
 
-def _rows(by_attribute: Counts) -> list[list[str]]:
-    """Cells by attribute, the one with the most wrong values first."""
-    ranked = sorted(by_attribute.items(), key=lambda item: item[1]["right"] - item[1].total())
-    return [
-        [
-            " · ".join(filter(None, key)),
-            *(str(counts[name]) if counts[name] else "" for name in ("right", *REASONS)),
-        ]
-        for key, counts in ranked
-    ]
+def _add_texts(documents: Sequence[WrongDocument], config: RunConfig, root: str) -> None:
+    """Read the texts of documents again, and mark their wrong values in them."""
+    by_key = {(document.source, document.row): document for document in documents}
+    texts = review.documents_at(config, root, by_key)
+    for key, document in by_key.items():
+        input_document = texts.get(key)
+        if input_document is None or input_document.error is not None:
+            continue
+        text = text_in(input_document, config)
+        spans = []
+        for value in document.values:
+            begin = text.find(value.value) if value.value else -1
+            if begin >= 0:
+                spans.append(((begin, begin + len(value.value)), value.attribute))
+        document.pieces = list(marked(text, spans))
+
+
+def _rows(counts_by_attribute: Counts) -> list[list[str]]:
+    """Return the cells of the table of attributes, the one with the most wrong values first."""
+    ranked = sorted(
+        counts_by_attribute.items(), key=lambda item: item[1]["right"] - item[1].total()
+    )
+    rows = []
+    for key, counts in ranked:
+        row = [" · ".join(filter(None, key))]
+        for name in ("right", *REASONS):
+            row.append(str(counts[name]) if counts[name] else "")
+        rows.append(row)
+    return rows
 
 
 def reliability_chart(
     lines: Mapping[str, tuple[str, Sequence[Sequence[float]]]], about: str
 ) -> Chart:
-    """Share of right values by confidence. lines: role -> what it is, and (confidence, share right,
-    values) by bin.
+    """Draw the share of right values by confidence.
+
+    Args:
+        lines: Role of a color -> the name of a line and its points (confidence, share right,
+            number of values).
+        about: The caption of the chart.
     """
     chart = Chart(
         "Confidence", "share of right values by confidence; dashed: as it should be", note=about
@@ -140,86 +179,126 @@ def reliability_chart(
     def draw(axes: Axes, width: int) -> None:
         axes.plot([0, 1], [0, 1], color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
         for role, (_, points) in lines.items():
-            axes.plot(
-                [point[0] for point in points],
-                [point[1] for point in points],
-                color=ROLES[role],
-                linewidth=2,
-            )
-            for x, y, _ in points:  # dots: `inline` keeps no markers
+            confidences = [point[0] for point in points]
+            shares = [point[1] for point in points]
+            axes.plot(confidences, shares, color=ROLES[role], linewidth=2)
+            # Short thick lines serve as dots, since `inline` keeps no markers.
+            for x, y, _ in points:
                 axes.plot([x - 0.005, x + 0.005], [y, y], color=ROLES[role], linewidth=7)
         axes.set(xlim=(0, 1), xlabel="confidence")
         charts.value_axis(axes, 1.0, "share right")
 
     chart.draw("reliability", chart.title, about, (FULL, 300), draw)
-    rows = [
-        [name, f"{p[0]:.2f}", f"{p[1]:.2f}", count(p[2])]
-        for name, points in lines.values()
-        for p in points
-    ]
+    rows = []
+    for name, points in lines.values():
+        for confidence, share, values in points:
+            rows.append([name, f"{confidence:.2f}", f"{share:.2f}", count(values)])
     chart.table = Table(["confidence", "mean", "share right", "values"], rows)
     return chart
 
 
-def find(
+def find_wrong_values(
     run: str, labels: str, labels_column: str, tolerance: float
 ) -> tuple[list[WrongDocument], Counts]:
-    """The wrong values of an extraction, and how many there are.
+    """Compare the values of an extraction with their labels.
 
-    Raises InputError as `evaluate`.
+    Args:
+        run: The folder of the run.
+        labels: The file of labels, as for `evaluate`.
+        labels_column: The column that is read in place of `target`.
+        tolerance: The share by which a number may differ from its label.
+
+    Returns:
+        The documents with wrong values, without their texts, and the number of right and wrong
+        values by attribute.
+
+    Raises:
+        InputError: If a file cannot be read.
     """
-    gold, names = score.read_labels(labels, labels_column, run), score.asked_attributes(run)
-    mistakes: list[WrongDocument] = []
-    by_attribute: Counts = {}
-    for id, rows in score.read_answers(run).items():
-        if "target" not in gold.get(id, {}):
+    gold = read_labels(labels, labels_column, run)
+    names = asked_attributes(run)
+    documents: list[WrongDocument] = []
+    counts: Counts = {}
+    for key, rows in read_answers(run).items():
+        if "target" not in gold.get(key, {}):
             continue
         row = rows[0] if rows else {}
-        target = flat_values(gold[id]["target"])
-        category = score.category_of(row, gold[id], names)
-        asked = names.get(category, {name: name for name in target})
-        record = flat_values(json.loads(row["record"])) if row else {}
-        values = {
-            asked.get(value["name"], value["name"]): value for value in row.get("values") or []
-        }
+        category = category_of(row, gold[key], names)
         wrong = []
-        for name in [name for name in asked.values() if name in target]:
-            forms = (gold[id].get("accepted") or {}).get(name) or [target[name]]
-            reason = _reason(record.get(name), forms, tolerance) if row else "no answer"
-            by_attribute.setdefault((category, name), Counter())[reason or "right"] += 1
-            if reason is not None:
-                value = values.get(name, {})
-                shown = _shown(record.get(name)) or str(value.get("raw") or "")
-                status = str(value.get("status", ""))
-                wrong.append(
-                    WrongValue(
-                        name, _shown(forms[0]), shown, reason, status, value.get("confidence")
-                    )
-                )
+        for name, reason, value in _compared(row, gold[key], category, names, tolerance):
+            counts.setdefault((category, name), Counter())[reason or "right"] += 1
+            if value is not None:
+                wrong.append(value)
         if wrong:
-            place = str(row.get("source", "")), int(row.get("row") or 0)
-            mistakes.append(WrongDocument(id, category, *place, wrong, []))
-    return mistakes, by_attribute
+            document = WrongDocument(
+                id=key,
+                category=category,
+                source=str(row.get("source", "")),
+                row=int(row.get("row") or 0),
+                values=wrong,
+                pieces=[],
+            )
+            documents.append(document)
+    return documents, counts
+
+
+def _compared(
+    row: Row, labels: Row, category: str, names: AttributeNames, tolerance: float
+) -> list[tuple[str, str | None, WrongValue | None]]:
+    """Compare the values of one document with its labels.
+
+    Returns (attribute, None, None) for a right value, (attribute, reason, value) for a wrong one.
+    """
+    target = flat_values(labels["target"])
+    names_of_labels = names.get(category, {name: name for name in target})
+    record = flat_values(json.loads(row["record"])) if row else {}
+    values = {}
+    for value in row.get("values") or []:
+        values[names_of_labels.get(value["name"], value["name"])] = value
+    compared: list[tuple[str, str | None, WrongValue | None]] = []
+    for name in names_of_labels.values():
+        if name not in target:
+            continue
+        forms = (labels.get("accepted") or {}).get(name) or [target[name]]
+        reason = _reason(record.get(name), forms, tolerance) if row else "no answer"
+        if reason is None:
+            compared.append((name, None, None))
+            continue
+        value = values.get(name, {})
+        wrong = WrongValue(
+            attribute=name,
+            label=_shown(forms[0]),
+            value=_shown(record.get(name)) or str(value.get("raw") or ""),
+            reason=reason,
+            status=str(value.get("status", "")),
+            confidence=value.get("confidence"),
+        )
+        compared.append((name, reason, wrong))
+    return compared
 
 
 def _reason(value: Any, forms: list[Any], tolerance: float) -> str | None:
-    """Why a value is wrong; None: it is right."""
-    kind = score.outcome(value, forms, tolerance)
+    """Return why a value is wrong; None if it is right."""
+    kind = outcome(value, forms, tolerance)
     if kind in (VC, NN):
         return None
-    if kind in (NV, VN):
-        return "no label" if kind == NV else "missing"
-    text, labels = str(value).casefold(), [str(form).casefold() for form in forms]
+    if kind == NV:
+        return "no label"
+    if kind == VN:
+        return "missing"
+    text = str(value).casefold()
+    labels = [str(form).casefold() for form in forms]
     if any(text in label for label in labels):
         return "a part of the label"
-    return "more than the label" if any(label in text for label in labels) else "another value"
+    if any(label in text for label in labels):
+        return "more than the label"
+    return "another value"
 
 
 def _shown(value: Any) -> str:
-    return (
-        ""
-        if value is None
-        else value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False)
-    )
+    """Return a value as the page shows it."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)

@@ -1,6 +1,4 @@
-"""One candidate: trained on a share of the labels, run over the test part, scored, and measured on
-the corpus.
-"""
+"""One candidate of a fit: trained on a share of the labels, scored on test, and priced."""
 
 import hashlib
 from pathlib import Path
@@ -12,32 +10,53 @@ from raypd.config.load import with_changes
 from raypd.errors import UserError
 from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
-from raypd.evaluation.calibration import calibrate, calibration_error, reliability
-from raypd.evaluation.score import f1_of, labelled_values, read_answers, read_labels
-from raypd.fitting.labels import UNCALIBRATED, FitContext, answered, input_keys
+from raypd.evaluation import (
+    calibration_error,
+    f1_of,
+    fit_calibration,
+    labelled_values,
+    read_answers,
+    read_labels,
+    reliability,
+)
+from raypd.fitting.context import UNCALIBRATED, FitContext, extract, input_keys
 from raypd.fitting.result import CandidateScore
 from raypd.run import layout, read, records
 from raypd.run.training import TrainingRecord
 from raypd.tasks.calibration import FILE
-from raypd.training.job import run_training
+from raypd.training import run_training
 
-_SETTINGS = dict.fromkeys(("input", "model", "decoding", "engine", "cost", "cluster"), True)
-_MEASURED: Any = {**_SETTINGS, "fit": {"sample", "sample_minutes"}}  # what an estimate depends on
+# What an estimate depends on.
+_MEASURED: Any = {
+    "input": True,
+    "model": True,
+    "decoding": True,
+    "engine": True,
+    "cost": True,
+    "cluster": True,
+    "fit": {"sample", "sample_minutes"},
+}
+_LIMITS: Any = {"cost": {"budget_usd", "reserve_seconds", "deadline"}}
 
 
 def training_config(
     context: FitContext, changes: dict[str, Any], documents: str, output: str
 ) -> RunConfig:
-    """The configuration of a candidate's training: `hyper_parallel` in slots, unless the candidate
-    says otherwise.
+    """Return the configuration of a candidate's training.
+
+    A candidate is trained for `hyper_parallel` with slots unless its keys say otherwise.
+
+    Args:
+        context: The fit.
+        changes: The candidate's keys.
+        documents: The file of labelled documents.
+        output: The folder of the training.
     """
     keys = {
         "decoding.method": "hyper_parallel",
         "decoding.skeleton": "slots",
         **changes,
         **input_keys(documents),
-    }
-    keys |= {
         "output.path": output,
         "training.labels": None,
         "training.validation": context.part("validation"),
@@ -48,15 +67,19 @@ def training_config(
 def train(
     context: FitContext, name: str, changes: dict[str, Any], labels: int, share: float
 ) -> CandidateScore:
-    """Trains a candidate on the first `labels` of the training part, runs it over the test part.
+    """Train a candidate, and score it on test.
 
-    Raises as these do.
+    Args:
+        context: The fit.
+        name: The candidate's name.
+        changes: The candidate's keys.
+        labels: The number of first documents of train that are used.
+        share: Their share of train. With 1 the confidences are calibrated, too.
+
+    Raises:
+        UserError: Whatever the training and the run over test raise.
     """
-    whole = training_config(context, changes, context.part("train"), context.folder)
-    digest = hashlib.sha256(
-        whole.model_dump_json(include={"model", "decoding", "training"}).encode()
-    ).hexdigest()[:8]
-    folder = storage.join(context.folder, "candidates", f"{name}-{digest}", f"{100 * share:g}")
+    folder = _candidate_folder(context, name, changes, share)
     documents = context.part("train")
     if share < 1:
         lines = storage.read(documents).splitlines(keepends=True)[:labels]
@@ -68,90 +91,139 @@ def train(
         record = run_training(
             context.limited(config), verbose=context.verbose, say=context.say, ends=context.ends
         )
-    made = {f"decoding.{key}": getattr(config.decoding, key) for key in ("method", "skeleton")}
-    made |= {key: value for key, value in changes.items() if not key.startswith("training.")}
-    if config.model.calibration not in (None, "none"):  # a file that is of other weights
-        made["model.calibration"] = None
-    if record.weights.endswith("adapter"):
-        made["model.adapter"] = record.weights
-    else:
-        made |= {"model.name": record.weights, "model.adapter": None, "model.revision": None}
-    score = test(context, name, made, storage.join(folder, "test"))
+    keys = _trained_keys(config, changes, record.weights)
+    score = test(context, name, keys, storage.join(folder, "test"))
     if share == 1:
         _calibrate(context, score, Path(record.weights), folder)
-    score.labels, score.training_seconds, score.training_usd = (
-        record.data.documents,
-        record.seconds,
-        record.usd,
-    )
+    score.labels = record.data.documents
+    score.training_seconds = record.seconds
+    score.training_usd = record.usd
     return score
 
 
+def _candidate_folder(context: FitContext, name: str, changes: dict[str, Any], share: float) -> str:
+    """Return the folder of a candidate, which differs with every key that changes its weights."""
+    config = training_config(context, changes, context.part("train"), context.folder)
+    identity = config.model_dump_json(include={"model", "decoding", "training"})
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    return storage.join(context.folder, "candidates", f"{name}-{digest}", f"{100 * share:g}")
+
+
+def _trained_keys(config: RunConfig, changes: dict[str, Any], weights: str) -> dict[str, Any]:
+    """Return the keys of the user's configuration that decode with trained weights."""
+    keys: dict[str, Any] = {
+        "decoding.method": config.decoding.method,
+        "decoding.skeleton": config.decoding.skeleton,
+    }
+    for key, value in changes.items():
+        if not key.startswith("training."):
+            keys[key] = value
+    if config.model.calibration not in (None, "none"):
+        # The file was made for other weights.
+        keys["model.calibration"] = None
+    if weights.endswith("adapter"):
+        keys["model.adapter"] = weights
+    else:
+        keys["model.name"] = weights
+        keys["model.adapter"] = None
+        keys["model.revision"] = None
+    return keys
+
+
 def _calibrate(context: FitContext, score: CandidateScore, weights: Path, folder: str) -> None:
-    """Puts a calibration beside the weights, made from the validation part; what it brings is told
-    by the test part.
-    """
+    """Write a calibration beside the weights, fitted on validation; add its error on test."""
     validation = storage.join(folder, "validation")
     _run(context, score.changes, "validation", validation)
     column = context.config.training.labels_column
     try:
-        made = calibrate(labelled_values(validation, context.part("validation"), column))
-    # Few labels, or no scikit-learn: confidences stay as the model has them.
+        calibration = fit_calibration(
+            labelled_values(validation, context.part("validation"), column)
+        )
     except UserError as error:
+        # With few labels, or without scikit-learn, confidences stay as the model has them.
         context.say(f"{score.name}: not calibrated: {error}")
         return
-    made.method = score.method
-    made.write(weights / FILE)
+    calibration.method = score.method
+    calibration.write(weights / FILE)
     values = labelled_values(storage.join(folder, "test"), context.part("test"), column)
-    for calibration in (None, made):
-        points = reliability(values, calibration)
+    for points in (reliability(values), reliability(values, calibration)):
         score.calibration_error.append(calibration_error(points))
         score.reliability.append([list(point) for point in points])
 
 
 def _run(context: FitContext, changes: dict[str, Any], part: str, output: str) -> RunConfig:
+    """Run a model over a part; return the configuration of the run."""
     keys = {**changes, **input_keys(context.part(part)), "output.path": output, **UNCALIBRATED}
     config = with_changes(context.config, keys)
-    answered(context, config)
+    extract(context, config)
     return config
 
 
 def test(context: FitContext, name: str, changes: dict[str, Any], output: str) -> CandidateScore:
+    """Run a model over test, and score it.
+
+    Args:
+        context: The fit.
+        name: The name of the score.
+        changes: The keys that make the model from the configuration of the fit.
+        output: The folder of the run.
+
+    Raises:
+        UserError: Whatever the run raises.
+    """
     config = _run(context, changes, "test", output)
     gold = read_labels(context.part("test"), config.training.labels_column, output)
-    best = f1_of(read_answers(output), gold, config)
-    f1 = records.Figure(best.value, best.low, best.high)
+    measure = f1_of(read_answers(output), gold, config)
     return CandidateScore(
-        name=name, method=config.decoding.method, changes=changes, measure=best.name, f1=f1
+        name=name,
+        method=config.decoding.method,
+        changes=changes,
+        measure=measure.name,
+        f1=records.Figure(measure.value, measure.low, measure.high),
     )
 
 
-def measure(context: FitContext, score: CandidateScore, run: str | None = None) -> records.Figure:
-    """Adds what a score's model costs over the corpus; its documents. run: whose speed counts
-    (None: a sample's).
+def add_costs(context: FitContext, score: CandidateScore, run: str | None = None) -> records.Figure:
+    """Add to a score what its model costs over the corpus.
+
+    Args:
+        context: The fit.
+        score: The score, which is changed in place.
+        run: The folder of a run whose speed counts; None to measure that of a sample.
+
+    Returns:
+        The number of documents in the corpus.
+
+    Raises:
+        UserError: Whatever the estimate raises.
     """
     config = with_changes(context.config, score.changes)
-    text = config.model_dump_json(
-        include=_MEASURED, exclude={"cost": {"budget_usd", "reserve_seconds", "deadline"}}
-    )
-    digest = hashlib.sha256(f"{config.fingerprint()} {text}".encode()).hexdigest()[:12]
-    path = storage.join(
-        context.folder, "estimates", f"{score.name}-{digest}.json".replace(" ", "-")
-    )
+    result = _estimate(context, config, score.name, run)
+    score.documents_per_second = result.speeds[0].documents_per_second
+    server_usd = float((result.sample or {}).get("server_usd", 0.0))  # per document
+    if result.machines:
+        machine = result.machines[0]  # the local one, or the cheapest that has its GPU
+        bill = machine.bills[0]
+        score.corpus_hours = bill.hours
+        if machine.usd_per_hour > 0 or server_usd > 0:
+            score.usd_per_1000 = machine.usd_per_1000.times(1, plus=1000 * server_usd)
+            score.corpus_usd = bill.usd.times(1, plus=result.documents.value * server_usd)
+    return result.documents
+
+
+def _estimate(
+    context: FitContext, config: RunConfig, name: str, run: str | None
+) -> records.Estimate:
+    """Return the estimate of a configuration, from the fit's folder if it was made before."""
+    measured = config.model_dump_json(include=_MEASURED, exclude=_LIMITS)
+    digest = hashlib.sha256(f"{config.fingerprint()} {measured}".encode()).hexdigest()[:12]
+    file = f"{name}-{digest}.json".replace(" ", "-")
+    path = storage.join(context.folder, "estimates", file)
     result = read.record(records.Estimate, path)
     if result is None:
-        context.say(f"{score.name}: measuring what the corpus would cost")
+        context.say(f"{name}: measuring what the corpus would cost")
         fit = context.config.fit
-        result = estimate(
-            config, EstimateOptions(fit.sample, fit.sample_minutes, run=run), context.verbose
-        )
+        options = EstimateOptions(fit.sample, fit.sample_minutes, run=run)
+        result = estimate(config, options, context.verbose)
         records.write(path, result)
-    score.documents_per_second = result.speeds[0].documents_per_second
-    server = float((result.sample or {}).get("server_usd", 0.0))  # for the tokens of a document
-    if result.machines:
-        machine = result.machines[0]  # this one, or the cheapest that has its GPU
-        bill, score.corpus_hours = machine.bills[0], machine.bills[0].hours
-        if machine.usd_per_hour > 0 or server > 0:
-            score.usd_per_1000 = machine.usd_per_1000.times(1, plus=1000 * server)
-            score.corpus_usd = bill.usd.times(1, plus=result.documents.value * server)
-    return result.documents
+    return result

@@ -1,7 +1,7 @@
-"""`raypd fit`: labels, candidates, figures, and the cheapest model whose F1 surely holds the floor.
+"""`raypd fit`: find the cheapest model whose F1 surely holds the floor.
 
-Every step is a run or a training of its own in a folder of the fit, so that the same command does
-nothing that is done.
+It labels documents, trains candidates, and scores and prices each. Every step is a run or a
+training of its own in the fit's folder, so that the same command repeats nothing that is done.
 """
 
 import hashlib
@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import raypd.fitting.candidate as candidate
+import raypd.fitting.page as page
 from raypd import storage
 from raypd.answering.check import check_model
 from raypd.billing.budget import BudgetReached
@@ -19,125 +21,155 @@ from raypd.cluster import ray_session
 from raypd.config import RunConfig, deadline_at, rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, UserError
-from raypd.fitting import candidate, labels, page
+from raypd.fitting.context import FitContext, is_run, teacher_config, teacher_keys
+from raypd.fitting.labels import UNLABELLED
+from raypd.fitting.parts import PARTS, parts_of
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.models.load import check_model_config
 from raypd.run import console, layout, records
 from raypd.run.lease import held
 from raypd.run.text import Say, usd
-from raypd.training.data import check
+from raypd.training import check_training
 
+# The keys that decide which labelled documents there are.
 _SOURCE: Any = {
     "fit": {"labels", "teacher"},
     "input": True,
     "task": True,
     "training": {"labels_column", "seed"},
 }
-# Which documents are in which part, and what their labels are.
-_DECIDES: Any = {**_SOURCE, "fit": {*_SOURCE["fit"], "documents", "test_share", "validation_share"}}
+# The keys that decide which documents are in which part, and what their labels are.
+_IDENTITY: Any = {
+    **_SOURCE,
+    "fit": {"labels", "teacher", "documents", "test_share", "validation_share"},
+}
 
 
 def run_fit(
     path: str, overrides: list[str], *, verbose: bool = False, say: Say = console.say
 ) -> FitResult:
-    """Fits a model to the documents of a configuration, or goes on where the same command was cut
-    off.
+    """Fit a model to the documents of a configuration, or resume an interrupted fit.
 
-    path, overrides: the user's YAML and key=value over it, which the recommended configuration is
-    made from. Raises ConfigError, InputError, ModelError before anything is trained (also: the
-    folder is another fit's); RunError: it cannot go on, and what is done is kept; Interrupted at
-    SIGINT or SIGTERM.
+    Args:
+        path: The user's YAML, from which the recommended configuration is made.
+        overrides: key=value, each of which replaces a key of the YAML.
+        verbose: Whether Ray's own messages are shown.
+        say: Shows the user a line.
+
+    Returns:
+        The result that was written into the fit's folder.
+
+    Raises:
+        ConfigError, InputError, ModelError: Before anything is trained; also if the folder holds
+            another fit.
+        RunError: If the fit cannot continue. What is done is kept.
+        Interrupted: At SIGINT or SIGTERM.
     """
-    config = load_config(path, [*overrides, "cascade.model=null"])  # each model is measured alone
+    # Each model is measured alone, so the cascade is switched off.
+    config = load_config(path, [*overrides, "cascade.model=null"])
     storage.configure(config.storage)
-    folder = config.fit.path or config.output.path.rstrip("/") + "-fit"
-    if storage.is_remote(folder):
-        words = "weights are trained into a folder that all workers share; give a local one"
-        raise ConfigError(f"fit.path {folder}: {words}")
-    folder = storage.absolute(folder)
-    result, kept = _begin(config, folder), storage.join(folder, layout.FIT)
-    ends = None if config.cost.deadline is None else deadline_at(config.cost.deadline, time.time())
-    context = labels.FitContext(config, folder, verbose, say, ends)
+    folder = _folder(config)
+    result = _begin(config, folder)
+    result_path = storage.join(folder, layout.FIT)
+    ends = None
+    if config.cost.deadline is not None:
+        ends = deadline_at(config.cost.deadline, time.time())
+    context = FitContext(config, folder, verbose, say, ends)
     _check(context)
     try:
         with held(folder, say):
             if not storage.exists(context.part("train")):
-                records.write(kept, result)
-            # Once for all runs and trainings.
+                records.write(result_path, result)
+            # One connection serves all runs and trainings.
             with console.signals(), ray_session.connected(config.cluster, verbose):
                 Fit(context, result).run()
     except BudgetReached as reached:
         result.stopped = str(reached)
     except (KeyboardInterrupt, console.Interrupted):
         raise console.Interrupted("interrupted; the same command goes on from there") from None
-    result.usd, result.recommended = context.spent(), recommend(result)
-    target, choice = Path(result.path, "recommended.yaml"), result.choice
-    target.unlink(missing_ok=True)  # of an earlier recommendation
-    if choice is not None and choice.f1 is not None:
-        why = (
-            f"{choice.name}: {result.measure} {choice.f1.value:.3f} on "
-            f"{result.documents['test']} documents"
-        )
-        # As it was scored.
-        changes = {**choice.changes, "cascade.model": None, "output.min_confidence": 0.0}
-        rewrite.write(Path(path), overrides, changes, target, why, "raypd fit")
-        result.configuration = str(target)
-    records.write(kept, result)
+    result.usd = context.spent()
+    result.recommended = recommend(result)
+    _write_recommended(result, path, overrides)
+    records.write(result_path, result)
     page.write(result, missing(result))
     return result
 
 
-class Fit:
-    """The steps of a fit: labels, candidates with all labels, what is not trained, the curve, and
-    costs.
-    """
-
-    def __init__(self, context: labels.FitContext, result: FitResult) -> None:
-        self.config, self.context, self.result, self.say = (
-            context.config,
-            context,
-            result,
-            context.say,
+def _folder(config: RunConfig) -> str:
+    """Return the absolute folder of a fit; raise ConfigError for one that workers cannot share."""
+    folder = config.fit.path or config.output.path.rstrip("/") + "-fit"
+    if storage.is_remote(folder):
+        raise ConfigError(
+            f"fit.path {folder}: weights are trained into a folder that all workers share; give a "
+            "local one"
         )
+    return storage.absolute(folder)
+
+
+def _write_recommended(result: FitResult, path: str, overrides: list[str]) -> None:
+    """Write the configuration of the recommended score; delete that of an earlier one."""
+    target = Path(result.path, "recommended.yaml")
+    target.unlink(missing_ok=True)
+    choice = result.choice
+    if choice is None or choice.f1 is None:
+        return
+    comment = (
+        f"{choice.name}: {result.measure} {choice.f1.value:.3f} on "
+        f"{result.documents['test']} documents"
+    )
+    # The model was scored without a cascade, and with every value.
+    changes = {**choice.changes, "cascade.model": None, "output.min_confidence": 0.0}
+    rewrite.write(Path(path), overrides, changes, target, comment, "raypd fit")
+    result.configuration = str(target)
+
+
+class Fit:
+    """The steps of a fit: labels, the models that are not trained, candidates, and the curve."""
+
+    def __init__(self, context: FitContext, result: FitResult) -> None:
+        self.context = context
+        self.config = context.config
+        self.result = result
 
     def run(self) -> None:
-        """Does what is not done yet.
+        """Do whatever is not done yet.
 
-        Raises BudgetReached at the end of the money or of the time.
+        Raises:
+            BudgetReached: If the budget is spent or the deadline is over.
         """
-        fit, result, context = self.config.fit, self.result, self.context
-        result.documents = {part: len(rows) for part, rows in labels.parts_of(context).items()}
-        documents = result.documents["train"]
-        run = storage.join(result.path, "configured")
-        self._add(
-            result.scores, AS_CONFIGURED, partial(candidate.test, context, AS_CONFIGURED, {}, run)
-        )
+        fit = self.config.fit
+        parts = parts_of(self.context)
+        self.result.documents = {part: len(rows) for part, rows in parts.items()}
+        labels = self.result.documents["train"]
+        self._add_configured()
         if fit.teacher is not None:
-            # That labelled.
-            run = storage.join(
-                result.path, "teacher" if result.gold else f"teacher-{fit.documents}"
-            )
-            keys = labels.teacher_keys(self.config)
-            unscored = partial(
-                CandidateScore,
-                name=TEACHER,
-                method=str(keys.get("decoding.method", "")),
-                changes=keys,
-            )
-            tested = partial(candidate.test, context, TEACHER, keys, run)
-            self._add(result.scores, TEACHER, tested if result.gold else unscored, run)
+            self._add_teacher()
         for name, changes in fit.candidates.items():
-            self._add(
-                result.scores,
-                name,
-                partial(candidate.train, context, name, changes, documents, 1.0),
-            )
+            make = partial(candidate.train, self.context, name, changes, labels, 1.0)
+            self._add(self.result.scores, name, make)
         for name, changes in fit.candidates.items():
             for share in fit.curve:
-                make = partial(
-                    candidate.train, context, name, changes, max(1, round(share * documents)), share
-                )
-                self._add(result.curve, name, make)
+                fewer = max(1, round(share * labels))
+                make = partial(candidate.train, self.context, name, changes, fewer, share)
+                self._add(self.result.curve, name, make)
+
+    def _add_configured(self) -> None:
+        """Score the model that the configuration names, without training."""
+        run = storage.join(self.result.path, "configured")
+        make = partial(candidate.test, self.context, AS_CONFIGURED, {}, run)
+        self._add(self.result.scores, AS_CONFIGURED, make)
+
+    def _add_teacher(self) -> None:
+        """Score the teacher; where the labels are its own, only its costs are measured."""
+        keys = teacher_keys(self.config)
+        if self.result.gold:
+            run = storage.join(self.result.path, "teacher")
+            make = partial(candidate.test, self.context, TEACHER, keys, run)
+        else:
+            run = storage.join(self.result.path, f"teacher-{self.config.fit.documents}")
+            method = str(keys.get("decoding.method", ""))
+            make = partial(CandidateScore, name=TEACHER, method=method, changes=keys)
+        self._add(self.result.scores, TEACHER, make, run)
 
     def _add(
         self,
@@ -146,12 +178,31 @@ class Fit:
         make: Callable[[], CandidateScore],
         run: str | None = None,
     ) -> None:
-        """Makes a score; what fails by itself is one with the error, and the fit goes on. run:
-        whose speed counts; None: a sample's. Of the curve no costs are measured. Raises
-        BudgetReached at the end of money or time.
+        """Make a score and append it to `scores`.
+
+        If it fails by itself, the error becomes its score and the fit continues. Costs are measured
+        of `result.scores` alone, and not of the curve. `run` is the folder of a run whose speed
+        counts; None to measure that of a sample.
         """
-        budget, spent = self.config.cost.budget_usd, self.context.spent()
-        if budget is not None and spent >= budget:
+        self._check_limits()
+        is_trained = name not in (AS_CONFIGURED, TEACHER)
+        action = "training and running" if is_trained else "running"
+        self.context.say(f"{name}: {action} over the test part")
+        score = CandidateScore(name=name, method="")
+        try:
+            score = make()
+            if scores is self.result.scores:
+                self.result.corpus_documents = candidate.add_costs(self.context, score, run)
+        except (BudgetReached, console.Interrupted, ConfigError):
+            raise
+        except UserError as error:
+            self.context.say(f"{name}: {error}")
+            score.error = str(error)
+        scores.append(score)
+
+    def _check_limits(self) -> None:
+        budget = self.config.cost.budget_usd
+        if budget is not None and self.context.spent() >= budget:
             raise BudgetReached(
                 f"cost.budget_usd {usd(budget)} is spent; the same command with more goes on"
             )
@@ -159,43 +210,43 @@ class Fit:
             raise BudgetReached(
                 "cost.deadline is reached; the same command with a later one goes on"
             )
-        self.say(
-            f"{name}: {'training and ' if name not in (AS_CONFIGURED, TEACHER) else ''}running "
-            "over the test part"
-        )
-        score = CandidateScore(name=name, method="")
-        try:
-            score = make()
-            if scores is self.result.scores:
-                self.result.corpus_documents = candidate.measure(self.context, score, run)
-        except (BudgetReached, console.Interrupted, ConfigError):
-            raise
-        except UserError as error:
-            self.say(f"{name}: {error}")
-            score.error = str(error)
-        scores.append(score)
 
 
 def recommend(result: FitResult) -> str | None:
-    """The name of the cheapest score whose F1 surely holds the floor; None: there is none.
+    """Return the name of the cheapest score whose F1 surely holds the floor.
 
-    By USD per 1,000 documents, then by speed: where the machine has no price, a server that has one
-    comes last.
+    Scores are compared by USD per 1,000 documents, and then by speed. Where the machine has no
+    price, a server that has one comes last.
+
+    Args:
+        result: The result with its scores.
+
+    Returns:
+        The name; None if no score holds the floor.
     """
-    costs = {
-        s.name: (s.usd_per_1000.value if s.usd_per_1000 else 0.0, 1 / s.documents_per_second.value)
-        for s in result.scores
-        if s.holds(result.floor) and s.documents_per_second
-    }
+    costs = {}
+    for score in result.scores:
+        if score.holds(result.floor) and score.documents_per_second:
+            price = score.usd_per_1000.value if score.usd_per_1000 else 0.0
+            costs[score.name] = (price, 1 / score.documents_per_second.value)
     return min(costs, key=costs.__getitem__, default=None)
 
 
 def missing(result: FitResult) -> str:
-    """Why no score holds the floor, and what would help, in words."""
-    scores = [score for score in result.scores if score.f1 is not None and score.name != TEACHER]
-    teacher = next(
-        (score.f1 for score in result.scores if score.name == TEACHER and score.f1), None
-    )
+    """Explain why no score holds the floor, and what would help.
+
+    Args:
+        result: The result with its scores.
+    """
+    teacher = None
+    scores = []
+    for score in result.scores:
+        if score.f1 is None:
+            continue
+        if score.name != TEACHER:
+            scores.append(score)
+        elif teacher is None:
+            teacher = score.f1
     if teacher is not None and teacher.value < result.floor:
         return (
             f"fit.f1_floor {result.floor:g} is above the F1 of the teacher itself, "
@@ -205,49 +256,43 @@ def missing(result: FitResult) -> str:
         return "no candidate could be scored"
     best = max(scores, key=lambda score: score.f1.value if score.f1 else 0.0)
     assert best.f1 is not None
-    lines = [f"the best is {best.name}, {best.f1.value:.3f}"]
+    reasons = [f"the best is {best.name}, {best.f1.value:.3f}"]
     if best.f1.value > result.floor and best.f1.low is not None:
-        tests = result.documents["test"]
-        needed = tests * ((best.f1.value - best.f1.low) / (best.f1.value - result.floor)) ** 2
-        lines.append(
+        documents = result.documents["test"]
+        # An interval narrows with the root of the number of documents.
+        ratio = (best.f1.value - best.f1.low) / (best.f1.value - result.floor)
+        reasons.append(
             f"it is above the floor, but not surely (from {best.f1.low:.3f}): about "
-            f"{needed:,.0f} test documents "
-            f"would tell, and there are {tests} (fit.documents)"
+            f"{documents * ratio**2:,.0f} test documents would tell, and there are {documents} "
+            "(fit.documents)"
         )
-    fewer = [score.f1.value for score in result.curve if score.name == best.name and score.f1]
-    if fewer:
-        gain = best.f1.value - fewer[-1]
-        more = "more labels would help" if gain > 0.01 else "more labels would help little"
-        lines.append(
-            f"from {max(s.labels for s in result.curve if s.name == best.name)} to "
-            f"{best.labels} labels it "
-            f"gained {gain:+.3f}: {more}"
+    fewer_labels = [score for score in result.curve if score.name == best.name]
+    scored = [score.f1.value for score in fewer_labels if score.f1]
+    if scored:
+        gain = best.f1.value - scored[-1]
+        advice = "more labels would help" if gain > 0.01 else "more labels would help little"
+        reasons.append(
+            f"from {max(score.labels for score in fewer_labels)} to {best.labels} labels it "
+            f"gained {gain:+.3f}: {advice}"
         )
-    return "; ".join(lines)
+    return "; ".join(reasons)
 
 
 def _begin(config: RunConfig, folder: str) -> FitResult:
-    """The result to fill.
+    """Return the result to fill.
 
-    Raises ConfigError where the folder is another fit's, of which labels are there or asked.
+    Raises ConfigError if the folder holds another fit that has labels or asked a teacher.
     """
-    # Which a model has made where there are none but a teacher, or they are a run's.
-    source = config.fit.labels
-    gold = config.fit.teacher is None if source is None else not labels.is_run(source)
-    trees = (
-        json.dumps(config.model_dump(mode="json", include=k), sort_keys=True)
-        for k in (_DECIDES, _SOURCE)
-    )
-    identity, of_source = (hashlib.sha256(tree.encode()).hexdigest()[:12] for tree in trees)
-    floor, kind, model = config.fit.f1_floor, config.task.kind, config.model.name
+    labels = config.fit.labels
     result = FitResult(
         path=folder,
-        identity=identity,
-        source=of_source,
-        floor=floor,
-        gold=gold,
-        task=kind,
-        model=model,
+        identity=_digest(config, _IDENTITY),
+        source=_digest(config, _SOURCE),
+        floor=config.fit.f1_floor,
+        # A model made the labels if they are a run's, or if there is nothing but a teacher.
+        gold=config.fit.teacher is None if labels is None else not is_run(labels),
+        task=config.task.kind,
+        model=config.model.name,
     )
     try:
         before = records.read(FitResult, storage.join(folder, layout.FIT))
@@ -259,10 +304,13 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
         return result
     except records.RecordError as error:
         raise ConfigError(f"{error}; give another fit.path") from None
-    parted = storage.exists(storage.join(folder, f"{labels.PARTS[0]}.jsonl"))
-    # The teacher, of this source.
-    asked = any(name.startswith(labels.UNLABELLED) for name in storage.names(folder))
-    if before.identity != result.identity if parted else asked and before.source != result.source:
+    if storage.exists(storage.join(folder, f"{PARTS[0]}.jsonl")):
+        is_other = before.identity != result.identity
+    else:
+        # Without parts, only what the teacher was asked has to be of this source.
+        has_asked = any(name.startswith(UNLABELLED) for name in storage.names(folder))
+        is_other = has_asked and before.source != result.source
+    if is_other:
         advice = "give another fit.path, or go back to that configuration"
         raise ConfigError(
             f"fit.path {folder}: holds the fit of other documents, labels or attributes; {advice}"
@@ -270,9 +318,16 @@ def _begin(config: RunConfig, folder: str) -> FitResult:
     return result
 
 
-def _check(context: labels.FitContext) -> None:
-    """Raises what every candidate, and the teacher, would fail at, before anything is done."""
-    config, folder = context.config, context.folder
+def _digest(config: RunConfig, include: Any) -> str:
+    """Return a digest of some keys of a configuration."""
+    tree = json.dumps(config.model_dump(mode="json", include=include), sort_keys=True)
+    return hashlib.sha256(tree.encode()).hexdigest()[:12]
+
+
+def _check(context: FitContext) -> None:
+    """Check the task, every candidate and the teacher before anything is done."""
+    config = context.config
+    folder = context.folder
     if config.task.kind != "extraction":
         raise ConfigError(f"task.kind {config.task.kind}: `raypd fit` is for extraction")
     if "id" in config.text_columns() and config.input.id_column != "id":
@@ -281,13 +336,13 @@ def _check(context: labels.FitContext) -> None:
         )
     for name, changes in config.fit.candidates.items():
         try:
-            made = candidate.training_config(context, changes, context.part("train"), folder)
-            check(made)
-            check_model_config(made.model, machine=False)
+            training = candidate.training_config(context, changes, context.part("train"), folder)
+            check_training(training)
+            check_model_config(training.model, machine=False)
         except UserError as error:
             raise type(error)(f"fit.candidates.{name}: {error}") from None
     if config.fit.teacher is not None:
         try:
-            check_model(labels.teacher_config(config, context.part("test"), folder))
+            check_model(teacher_config(config, context.part("test"), folder))
         except UserError as error:
             raise type(error)(f"fit.teacher: {error}") from None

@@ -1,11 +1,11 @@
-"""What a fit found, as lines for the terminal and as a page with two plots."""
+"""The result of a fit, as lines for the terminal and as a page with charts."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 
 from raypd import storage
-from raypd.evaluation.page import reliability_chart
+from raypd.evaluation import reliability_chart
 from raypd.fitting.result import CandidateScore, FitResult
 from raypd.report import charts, page
 from raypd.report.charts import FULL, Chart, Table
@@ -24,43 +24,56 @@ _HEADS = [
     "the corpus",
     "its training",
 ]
+_TEXT_COLUMNS = 2  # the first columns, which are aligned to the left
+_FLOOR_WIDTH = 1.5
 
 
-def write(result: FitResult, why: str) -> str:
-    """Writes the page into the folder of the fit; its path. why: nothing is recommended.
+def write(result: FitResult, reason: str) -> str:
+    """Write the page into the folder of the fit.
 
-    Raises RunError.
+    Args:
+        result: The result.
+        reason: Why nothing is recommended, as `missing` says.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunError: If the page cannot be written.
     """
-    where, corpus = storage.join(result.path, layout.REPORT), result.corpus_documents
+    note = ""
+    if result.corpus_documents:
+        documents = text.count(result.corpus_documents.value)
+        note = f"The corpus: {documents} documents, on one node of this kind."
     content = page.fill(
         "fit.html.j2",
         result=result,
         name=result.path.rpartition("/")[2],
-        why=why,
+        why=reason,
         command=f"raypd extract {result.configuration}",
         heads=_HEADS,
         rows=[_cells(score) for score in result.scores],
-        note=f"The corpus: {text.count(corpus.value)} documents, on one node of this kind."
-        if corpus
-        else "",
+        note=note,
         quality=_quality(result),
         learning=_learning(result),
         sureness=_reliability(result),
     )
-    page.put(where, content.encode(), "the page ")
-    return where
+    path = storage.join(result.path, layout.REPORT)
+    page.put(path, content.encode(), "the page ")
+    return path
 
 
-def describe(result: FitResult, why: str) -> str:
-    rows = [_HEADS, *(_cells(score) for score in result.scores)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    form = "  ".join(
-        f"{{:{'<' if column < 2 else '>'}{width}}}" for column, width in enumerate(widths)
-    )
-    lines = [form.format(*row).rstrip() for row in rows]
-    lines += [
-        f"{score.name}: {score.error}" for score in result.scores + result.curve if score.error
-    ]
+def describe(result: FitResult, reason: str) -> str:
+    """Return the result as lines for the terminal.
+
+    Args:
+        result: The result.
+        reason: Why nothing is recommended, as `missing` says.
+    """
+    lines = _table(result)
+    for score in result.scores + result.curve:
+        if score.error:
+            lines.append(f"{score.name}: {score.error}")
     for score in result.scores:
         if score.calibration_error:
             before, after = score.calibration_error
@@ -68,131 +81,173 @@ def describe(result: FitResult, why: str) -> str:
                 f"confidence: {score.name}, calibration error {before:.3f}, calibrated {after:.3f}"
             )
     for name, points in _curves(result).items():
-        lines.append(
-            f"labels: {name} " + ", ".join(f"{f1:.3f} with {labels}" for labels, f1 in points)
-        )
-    lines.append(
-        f"F1: {result.measure}, on {text.counted(result.documents.get('test', 0), 'document')}"
-    )
+        lines.append(f"labels: {name} {_curve_in_words(points)}")
+    documents = text.counted(result.documents.get("test", 0), "document")
+    lines.append(f"F1: {result.measure}, on {documents}")
     if result.stopped is not None:
         lines.append(f"stopped: {result.stopped}")
-    if result.choice is not None:
+    if result.choice is None:
+        lines.append(f"none is surely at fit.f1_floor, {result.floor:g}: {reason}")
+    else:
         floor = f"surely at fit.f1_floor, {result.floor:g}, or above"
         lines.append(f"recommended: {result.choice.name}, the cheapest that is {floor}")
-        lines.append(
-            f"configuration: {result.configuration}\nnext: `raypd extract "
-            f"{result.configuration}` runs it"
-        )
-    else:
-        lines.append(f"none is surely at fit.f1_floor, {result.floor:g}: {why}")
-    return "\n".join([*lines, f"page: {storage.join(result.path, layout.REPORT)}"])
+        lines.append(f"configuration: {result.configuration}")
+        lines.append(f"next: `raypd extract {result.configuration}` runs it")
+    lines.append(f"page: {storage.join(result.path, layout.REPORT)}")
+    return "\n".join(lines)
 
 
-def _curves(result: FitResult) -> dict[str, list[tuple[int, float]]]:
-    scores = [score for score in [*result.curve, *result.scores] if score.f1]
-    names = dict.fromkeys(score.name for score in result.curve)
-    return {
-        name: [(s.labels, s.f1.value) for s in scores if s.name == name and s.f1] for name in names
-    }
+def _table(result: FitResult) -> list[str]:
+    """Return the lines of the table of scores, in columns of equal width."""
+    rows = [_HEADS, *(_cells(score) for score in result.scores)]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = []
+        for number, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            is_text = number < _TEXT_COLUMNS
+            cells.append(cell.ljust(width) if is_text else cell.rjust(width))
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+Point = tuple[int, float]  # number of labels, F1
+
+
+def _curves(result: FitResult) -> dict[str, list[Point]]:
+    """Return the learning curve of each candidate that has one; the last point has all labels."""
+    curves: dict[str, list[Point]] = {score.name: [] for score in result.curve}
+    for score in result.curve + result.scores:
+        if score.f1 and score.name in curves:
+            curves[score.name].append((score.labels, score.f1.value))
+    return curves
+
+
+def _curve_in_words(points: list[Point]) -> str:
+    return ", ".join(f"{f1:.3f} with {labels}" for labels, f1 in points)
 
 
 def _cells(score: CandidateScore) -> list[str]:
-    def shown(figure: Figure | None, show: text.Show) -> str:
-        return text.NONE if figure is None else show(figure.value)
-
-    interval = (
-        text.NONE
-        if score.f1 is None or score.f1.low is None
-        else f"{score.f1.low:.3f} to {score.f1.high:.3f}"
-    )
-    corpus = shown(score.corpus_hours, lambda hours: text.duration(3600 * hours))
-    corpus += f", {text.usd(score.corpus_usd.value)}" if score.corpus_usd is not None else ""
-    training = text.duration(score.training_seconds) if score.training_seconds else text.NONE
-    training += f", {text.usd(score.training_usd)}" if score.training_usd else ""
-    labels, f1 = (
-        text.count(score.labels) if score.labels else text.NONE,
-        shown(score.f1, lambda value: f"{value:.3f}"),
-    )
-    speed, price = (
-        shown(score.documents_per_second, text.number),
-        shown(score.usd_per_1000, text.usd),
-    )
+    """Return the cells of a score's row in the table."""
+    f1 = text.NONE
+    interval = text.NONE
+    if score.f1 is not None:
+        f1 = f"{score.f1.value:.3f}"
+        if score.f1.low is not None:
+            interval = f"{score.f1.low:.3f} to {score.f1.high:.3f}"
+    corpus = text.NONE
+    if score.corpus_hours is not None:
+        corpus = text.duration(3600 * score.corpus_hours.value)
+    if score.corpus_usd is not None:
+        corpus += f", {text.usd(score.corpus_usd.value)}"
+    training = text.NONE
+    if score.training_seconds:
+        training = text.duration(score.training_seconds)
+    if score.training_usd:
+        training += f", {text.usd(score.training_usd)}"
     return [
         score.name,
         score.method or text.NONE,
-        labels,
+        text.count(score.labels) if score.labels else text.NONE,
         f1,
         interval,
-        speed,
-        price,
+        _shown(score.documents_per_second, text.number),
+        _shown(score.usd_per_1000, text.usd),
         corpus,
         training,
     ]
 
 
+def _shown(figure: Figure | None, show: text.Show) -> str:
+    if figure is None:
+        return text.NONE
+    return show(figure.value)
+
+
+@dataclass
+class _QualityPoint:
+    """A score that has an F1 and a speed."""
+
+    name: str
+    f1: Figure
+    speed: float  # documents/s of one worker
+
+
 def _quality(result: FitResult) -> Chart:
-    """F1 with its interval over the documents a second; the floor as a line."""
+    """Draw F1 with its interval by documents per second, and the floor as a line."""
     chart = Chart("Quality by speed", "F1 with its 95% interval; the dashed line is the floor")
-    points = [
-        (s, s.f1, s.documents_per_second.value)
-        for s in result.scores
-        if s.f1 and s.documents_per_second
-    ]
+    points = []
+    for score in result.scores:
+        if score.f1 and score.documents_per_second:
+            points.append(_QualityPoint(score.name, score.f1, score.documents_per_second.value))
     if not points:
         return replace(chart, missing="No model could be scored and measured.")
-    fastest = max(speed for *_, speed in points)
+    fastest = max(point.speed for point in points)
 
     def draw(axes: Axes, width: int) -> None:
-        for score, f1, speed in points:
-            role = "accent" if score.name == result.recommended else "muted"
-            axes.plot(
-                [speed, speed],
-                [f1.low or f1.value, f1.high or f1.value],
-                color=ROLES[role],
-                linewidth=2,
-            )
-            half = 0.008 * fastest
-            axes.plot([speed - half, speed + half], [f1.value] * 2, color=ROLES[role], linewidth=4)
-            side = ("right", -8) if speed > 0.6 * fastest else ("left", 8)
-            charts.write(
-                axes, score.name, (speed, f1.value), (side[1], 0), role, ha=side[0], va="center"
-            )
-        charts.dashed(axes.axhline, result.floor, "budget", 1.5)
+        for point in points:
+            role = "accent" if point.name == result.recommended else "muted"
+            _draw_point(axes, point, role, fastest)
+        charts.dashed(axes.axhline, result.floor, "budget", _FLOOR_WIDTH)
         axes.set(xlim=(0, 1.15 * fastest), xlabel="documents/s of one worker")
         charts.value_axis(axes, 1.0, "F1")
 
     summary = "; ".join(
-        f"{s.name} {f1.value:.3f} at {text.number(speed)} documents/s" for s, f1, speed in points
+        f"{point.name} {point.f1.value:.3f} at {text.number(point.speed)} documents/s"
+        for point in points
     )
     chart.draw("quality", chart.title, summary, (FULL, 300), draw)
-    rows = [[score.name, text.number(speed), f"{f1.value:.3f}"] for score, f1, speed in points]
+    rows = [[point.name, text.number(point.speed), f"{point.f1.value:.3f}"] for point in points]
     chart.table = Table(["model", "documents/s", "F1"], rows)
     return chart
 
 
+def _draw_point(axes: Axes, point: _QualityPoint, role: str, fastest: float) -> None:
+    """Draw the interval of an F1, the F1 as a short line across it, and the name beside it."""
+    f1 = point.f1
+    speed = point.speed
+    interval = [f1.low or f1.value, f1.high or f1.value]
+    axes.plot([speed, speed], interval, color=ROLES[role], linewidth=2)
+    half = 0.008 * fastest
+    axes.plot([speed - half, speed + half], [f1.value] * 2, color=ROLES[role], linewidth=4)
+    alignment = "left"
+    offset = 8
+    if speed > 0.6 * fastest:  # the name would not fit to the right of the point
+        alignment = "right"
+        offset = -8
+    charts.write(axes, point.name, (speed, f1.value), (offset, 0), role, ha=alignment, va="center")
+
+
 def _reliability(result: FitResult) -> Chart:
-    """The share of right values by their confidence, of the recommended or else the first
-    calibrated candidate.
+    """Draw the share of right values by confidence.
+
+    The chart is of the recommended candidate, or else of the first that was calibrated.
     """
     calibrated = [score for score in result.scores if score.reliability]
     if not calibrated:
         return Chart("Confidence", missing="No candidate could be calibrated.")
-    score = next((score for score in calibrated if score.name == result.recommended), calibrated[0])
-    before, after = score.reliability
-    errors = "calibration error {:.3f} as the model has it, {:.3f} calibrated".format(
-        *score.calibration_error
-    )
+    recommended = [score for score in calibrated if score.name == result.recommended]
+    score = (recommended or calibrated)[0]
+    points_before, points_after = score.reliability
+    error_before, error_after = score.calibration_error
     lines = {
-        "muted": ("as the model has it", before),
-        "accent": ("calibrated on the validation part", after),
+        "muted": ("as the model has it", points_before),
+        "accent": ("calibrated on the validation part", points_after),
     }
-    return reliability_chart(lines, f"{score.name}: {errors}, on the test part.")
+    return reliability_chart(
+        lines,
+        f"{score.name}: calibration error {error_before:.3f} as the model has it, "
+        f"{error_after:.3f} calibrated, on the test part.",
+    )
 
 
 def _learning(result: FitResult) -> Chart:
-    """F1 over the number of labels, a line a candidate."""
+    """Draw F1 by the number of labels, a line per candidate."""
     chart = Chart("More labels", "F1 by the number of labelled documents in training")
-    lines = {name: sorted(points) for name, points in _curves(result).items() if len(points) > 1}
+    lines = {}
+    for name, points in _curves(result).items():
+        if len(points) > 1:
+            lines[name] = sorted(points)
     if not lines:
         return replace(
             chart, missing="The curve was not asked for (fit.curve), or is not there yet."
@@ -201,20 +256,19 @@ def _learning(result: FitResult) -> Chart:
     def draw(axes: Axes, width: int) -> None:
         for name, points in lines.items():
             role = "accent" if name == result.recommended else "muted"
-            axes.plot(*zip(*points, strict=True), color=ROLES[role], linewidth=2)
+            labels = [point[0] for point in points]
+            f1s = [point[1] for point in points]
+            axes.plot(labels, f1s, color=ROLES[role], linewidth=2)
             charts.write(axes, name, points[-1], (-4, 8), role, ha="right")
-        charts.dashed(axes.axhline, result.floor, "budget", 1.5)
+        charts.dashed(axes.axhline, result.floor, "budget", _FLOOR_WIDTH)
         axes.set(xlim=(0, None), xlabel="labelled documents")
         charts.value_axis(axes, 1.0, "F1")
 
-    summary = "; ".join(
-        f"{name}: " + ", ".join(f"{f1:.3f} with {n}" for n, f1 in p) for name, p in lines.items()
-    )
+    summary = "; ".join(f"{name}: {_curve_in_words(points)}" for name, points in lines.items())
     chart.draw("learning", chart.title, summary, (FULL, 280), draw)
-    rows = [
-        [name, text.count(labels), f"{f1:.3f}"]
-        for name, points in lines.items()
-        for labels, f1 in points
-    ]
+    rows = []
+    for name, points in lines.items():
+        for labels, f1 in points:
+            rows.append([name, text.count(labels), f"{f1:.3f}"])
     chart.table = Table(["model", "labels", "F1"], rows)
     return chart

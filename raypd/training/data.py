@@ -6,6 +6,9 @@ import json
 import torch
 from transformers import PreTrainedTokenizerBase
 
+import raypd.training.annotate as annotate
+import raypd.training.preference as preference
+import raypd.training.teacher as teacher
 from raypd.config import RunConfig
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
@@ -13,21 +16,30 @@ from raypd.errors import ConfigError, InputError
 from raypd.run.training import TrainingData
 from raypd.tasks.base import Document
 from raypd.tasks.labels import label_columns
-from raypd.training import annotate, preference, teacher
 from raypd.training.example import Example, Examples, listed
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.generation import GenerationExamples
 from raypd.training.packing import batches, count_tokens
 
-METHODS = {  # that can be trained
+# Kind of task -> the decoding methods that can be trained.
+METHODS = {
     "extraction": ("hyper_parallel", "autoregressive"),
     "generation": ("autoregressive", "apar", "pasta", "space", "medusa", "apar_medusa"),
 }
+_SHOWN_REASONS = 5
 
 
-def check(config: RunConfig) -> None:
-    """Raises ConfigError where the configuration asks for what cannot be trained."""
-    kind, method = config.task.kind, config.decoding.method
+def check_training(config: RunConfig) -> None:
+    """Check that raypd can train what a configuration describes.
+
+    Args:
+        config: The configuration.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    kind = config.task.kind
+    method = config.decoding.method
     if method not in METHODS.get(kind, ()):
         trainable = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
         raise ConfigError(
@@ -47,109 +59,142 @@ def check(config: RunConfig) -> None:
 
 
 def check_input(config: RunConfig) -> None:
-    """Raises InputError, or RunError where storage fails, for documents that no worker would find
-    either.
+    """Check in the driver that documents of training and validation exist.
+
+    Raises:
+        InputError: If there are none.
+        RunError: If storage fails.
     """
     plan(config)
     if config.training.validation is not None:
-        plan(_of_validation(config))
+        plan(_validation_config(config))
 
 
 def prepare(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
 ) -> tuple[TrainingData, list[list[Example]], list[list[Example]]]:
-    """The data's description, packs of an epoch and of a validation.
+    """Read the documents and make the passes of a training.
 
-    Raises InputError: none, or max_skipped_share.
+    Args:
+        config: The configuration.
+        tokenizer: The tokenizer of the model.
+        context_length: The number of positions of the model.
+
+    Returns:
+        A description of the data, the passes of an epoch, and the passes of a validation.
+
+    Raises:
+        InputError: If no document can be used, or more than `training.max_skipped_share` cannot.
     """
     training = config.training
-    documents = _documents(config)
-    if training.validation is not None:
-        held_out = _documents(_of_validation(config))
-    else:
-        held_out = [document for document in documents if _is_held_out(document, config)]
-        documents = [document for document in documents if not _is_held_out(document, config)]
-    make: Examples
-    if training.preference is not None:
-        make = preference.PairExamples(config, tokenizer, context_length)
-        make.skipped.update(preference.label([*documents, *held_out], config))
-    elif config.task.kind == "extraction":
-        make = ExtractionExamples(config, tokenizer, context_length)
-    else:
-        make = GenerationExamples(config, tokenizer, context_length)
-    generator = torch.Generator().manual_seed(0)  # a validation has the same masks each time
-    examples, validation = (
-        list(make(documents)),
-        [example.drawn(generator) for example in make(held_out)],
-    )
-    _check_skipped(config, make, len(documents) + len(held_out))
+    documents, held_out = _split_documents(config)
+    all_documents = [*documents, *held_out]
+    make = _examples_maker(config, tokenizer, context_length, all_documents)
+    examples = list(make(documents))
+    generator = torch.Generator().manual_seed(0)  # so that every validation has the same masks
+    validation = [example.drawn(generator) for example in make(held_out)]
+    _check_skipped(config, make, len(all_documents))
     skipped = dict(make.skipped.most_common())
     for usable, key in ((examples, "input.path"), (validation, "training.validation")):
         if not usable:
-            raise InputError(f"{key}: no document that can be used{listed(make.skipped, 5)}")
-    groups = _passes(examples, config, training.seed)
-    said = [
-        json.dumps([d.id, d.fields], sort_keys=True, default=str) for d in (*documents, *held_out)
-    ]
-    facts = TrainingData(
+            reasons = listed(make.skipped, _SHOWN_REASONS)
+            raise InputError(f"{key}: no document that can be used{reasons}")
+    passes = _passes(examples, config, training.seed)
+    data = TrainingData(
         documents=len(documents),
         validation_documents=len(held_out),
-        tokens=sum(map(count_tokens, groups)),
+        tokens=sum(map(count_tokens, passes)),
         targets=sum(len(example.targets) for example in examples),
         skipped=skipped,
-        digest=hashlib.sha256("".join(said).encode()).hexdigest()[:16],
+        digest=_digest(all_documents),
     )
-    return facts, groups, _passes(validation, config, 0)
+    return data, passes, _passes(validation, config, 0)
+
+
+def _split_documents(config: RunConfig) -> tuple[list[Document], list[Document]]:
+    """Read the documents; return those of training and those of validation."""
+    documents = _documents(config)
+    if config.training.validation is not None:
+        return documents, _documents(_validation_config(config))
+    training = [document for document in documents if not _is_held_out(document, config)]
+    held_out = [document for document in documents if _is_held_out(document, config)]
+    return training, held_out
+
+
+def _examples_maker(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    context_length: int,
+    documents: list[Document],
+) -> Examples:
+    """Return what makes examples for the task; of a preference round, label `documents`."""
+    if config.training.preference is not None:
+        pairs = preference.PairExamples(config, tokenizer, context_length)
+        pairs.skipped.update(preference.label(documents, config))
+        return pairs
+    if config.task.kind == "extraction":
+        return ExtractionExamples(config, tokenizer, context_length)
+    return GenerationExamples(config, tokenizer, context_length)
+
+
+def _digest(documents: list[Document]) -> str:
+    """Return a digest of documents and their labels."""
+    digest = hashlib.sha256()
+    for document in documents:
+        row = json.dumps([document.id, document.fields], sort_keys=True, default=str)
+        digest.update(row.encode())
+    return digest.hexdigest()[:16]
 
 
 def _passes(examples: list[Example], config: RunConfig, seed: int) -> list[list[Example]]:
+    """Group examples into passes; of a preference round every pass is a pair."""
     if config.training.preference is not None:
         return [list(pair) for pair in zip(examples[::2], examples[1::2], strict=True)]
     return list(batches(examples, config.training.batch_size, config.training.batch_tokens, seed))
 
 
 def _documents(config: RunConfig) -> list[Document]:
+    """Read all documents, with their labels."""
     training = config.training
-    named = label_columns(config.extraction.categories) if config.task.kind == "extraction" else []
-    columns = (
-        [training.labels_column, *named]
-        if training.labels is None and training.preference is None
-        else []
-    )
+    columns: list[str] = []
+    if training.labels is None and training.preference is None:
+        columns.append(training.labels_column)
+        if config.task.kind == "extraction":
+            columns += label_columns(config.extraction.categories)
     documents: list[Document] = []
     for unit in plan(config):
         for document in read_unit(unit, config, columns):
             document.index = len(documents)
             documents.append(document)
     if training.labels is not None:
-        teacher.label(documents, training.labels, config)
+        teacher.label_documents(documents, training.labels, config)
     if training.annotations is not None:
         annotate.label(documents, config)
     return documents
 
 
-def _of_validation(config: RunConfig) -> RunConfig:
+def _validation_config(config: RunConfig) -> RunConfig:
+    """Return the configuration that reads the documents of `training.validation`."""
     source = config.input.model_copy(update={"path": config.training.validation})
-    return config.model_copy(
-        update={"input": source, "training": config.training.model_copy(update={"labels": None})}
-    )
+    training = config.training.model_copy(update={"labels": None})
+    return config.model_copy(update={"input": source, "training": training})
 
 
 def _is_held_out(document: Document, config: RunConfig) -> bool:
+    """Return whether a document is one of validation, drawn by its id."""
     digest = hashlib.sha256(f"{config.training.seed}/{document.id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < config.training.validation_share * 2**64
 
 
 def _check_skipped(config: RunConfig, make: Examples, documents: int) -> None:
+    """Raise InputError if too many documents or labels cannot be trained on."""
     limit = config.training.max_skipped_share
-    for lost, total, kind in (
-        (make.lost, documents, "documents"),
-        (make.lost_labels, make.labels, "labels"),
-    ):
+    counts = ((make.lost, documents, "documents"), (make.lost_labels, make.labels, "labels"))
+    for lost, total, kind in counts:
         share = lost / max(1, total)
         if share > limit:
-            most = f"training.max_skipped_share is {limit:.0%}"
-            reasons = listed(make.skipped, 5)
+            threshold = f"training.max_skipped_share is {limit:.0%}"
+            reasons = listed(make.skipped, _SHOWN_REASONS)
             raise InputError(
-                f"{lost} of {total} {kind} cannot be trained on ({share:.0%}; {most}){reasons}"
+                f"{lost} of {total} {kind} cannot be trained on ({share:.0%}; {threshold}){reasons}"
             )

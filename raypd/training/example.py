@@ -1,7 +1,8 @@
-"""A training example is what a decoding method would have fed, had the model answered with the gold
-tokens. The method's own program runs with a teacher in the model's place; the number of a feed is
-the step of its tokens, and what the teacher answers at `sample_at` are the targets. So the mask of
-training is `visible` over what decoding feeds.
+"""A training example: the tokens that a decoding method would feed if the model answered correctly.
+
+The method's own program runs with a teacher in place of the model. The number of a feed becomes the
+step of its tokens, and the teacher's answers at `sample_at` become the targets. The attention mask
+of training is therefore `visible`, applied to what decoding feeds.
 """
 
 from abc import ABC, abstractmethod
@@ -23,119 +24,165 @@ from raypd.decoding.visibility import grown, one_segment, visible
 from raypd.tasks.base import Document
 from raypd.tasks.prompting import encode
 
-IGNORED = -100  # a label that is none, for torch
-# Gives for a feed the tokens to be predicted at its `sample_at`.
+IGNORED = -100  # the label that torch's cross entropy leaves out
+# Returns, for a feed, the gold tokens at its `sample_at`.
 Teacher = Callable[[Feed], list[int]]
 
 
 class Skip(Exception):
-    """An example that cannot be trained on; its message is the same for all examples of its
-    kind.
+    """An example cannot be trained on.
+
+    The message is the same for all examples that are skipped for one reason, so that they can be
+    counted by it.
     """
 
 
 @dataclass
 class Example:
-    """Tokens in the order in which they are fed."""
+    """Tokens in the order in which decoding feeds them."""
 
-    tokens: np.ndarray  # [n] int64, as the next three
+    tokens: np.ndarray  # [n] int64, like the next three
     positions: np.ndarray
     segments: np.ndarray
     steps: np.ndarray
     reach: np.ndarray  # [segments, segments] of Reach
-    targets: dict[int, int]  # the token to be predicted at an index; other indices have none
-    shared: int = 0  # the first tokens, an instruction in common with other examples
-    # The step before which a token left the cache.
+    # Index of a token -> the token to be predicted there. Other indices are not trained on.
+    targets: dict[int, int]
+    # The number of first tokens that form an instruction in common with other examples.
+    shared: int = 0
+    # Index of a token -> the step before which it left the cache.
     until: dict[int, int] = field(default_factory=dict)
-    initial: float = 0.0  # log-probability of the targets under the model before a preference round
-    # What is trained on, if random.
+    # Log-probability of the targets under the model before a preference round.
+    initial: float = 0.0
+    # Draws what is trained on, where that is random (SPACE).
     draw: "Callable[[Example, torch.Generator | None], Example] | None" = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def drawn(self, generator: torch.Generator | None = None) -> "Example":
-        return self if self.draw is None else self.draw(self, generator)
+        """Return one draw of a random example; any other example as it is."""
+        if self.draw is None:
+            return self
+        return self.draw(self, generator)
 
     def visibility(self) -> np.ndarray:
-        """What each own token sees: bool [n - shared, n], by the rule of decoding with its step
-        condition.
+        """Return which tokens each own token sees, by the rule of decoding.
+
+        Returns:
+            bool [n - shared, n]: a row per token after the instruction.
         """
         own_tokens = slice(self.shared, None)
-        queries = self.segments[own_tokens], self.positions[own_tokens]
         visibility = visible(
-            self.reach, *queries, self.segments, self.positions, self.steps[own_tokens], self.steps
+            self.reach,
+            self.segments[own_tokens],
+            self.positions[own_tokens],
+            self.segments,
+            self.positions,
+            self.steps[own_tokens],
+            self.steps,
         )
         for key, step in self.until.items():
             visibility[self.steps[own_tokens] >= step, key] = False
         return visibility
 
-    def ahead(self, further: int) -> list[int]:
-        """For each target the one so many tokens further along its path; IGNORED where the path
-        ends before.
+    def ahead(self, distance: int) -> list[int]:
+        """Return, for each target, the target `distance` tokens further along its path.
+
+        Args:
+            distance: How many tokens to go forward. Medusa head d predicts d + 1 tokens ahead.
+
+        Returns:
+            A token id per target; IGNORED where the path ends earlier.
         """
-        visibility = self.visibility()
-        # Index of a target -> that of the next one: the fed token that it predicted; -1: none.
-        following = {}
-        for index, token in self.targets.items():
-            fed = (self.tokens == token) & (self.positions == self.positions[index] + 1)
-            fed[self.shared :] &= visibility[:, index]
-            fed[: self.shared] = False
-            following[index] = int(fed.argmax()) if fed.any() else -1
+        following = self._following_targets()
         labels = []
         for index in self.targets:
-            for _ in range(further):
+            for _ in range(distance):
                 index = following.get(index, -1)
             labels.append(self.targets.get(index, IGNORED))
         return labels
 
+    def _following_targets(self) -> dict[int, int]:
+        """Map the index of each target to that of the fed token that it predicted; -1 if none."""
+        visibility = self.visibility()
+        following = {}
+        for index, token in self.targets.items():
+            is_fed = (self.tokens == token) & (self.positions == self.positions[index] + 1)
+            is_fed[self.shared :] &= visibility[:, index]
+            is_fed[: self.shared] = False
+            following[index] = int(is_fed.argmax()) if is_fed.any() else -1
+        return following
+
 
 class Examples(ABC):
+    """Makes examples of documents, and counts what cannot be trained on."""
+
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.config, self.tokenizer = config, tokenizer
+        self.config = config
+        self.tokenizer = tokenizer
         self.column = config.training.labels_column
-        self.skipped: Counter[str] = Counter()  # by the reason
-        # Documents; labels; of these lost without their document.
-        self.lost = self.labels = self.lost_labels = 0
+        self.skipped: Counter[str] = Counter()  # by reason
+        self.lost = 0  # documents that are not trained on
+        self.labels = 0
+        self.lost_labels = 0  # labels that are not trained on although their document is
 
     @abstractmethod
     def __call__(self, documents: Sequence[Document]) -> Iterable[Example]: ...
 
     def skip(self, reason: object, documents: int = 1) -> None:
+        """Count documents that are not trained on."""
         self.skipped[str(reason)] += documents
         self.lost += documents
 
     def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text in which no control token is recognized."""
         return encode(self.tokenizer, text, special=False)
 
 
 def listed(skipped: Counter[str], most_common: int | None = None) -> str:
-    return "".join(
-        f"\n  {count:,} x {reason}" for reason, count in skipped.most_common(most_common)
-    )
+    """Return a line per reason, the most frequent first, each with a line end before it."""
+    reasons = skipped.most_common(most_common)
+    return "".join(f"\n  {count:,} x {reason}" for reason, count in reasons)
 
 
 def check_usable(document: Document) -> None:
-    """Raises Skip for a document that could not be read or labelled, without the place in its
-    message.
+    """Raise Skip for a document that could not be read or labelled.
+
+    The message leaves out where the document lies, so that equal reasons are counted together.
     """
     if document.error is not None:
         raise Skip(document.error.partition(": ")[2] or document.error)
 
 
 def written(prompt: list[int], answer: list[int], shared: int = 0) -> Example:
-    """An answer token by token, as `autoregressive` writes it."""
+    """Return the example of an answer that `autoregressive` writes token by token.
+
+    Args:
+        prompt: Token ids of the prompt.
+        answer: Token ids of the answer.
+        shared: The number of first prompt tokens in common with other examples.
+    """
     tokens = iter(answer)
     program = autoregressive(
         Prompt(prompt, shared), len(answer), lambda ids: len(ids) == len(answer)
     )
-    return trace(program, lambda feed: [next(tokens) for _ in feed.sample_at])[0]
+    example, _ = trace(program, lambda feed: [next(tokens) for _ in feed.sample_at])
+    return example
 
 
 def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
-    """Runs a program with a teacher: the example, and its answer.
+    """Run a program with a teacher in place of the model.
 
-    Raises ValueError where it moves tokens or drafts.
+    Args:
+        program: The program of a decoding method.
+        teacher: Gives the gold tokens of each feed.
+
+    Returns:
+        The example, and the answer that the program returned.
+
+    Raises:
+        ValueError: If the program moves or drafts tokens, which cannot be traced.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -151,12 +198,11 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
             raise ValueError("a program that moves or drafts tokens cannot be traced")
         until |= dict.fromkeys(feed.drop, step)
         gold = teacher(feed)
-        targets |= {
-            len(tokens) + index: token for index, token in zip(feed.sample_at, gold, strict=True)
-        }
+        for index, token in zip(feed.sample_at, gold, strict=True):
+            targets[len(tokens) + index] = token
         tokens += feed.tokens
         positions += feed.positions
-        segments += feed.segments if feed.segments is not None else [0] * len(feed.tokens)
+        segments += [0] * len(feed.tokens) if feed.segments is None else feed.segments
         steps += [step] * len(feed.tokens)
         reach = grown(reach, feed.reach)
         try:
@@ -164,5 +210,14 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
         except StopIteration as end:
             answer = end.value
             break
-    table = np.array([tokens, positions, segments, steps], dtype=np.int64)
-    return Example(table[0], table[1], table[2], table[3], reach, targets, shared, until), answer
+    example = Example(
+        tokens=np.array(tokens, dtype=np.int64),
+        positions=np.array(positions, dtype=np.int64),
+        segments=np.array(segments, dtype=np.int64),
+        steps=np.array(steps, dtype=np.int64),
+        reach=reach,
+        targets=targets,
+        shared=shared,
+        until=until,
+    )
+    return example, answer

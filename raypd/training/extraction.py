@@ -1,5 +1,6 @@
-"""Training examples of extraction, for `hyper_parallel` (HPD, section 4.4) and `autoregressive`:
-values as decoded.
+"""Training examples of extraction, for `hyper_parallel` (HPD, section 4.4) and `autoregressive`.
+
+Values stand in an example as the method decodes them.
 """
 
 import json
@@ -24,9 +25,7 @@ _NULL = "null says that there is no value"
 
 
 class ExtractionExamples(Examples):
-    """Makes examples of documents with labels, for the task and decoding that the model will be run
-    with.
-    """
+    """Makes examples of documents with labels, for the task and method of a configuration."""
 
     def __init__(
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
@@ -49,7 +48,12 @@ class ExtractionExamples(Examples):
                 self.skip(request.error)
                 continue
             try:
-                yield self._example(request.program, [usable[row] for row in request.documents])
+                stack = [usable[row] for row in request.documents]
+                if self.config.decoding.method == "autoregressive":
+                    (document,) = stack
+                    yield self._autoregressive(request.program, document)
+                else:
+                    yield self._hyper_parallel(request.program, stack)
             except Skip as reason:
                 self.skip(reason, len(request.documents))
 
@@ -57,45 +61,48 @@ class ExtractionExamples(Examples):
         self.skipped[reason] += 1
         self.lost_labels += 1
 
-    def _example(self, program: Program[Any], stack: list[Document]) -> Example:
-        if self.config.decoding.method == "autoregressive":
-            (document,) = stack
-            text = record_text(self._category(document).attributes, document.fields[self.column])
-            # Decoding stops at the last value; other servers wait for the end of the turn.
-            answer, prompt = [*self.encode(text), end_of_turn(self.tokenizer)], next(program)
-            if len(answer) > (limit := self.config.decoding.max_new_tokens):
-                raise Skip(f"answers of more than {limit} tokens")
-            return written(list(prompt.tokens), answer, prompt.shared)
-        schemas = [(document.fields[self.column], self._category(document)) for document in stack]
-        asked = [
-            (labels, a, lacks(labels, a, category))
-            for labels, category in schemas
-            for a in category.attributes
-        ]
-        bare = self.config.decoding.bare
-        texts = (
-            "\n" if lacking else value_text(a, value_in(labels, a), bare)
-            for labels, a, lacking in asked
-        )
-        example, values = trace(program, slots_teacher(list(map(self.encode, texts))))
+    def _autoregressive(self, program: Program[Any], document: Document) -> Example:
+        """Return the example of a document whose record is written token by token."""
+        labels = document.fields[self.column]
+        text = record_text(self._category(document).attributes, labels)
+        # Decoding stops at the last value, but other servers wait for the end of the turn.
+        answer = [*self.encode(text), end_of_turn(self.tokenizer)]
+        limit = self.config.decoding.max_new_tokens
+        if len(answer) > limit:
+            raise Skip(f"answers of more than {limit} tokens")
+        prompt = next(program)
+        return written(list(prompt.tokens), answer, prompt.shared)
+
+    def _hyper_parallel(self, program: Program[Any], stack: list[Document]) -> Example:
+        """Return the example of documents whose values are decoded in parallel."""
+        texts = []
+        is_lacking = []  # whether a slot has no label
+        for document in stack:
+            labels = document.fields[self.column]
+            category = self._category(document)
+            for attribute in category.attributes:
+                if lacks(labels, attribute, category):
+                    is_lacking.append(True)
+                    texts.append("\n")
+                else:
+                    is_lacking.append(False)
+                    value = value_in(labels, attribute)
+                    texts.append(value_text(attribute, value, self.config.decoding.bare))
+        gold = [self.encode(text) for text in texts]
+        example, values = trace(program, slots_teacher(gold))
         ends = [
             int(example.positions[index])
             for index in sorted(example.targets)
             if example.steps[index] == 0
         ]
         limit = self.config.decoding.max_value_tokens
-        for end, value, (*_, lacking) in zip(ends, values, asked, strict=True):
+        for end, value, lacking in zip(ends, values, is_lacking, strict=True):
             if lacking:
                 self.skipped[f"attributes without a label; {_NULL}"] += 1
+                _drop_targets(example, range(end, end + limit))
             elif not value.closed:
                 self._skip_label(f"values of more than {limit} tokens (decoding.max_value_tokens)")
-            else:
-                continue
-            # Its tokens stay, as when decoding cuts a value, but are no targets.
-            gap = range(end, end + limit)
-            example.targets = {
-                i: t for i, t in example.targets.items() if example.positions[i] not in gap
-            }
+                _drop_targets(example, range(end, end + limit))
         if not example.targets:
             raise Skip("no label that can be trained on")
         return example
@@ -104,72 +111,80 @@ class ExtractionExamples(Examples):
         return self.categories[category_of(document, self.config.input, self.categories)]
 
     def _check_labels(self, document: Document) -> None:
-        """Raises Skip for labels that cannot be used, ValueError for a document without a
-        category.
+        """Check the labels of a document, and store them in its column of labels.
+
+        Raises Skip for labels that cannot be used, ValueError for a document without a category.
         """
         category = self._category(document)
+        labels = self._labels_of(document, category)
+        document.fields[self.column] = labels
+        self.labels += sum(value is not None for value in labels.values())
+        names = {attribute.name for attribute in category.attributes}
+        names |= {attribute.place[0] for attribute in category.attributes}
+        for name, value in labels.items():
+            if value is not None and name not in names:
+                self._skip_label(f"labels of {name!r}, which the category does not have")
+        # One bad label makes the document unusable: the model would learn a wrong value or null.
+        for attribute in category.attributes:
+            if not attribute.nullable or not lacks(labels, attribute, category):
+                value_text(attribute, value_in(labels, attribute))
+            elif self.config.decoding.method == "autoregressive":  # which writes every attribute
+                raise Skip(f"attribute {attribute.name!r}: no label; {_NULL}")
+
+    def _labels_of(self, document: Document, category: Category) -> dict[str, Any]:
+        """Return the labels of a document by attribute; raise Skip if they have another form."""
         attributes = category.attributes
         try:
             labels = labels_of(document.fields, self.column, attributes, self.config.text_columns())
-        # Without the text, so that all of its kind are counted together.
         except ValueError as error:
-            raise Skip(f"a label {str(error)[str(error).find('is no value') :]}") from None
+            # The label's own text is left out, so that all errors of one kind are counted together.
+            message = str(error)
+            raise Skip(f"a label {message[message.find('is no value') :]}") from None
         if not isinstance(labels, dict):
             raise Skip(f"column {self.column!r}: expected an object of attribute: value")
         if not labels and any(lacks(labels, attribute, category) for attribute in attributes):
             raise Skip(f"column {self.column!r}: empty")
-        document.fields[self.column] = labels
-        names = {name for attribute in attributes for name in (attribute.name, attribute.place[0])}
-        self.labels += sum(value is not None for value in labels.values())
-        for name, value in labels.items():
-            if value is not None and name not in names:
-                self._skip_label(f"labels of {name!r}, which the category does not have")
-        # One bad label spoils the document: a wrong value or null would be learned.
-        for attribute in attributes:
-            if not (attribute.nullable and lacks(labels, attribute, category)):
-                value_text(attribute, value_in(labels, attribute))
-            elif self.config.decoding.method == "autoregressive":  # writes all of them
-                raise Skip(f"attribute {attribute.name!r}: no label; {_NULL}")
+        return labels
+
+
+def _drop_targets(example: Example, positions: range) -> None:
+    """Remove the targets at some positions.
+
+    The tokens stay, as they do when decoding cuts a value.
+    """
+    example.targets = {
+        index: token
+        for index, token in example.targets.items()
+        if example.positions[index] not in positions
+    }
 
 
 def value_text(attribute: Attribute, value: object, bare: bool = False) -> str:
-    """A gold value as it stands behind its key, up to the closing quote or newline. bare: texts
-    have no quotes. Raises Skip for another type.
+    """Return a gold value as it stands after its key, up to the closing quote or newline.
+
+    Args:
+        attribute: The attribute of the value.
+        value: The label.
+        bare: Whether the method decodes texts without quotes.
+
+    Raises:
+        Skip: If the label is no value of the attribute's type.
     """
-    bare = bare and attribute.type == "text" and not attribute.many
+    is_bare_text = bare and attribute.type == "text" and not attribute.many
     if value is None:
         if not attribute.nullable:
             raise Skip(f"attribute {attribute.name!r}: it is required, and has no label")
-        return "\n" if bare else " null\n"
-    if (
-        attribute.type == "rows"
-        and isinstance(value, list)
-        and all(isinstance(row, dict) for row in value)
-    ):
-        value = [
-            {column.name: row.get(column.name) for column in attribute.columns} for row in value
-        ]
+        return "\n" if is_bare_text else " null\n"
+    if attribute.type == "rows":
+        value = _with_all_cells(attribute, value)
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # a table that lacks some has all as floats
-    exact = attribute.many or attribute.regex is not None or attribute.type == "integer"
-    if exact or (attribute.type == "number" and attribute.values):
-        text = json.dumps(value, ensure_ascii=False)
-        if check(attribute, text) != CheckedValue("ok", value, text) or (
-            attribute.regex is not None and "\\" in text
-        ):
-            raise Skip(
-                f"attribute {attribute.name!r}: a label is no "
-                f"{'list of ' * attribute.many}{attribute.type}"
-            )
-        return f" {text}\n" if attribute.type in NUMBERS and not attribute.many else f" {text}"
+        # A table that lacks some integers stores all of them as floats.
+        value = int(value)
+    is_json = attribute.many or attribute.regex is not None or attribute.type == "integer"
+    if is_json or (attribute.type == "number" and attribute.values):
+        return _json_text(attribute, value)
     if attribute.type == "number":
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float, str))
-            or not any(map(str.isdigit, str(value)))
-        ):
-            raise Skip(f"attribute {attribute.name!r}: a label is no number")
-        return f" {value}\n"
+        return _number_text(attribute, value)
     if attribute.type == "boolean":
         if not isinstance(value, bool):
             raise Skip(f"attribute {attribute.name!r}: a label is not true, false or null")
@@ -179,38 +194,74 @@ def value_text(attribute: Attribute, value: object, bare: bool = False) -> str:
         raise Skip(f"attribute {attribute.name!r}: a label is none of its values")
     if not text.strip():
         raise Skip(f"attribute {attribute.name!r}: a label is empty text; {_NULL}")
-    return (
-        f" {' '.join(text.split())}\n"
-        if bare
-        else f" {json.dumps(text.strip(), ensure_ascii=False)}"
-    )
+    if is_bare_text:
+        return f" {' '.join(text.split())}\n"
+    return f" {json.dumps(text.strip(), ensure_ascii=False)}"
+
+
+def _with_all_cells(attribute: Attribute, value: object) -> object:
+    """Return rows with every column of the attribute, in its order; any other value as it is."""
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        return value
+    names = [column.name for column in attribute.columns]
+    rows = []
+    for row in value:
+        rows.append({name: row.get(name) for name in names})
+    return rows
+
+
+def _json_text(attribute: Attribute, value: object) -> str:
+    """Return the text of a value that is decoded as exact JSON."""
+    text = json.dumps(value, ensure_ascii=False)
+    has_escapes = attribute.regex is not None and "\\" in text
+    if has_escapes or check(attribute, text) != CheckedValue("ok", value, text):
+        kind = f"list of {attribute.type}" if attribute.many else attribute.type
+        raise Skip(f"attribute {attribute.name!r}: a label is no {kind}")
+    ends_with_newline = attribute.type in NUMBERS and not attribute.many
+    return f" {text}\n" if ends_with_newline else f" {text}"
+
+
+def _number_text(attribute: Attribute, value: object) -> str:
+    """Return the text of a number, which may be labelled as it stands in a document."""
+    is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+    if not is_number or not any(character.isdigit() for character in str(value)):
+        raise Skip(f"attribute {attribute.name!r}: a label is no number")
+    return f" {value}\n"
 
 
 def record_text(attributes: Sequence[Attribute], target: dict[str, Any]) -> str:
-    """The whole answer behind its opening brace and newline, as an autoregressive model is to write
-    it.
+    """Return the answer that an autoregressive model is to write after the opening brace.
+
+    Args:
+        attributes: The attributes of the category.
+        target: The labels by attribute.
     """
-    names = (json.dumps(attribute.name, ensure_ascii=False) for attribute in attributes)
-    values = (
-        value_text(attribute, value_in(target, attribute)).rstrip() for attribute in attributes
-    )
-    return ",\n".join(f"{name}:{value}" for name, value in zip(names, values, strict=True)) + "\n}"
+    lines = []
+    for attribute in attributes:
+        name = json.dumps(attribute.name, ensure_ascii=False)
+        value = value_text(attribute, value_in(target, attribute)).rstrip()
+        lines.append(f"{name}:{value}")
+    return ",\n".join(lines) + "\n}"
 
 
 def slots_teacher(gold: Sequence[Sequence[int]]) -> Teacher:
-    """Answers the slots of `hyper_parallel` with their values' tokens.
+    """Return a teacher that fills the slots of `hyper_parallel`.
 
-    Its first feed asks at the end of every slot; the k-th behind it feeds the last token of every
-    open slot, whose place is k tokens behind the slot's end.
+    The first feed samples at the end of every slot. The k-th feed after it contains the last token
+    of every open slot, whose position is k after the slot's end.
+
+    Args:
+        gold: Per slot, the token ids of its value.
     """
-    numbers: dict[int, int] = {}  # position of a slot's end -> number of the slot
+    slots: dict[int, int] = {}  # position of a slot's end -> number of the slot
     feeds = count()
 
     def teacher(feed: Feed) -> list[int]:
         k = next(feeds)
         ends = [feed.positions[index] - k for index in feed.sample_at]
         if k == 0:
-            numbers.update(zip(ends, count()))
-        return [gold[numbers[end]][k] for end in ends]
+            for number, end in enumerate(ends):
+                slots[end] = number
+        return [gold[slots[end]][k] for end in ends]
 
     return teacher

@@ -1,5 +1,7 @@
-"""`raypd train`: Ray Train runs the trainer on every worker; the driver shows progress and keeps
-bill and weights.
+"""`raypd train`: Ray Train runs the trainer on every worker.
+
+The driver shows the progress, watches the budget and the deadline, and stores the bill and the
+weights.
 """
 
 import contextlib
@@ -27,19 +29,32 @@ from raypd.errors import ConfigError, InputError, ModelError, RunError, UserErro
 from raypd.models.load import check_gpu, check_model_config
 from raypd.run import console, layout, manifest, records, text
 from raypd.run.temporary import TemporaryFolder
-from raypd.run.training import Curve, TrainingAttempt, TrainingData, TrainingRecord
+from raypd.run.training import (
+    Curve,
+    TrainingAttempt,
+    TrainingData,
+    TrainingProgress,
+    TrainingRecord,
+)
 from raypd.tasks import check_task
 from raypd.tasks.calibration import FILE as CALIBRATION
-from raypd.tasks.card import write_card
+from raypd.tasks.model_card import write_card
 from raypd.tasks.prompting import check_template
-from raypd.training.data import check, check_input, prepare
+from raypd.training.data import check_input, check_training, prepare
 from raypd.training.weights import export, kind_of_weights, load_for_training
 
-_SHOWN_SECONDS = 1.0
-_LOOK_SECONDS = 3.0  # between two looks at the budget and the time
-# What came of a learning rate, the data, the best checkpoint.
-Outcome = tuple[TrainingAttempt, TrainingData, Any]
+_SHOWN_SECONDS = 1.0  # between two lines of progress
+_CHECK_SECONDS = 3.0  # between two checks of the budget and the deadline
 _KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}
+
+
+@dataclass
+class _Outcome:
+    """What one learning rate led to."""
+
+    attempt: TrainingAttempt
+    data: TrainingData
+    checkpoint: Any  # Ray Train's, with the lowest validation loss
 
 
 def run_training(
@@ -49,23 +64,24 @@ def run_training(
     say: text.Say = console.say,
     ends: float | None = None,
 ) -> TrainingRecord:
-    """Trains with every learning rate, or goes on where the same command was cut off.
+    """Train with every learning rate, or resume where the same command was interrupted.
 
-    `say` shows the user a line.
+    Args:
+        config: The configuration.
+        verbose: Whether Ray's own messages are shown.
+        say: Shows the user a line.
+        ends: The unix second at which the training stops; None if there is no deadline.
 
-    ends: unix second at which it stops; None: it has the time that it takes. Raises ConfigError,
-    InputError, ModelError before anything is trained; BudgetReached where cost.budget_usd is spent
-    or `ends` has come; RunError where the workers ended (the same command goes on from the latest
-    checkpoint); Interrupted at SIGINT or SIGTERM.
+    Returns:
+        The record that was written into the output folder.
+
+    Raises:
+        ConfigError, InputError, ModelError: Before anything is trained.
+        BudgetReached: If cost.budget_usd is spent or `ends` is over.
+        RunError: If the workers ended. The same command resumes from the latest checkpoint.
+        Interrupted: At SIGINT or SIGTERM.
     """
-    storage.configure(config.storage)
-    check(config)
-    # `check` has looked into runs, each as it reached its own storage.
-    storage.configure(config.storage)
-    check_template(config)
-    check_model_config(config.model, machine=False)
-    check_task(config)
-    check_input(config)
+    _check(config)
     output = layout.output_folder(config)
     storage.make_folder(output)
     with ray_session.connected(config.cluster, verbose):
@@ -74,12 +90,9 @@ def run_training(
         ledger = ledger_actor.start(
             config, output, session, time.time(), resources.cpus, resources.gpus
         )
-        limits = _Limits(
-            config,
-            sum(bill.usd for bill in book.bills(output) if bill.session != session),
-            ledger,
-            ends,
-        )
+        earlier_bills = [bill for bill in book.bills(output) if bill.session != session]
+        spent = sum(bill.usd for bill in earlier_bills)
+        limits = _Limits(config, spent, ledger, ends)
         try:
             outcomes = [
                 _fit(config, output, rate, resources, say, limits)
@@ -98,40 +111,49 @@ def run_training(
         return _finish(config, output, outcomes)
 
 
+def _check(config: RunConfig) -> None:
+    """Fail in the driver, and before Ray starts, where a worker would fail."""
+    storage.configure(config.storage)
+    check_training(config)
+    # `check_training` opened other runs, and each of them configured its own storage.
+    storage.configure(config.storage)
+    check_template(config)
+    check_model_config(config.model, machine=False)
+    check_task(config)
+    check_input(config)
+
+
 @dataclass
 class _Limits:
-    """The money and the time of a training. spent: USD of its earlier sessions; reached: why it has
-    to stop.
-    """
+    """The budget and the deadline of a training."""
 
     config: RunConfig
-    spent: float
+    spent: float  # USD of earlier sessions
     ledger: Any
-    ends: float | None
-    reached: str | None = None
+    ends: float | None  # unix second of the deadline
+    reached: str | None = None  # why the training has to stop
 
-    def look(self) -> None:
-        """Stops the main thread, as Ctrl-C does, at the end of the money or of the time.
-
-        Called again and again.
-        """
+    def check(self) -> None:
+        """Interrupt the main thread, as Ctrl-C does, once the budget or the time is used up."""
         if self.reached is not None:
             return
-        budget = self.config.cost.budget_usd
         if self.ends is not None and time.time() > self.ends:
             self.reached = "cost.deadline is reached: the same command with a later one goes on"
-        elif budget is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                standing = ray.get(self.ledger.standing.remote(), timeout=_LOOK_SECONDS)
-                total = self.spent + standing.usd
-                if total + standing.usd_per_second * self.config.cost.reserve_seconds > budget:
-                    self.reached = (
-                        f"cost.budget_usd {text.usd(budget)} is reached "
-                        f"({text.usd(total)}): the same command with "
-                        "more goes on"
-                    )
+        elif self.config.cost.budget_usd is not None:
+            self._check_budget(self.config.cost.budget_usd)
         if self.reached is not None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _check_budget(self, budget: float) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            standing = ray.get(self.ledger.standing.remote(), timeout=_CHECK_SECONDS)
+            total = self.spent + standing.usd
+            reserve = standing.usd_per_second * self.config.cost.reserve_seconds
+            if total + reserve > budget:
+                self.reached = (
+                    f"cost.budget_usd {text.usd(budget)} is reached ({text.usd(total)}): the same "
+                    "command with more goes on"
+                )
 
 
 def _fit(
@@ -141,26 +163,58 @@ def _fit(
     resources: ray_session.WorkerResources,
     say: text.Say,
     limits: _Limits,
-) -> Outcome:
-    """One learning rate through Ray Train."""
+) -> _Outcome:
+    """Train with one learning rate through Ray Train."""
+    # Otherwise a relative path would mean another file on a worker.
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
+    board = Queue(actor_options={"num_cpus": 0})
+    curve: Curve = []
+    trainer = _ray_trainer(config, output, rate, resources, board)
+    workers = text.counted(config.cluster.max_workers, "worker")
+    say(f"learning rate {rate:g}: {workers} starting")
+    follower = threading.Thread(target=_follow, args=(board, curve, rate, say, limits), daemon=True)
+    follower.start()
+    try:
+        result = trainer.fit()
+    except ray.train.TrainingFailedError as error:
+        raise _explained(error) from None
+    except SystemExit:  # Ray Train ends this way at SIGINT
+        raise KeyboardInterrupt from None
+    finally:
+        # The board is gone if the cluster is; the follower then ends with its error.
+        with contextlib.suppress(ray.exceptions.RayError):
+            board.put(None)
+        follower.join()
+    checkpoint, metrics = min(
+        result.best_checkpoints, key=lambda candidate: candidate[1]["eval_loss"]
+    )
+    data, steps, tokens = result.return_value
+    attempt = TrainingAttempt(rate, metrics["eval_loss"], steps, tokens, curve)
+    return _Outcome(attempt, data, checkpoint)
+
+
+def _ray_trainer(
+    config: RunConfig,
+    output: str,
+    rate: float,
+    resources: ray_session.WorkerResources,
+    board: Queue,
+) -> Any:
+    """Return Ray Train's trainer for one learning rate."""
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
     from ray.train import RunConfig as TrainRun
     from ray.train.torch import TorchTrainer
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    # Relative paths mean on a worker what they mean here.
-    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
-    board = Queue(actor_options={"num_cpus": 0})
-    curve: Curve = []
     filesystem, folder = _filesystem(config, storage.join(output, layout.CHECKPOINTS))
-    per_worker = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
     workers = config.cluster.max_workers
-    best_two = CheckpointConfig(
-        num_to_keep=2, checkpoint_score_attribute="eval_loss", checkpoint_score_order="min"
-    )
-    # Torch's store listens on every address.
-    together = workers > 1 or config.training.sharding != "none"
-    trainer = (TorchTrainer if together else DataParallelTrainer)(
+    per_worker = {"CPU": resources.cpus}
+    if resources.gpus:
+        per_worker["GPU"] = resources.gpus
+    # TorchTrainer opens a store that listens on every address, so a single worker does without it.
+    is_distributed = workers > 1 or config.training.sharding != "none"
+    trainer_class = TorchTrainer if is_distributed else DataParallelTrainer
+    return trainer_class(
         _train_on_worker,
         train_loop_config={"config": config, "rate": rate, "resources": resources, "board": board},
         scaling_config=ScalingConfig(
@@ -170,36 +224,24 @@ def _fit(
             name=_name(config, rate),
             storage_path=folder,
             storage_filesystem=filesystem,
-            checkpoint_config=best_two,
+            checkpoint_config=CheckpointConfig(
+                num_to_keep=2, checkpoint_score_attribute="eval_loss", checkpoint_score_order="min"
+            ),
             failure_config=FailureConfig(max_failures=2),
             worker_runtime_env={} if resources.gpus else {"env_vars": _allocator()},
         ),
     )
-    say(f"learning rate {rate:g}: {text.counted(workers, 'worker')} starting")
-    follower = threading.Thread(target=_follow, args=(board, curve, rate, say, limits), daemon=True)
-    follower.start()
-    try:
-        result = trainer.fit()
-    except ray.train.TrainingFailedError as error:
-        raise _explained(error) from None
-    except SystemExit:  # Ray Train's own way to end at SIGINT
-        raise KeyboardInterrupt from None
-    finally:
-        # The cluster has gone, and with it the follower.
-        with contextlib.suppress(ray.exceptions.RayError):
-            board.put(None)
-        follower.join()
-    checkpoint, metrics = min(result.best_checkpoints, key=lambda kept: kept[1]["eval_loss"])
-    data, steps, tokens = result.return_value
-    return TrainingAttempt(rate, metrics["eval_loss"], steps, tokens, curve), data, checkpoint
 
 
 def _allocator() -> dict[str, str]:
-    """Ray's jemalloc: glibc's free lists get ever longer, and a training on a CPU half as fast
-    after 15 minutes. Pages unused for a minute are freed, or the worker grows until Ray ends it.
+    """Return the environment variables that make a CPU worker use Ray's jemalloc.
+
+    The free lists of glibc grow without end, which makes a training on a CPU half as fast after 15
+    minutes. Pages that were unused for a minute are freed; otherwise the worker grows until Ray
+    ends it.
     """
     library = Path(ray.__file__).with_name("core") / "libjemalloc.so"
-    if not library.is_file():  # macOS
+    if not library.is_file():  # on macOS
         return {}
     return {
         "LD_PRELOAD": str(library),
@@ -208,18 +250,24 @@ def _allocator() -> dict[str, str]:
 
 
 def _name(config: RunConfig, rate: float) -> str:
-    """The name of the checkpoints: it differs with every key that changes the weights."""
-    keys = config.training.model_dump_json(
+    """Return the name of the checkpoints; it differs with every key that changes the weights."""
+    training_keys = config.training.model_dump_json(
         exclude_defaults=True, exclude={"learning_rates", "max_skipped_share"}
     )
-    digest = hashlib.sha256(
-        json.dumps([config.fingerprint(), str(config.input.path), keys]).encode()
-    ).hexdigest()
+    identity = json.dumps([config.fingerprint(), str(config.input.path), training_keys])
+    digest = hashlib.sha256(identity.encode()).hexdigest()
     return f"{rate:g}-{digest[:12]}"
 
 
 def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]:
-    """What every worker does: (the data, steps, tokens that went through the model)."""
+    """Train on one worker; Ray Train calls this function on each.
+
+    Args:
+        arguments: The `train_loop_config` of `_ray_trainer`.
+
+    Returns:
+        The description of the data, the steps, and the tokens that went through the model.
+    """
     import ray.train
     import torch
     from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
@@ -235,38 +283,41 @@ def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]
         loaded = load_for_training(config)
         data, train, validation = prepare(config, loaded.tokenizer, loaded.context_length)
     except UserError as error:
-        # Ray Train hands on text alone.
+        # Ray Train passes on nothing but text; `_explained` reads it.
         raise RuntimeError(json.dumps([type(error).__name__, str(error)])) from None
-    first = ray.train.get_context().get_world_rank() == 0
-    report = arguments["board"].actor.put.remote if first else lambda progress: None
+    is_first = ray.train.get_context().get_world_rank() == 0
+    notify = arguments["board"].actor.put.remote if is_first else _ignore
     with TemporaryFolder("training") as scratch:
         trainer = make_trainer(
-            loaded, config, train, validation, Path(scratch.path), arguments["rate"], report
+            loaded, config, train, validation, Path(scratch.path), arguments["rate"], notify
         )
         trainer.add_callback(RayTrainReportCallback())
         trainer = prepare_trainer(trainer)
         checkpoint = ray.train.get_checkpoint()
-        with (
-            contextlib.nullcontext() if checkpoint is None else checkpoint.as_directory() as folder
-        ):
-            latest = (
-                None
-                if folder is None
-                else str(Path(folder, RayTrainReportCallback.CHECKPOINT_NAME))
-            )
-            trainer.train(resume_from_checkpoint=latest)
+        if checkpoint is None:
+            trainer.train()
+        else:
+            with checkpoint.as_directory() as folder:
+                latest = Path(folder, RayTrainReportCallback.CHECKPOINT_NAME)
+                trainer.train(resume_from_checkpoint=str(latest))
     return data, trainer.state.global_step, int(trainer.state.num_input_tokens_seen)
 
 
+def _ignore(progress: TrainingProgress) -> None:
+    """Drop the progress of every worker but the first."""
+
+
 def _explained(error: Exception) -> UserError:
-    """The error of a worker, as it was raised there where it was meant for the user."""
+    """Return the error that a worker raised for the user; for any other error a RunError."""
     reasons = [*getattr(error, "worker_failures", {}).values(), error]
     for reason in reasons:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             name, message = json.loads(str(getattr(reason, "cause", reason)).splitlines()[-1])
             return _KINDS[name](message)
-    last = [line for line in str(reasons[0]).splitlines() if line.strip()][-1]
-    if "low on memory" in str(reasons[0]):  # of which Ray says twenty lines
+    explanation = str(reasons[0])
+    last = [line for line in explanation.splitlines() if line.strip()][-1]
+    if "low on memory" in explanation:
+        # Ray's own explanation has twenty lines.
         last = "the machine ran out of memory (a lower training.batch_tokens takes less)"
     return RunError(
         f"a training worker ended: {last}; the same command goes on from the latest checkpoint"
@@ -274,28 +325,31 @@ def _explained(error: Exception) -> UserError:
 
 
 def _follow(board: Any, curve: Curve, rate: float, say: text.Say, limits: _Limits) -> None:
-    """Keeps the losses that the first worker puts on the board, and shows how far it is, until None
-    comes.
-    """
-    shown, due, look_due = 0, 0.0, 0.0
+    """Record and show the progress that the first worker puts on the board, until None comes."""
+    shown_step = 0
+    next_line = 0.0  # time.monotonic() of the next line of progress
+    next_check = 0.0  # and of the next check of the limits
     while True:
-        if time.monotonic() > look_due:
-            limits.look()
-            look_due = time.monotonic() + _LOOK_SECONDS
+        if time.monotonic() > next_check:
+            limits.check()
+            next_check = time.monotonic() + _CHECK_SECONDS
         try:
-            progress = board.get(timeout=_LOOK_SECONDS)
+            progress = board.get(timeout=_CHECK_SECONDS)
         except Empty:
             continue
         if progress is None:
             return
         if progress.measured != (None, None):
             curve.append((progress.step, *progress.measured))
-        if progress.step > shown and (time.monotonic() > due or progress.step == progress.steps):
-            shown, due = progress.step, time.monotonic() + _SHOWN_SECONDS
+        is_last = progress.step == progress.steps
+        if progress.step > shown_step and (is_last or time.monotonic() > next_line):
+            shown_step = progress.step
+            next_line = time.monotonic() + _SHOWN_SECONDS
             say(f"learning rate {rate:g}: {progress.describe()}")
 
 
 def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
+    """Return pyarrow's filesystem of the checkpoints (None: local), and their path in it."""
     if not storage.is_remote(path):
         return None, path
     if not path.startswith("s3://"):
@@ -303,33 +357,38 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
             f"output.path {path}: a training's checkpoints go to a local folder or s3://"
         )
     section = config.storage
-    return fs.S3FileSystem(
-        region=section.region, endpoint_override=section.endpoint_url
-    ), path.removeprefix("s3://")
+    filesystem = fs.S3FileSystem(region=section.region, endpoint_override=section.endpoint_url)
+    return filesystem, path.removeprefix("s3://")
 
 
-def _finish(config: RunConfig, output: str, outcomes: list[Outcome]) -> TrainingRecord:
-    best, data, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
+def _finish(config: RunConfig, output: str, outcomes: list[_Outcome]) -> TrainingRecord:
+    """Write the weights of the best learning rate, their model card, and the training's record."""
+    best = min(outcomes, key=lambda outcome: outcome.attempt.validation_loss)
     weights = storage.join(output, kind_of_weights(config))
-    # Of weights that were trained before.
-    if storage.exists(calibration := storage.join(weights, CALIBRATION)):
+    calibration = storage.join(weights, CALIBRATION)
+    if storage.exists(calibration):  # that of weights which were trained before
         storage.delete(calibration)
     with (
         TemporaryFolder("training") as scratch,
-        checkpoint.as_directory() as folder,
+        best.checkpoint.as_directory() as folder,
     ):
         exported = Path(scratch.path, "weights")
         export(config, Path(folder, "checkpoint"), exported)
         write_card(
-            exported, config, data.digest, data.documents, best.learning_rate, best.validation_loss
+            exported,
+            config,
+            best.data.digest,
+            best.data.documents,
+            best.attempt.learning_rate,
+            best.attempt.validation_loss,
         )
         for file in sorted(exported.iterdir()):
             storage.put(storage.join(weights, file.name), file.read_bytes())
     bills = book.bills(output)
     record = TrainingRecord(
         method=config.decoding.method,
-        data=data,
-        attempts=[attempt for attempt, *_ in outcomes],
+        data=best.data,
+        attempts=[outcome.attempt for outcome in outcomes],
         weights=weights,
         seconds=sum(bill.until - bill.began for bill in bills),
         usd=sum(bill.usd for bill in bills),

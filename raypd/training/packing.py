@@ -1,12 +1,13 @@
-"""Examples go through the model together, the instruction that they share once, flat as in the
-engine: [instruction | own tokens of example 1 | own tokens of example 2 | ...]. Own tokens see the
-instruction and tokens of their example alone, so a pass computes what each example would alone.
+"""Examples with a common instruction go through the model in one pass.
+
+A pass is flat, as in the engine: [instruction | own tokens of example 1 | own tokens of example 2 |
+...]. Own tokens see the instruction and the tokens of their own example, so that a pass computes
+what each example would compute alone.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,97 +19,133 @@ Batch = dict[str, Any]
 
 
 @dataclass
-class Layout:
-    """Which tokens of a pass belong together; handed to every attention layer."""
+class PaddedRows:
+    """The own tokens of a pass as rows of one length, one row per example.
 
-    # of each example bool [own tokens, shared + own tokens]: whether an own token sees a key
+    Attributes:
+        index: [examples * longest], the index in the pass of each own token; 0 where a row is
+            padded.
+        own_tokens: [own tokens], the index in the flattened rows of each own token.
+        visible: bool [examples, 1, longest, shared + longest].
+    """
+
+    index: torch.Tensor
+    own_tokens: torch.Tensor
+    visible: torch.Tensor
+
+
+@dataclass
+class Layout:
+    """Which tokens of a pass belong together; every attention layer receives it.
+
+    Attributes:
+        visible: Per example bool [own tokens, shared + own tokens], whether an own token sees a
+            key.
+    """
+
     visible: list[torch.Tensor]
 
     def __post_init__(self) -> None:
-        # Own tokens of each example, in their order.
+        # The number of own tokens of each example, in their order.
         self.lengths = [len(mask) for mask in self.visible]
-        # Tokens of the instruction, at the start.
+        # The number of tokens of the instruction, at the start.
         self.shared = self.visible[0].shape[1] - self.lengths[0]
 
     @cached_property
-    def padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The examples as rows of one length, for kernels that take all at once: index of each own
-        token in the pass, [examples * longest] (0: padded); places of own tokens; visibility
-        [examples, 1, longest, shared + longest].
-        """
-        device, longest = self.visible[0].device, max(self.lengths)
-        place, lengths = (
-            torch.arange(longest, device=device),
-            torch.tensor(self.lengths, device=device),
-        )
-        is_token = place < lengths[:, None]
-        first = self.shared + lengths.cumsum(0) - lengths
+    def padded(self) -> PaddedRows:
+        """The examples as rows of one length, for kernels that take all of them in one call."""
+        device = self.visible[0].device
+        longest = max(self.lengths)
+        columns = torch.arange(longest, device=device)
+        lengths = torch.tensor(self.lengths, device=device)
+        is_token = columns < lengths[:, None]
+        starts = self.shared + lengths.cumsum(0) - lengths
         visible = torch.zeros(
             len(lengths), 1, longest, self.shared + longest, dtype=torch.bool, device=device
         )
-        visible[..., 0] = True  # a padded row sees something: softmax over nothing is NaN
+        # A padded query sees the first key, because softmax over no key is NaN.
+        visible[..., 0] = True
         for row, mask in zip(visible, self.visible, strict=True):
             row[0, : mask.shape[0], : mask.shape[1]] = mask
-        return (
-            (first[:, None] + place).where(is_token, 0).flatten(),
-            is_token.flatten().nonzero()[:, 0],
-            visible,
+        return PaddedRows(
+            index=(starts[:, None] + columns).where(is_token, 0).flatten(),
+            own_tokens=is_token.flatten().nonzero()[:, 0],
+            visible=visible,
         )
 
 
 def batches(
-    examples: Sequence[Example], most_examples: int, most_tokens: int, seed: int
+    examples: Sequence[Example], max_examples: int, max_tokens: int, seed: int
 ) -> Iterator[list[Example]]:
-    """Groups with one instruction, in an order drawn by `seed`; an example longer than
-    `most_tokens` goes alone.
+    """Group examples that have the same instruction.
+
+    Args:
+        examples: All examples of an epoch.
+        max_examples: The largest number of examples per group.
+        max_tokens: The largest number of tokens per group, an instruction counted once. An example
+            that is longer forms a group of its own.
+        seed: Draws the order of examples and of groups.
+
+    Yields:
+        The groups in a random order.
     """
     random = np.random.default_rng(seed)
-    by_instruction: dict[bytes, list[list[Example]]] = {}
+    groups_by_instruction: dict[bytes, list[list[Example]]] = {}
     for index in random.permutation(len(examples)):
         example = examples[index]
-        groups = by_instruction.setdefault(example.tokens[: example.shared].tobytes(), [[]])
-        if groups[-1] and (
-            len(groups[-1]) == most_examples or count_tokens([*groups[-1], example]) > most_tokens
-        ):
+        instruction = example.tokens[: example.shared].tobytes()
+        groups = groups_by_instruction.setdefault(instruction, [[]])
+        last = groups[-1]
+        is_full = len(last) == max_examples
+        if last and (is_full or count_tokens([*last, example]) > max_tokens):
             groups.append([])
         groups[-1].append(example)
-    every = [group for groups in by_instruction.values() for group in groups]
-    yield from (every[i] for i in random.permutation(len(every)))
+    all_groups = [group for groups in groups_by_instruction.values() for group in groups]
+    for index in random.permutation(len(all_groups)):
+        yield all_groups[index]
 
 
 def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
-    """One pass over examples with the same instruction, as tensors.
+    """Pack examples with the same instruction into the tensors of one pass.
 
-    input_ids, position_ids: [1, tokens]. label_index: [targets], where the model predicts, and
-    shift_labels what; with Medusa heads [heads * targets], what each head predicts there. labels:
-    the same, without which Trainer does not count targets. visible: as in Layout. initial:
-    [examples].
+    Args:
+        examples: The examples of one group.
+        heads: The number of Medusa heads that are trained; 0 to train the model.
+
+    Returns:
+        A dictionary with:
+            input_ids, position_ids: [1, tokens].
+            label_index: [targets], the indices at which the model predicts.
+            shift_labels: [targets], the tokens to be predicted there; with Medusa heads
+                [heads * targets], the tokens that each head is to predict there.
+            labels: The same as shift_labels; Trainer counts the targets in it.
+            visible: As in Layout.
+            initial: [examples], as in Example.
     """
     examples = [example.drawn() for example in examples]
-    first, shared = examples[0], examples[0].shared
-    tokens = np.concatenate(
-        [first.tokens[:shared], *(example.tokens[shared:] for example in examples)]
-    )
-    positions = np.concatenate(
-        [first.positions[:shared], *(example.positions[shared:] for example in examples)]
-    )
-    # Own tokens of the examples before.
-    offsets = [0, *accumulate(len(example) - shared for example in examples)]
-    index = [
-        place + offset
-        for example, offset in zip(examples, offsets, strict=False)
-        for place in example.targets
-    ]
+    first = examples[0]
+    shared = first.shared
+    tokens = [first.tokens[:shared]]
+    positions = [first.positions[:shared]]
+    label_index: list[int] = []
+    own_tokens = 0  # of the examples before
+    for example in examples:
+        tokens.append(example.tokens[shared:])
+        positions.append(example.positions[shared:])
+        label_index += [own_tokens + index for index in example.targets]
+        own_tokens += len(example) - shared
+    labels: list[int] = []
     if heads:
-        labels = [
-            label for d in range(heads) for example in examples for label in example.ahead(d + 1)
-        ]
+        for head in range(heads):
+            for example in examples:
+                labels += example.ahead(head + 1)
     else:
-        labels = [label for example in examples for label in example.targets.values()]
+        for example in examples:
+            labels += example.targets.values()
     return {
-        "input_ids": torch.from_numpy(tokens)[None],
-        "position_ids": torch.from_numpy(positions)[None],
-        "label_index": torch.tensor(index),
+        "input_ids": torch.from_numpy(np.concatenate(tokens))[None],
+        "position_ids": torch.from_numpy(np.concatenate(positions))[None],
+        "label_index": torch.tensor(label_index),
         "shift_labels": torch.tensor(labels),
         "labels": torch.tensor(labels),
         "visible": [torch.from_numpy(example.visibility()) for example in examples],
@@ -117,4 +154,5 @@ def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
 
 
 def count_tokens(examples: Sequence[Example]) -> int:
+    """Return the number of tokens of a pass, the instruction counted once."""
     return examples[0].shared + sum(len(example) - example.shared for example in examples)

@@ -1,7 +1,8 @@
-"""Preference rounds for PASTA (BoNBoN, section 4): a model learns from the best and the worst of
-its own answers, by theoretical speedup (section 5.1) + quality_weight x (wins less losses against
-the baseline, in both orders). A run keeps texts, not tokens: a sample counts where the interpreter,
-fed with the tokens of its text, makes the same.
+"""Preference rounds for PASTA: a model learns from its own best and worst answers (BoNBoN).
+
+A sample's score (section 4) is its theoretical speedup (section 5.1) + quality_weight x (wins less
+losses against the baseline, in both orders). A run keeps texts instead of tokens: a sample counts
+only if the interpreter, fed with the tokens of its text, produces the same text and counters.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,21 +29,36 @@ from raypd.tasks.documents import conversation
 from raypd.tasks.prompting import encode
 from raypd.training.example import Example, Skip, listed, trace
 from raypd.training.generation import GenerationExamples, ThreadsTeacher, TokenPiece
-from raypd.training.teacher import Place, Row
+from raypd.training.teacher import DocumentKey, Row
 
 _COLUMNS = [
-    *("id", "source", "row", "status", "sample", "turn", "text", "finish_reason"),
-    *("tokens", "raw", "counters", "warnings"),
+    "id",
+    "source",
+    "row",
+    "status",
+    "sample",
+    "turn",
+    "text",
+    "finish_reason",
+    "tokens",
+    "raw",
+    "counters",
+    "warnings",
 ]
-_ORDERS = ("first", "second")  # where the sample stands
+_ORDERS = ("first", "second")  # whether the sample is the first or the second of the two answers
 _VERDICT = re.compile(r"\b(first|second|tie)\b", re.IGNORECASE)
-_UNLIKE = "samples whose text does not come back token by token"
+_NOT_REPRODUCED = "samples whose text does not come back token by token"
 _PROMPT = (Path(__file__).parent / "templates" / "compare.txt").read_text(encoding="utf-8").strip()
 
 
 def check(config: RunConfig) -> None:
-    """Raises ConfigError: a run of `training.preference` is not there, not decoded as `config`
-    says, or cannot be.
+    """Check the keys and the runs of a preference round.
+
+    Args:
+        config: The configuration, whose section `training.preference` is set.
+
+    Raises:
+        ConfigError: If a run is missing, was not decoded as `config` says, or cannot be used.
     """
     preference = config.training.preference
     assert preference is not None
@@ -53,128 +69,140 @@ def check(config: RunConfig) -> None:
             "model.adapter: a preference round begins from model.name alone; use "
             "training.weights full"
         )
-    if not isinstance(preference.judged, dict) and (
-        preference.samples is None or preference.rounds > 1
-    ):
+    has_new_samples = preference.samples is None or preference.rounds > 1
+    if has_new_samples and not isinstance(preference.judged, dict):
         advice = "give keys of its model, such as {model.name: ...}: it is asked about new samples"
         raise ConfigError(
             f"training.preference.judged {preference.judged}: is a judge's run; {advice}"
         )
-    overrides = [
-        f"storage.{key}={value}"
-        for key, value in config.storage.model_dump(exclude_defaults=True).items()
-    ]
-    for name, method in (("samples", "pasta"), ("baseline", "autoregressive"), ("judged", None)):
+    storage_settings = config.storage.model_dump(exclude_defaults=True)
+    overrides = [f"storage.{key}={value}" for key, value in storage_settings.items()]
+    methods = (("samples", "pasta"), ("baseline", "autoregressive"), ("judged", None))
+    for name, method in methods:
         run = getattr(preference, name)
-        if not isinstance(run, str):  # it is made
+        if not isinstance(run, str):  # the run does not exist yet
             continue
         with raised_as(ConfigError, f"training.preference.{name}", ConfigError):
-            recorded = _recorded(run, method, overrides)
+            recorded = _recorded_config(run, method, overrides)
             if name == "samples":
-                _check_alike(config, run, recorded)
+                _check_equal_decoding(config, run, recorded)
 
 
-def _recorded(run: str, method: str | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """The configuration of a run of generation.
+def _recorded_config(run: str, method: str | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration of a generation run.
 
-    Raises ConfigError where it is none, or none with the method.
+    Raises ConfigError if the folder holds another kind of run, or one with another method.
     """
     recorded = load_record(storage.absolute(run), overrides).config
-    kind, used = recorded["task"]["kind"], recorded["decoding"]["method"]
-    if kind != "generation" or method not in (None, used):
+    kind = recorded["task"]["kind"]
+    recorded_method = recorded["decoding"]["method"]
+    if kind != "generation" or method not in (None, recorded_method):
         expected = f"with decoding.method {method}" if method else "of `raypd generate`"
-        raise ConfigError(f"{run}: is a run of task.kind {kind} with {used}; give one {expected}")
+        raise ConfigError(
+            f"{run}: is a run of task.kind {kind} with {recorded_method}; give one {expected}"
+        )
     return recorded
 
 
-def _check_alike(config: RunConfig, run: str, recorded: dict[str, Any]) -> None:
-    keys = [
-        ("task", name)
-        for name in ("prompt_column", "system", "chat_template", "thinking", "too_long")
-    ]
-    for section, name in [
-        *keys,
-        *(("decoding", name) for name in ANSWER_KEYS["generation"]["pasta"]),
-    ]:
-        here = getattr(getattr(config, section), name)
-        if (there := recorded[section].get(name, here)) != here:
+def _check_equal_decoding(config: RunConfig, run: str, recorded: dict[str, Any]) -> None:
+    """Raise ConfigError if a run was decoded with other keys than `config` has."""
+    task_keys = ("prompt_column", "system", "chat_template", "thinking", "too_long")
+    keys = [("task", name) for name in task_keys]
+    keys += [("decoding", name) for name in ANSWER_KEYS["generation"]["pasta"]]
+    for section, name in keys:
+        value = getattr(getattr(config, section), name)
+        recorded_value = recorded[section].get(name, value)
+        if recorded_value != value:
             advice = "set it to the run's, since examples are what decoding fed"
             raise ConfigError(
-                f"{run}: was decoded with {section}.{name} {there!r}, and here it is {here!r}: "
-                f"{advice}"
+                f"{run}: was decoded with {section}.{name} {recorded_value!r}, and here it is "
+                f"{value!r}: {advice}"
             )
 
 
-def _rows(run: str) -> dict[Place, list[Row]]:
-    """The first answers of a run (later ones have other prompts) to each of its documents, in the
-    order of samples.
+def _samples_by_document(run: str) -> dict[DocumentKey, list[Row]]:
+    """Return each document's answers to its first prompt, in the order of samples.
+
+    The prompts of later turns depend on earlier answers, and cannot be compared.
     """
     rows = by_document(
         row for row in rows_of(run, _COLUMNS) if row["status"] == "ok" and row["turn"] == 0
     )
     return {
-        place: sorted(answers, key=lambda row: int(row["sample"]))
-        for place, answers in rows.items()
+        key: sorted(answers, key=lambda row: int(row["sample"])) for key, answers in rows.items()
     }
 
 
-def _runs(config: RunConfig) -> tuple[str, str, str]:
-    """Folders: of samples, the baseline, the judge."""
+@dataclass(frozen=True)
+class _Runs:
+    """The folders of a round's runs."""
+
+    samples: str
+    baseline: str
+    judged: str
+
+
+def _runs(config: RunConfig) -> _Runs:
     keys = config.training.preference
     assert keys is not None
-    return str(keys.samples), str(keys.baseline), str(keys.judged)
+    return _Runs(str(keys.samples), str(keys.baseline), str(keys.judged))
 
 
-def _compared(
-    samples: str, baseline: str, skipped: Counter[str]
-) -> Iterator[tuple[Place, Row, list[Row]]]:
-    """(place of a prompt, the baseline's answer, all samples that came to their end), for each that
-    has both.
-    """
-    answers = _rows(baseline)
-    for place, rows in _rows(samples).items():
-        complete = [row for row in rows if row["finish_reason"] == "stop"]
-        if place not in answers:
+def _compared(runs: _Runs, skipped: Counter[str]) -> Iterator[tuple[DocumentKey, Row, list[Row]]]:
+    """Yield (key of a prompt, the baseline's answer, the complete samples) per answered prompt."""
+    answers = _samples_by_document(runs.baseline)
+    for key, rows in _samples_by_document(runs.samples).items():
+        if key not in answers:
             skipped["prompts that the baseline did not answer"] += 1
             continue
+        complete = [row for row in rows if row["finish_reason"] == "stop"]
         if len(complete) < len(rows):
             skipped["samples that were cut"] += len(rows) - len(complete)
-        yield place, answers[place][0], complete
+        yield key, answers[key][0], complete
 
 
 def comparisons(config: RunConfig, skipped: Counter[str]) -> Iterator[dict[str, str]]:
-    """What the judge is asked of each sample, in both orders, for `raypd generate`."""
+    """Yield the judge's prompt for every sample and both orders, as rows {id, prompt}.
+
+    Args:
+        config: The configuration of the round.
+        skipped: Counts what is left out, by reason.
+    """
     assert isinstance(config.task, GenerationConfig)
-    samples, baseline, _ = _runs(config)
-    read = (document for unit in plan(config) for document in read_unit(unit, config))
-    documents = {(document.source, document.place): document for document in read}
-    for place, answer, rows in _compared(samples, baseline, skipped):
-        if (document := documents.get(place)) is None:
+    documents: dict[DocumentKey, Document] = {}
+    for unit in plan(config):
+        for document in read_unit(unit, config):
+            documents[document.source, document.place] = document
+    for key, answer, rows in _compared(_runs(config), skipped):
+        if key not in documents:
             skipped["prompts that are not in input.path any more"] += 1
             continue
-        turns, following = conversation(document.fields.get(config.task.prompt_column), config.task)
-        request = "\n\n".join(
-            [*(f"[{turn['role']}] {turn['content']}" for turn in turns), following[0]]
-        )
+        prompts = documents[key].fields.get(config.task.prompt_column)
+        turns, following = conversation(prompts, config.task)
+        messages = [f"[{turn['role']}] {turn['content']}" for turn in turns]
+        request = "\n\n".join([*messages, following[0]])
         for row in rows:
             for order in _ORDERS:
-                first, second = (row, answer) if order == "first" else (answer, row)
-                prompt = _PROMPT.format(request=request, first=first["text"], second=second["text"])
-                yield {"id": _comparison(place, row, answer, order), "prompt": prompt}
+                texts = [row["text"], answer["text"]]
+                if order == "second":
+                    texts.reverse()
+                prompt = _PROMPT.format(request=request, first=texts[0], second=texts[1])
+                yield {"id": _comparison_id(key, row, answer, order), "prompt": prompt}
 
 
-def _comparison(place: Place, row: Row, answer: Row, order: str) -> str:
-    """The id of a comparison, with a digest of both texts, so that verdicts on another round's
-    samples do not count.
+def _comparison_id(key: DocumentKey, row: Row, answer: Row, order: str) -> str:
+    """Return the id of a comparison.
+
+    It contains a digest of both texts, so that verdicts on another round's samples do not count.
     """
     digest = hashlib.sha256(json.dumps([row["text"], answer["text"]]).encode()).hexdigest()[:8]
-    return json.dumps([*place, row["sample"], digest, order])
+    return json.dumps([*key, row["sample"], digest, order])
 
 
 def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
-    """Id of a comparison -> 1: the sample won; -1: it lost; 0: a tie, or unclear."""
+    """Map the id of a comparison to 1 (the sample won), -1 (it lost) or 0 (a tie, or unclear)."""
     verdicts = {}
-    for row in chain.from_iterable(_rows(run).values()):
+    for row in chain.from_iterable(_samples_by_document(run).values()):
         try:
             *_, order = json.loads(row["id"])
         except (TypeError, ValueError):
@@ -182,115 +210,146 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
             raise ConfigError(
                 f"training.preference.judged {run}: {row['id']!r} is no comparison; {advice}"
             ) from None
-        last = (row["text"].strip().splitlines() or [""])[-1]
-        words = (
-            {word.lower() for word in _VERDICT.findall(last)}
-            if row["finish_reason"] == "stop"
-            else set()
-        )
+        words = _verdict_words(row)
         if len(words) != 1:
             skipped["verdicts that say none of first, second and tie: taken as a tie"] += 1
-        verdicts[row["id"]] = (
-            (1 if order in words else -1) if len(words) == 1 and "tie" not in words else 0
-        )
+        if len(words) != 1 or "tie" in words:
+            verdicts[row["id"]] = 0
+        else:
+            verdicts[row["id"]] = 1 if order in words else -1
     return verdicts
 
 
+def _verdict_words(row: Row) -> set[str]:
+    """Return which verdicts stand in the last line of a complete answer of the judge."""
+    if row["finish_reason"] != "stop":
+        return set()
+    lines = row["text"].strip().splitlines() or [""]
+    return {word.lower() for word in _VERDICT.findall(lines[-1])}
+
+
 def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
-    """Puts the samples, each with its `score`, into labels_column of the documents; documents
-    without get an error. Raises InputError: no sample is of any of them; ConfigError: the run that
-    judged judges something else.
+    """Put the samples, each with its `score`, into labels_column of their documents.
+
+    Documents without samples get an error.
+
+    Args:
+        documents: The documents, which are changed in place.
+        config: The configuration of the round.
+
+    Returns:
+        How often something was left out, by reason.
+
+    Raises:
+        InputError: If none of the documents has a sample.
+        ConfigError: If the judge's run judges something else.
     """
-    preference, skipped, (runs, baseline, judged) = (
-        config.training.preference,
-        Counter[str](),
-        _runs(config),
-    )
-    assert preference is not None
-    verdicts = _verdicts(judged, skipped)
-    scored: dict[Place, list[Row]] = {}
-    for place, answer, samples in _compared(runs, baseline, skipped):
-        scored[place] = []
-        for row in samples:
-            keys = [_comparison(place, row, answer, order) for order in _ORDERS]
-            if not all(key in verdicts for key in keys):
-                skipped["samples that the judge did not answer in both orders"] += 1
-                continue
-            row["counters"] = json.loads(row["counters"])
-            speedup = answer["tokens"] / row["counters"]["longest_path"]
-            row["score"] = speedup + preference.quality_weight * sum(verdicts[key] for key in keys)
-            scored[place].append(row)
-    matched = 0
+    runs = _runs(config)
+    skipped = Counter[str]()
+    samples_by_document = _scored_samples(config, runs, skipped)
+    has_samples = False
     for document in documents:
-        samples = scored.get((document.source, document.place), [])
-        matched += bool(samples)
+        samples = samples_by_document.get((document.source, document.place), [])
         document.fields[config.training.labels_column] = samples
-        if not samples and document.error is None:
+        if samples:
+            has_samples = True
+        elif document.error is None:
             document.error = (
                 "training.preference: no sample that the baseline and the judge answered, too"
             )
-    if not matched:
+    if not has_samples:
         raise InputError(
-            f"training.preference: no prompt of input.path has a sample of {runs} that was "
-            f"judged in {judged} against "
-            f"{baseline}; give runs over the same input{listed(skipped)}"
+            f"training.preference: no prompt of input.path has a sample of {runs.samples} that was "
+            f"judged in {runs.judged} against {runs.baseline}; give runs over the same input"
+            f"{listed(skipped)}"
         )
     return skipped
 
 
-class PairExamples(GenerationExamples):
-    """Of each prompt with scored samples the best and the worst, in turn.
+def _scored_samples(
+    config: RunConfig, runs: _Runs, skipped: Counter[str]
+) -> dict[DocumentKey, list[Row]]:
+    """Return each document's samples that were judged in both orders, with their `score`."""
+    preference = config.training.preference
+    assert preference is not None
+    verdicts = _verdicts(runs.judged, skipped)
+    samples_by_document: dict[DocumentKey, list[Row]] = {}
+    for key, answer, rows in _compared(runs, skipped):
+        samples = []
+        for row in rows:
+            ids = [_comparison_id(key, row, answer, order) for order in _ORDERS]
+            if not all(id in verdicts for id in ids):
+                skipped["samples that the judge did not answer in both orders"] += 1
+                continue
+            row["counters"] = json.loads(row["counters"])
+            speedup = answer["tokens"] / row["counters"]["longest_path"]
+            wins = sum(verdicts[id] for id in ids)
+            row["score"] = speedup + preference.quality_weight * wins
+            samples.append(row)
+        samples_by_document[key] = samples
+    return samples_by_document
 
-    Prompts without a pair are not lost.
+
+class PairExamples(GenerationExamples):
+    """Makes two examples per prompt with scored samples: the best, then the worst.
+
+    Prompts whose samples all score alike are counted, but are not lost.
     """
 
     def examples(self, document: Document) -> Iterator[Example]:
         ranked = sorted(document.fields[self.column], key=lambda row: -row["score"])
-        sampled = cache(lambda place: self._sampled(document, ranked[place]))
-        places = range(len(ranked))
-        best = next((place for place in places if sampled(place)), 0)
-        worst = next((place for place in reversed(places) if sampled(place)), best)
-        if best == worst:
-            raise Skip("prompts with less than two samples that come back")
-        if ranked[best]["score"] == ranked[worst]["score"]:
-            self.skipped[
-                "prompts whose samples all score alike (more samples would tell them apart)"
-            ] += 1
+        best_index, best = self._first_reproduced(document, ranked)
+        from_the_worst = ranked[best_index + 1 :][::-1]
+        worst_index, worst = self._first_reproduced(document, from_the_worst)
+        if ranked[best_index]["score"] == from_the_worst[worst_index]["score"]:
+            reason = "prompts whose samples all score alike (more samples would tell them apart)"
+            self.skipped[reason] += 1
             return
-        for example in (sampled(best), sampled(worst)):
-            assert example is not None
-            # All of the prompt but its last token, which predicts.
+        for example in (best, worst):
+            # The pair has the whole prompt in common but its last token, which predicts.
             example.shared = min(example.targets)
             yield example
 
-    def _sampled(self, document: Document, row: Row) -> Example | None:
-        """What the interpreter fed for a sample; None, and counted, where its tokens cannot be told
-        from its text.
+    def _first_reproduced(self, document: Document, rows: Sequence[Row]) -> tuple[int, Example]:
+        """Return the index and the example of the first sample that can be reproduced.
+
+        Raises Skip if there is none.
+        """
+        for index, row in enumerate(rows):
+            example = self._reproduced(document, row)
+            if example is not None:
+                return index, example
+        raise Skip("prompts with less than two samples that come back")
+
+    def _reproduced(self, document: Document, row: Row) -> Example | None:
+        """Return what the interpreter fed for a sample.
+
+        Returns None, and counts it, if the sample's tokens cannot be told from its text.
         """
         request = next(self.task.plan([document]))
         if isinstance(request, Record):
             raise Skip(str(request.error))
         try:
             example, answer = trace(request.program, ThreadsTeacher(*self._threads(row["raw"])))
-            counted = (
-                answer.raw,
-                answer.warnings,
-                answer.tokens,
-                len(answer.threads),
-                answer.longest_path,
-            )
-            kept = (row["counters"]["threads"], row["counters"]["longest_path"])
-            if counted != (row["raw"], row["warnings"] or [], row["tokens"], *kept):
-                raise ValueError(_UNLIKE)
-        except ValueError:  # the interpreter asked for another token than the text has, or none
-            self.skipped[_UNLIKE] += 1
+        except ValueError:  # the interpreter sampled where the text has no token
+            self.skipped[_NOT_REPRODUCED] += 1
+            return None
+        is_equal = (
+            answer.raw == row["raw"]
+            and answer.warnings == (row["warnings"] or [])
+            and answer.tokens == row["tokens"]
+            and len(answer.threads) == row["counters"]["threads"]
+            and answer.longest_path == row["counters"]["longest_path"]
+        )
+        if not is_equal:
+            self.skipped[_NOT_REPRODUCED] += 1
             return None
         return example
 
     def _threads(self, raw: str) -> tuple[list[TokenPiece], list[list[int]]]:
-        """Tokens of the main thread, and of each child up to </async>.
+        """Return the tokens of the main thread, and those of each child up to </async>.
 
-        Raises ValueError where tags do not match.
+        Raises ValueError if tags do not match.
         """
         if "\ufffd" in raw:
             raise ValueError("bytes that are no text")
@@ -301,14 +360,19 @@ class PairExamples(GenerationExamples):
         while pieces:
             piece = pieces.pop(0)
             main.append((self._ids(piece), _tag(piece)))
-            if _tag(piece) == "promise":
-                tags = [_tag(inner) for inner in pieces]
-                end = tags.index("close")  # ValueError: the child has none
-                if tags[0] != "open":
-                    raise ValueError(f"{readable(piece.text)} has no content")
-                children.append([id for inner in pieces[1 : end + 1] for id in self._ids(inner)])
-                del pieces[: end + 1]
-        return [*main, ([self.task.end], "text")], children
+            if _tag(piece) != "promise":
+                continue
+            tags = [_tag(inner) for inner in pieces]
+            end = tags.index("close")  # raises ValueError if the child has no end
+            if tags[0] != "open":
+                raise ValueError(f"{readable(piece.text)} has no content")
+            block: list[int] = []
+            for inner in pieces[1 : end + 1]:
+                block += self._ids(inner)
+            children.append(block)
+            del pieces[: end + 1]
+        main.append(([self.task.end], "text"))
+        return main, children
 
     def _ids(self, piece: Piece) -> list[int]:
         return encode(self.tokenizer, readable(piece.text), special=piece.tag is not None)

@@ -1,5 +1,6 @@
-"""Labels from elsewhere: corrections, or answers of a larger model (distillation, HPD section 4.4)
-or of the model.
+"""Labels that are not in the input: corrections in a file, or the answers of another run.
+
+With the answers of a larger model this is distillation (HPD, section 4.4).
 """
 
 import json
@@ -15,14 +16,22 @@ from raypd.tasks.base import Document
 from raypd.tasks.labels import label_columns
 
 Row = dict[str, Any]
-Place = tuple[str, int]  # source and place in it, of a document
+DocumentKey = tuple[str, int]  # the source of a document, and its row or offset in the source
 
 
-def label(documents: Sequence[Document], run: str, config: RunConfig) -> None:
-    """Puts the answers of a run over the same input, or errors, into the column of labels.
+def label_documents(documents: Sequence[Document], run: str, config: RunConfig) -> None:
+    """Put labels into the documents' column of labels.
 
-    Raises InputError: it has none. run: its folder, or a file of labels by id, as `raypd review` or
-    a spreadsheet writes it.
+    A document for which there is no usable label gets an error instead.
+
+    Args:
+        documents: The documents, which are changed in place.
+        run: The folder of a run over the same input, or a file of labels by id, as `raypd review`
+            or a spreadsheet writes it.
+        config: The configuration, which names the columns.
+
+    Raises:
+        InputError: If the run holds no answers, or the file holds no labels.
     """
     if run.lower().endswith(ENDINGS):
         _label_by_id(documents, run, config)
@@ -34,49 +43,49 @@ def label(documents: Sequence[Document], run: str, config: RunConfig) -> None:
         )
     for document in documents:
         answers = rows.get((document.source, document.place))
-        answer = _answer(answers) if answers else None
-        if answer is not None:
-            document.fields[config.training.labels_column] = answer
+        label = _label_of(answers) if answers else None
+        if label is not None:
+            document.fields[config.training.labels_column] = label
         elif document.error is None:
             reason = "an answer that failed, was cut or is not valid" if answers else "no answer"
             document.error = f"training.labels: {reason} in the run that labels"
 
 
 def _label_by_id(documents: Sequence[Document], file: str, config: RunConfig) -> None:
-    named = label_columns(config.extraction.categories) if config.task.kind == "extraction" else []
-    names = {config.training.labels_column, *named, "scored", "accepted"} - {*config.text_columns()}
-    by_id: dict[str, Row] = {}
+    """Put the labels of a file into the documents that have the same ids."""
+    columns = {config.training.labels_column, "scored", "accepted"}
+    if config.task.kind == "extraction":
+        columns |= {*label_columns(config.extraction.categories)}
+    columns -= {*config.text_columns()}
+    labels_by_id: dict[str, Row] = {}
     for number, key, row in label_rows(file, config.input.id_column):
-        labels = {name: row[name] for name in names & row.keys()}
-        if by_id.setdefault(key, labels) != labels:
+        labels = {name: row[name] for name in columns & row.keys()}
+        if labels_by_id.setdefault(key, labels) != labels:
             raise InputError(f"{file}:{number}: the id {key!r} has other labels above")
-    if not any(by_id.values()):
+    if not any(labels_by_id.values()):
         raise InputError(
             f"labels {file}: no column {config.training.labels_column!r}, and none called as "
             "an attribute"
         )
     for document in documents:
-        if document.id in by_id:
-            others = {name: value for name, value in document.fields.items() if name not in names}
-            document.fields = others | by_id[document.id]
+        if document.id in labels_by_id:
+            fields = {name: value for name, value in document.fields.items() if name not in columns}
+            document.fields = fields | labels_by_id[document.id]
         elif document.error is None:
             document.error = "training.labels: no label in the file"
 
 
-def _answer(rows: Sequence[Row]) -> Any:
-    """The label in a document's rows; None where one of them failed, was cut or is not valid."""
+def _label_of(rows: Sequence[Row]) -> Any:
+    """Return the label that a document's rows make; None if one failed, was cut or is invalid."""
     if any(row["status"] != "ok" for row in rows):
         return None
     if "record" in rows[0]:
-        if any(value["status"] not in ("ok", "null") for value in rows[0]["values"]):
+        values = rows[0]["values"]
+        if any(value["status"] not in ("ok", "null") for value in values):
             return None
-        return {
-            **dict.fromkeys(value["name"] for value in rows[0]["values"]),
-            **json.loads(rows[0]["record"]),
-        }
+        nulls = dict.fromkeys(value["name"] for value in values)
+        return {**nulls, **json.loads(rows[0]["record"])}
     turns = sorted((row for row in rows if row["sample"] == 0), key=lambda row: row["turn"])
-    return (
-        [row["text"] for row in turns]
-        if all(row["finish_reason"] == "stop" for row in turns)
-        else None
-    )
+    if any(row["finish_reason"] != "stop" for row in turns):
+        return None
+    return [row["text"] for row in turns]

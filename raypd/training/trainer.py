@@ -1,5 +1,6 @@
-"""transformers' Trainer over packed passes: the loss over targets or over pairs, validation and
-checkpoints.
+"""transformers' Trainer over packed passes.
+
+This module adds the loss over targets or over pairs, validation, and reports of the progress.
 """
 
 import math
@@ -26,15 +27,14 @@ from raypd.training.example import IGNORED, Example
 from raypd.training.packing import Batch, Layout, pack
 
 Passes = Sequence[list[Example]]
-Tell = Callable[[TrainingProgress], None]
+Notify = Callable[[TrainingProgress], None]
 
 
 class PackedTrainer(Trainer):
-    """Trainer whose batches are passes that `pack` made; the loss is the mean over their
-    targets.
-    """
+    """A Trainer whose batches are passes that `pack` made; the loss is the mean over targets."""
 
-    mean_targets = 1.0  # of a validation pass
+    # Average targets per validation pass, by which the loss of a validation pass is divided.
+    mean_targets = 1.0
 
     def compute_loss(
         self,
@@ -43,28 +43,36 @@ class PackedTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Trainer's call, which counts the targets of all workers in a step; logits are not
-        kept.
+        """Return the loss of a pass; Trainer calls this.
+
+        Args:
+            model: The model, as Trainer wrapped it.
+            inputs: What `pack` returned.
+            return_outputs: Whether Trainer expects outputs, too. Logits are not kept.
+            num_items_in_batch: Targets of all workers in the optimizer's step.
+
+        Returns:
+            A scalar, or (scalar, ()).
         """
-        loss = self._loss(
-            self._losses(model, inputs), inputs, num_items_in_batch if model.training else None
-        )
+        targets = num_items_in_batch if model.training else None
+        loss = self._loss(self._losses(model, inputs), inputs, targets)
         return (loss, ()) if return_outputs else loss
 
     def _loss(
         self, losses: torch.Tensor, inputs: Batch, targets: torch.Tensor | float | None
     ) -> torch.Tensor:
-        """Cross entropy (HPD, section 4.4) over all targets of the optimizer's step, or of a
-        validation (None).
+        """Return the cross entropy (HPD, section 4.4) per target of the optimizer's step.
+
+        In a validation `targets` is None, and the loss is per average target of a pass.
         """
         if targets is None:
             return losses.sum() / self.mean_targets
-        # Gradients are averaged over the workers.
+        # Gradients are averaged over the workers, and `targets` counts those of all workers.
         return losses.sum() * self.accelerator.num_processes / targets
 
     @staticmethod
     def _losses(model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
-        """The cross entropy of each target: [targets], float32."""
+        """Return the cross entropy of each target: [targets], float32."""
         output = model(
             input_ids=inputs["input_ids"],
             position_ids=inputs["position_ids"],
@@ -75,28 +83,29 @@ class PackedTrainer(Trainer):
         return cross_entropy(output.logits[0].float(), inputs["shift_labels"], reduction="none")
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Trainer's; the mean of the losses of its passes will be the mean over all their
-        targets.
+        """Return Trainer's loader of validation passes.
+
+        It also sets `mean_targets`, so that the mean over the losses of the passes, which Trainer
+        computes, is the mean over all their targets.
         """
         passes = self.eval_dataset if eval_dataset is None else eval_dataset
-        targets = [
-            int((self.data_collator([group])["shift_labels"] != IGNORED).sum()) for group in passes
-        ]
-        self.mean_targets = sum(targets) / len(targets)
+        total = 0
+        for group in passes:
+            labels = self.data_collator([group])["shift_labels"]
+            total += int((labels != IGNORED).sum())
+        self.mean_targets = total / len(passes)
         return super().get_eval_dataloader(eval_dataset)
 
 
 class PreferenceTrainer(PackedTrainer):
-    """PackedTrainer of a preference round: every pass is a pair, the best and the worst answer to a
-    prompt.
-    """
+    """A PackedTrainer whose passes are pairs: the best and the worst answer to a prompt."""
 
     preference: PreferenceConfig
 
     def _loss(
         self, losses: torch.Tensor, inputs: Batch, targets: torch.Tensor | float | None
     ) -> torch.Tensor:
-        """BoNBoN's loss of a pair (PASTA, section 4, the one displayed equation):
+        """Return BoNBoN's loss of a pair (PASTA, section 4, the one displayed equation).
 
             - alpha log p(best) + (1 - alpha) (log p(best) / p(worst) - log p0(best) / p0(worst) - 1
               / beta)^2
@@ -104,27 +113,29 @@ class PreferenceTrainer(PackedTrainer):
         log p is the sum over the decoded tokens, not normalised by length; p0 is the model before
         the round.
         """
-        alpha, beta = self.preference.alpha, self.preference.beta
+        alpha = self.preference.alpha
+        beta = self.preference.beta
         logprobs = self._logprobs(losses, inputs)
         best, worst = logprobs - inputs["initial"]
         return -alpha * logprobs[0] + (1 - alpha) * (best - worst - 1 / beta) ** 2
 
     @staticmethod
     def _logprobs(losses: torch.Tensor, inputs: Batch) -> torch.Tensor:
-        """The log-probability of each answer: [2]."""
-        # Targets of the first.
-        n = int((inputs["label_index"] < inputs["visible"][0].shape[1]).sum())
-        return -torch.stack([losses[:n].sum(), losses[n:].sum()])
+        """Return the log-probability of each answer: [2]."""
+        first_answer_end = inputs["visible"][0].shape[1]
+        first_targets = int((inputs["label_index"] < first_answer_end).sum())
+        return -torch.stack([losses[:first_targets].sum(), losses[first_targets:].sum()])
 
     @torch.no_grad()
     def keep_initial(self, pairs: Iterable[list[Example]]) -> None:
-        """Stores every answer's log-probability under the model before the round, so that no copy
-        of it is kept.
+        """Store the log-probability of every answer under the model before the round.
+
+        The round then needs no copy of that model.
         """
         self.model.eval()
         for pair in pairs:
             inputs = self._prepare_inputs(pack(pair))
-            # As in a step.
+            # The precision has to be that of a training step.
             with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
                 logprobs = self._logprobs(self._losses(self.model, inputs), inputs)
             for example, logprob in zip(pair, logprobs.tolist(), strict=True):
@@ -132,31 +143,34 @@ class PreferenceTrainer(PackedTrainer):
 
 
 class _Report(TrainerCallback):
-    def __init__(self, tell: Tell) -> None:
-        self.tell, self.began = tell, time.monotonic()
+    """Reports the progress whenever Trainer logs losses."""
+
+    def __init__(self, notify: Notify) -> None:
+        self.notify = notify
+        self.began = time.monotonic()
         self.loss: float | None = None
         self.validation_loss: float | None = None
-        self.before = (0, 0)  # steps and tokens of earlier sessions
+        self.earlier_steps = 0  # of earlier sessions
+        self.earlier_tokens = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.before = state.global_step, int(state.num_input_tokens_seen)
+        self.earlier_steps = state.global_step
+        self.earlier_tokens = int(state.num_input_tokens_seen)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
-        measured = logs.get("loss"), logs.get("eval_loss")
-        self.loss, self.validation_loss = (
-            logs.get("loss", self.loss),
-            logs.get("eval_loss", self.validation_loss),
+        self.loss = logs.get("loss", self.loss)
+        self.validation_loss = logs.get("eval_loss", self.validation_loss)
+        progress = TrainingProgress(
+            step=state.global_step,
+            steps=state.max_steps,
+            loss=self.loss,
+            validation_loss=self.validation_loss,
+            done=state.global_step - self.earlier_steps,
+            tokens=int(state.num_input_tokens_seen) - self.earlier_tokens,
+            seconds=time.monotonic() - self.began,
+            measured=(logs.get("loss"), logs.get("eval_loss")),
         )
-        done, tokens = (
-            state.global_step - self.before[0],
-            int(state.num_input_tokens_seen) - self.before[1],
-        )
-        losses, seconds = (self.loss, self.validation_loss), time.monotonic() - self.began
-        self.tell(
-            TrainingProgress(
-                state.global_step, state.max_steps, *losses, done, tokens, seconds, measured
-            )
-        )
+        self.notify(progress)
 
 
 def make_trainer(
@@ -166,13 +180,58 @@ def make_trainer(
     validation: Passes,
     folder: Path,
     rate: float,
-    tell: Tell,
+    notify: Notify,
 ) -> PackedTrainer:
-    """A trainer over groups of examples, each a pass; its checkpoints are under `folder`."""
+    """Build the trainer of a model.
+
+    Args:
+        loaded: The model, as `make_trainable` left it.
+        config: The configuration, whose section `training` has the settings.
+        train: The passes of an epoch, as groups of examples.
+        validation: The passes of a validation.
+        folder: Where the checkpoints are written.
+        rate: The learning rate.
+        notify: Is called with the progress.
+    """
     training = config.training
-    # Less than 1: Trainer takes it as a share of all steps.
-    every = math.nextafter(1 / training.evaluations, 0)
-    arguments = TrainingArguments(
+    has_pairs = training.preference is not None
+    arguments = _arguments(loaded, config, folder, rate)
+    heads = getattr(getattr(loaded.model, "heads", None), "count", 0)
+
+    def collate(groups: list[list[Example]]) -> Batch:
+        (group,) = groups  # a batch is one pass
+        return pack(group, heads)
+
+    trainer_class = PreferenceTrainer if has_pairs else PackedTrainer
+    trainer = trainer_class(
+        model=loaded.model,
+        args=arguments,
+        train_dataset=list(train),
+        eval_dataset=list(validation),
+        data_collator=collate,
+        callbacks=[_Report(notify)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    # True: `compute_loss` divides by the targets of the whole step. False: Trainer takes the mean
+    # over the passes of the step.
+    trainer.model_accepts_loss_kwargs = not has_pairs
+    if isinstance(trainer, PreferenceTrainer):
+        assert training.preference is not None
+        trainer.preference = training.preference
+        trainer.keep_initial([*train, *validation])
+    if training.patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(training.patience))
+    return trainer
+
+
+def _arguments(
+    loaded: LoadedModel, config: RunConfig, folder: Path, rate: float
+) -> TrainingArguments:
+    """Return transformers' settings of a training."""
+    training = config.training
+    # Trainer takes only a number below 1 as a share of all steps.
+    interval = math.nextafter(1 / training.evaluations, 0)
+    return TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=1,
         per_device_eval_batch_size=1,
@@ -186,8 +245,8 @@ def make_trainer(
         bf16=resolve_dtype(config.model.dtype, loaded.device) == torch.bfloat16,
         use_cpu=loaded.device.type == "cpu",
         eval_strategy="steps",
-        eval_steps=every,
-        save_steps=every,
+        eval_steps=interval,
+        save_steps=interval,
         save_total_limit=2,
         load_best_model_at_end=True,
         logging_steps=0.01,
@@ -200,24 +259,3 @@ def make_trainer(
         seed=training.seed,
         fsdp=training.sharding == "fsdp",
     )
-    kind = PackedTrainer if training.preference is None else PreferenceTrainer
-    trainer = kind(
-        model=loaded.model,
-        args=arguments,
-        train_dataset=list(train),
-        eval_dataset=list(validation),
-        data_collator=lambda groups: pack(
-            groups[0], getattr(getattr(loaded.model, "heads", None), "count", 0)
-        ),
-        callbacks=[_Report(tell)],
-    )
-    trainer.remove_callback(PrinterCallback)
-    # compute_loss divides by the targets of the whole step, or is the mean over its passes
-    trainer.model_accepts_loss_kwargs = training.preference is None
-    if isinstance(trainer, PreferenceTrainer):
-        assert training.preference is not None
-        trainer.preference = training.preference
-        trainer.keep_initial([*train, *validation])
-    if training.patience is not None:
-        trainer.add_callback(EarlyStoppingCallback(training.patience))
-    return trainer

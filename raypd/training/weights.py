@@ -1,5 +1,6 @@
-"""Which weights are trained and written: all of a model, LoRA matrices, or Medusa heads on a frozen
-model.
+"""Which weights are trained and written.
+
+These are all weights of a model, LoRA matrices, or Medusa heads on a frozen model.
 """
 
 import shutil
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel, set_seed
 from transformers.modeling_outputs import CausalLMOutput
 
+import raypd.training.attention as attention
 from raypd.config import RunConfig
 from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.decoding.methods.registry import REGISTRY
@@ -20,15 +22,23 @@ from raypd.models.embedded import quiet
 from raypd.models.load import LoadedModel, load_model, load_tokenizer
 from raypd.models.medusa_heads import load_heads, save_heads
 from raypd.models.source import find_source, read_config
-from raypd.training import attention
 
 
 def load_for_training(config: RunConfig) -> LoadedModel:
-    """The model in float32 with model.adapter merged, or without it and with LoRA.
+    """Load the model that is trained, with gradients for the weights that change.
 
-    Raises as `load_model`.
+    Args:
+        config: The configuration.
+
+    Returns:
+        For `training.weights: full`, the model in float32 with model.adapter merged; otherwise the
+        model without the adapter, and with new LoRA matrices or Medusa heads.
+
+    Raises:
+        ModelError: If the model cannot be loaded or trained.
+        UserError: Whatever else `load_model` raises.
     """
-    set_seed(config.training.seed)  # LoRA matrices are drawn
+    set_seed(config.training.seed)  # which draws the LoRA matrices
     full = config.training.weights == "full" and not REGISTRY[config.decoding.method].heads
     quantization = config.model.quantization
     if full and quantization != "none":
@@ -41,25 +51,25 @@ def load_for_training(config: RunConfig) -> LoadedModel:
             f"model.quantization {quantization} is for decoding: train with none, or nf4 or "
             "int8 and lora"
         )
-    loaded = load_model(
-        config.model.model_copy(update={"dtype": "float32"} if full else {"adapter": None}),
-        purpose="train",
-    )
+    changes: dict[str, Any] = {"dtype": "float32"} if full else {"adapter": None}
+    loaded = load_model(config.model.model_copy(update=changes), purpose="train")
     _check_attention(loaded.model, loaded.name)
     make_trainable(loaded, config)
     return loaded
 
 
 def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
-    """Gives a loaded model the attention of training passes, and gradients to the weights that are
-    trained.
+    """Replace a model's attention by that of training passes, and enable gradients.
+
+    Args:
+        loaded: The model, which is changed in place or replaced.
+        config: The configuration, which says which weights are trained.
     """
     AttentionInterface.register(attention.NAME, attention.attention)
     loaded.model.set_attn_implementation(attention.NAME)
     if REGISTRY[config.decoding.method].heads:
-        loaded.model = HeadsOnModel(
-            loaded.model, load_heads(str(config.decoding.heads), loaded.model)
-        )
+        heads = load_heads(str(config.decoding.heads), loaded.model)
+        loaded.model = HeadsOnModel(loaded.model, heads)
         return
     if config.training.weights == "full":
         loaded.model.requires_grad_(True)
@@ -71,18 +81,20 @@ def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
 
 
 def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
+    """Return a model with LoRA matrices on all linear layers and on its control tokens."""
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
-    training, model = config.training, loaded.model
+    training = config.training
+    model = loaded.model
     if config.model.quantization != "none":
         model = prepare_model_for_kbit_training(
             model, use_gradient_checkpointing=training.gradient_checkpointing
         )
-        # What bitsandbytes packs for a CPU, in evaluation, has no gradients.
+        # In evaluation mode bitsandbytes packs weights for a CPU; packed ones have no gradients.
         for module in model.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
-                module.state_dict()  # which unpacks the weight
+                module.state_dict()  # unpacks the weight
     vocabulary = loaded.tokenizer.get_vocab()
     control = [
         vocabulary[name]
@@ -102,20 +114,24 @@ def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
 
 
 def _check_attention(model: PreTrainedModel, name: str) -> None:
-    text = model.config.get_text_config()
-    layers = getattr(text, "layer_types", None)
-    windows = (
-        "sliding_attention" in layers if layers else bool(getattr(text, "sliding_window", None))
-    )
-    feature = (
-        "layers with sliding-window attention"
-        if windows and getattr(text, "use_sliding_window", True)
-        else ""
-    )
-    if getattr(text, "attn_logit_softcapping", None) is not None:
+    """Raise ModelError for a model whose attention training does not compute."""
+    text_config = model.config.get_text_config()
+    feature = None
+    if _has_sliding_windows(text_config):
+        feature = "layers with sliding-window attention"
+    if getattr(text_config, "attn_logit_softcapping", None) is not None:
         feature = "a soft cap on attention logits"
-    if feature:
+    if feature is not None:
         raise ModelError(f"model {name!r} has {feature}: raypd decodes it, but cannot train it yet")
+
+
+def _has_sliding_windows(text_config: Any) -> bool:
+    if not getattr(text_config, "use_sliding_window", True):
+        return False
+    layer_types = getattr(text_config, "layer_types", None)
+    if layer_types:
+        return "sliding_attention" in layer_types
+    return bool(getattr(text_config, "sliding_window", None))
 
 
 class HeadsOnModel(torch.nn.Module):
@@ -130,13 +146,19 @@ class HeadsOnModel(torch.nn.Module):
     def forward(
         self, input_ids: torch.Tensor, logits_to_keep: torch.Tensor, **named: Any
     ) -> CausalLMOutput:
-        """input_ids: [1, tokens]; logits_to_keep: [targets]. Logits of each head [1, heads *
-        targets, vocabulary].
+        """Compute the logits of every head.
+
+        Args:
+            input_ids: [1, tokens].
+            logits_to_keep: [targets], the indices at which the heads predict.
+            **named: Whatever else the model's forward pass takes.
+
+        Returns:
+            Logits [1, heads * targets, vocabulary].
         """
         with torch.no_grad():
-            hidden = self.model.base_model(input_ids=input_ids, **named).last_hidden_state[
-                0, logits_to_keep
-            ]
+            states = self.model.base_model(input_ids=input_ids, **named).last_hidden_state
+            hidden = states[0, logits_to_keep]
         return CausalLMOutput(logits=self.heads(hidden).flatten(0, 1)[None])
 
     def state_dict(self, *args: Any, **named: Any) -> Any:
@@ -147,15 +169,19 @@ class HeadsOnModel(torch.nn.Module):
 
 
 def kind_of_weights(config: RunConfig) -> str:
-    """The folder's name of what is trained."""
+    """Return the name of the folder of weights: "adapter", "heads" or "model"."""
     if REGISTRY[config.decoding.method].heads:
         return "heads"
     return "adapter" if config.training.weights == "lora" else "model"
 
 
 def export(config: RunConfig, checkpoint: Path, target: Path) -> None:
-    """Writes the weights of a checkpoint in the dtype of the base model: adapter, heads or a whole
-    model.
+    """Write the weights of a checkpoint in the dtype of the base model.
+
+    Args:
+        config: The configuration of the training.
+        checkpoint: The folder that Trainer wrote.
+        target: A new folder, which gets an adapter, heads or a whole model.
     """
     kind = kind_of_weights(config)
     dtype = getattr(read_config(find_source(config.model)), "dtype", None) or torch.float32
@@ -167,10 +193,8 @@ def export(config: RunConfig, checkpoint: Path, target: Path) -> None:
         target.mkdir()
         shutil.copy(checkpoint / "adapter_config.json", target)
         tensors = load_file(checkpoint / "adapter_model.safetensors")
-        save_file(
-            {name: tensor.to(dtype) for name, tensor in tensors.items()},
-            target / "adapter_model.safetensors",
-        )
+        converted = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        save_file(converted, target / "adapter_model.safetensors")
     else:
         with quiet():
             AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).save_pretrained(target)

@@ -1,6 +1,4 @@
-"""Theoretical speedup: runs written by hand, and runs of a model whose figure is known; `make
-gpu`'s summary.
-"""
+"""Theoretical speedup of runs written by hand and of a model; the summary of `make gpu`."""
 
 import json
 from pathlib import Path
@@ -24,116 +22,112 @@ CASES = """<testsuite><testcase name="a"/><testcase name="b"><failure/></testcas
 
 
 def configured(method: str, **task) -> RunConfig:
-    return run_config(
-        {"kind": "generation", **task}, decoding={"method": method, "max_new_tokens": 90}
-    )
+    decoding = {"method": method, "max_new_tokens": 90}
+    return run_config({"kind": "generation", **task}, decoding=decoding)
 
 
 def run_of(folder: Path, method: str, rows: list[Row]) -> str:
-    """A run with these answers."""
+    """Write a run with these answers; return its folder."""
     ids = list(dict.fromkeys(row[0] for row in rows))
-    documents, records = (
-        [Document(n, id, source="x.jsonl", place=n) for n, id in enumerate(ids)],
-        [],
-    )
-    for id, sample, turn, tokens, longest in rows:
-        counters = (
-            None if longest is None else json.dumps({"longest_path": longest, "parallelism": 9.0})
-        )
+    documents = [Document(n, id, source="x.jsonl", place=n) for n, id in enumerate(ids)]
+    records = []
+    for id, sample, turn, tokens, longest_path in rows:
+        counters = None
+        if longest_path is not None:
+            counters = json.dumps({"longest_path": longest_path, "parallelism": 9.0})
         answer = {
             "sample": sample,
             "turn": turn,
             "text": "t",
             "tokens": tokens,
             "counters": counters,
+            "finish_reason": "stop",
         }
-        records.append(Record(ids.index(id), {**answer, "finish_reason": "stop"}))
+        records.append(Record(ids.index(id), answer))
     return committed(folder, configured(method), documents, records)
 
 
-def test_speedup_by_hand(tmp_path):
-    """Joined by id, sample and turn, whatever the order; the run's own tokens do not matter."""
-    ar = [
+@pytest.fixture
+def runs(tmp_path) -> tuple[str, str]:
+    """(a run, its baseline): the speedups are 100/25, 40/40, 90/30 and 25/50."""
+    baseline = [
         ("a", 0, 0, 100, None),
         ("a", 0, 1, 40, None),
         ("a", 1, 0, 90, None),
         ("b", 0, 0, 25, None),
     ]
     pasta = [("b", 0, 0, 999, 50), ("a", 1, 0, 1, 30), ("a", 0, 1, 400, 40), ("a", 0, 0, 5, 25)]
-    baseline, run = (
-        run_of(tmp_path / "ar", "autoregressive", ar),
-        run_of(tmp_path / "pasta", "pasta", pasta),
-    )
-    found = speedup.speedups(speedup.read_answers(run, False), speedup.read_answers(baseline, True))
-    assert sorted(found) == [0.5, 1, 3, 4]
-    (app := typer.Typer()).command()(speedup.main)
-    text = (printed := CliRunner().invoke(app, [run, "--baseline", baseline])).output
-    assert printed.exit_code == 0
+    run = run_of(tmp_path / "pasta", "pasta", pasta)
+    return run, run_of(tmp_path / "ar", "autoregressive", baseline)
+
+
+def test_answers_are_joined_by_id_sample_and_turn_whatever_their_length(runs):
+    run, baseline = runs
+    answers = speedup.read_answers(run, False)
+    ratios = speedup.speedups(answers, speedup.read_answers(baseline, True))
+    assert sorted(ratios) == [0.5, 1, 3, 4]
+
+
+def test_the_command_prints_both_means(runs):
+    run, baseline = runs
+    app = typer.Typer()
+    app.command()(speedup.main)
+    done = CliRunner().invoke(app, [run, "--baseline", baseline])
+    assert done.exit_code == 0
     says(
-        text,
+        done.output,
         f"theoretical speedup: {6 ** (1 / 4):.3f} geometric mean, 2.125 arithmetic mean",
         "answers: 4 in both\n",
     )
-    assert not any(word in text for word in ("alone", "cut", "failed"))
+    for word in ("alone", "cut", "failed"):
+        assert word not in done.output
 
 
-def decoded(folder: Path, method: str, script: bytes | None = None) -> str:
-    """A run of a random tiny model over two prompts; `script`: what it says instead, at its place
-    behind the prompt.
-    """
+def decoded(folder: Path, method: str, script: bytes | None = None) -> speedup.Answers:
+    """Run a random tiny model over two prompts; it writes `script`, or whatever it predicts."""
     config = configured(method, chat_template=False)
+    prompt = "Hi"
     documents = [
-        Document(n, f"id{n}", {"prompt": "Hi"}, source="x.jsonl", place=n) for n in range(2)
+        Document(n, f"id{n}", {"prompt": prompt}, source="x.jsonl", place=n) for n in range(2)
     ]
 
     def rule(token: int, position: int, predicted: int) -> int:
-        at = position - len("Hi")
-        return (
-            predicted
-            if script is None
-            else script[at]
-            if at < len(script)
-            else tiny_tokenizer().eos_token_id
-        )
+        if script is None:
+            return predicted
+        index = position - len(prompt)
+        return script[index] if index < len(script) else tiny_tokenizer().eos_token_id
 
     requests = list(build_task(config, tiny_tokenizer(), 4096).plan(documents))
-    answers = Engine(tiny_model("llama")).run(
-        [steered(request.program, rule) for request in requests]
-    )
-    records = [
-        item
-        for request, answer in zip(requests, answers, strict=True)
-        for item in request.finish(answer)
-    ]
-    return committed(folder, config, documents, records)
+    programs = [steered(request.program, rule) for request in requests]
+    records = []
+    for request, answer in zip(requests, Engine(tiny_model("llama")).run(programs), strict=True):
+        records += request.finish(answer)
+    run = committed(folder, config, documents, records)
+    return speedup.read_answers(run, baseline=method == "autoregressive")
 
 
-def test_runs_of_a_model(tmp_path):
+def test_a_promised_block_shortens_the_longest_path(tmp_path):
     promise = b'<promise topic="t" tokens="18"/>'
-    scripts = {"ar": b"12345end", "pasta": promise + b"<async>12345</async>end"}
-    baseline = speedup.read_answers(decoded(tmp_path / "ar", "autoregressive", scripts["ar"]), True)
-    # the child's 5 and its </async> behind the promise, beside which the main thread writes "end"
-    # and ends
-    run = speedup.read_answers(decoded(tmp_path / "pasta", "pasta", scripts["pasta"]), False)
-    assert speedup.speedups(run, baseline) == [(8 + 1) / (len(promise) + 5 + 8)] * 2
-    # a model that knows no tags writes what autoregressive decoding writes, one token after the
-    # other
-    baseline = speedup.read_answers(decoded(tmp_path / "ar plain", "autoregressive"), True)
-    run = speedup.read_answers(decoded(tmp_path / "pasta plain", "pasta"), False)
+    baseline = decoded(tmp_path / "ar", "autoregressive", b"12345end")
+    run = decoded(tmp_path / "pasta", "pasta", promise + b"<async>12345</async>end")
+    # Behind the promise, the child's 5 tokens and its </async> take longer than the main thread,
+    # which writes "end" and ends.
+    longest_path = len(promise) + 5 + 8
+    assert speedup.speedups(run, baseline) == [(8 + 1) / longest_path] * 2
+
+
+def test_a_model_that_knows_no_tags_gains_nothing(tmp_path):
+    baseline = decoded(tmp_path / "ar", "autoregressive")
+    run = decoded(tmp_path / "pasta", "pasta")
     assert speedup.speedups(run, baseline) == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (f"<testsuites>{CASES}</testsuites>", "1 tests held, 1 failed ['b'], 1 were skipped"),
-        ("<testsuites>", "did not end in their time"),
-        (None, "did not end in their time"),
-    ],
-)
-def test_it_says_which_estimates_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text, words: str
-) -> None:
+@pytest.fixture
+def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Makes the summary of some lines and figures of a GPU, with what pytest wrote (None: no file).
+
+    It returns the lines about estimates, and the line about tests.
+    """
     monkeypatch.setattr(gpu, "predicted", lambda name: 30.0)
     lines = [
         ["Qwen3-8B", "hyper_parallel", "triton", 256, "9", "28.0"],
@@ -144,9 +138,42 @@ def test_it_says_which_estimates_held(
     ]
     packed = {"prefill": 0.5, "decode": 0.6, "kernels": 13.0, "host": 9.0}
     shares = {("Qwen3-8B", "triton"): packed, ("tiny", "sdpa"): {"prefill": 0.1}}
-    if text is not None:
-        (tmp_path / "t.xml").write_text(text)
-    _, *said, exact = gpu.summary(lines, shares, None, str(tmp_path / "t.xml"))
-    assert [line.split()[0][0] for line in said] == [*"MhhnnMhhMn"]  # missed, held, not measured
-    assert (said[0][-18:], said[2][-17:]) == ("0.82, measured 0.5", "13.8, measured 14")
-    assert words in exact
+
+    def summary(tests: str | None) -> tuple[list[str], str]:
+        if tests is not None:
+            (tmp_path / "t.xml").write_text(tests)
+        _, *claims, exactness = gpu.summary(lines, shares, None, str(tmp_path / "t.xml"))
+        return claims, exactness
+
+    return summary
+
+
+def test_the_summary_says_which_estimates_were_confirmed(summary):
+    claims, _ = summary(None)
+    assert [claim.split()[0] for claim in claims] == [
+        "MISSED",
+        "held",
+        "held",
+        "not",
+        "not",
+        "MISSED",
+        "held",
+        "held",
+        "MISSED",
+        "not",
+    ]
+    assert claims[0].endswith("0.82, measured 0.5")
+    assert claims[2].endswith("13.8, measured 14")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"<testsuites>{CASES}</testsuites>", "1 tests held, 1 failed ['b'], 1 were skipped"),
+        ("<testsuites>", "did not end in their time"),
+        (None, "did not end in their time"),
+    ],
+)
+def test_the_summary_says_which_tests_passed(summary, text, message):
+    _, exactness = summary(text)
+    assert message in exactness

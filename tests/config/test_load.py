@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from raypd.config import RunConfig
-from raypd.config.card import CARD
 from raypd.config.load import load_config, make_config
+from raypd.config.model_card_file import CARD
 from raypd.errors import ConfigError, ModelError
-from raypd.tasks.card import check_card, untrained
+from raypd.tasks.model_card import check_card, untrained
 from raypd.tasks.prompting import messages, template_text
 from tests.processes import ROOT
 

@@ -155,7 +155,7 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(
         (
             "gone.jsonl: cannot be read: a link to ../elsewhere.jsonl, which does not exist",
             "symbolic links",
-            "a pipe, socket or device: raypd reads files",
+            "a pipe, socket or device; raypd reads files",
         ),
         strict=True,
     ):

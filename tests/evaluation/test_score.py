@@ -1,9 +1,12 @@
-"""Figures by hand, scikit-learn's and SQuAD's rules; calibration against known chances; the page of
-`evaluate`.
+"""Scores against labels, calibration, and the page of `raypd evaluate`.
+
+Figures are compared with hand-made ones, with scikit-learn and scipy, and with the rules of SQuAD;
+calibrations with known chances.
 """
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +21,34 @@ from raypd.cli.main import app
 from raypd.cluster import driver
 from raypd.config import ModelConfig
 from raypd.errors import ConfigError, InputError, ModelError
-from raypd.evaluation import page, score
-from raypd.evaluation.calibrate import calibrate_run
-from raypd.evaluation.calibration import LabelledValue, calibrate, calibration_error, reliability
-from raypd.evaluation.score import NN, NV, VC, VN, VW, evaluate, labelled_values
+from raypd.evaluation import calibration_file, page, score
+from raypd.evaluation import labels as label_files
+from raypd.evaluation.calibration import (
+    LabelledValue,
+    calibration_error,
+    fit_calibration,
+    reliability,
+)
+from raypd.evaluation.outcome import (
+    NN,
+    NV,
+    VC,
+    VN,
+    VW,
+    outcome,
+    parts_of_questions,
+    parts_of_record,
+    token_f1,
+)
+from raypd.evaluation.score import evaluate, labelled_values
 from raypd.tasks.calibration import FILE, Calibration, calibration_of
 from tests.report.browser import PHONE, browser, open_page  # noqa: F401
 from tests.runs import TITLES, extraction, run_config, with_keys, write_jsonl, write_rows
 from tests.tasks.test_cascade import rows, scripted
 from tests.tasks.test_extraction import answers, document, make
 
-GOLD = {  # id -> (brand, size, label)
+# Document id -> (the run's brand, the run's size, the labels).
+GOLD = {
     "right": ("acme", 42.0, {"Brand": "Acme", "Size": 42}),
     "another": ("Zeta", 42.0, {"Brand": "Acme", "Size": 42}),
     "part": ("Ac", 42.0, {"Brand": "Acme", "Size": 42}),
@@ -41,7 +61,7 @@ GOLD = {  # id -> (brand, size, label)
 
 
 @pytest.mark.parametrize(
-    ("answer", "forms", "outcome"),
+    ("answer", "forms", "expected"),
     [
         ("Acme", ["acme "], VC),
         ("Acme", ["Zeta"], VW),
@@ -63,56 +83,54 @@ GOLD = {  # id -> (brand, size, label)
         ([{"item": "cup"}], [[{"note": "cup"}]], VW),
     ],
 )
-def test_outcome_of_a_value(answer, forms, outcome):
-    assert score.outcome(answer, forms) == outcome
+def test_a_value_is_compared_with_all_forms_of_its_label(answer, forms, expected):
+    assert outcome(answer, forms) == expected
 
 
-def test_a_number_may_be_off_by_what_a_unit_rounds():
-    assert [score.outcome(answer, [204], 0.02) for answer in (205, 200.0, 209, "204", None)] == [
-        VC,
-        VC,
-        VW,
-        VC,
-        VN,
-    ]
-    assert score.outcome(True, [1], 0.02) == VW
+@pytest.mark.parametrize(
+    ("answer", "expected"), [(205, VC), (200.0, VC), (209, VW), ("204", VC), (None, VN)]
+)
+def test_a_number_may_differ_by_the_tolerance(answer, expected):
+    assert outcome(answer, [204], 0.02) == expected
 
 
-def test_f1_is_scikit_learns():
-    """Micro F1 over (document, attribute, value) pairs as sets, which is how it is defined for
-    extraction.
-    """
-    draw = np.random.default_rng(0)
+def test_a_boolean_is_no_number():
+    assert outcome(True, [1], 0.02) == VW
+
+
+def test_f1_equals_scikit_learns():
+    """Micro F1 is defined over (document, value) pairs as sets."""
     metrics = pytest.importorskip("sklearn.metrics")
-    sums, gold_pairs, given_pairs = np.zeros(5), set(), set()
-    for i in range(200):
+    draw = np.random.default_rng(0)
+    sums = np.zeros(5)
+    gold_pairs = set()
+    answer_pairs = set()
+    for number in range(200):
         gold, answer = draw.choice(["a", "b", ""], 2)
-        sums[score.outcome(answer or None, [gold or None])] += 1
-        gold_pairs |= {(i, gold)} if gold else set()
-        given_pairs |= {(i, answer)} if answer else set()
-    pairs = sorted(gold_pairs | given_pairs)
-    truth, predicted = (
-        [pair in gold_pairs for pair in pairs],
-        [pair in given_pairs for pair in pairs],
-    )
-    assert score._f1(sums) == pytest.approx(metrics.f1_score(truth, predicted))
-    assert score._METRICS["strict precision"][1](sums) == pytest.approx(
-        metrics.precision_score(truth, predicted)
-    )
-    assert score._METRICS["strict recall"][1](sums) == pytest.approx(
-        metrics.recall_score(truth, predicted)
-    )
+        sums[outcome(answer or None, [gold or None])] += 1
+        if gold:
+            gold_pairs.add((number, gold))
+        if answer:
+            answer_pairs.add((number, answer))
+    pairs = sorted(gold_pairs | answer_pairs)
+    truth = [pair in gold_pairs for pair in pairs]
+    predicted = [pair in answer_pairs for pair in pairs]
+    f1 = score.METRICS["strict F1"].figure(sums)
+    precision = score.METRICS["strict precision"].figure(sums)
+    recall = score.METRICS["strict recall"].figure(sums)
+    assert f1 == pytest.approx(metrics.f1_score(truth, predicted))
+    assert precision == pytest.approx(metrics.precision_score(truth, predicted))
+    assert recall == pytest.approx(metrics.recall_score(truth, predicted))
 
 
-def test_scored_looks_at_the_listed_attributes_and_all_accepted_forms():
+def test_scored_counts_the_listed_attributes_with_all_accepted_forms():
     labels = {
         "target": {"Brand": "Acme", "Color": "red", "Size": None},
         "scored": ["Color"],
         "accepted": {"Color": ["red", "dark red"]},
     }
-    parts = score._of_record(
-        {"Brand": "Zeta", "Color": "Dark  red", "Size": "7"}, labels["target"], labels, 0.0
-    )
+    record = {"Brand": "Zeta", "Color": "Dark  red", "Size": "7"}
+    parts = parts_of_record(record, labels["target"], labels, 0.0)
     assert parts["scored"] == [1, 0, 0, 0, 0]
     assert parts["scored exact"] == [0, 1, 0, 0, 0]  # ExtractGPT compares case
     assert parts["strict"] == [0, 2, 1, 0, 0]
@@ -124,115 +142,150 @@ def test_questions_are_compared_as_squad_does():
         {"id": "b", "answers": []},
         {"id": "c", "choices": ["x", "y"], "answers": ["y"], "answer_idx": [1]},
         {"id": "d", "answers": ["Rollo"]},
-        {"id": "e", "answers": []},  # failed: no answer is not the right answer
+        {"id": "e", "answers": []},  # it failed, and no answer is not the right answer
         {"id": "f", "choices": ["x", "y", "z"], "answer_idx": [0, 2], "multi_select": True},
         {"id": "g", "choices": ["x", "y", "z"], "answer_idx": [0, 2], "multi_select": True},
     ]
-    answered = (
-        ("a", "Seine, a river!", None),
-        ("b", None, None),
-        ("c", "y", 1),
-        ("f", "A, C", None),
-        ("g", "AB", None),
-    )
-    rows = [
-        dict(zip(("question_id", "answer", "choice_index"), row, strict=True)) for row in answered
+    answer_rows = [
+        {"question_id": "a", "answer": "Seine, a river!", "choice_index": None},
+        {"question_id": "b", "answer": None, "choice_index": None},
+        {"question_id": "c", "answer": "y", "choice_index": 1},
+        {"question_id": "f", "answer": "A, C", "choice_index": None},
+        {"question_id": "g", "answer": "AB", "choice_index": None},
     ]
-    assert score._of_questions(rows, questions) == {
-        "exact match": [2, 4],
-        "token F1": [2, 4],
-        "accuracy": [2, 3],
-    }
-    assert score._token_f1("in the Seine", "Seine river") == pytest.approx(0.5)
+    parts = parts_of_questions(answer_rows, questions)
+    assert parts == {"exact match": [2, 4], "token F1": [2, 4], "accuracy": [2, 3]}
 
 
-def test_intervals_are_scipys_and_pairs_are_narrower():
+def test_token_f1_ignores_articles_as_squad_does():
+    assert token_f1("in the Seine", "Seine river") == pytest.approx(0.5)
+
+
+def exact_match_scores(right):
+    return [score.Score("", {"exact match": [float(value), 1.0]}) for value in right]
+
+
+def test_an_interval_equals_scipys_and_that_of_a_difference_in_pairs_is_narrower():
     stats = pytest.importorskip("scipy.stats")
     right = np.random.default_rng(1).random(300) < 0.7
-    scores = [score.Score("", {"exact match": [float(r), 1.0]}) for r in right]
     flipped = right.copy()
     flipped[:6] ^= True
-    flipped_scores = [score.Score("", {"exact match": [float(r), 1.0]}) for r in flipped]
-    measure = score._measure("exact match", score._METRICS["exact match"], scores)
+    scores = exact_match_scores(right)
+    measure = score._measure("exact match", score.METRICS["exact match"], scores)
     assert measure is not None
-    expected = stats.bootstrap(
-        (right.astype(float),), np.mean, method="percentile", rng=0
-    ).confidence_interval
-    assert (measure.low, measure.high) == pytest.approx((expected.low, expected.high), abs=0.01)
-    (difference,) = score._differences(scores, flipped_scores)
+    data = (right.astype(float),)
+    expected = stats.bootstrap(data, np.mean, method="percentile", rng=0).confidence_interval
+    assert measure.low == pytest.approx(expected.low, abs=0.01)
+    assert measure.high == pytest.approx(expected.high, abs=0.01)
+    (difference,) = score._differences(scores, exact_match_scores(flipped))
     assert difference.ours - difference.theirs == pytest.approx(right.mean() - flipped.mean())
     assert difference.high - difference.low < (measure.high - measure.low) / 2
 
 
-def test_a_run_against_its_labels(config, tmp_path, in_process, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = write_jsonl(tmp_path / "in.jsonl", ["x" * (i + 1) for i in range(6)])
+@pytest.fixture
+def fake_run(config, tmp_path, in_process):
+    """Run the fake model over six documents with the attribute `a`, which is always wrong."""
+    path = write_jsonl(tmp_path / "in.jsonl", ["x" * (number + 1) for number in range(6)])
     run = with_keys(config(str(path)), model={"name": "fake"})
     driver.run_extract(run, build=build)
-    rows = [{"id": str(i), "gold": {"a": None, "never asked": "x"}} for i in (0, 1, 99)]
-    labels = write_rows(tmp_path / "labels.jsonl", rows)
-    with pytest.raises(
-        InputError,
-        match="has 'target', 'questions', 'reference', or columns called as its attributes",
-    ):
-        score.evaluate(run.output.path, str(labels))
-    result = score.evaluate(run.output.path, str(labels), run.output.path, labels_column="gold")
-    assert (result.unlabelled, result.missing) == (4, 1)
+    return run.output.path
+
+
+@pytest.fixture
+def label_rows():
+    """Labels of two documents of `fake_run`, and of one that it does not hold."""
+    target = {"a": None, "never asked": "x"}
+    return [{"id": str(number), "gold": target} for number in (0, 1, 99)]
+
+
+def test_a_run_is_compared_with_its_labels(fake_run, label_rows, tmp_path):
+    labels = write_rows(tmp_path / "labels.jsonl", label_rows)
+    result = evaluate(fake_run, str(labels), fake_run, labels_column="gold")
     figures = {measure.name: measure.value for measure in result.measures}
-    assert (figures["null everywhere"], result.not_asked, figures["values right"]) == (1.0, 2, 0.0)
-    assert all(d.ours == d.theirs and d.low == d.high == 0 for d in result.differences)
+    assert result.unlabelled == 4
+    assert result.missing == 1
+    assert result.not_asked == 2
+    assert figures["null everywhere"] == 1.0
+    assert figures["values right"] == 0.0
+    for difference in result.differences:
+        assert difference.ours == difference.theirs
+        assert difference.low == 0
+        assert difference.high == 0
     assert "values right" in score.describe(result)
+
+
+def test_labels_may_be_a_table_or_any_file_of_rows(fake_run, label_rows, tmp_path):
+    labels = write_rows(tmp_path / "labels.jsonl", label_rows)
+    expected = evaluate(fake_run, str(labels), labels_column="gold").measures
     table = tmp_path / "labels.csv"
     table.write_text("id;a;never asked\n0;;x\n1;;x\n99;;x\n")
-    assert score.evaluate(run.output.path, str(table)).measures == result.measures
-    labels.with_suffix(".json").write_text(json.dumps(rows))
-    pq.write_table(pa.Table.from_pylist(rows), labels.with_suffix(".parquet"))
+    assert evaluate(fake_run, str(table)).measures == expected
+    labels.with_suffix(".json").write_text(json.dumps(label_rows))
+    pq.write_table(pa.Table.from_pylist(label_rows), labels.with_suffix(".parquet"))
     labels.with_suffix(".gz").write_bytes(gzip.compress(labels.read_bytes()))
-    for form in (".json", ".parquet", ".gz"):
-        scored = score.evaluate(
-            run.output.path, str(labels.with_suffix(form)), labels_column="gold"
-        )
-        assert scored.measures == result.measures
-    rows = write_rows(
-        tmp_path / "rows.jsonl", [{"title": "x" * n, "gold": {"a": None}} for n in (1, 3)]
+    for ending in (".json", ".parquet", ".gz"):
+        file = str(labels.with_suffix(ending))
+        assert evaluate(fake_run, file, labels_column="gold").measures == expected
+
+
+def test_documents_without_ids_are_joined_by_their_rows(config, tmp_path, in_process, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    documents = [{"title": "x" * length, "gold": {"a": None}} for length in (1, 3)]
+    path = write_rows(tmp_path / "rows.jsonl", documents)
+    run = with_keys(
+        config(str(path)), model={"name": "fake"}, input={"id_column": None}, output={"path": "n"}
     )
-    without_ids = with_keys(
-        config(str(rows)), model={"name": "fake"}, input={"id_column": None}, output={"path": "n"}
-    )
-    driver.run_extract(without_ids, build=build)
-    assert score.evaluate("n", str(rows), labels_column="gold").missing == 0
+    driver.run_extract(run, build=build)
+    assert evaluate("n", str(path), labels_column="gold").missing == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            b'{"id": "0", "gold": {"a": null}}\n',
+            "has 'target', 'questions', 'reference', or columns called as its attributes",
+        ),
+        (
+            b'{"id": "0", "questions": [{"question": "Who?"}]}\n',
+            r"labels\.jsonl:1: a question without a list of 'answers'",
+        ),
+        (
+            b'{"id": "0", "target": {"a": 1}}\n' * 2 + b'{"id": "0", "target": {"a": 2}}\n',
+            r"labels\.jsonl:3: the id '0' has other labels above",
+        ),
+        (b'{"id": "0", "reference": "x"}\n', r"another kind of task than .*'turn'"),
+        (b"[]\n", r"labels\.jsonl:1: expected an object"),
+        (b"\xe9", r"labels\.jsonl:1: not JSON"),
+        (b"[" * 99_999, r"labels\.jsonl:1: not"),
+    ],
+    ids=["other column", "question", "two labels", "other task", "list", "no text", "deep"],
+)
+def test_unusable_labels_are_refused_with_their_line(fake_run, tmp_path, text, message):
+    labels = tmp_path / "labels.jsonl"
+    labels.write_bytes(text)
+    with pytest.raises(InputError, match=message):
+        evaluate(fake_run, str(labels))
+
+
+def test_an_unreadable_table_is_refused_with_its_line(fake_run, tmp_path):
+    table = tmp_path / "labels.csv"
     table.write_text("id,a\n0\n")
-    with pytest.raises(
-        InputError, match=r"labels\.csv: cannot be read: line 2: 1 field where the header has 2"
-    ):
-        score.evaluate(run.output.path, str(table))
+    message = r"labels\.csv: cannot be read: line 2: 1 field where the header has 2"
+    with pytest.raises(InputError, match=message):
+        evaluate(fake_run, str(table))
+
+
+def test_a_file_with_a_similar_name_is_suggested(fake_run, label_rows, tmp_path):
+    write_rows(tmp_path / "labels.jsonl", label_rows)
     with pytest.raises(InputError, match=r"no such file or folder; did you mean .*labels.jsonl"):
-        score.evaluate(run.output.path, str(tmp_path / "label.jsonl"))
-    labels.write_text('{"id": "0", "questions": [{"question": "Who?"}]}\n')
-    with pytest.raises(
-        InputError, match=r"labels\.jsonl:1: a question without a list of 'answers'"
-    ):
-        score.evaluate(run.output.path, str(labels))
-    row = b'{"id": "0", "target": {"a": %d}}\n'
-    labels.write_bytes(row % 1 + row % 1 + row % 2)
-    with pytest.raises(InputError, match=r"labels\.jsonl:3: the id '0' has other labels above"):
-        score.evaluate(run.output.path, str(labels))
-    labels.write_text('{"id": "0", "reference": "x"}\n')
-    with pytest.raises(InputError, match=r"another kind of task than .*'turn'"):
-        score.evaluate(run.output.path, str(labels))
-    for data, words in (
-        (b"[]\n", ":1: expected an object"),
-        (b"\xe9", ":1: not JSON"),
-        (b"[" * 99_999, ":1: not"),
-    ):
-        labels.write_bytes(data)
-        with pytest.raises(InputError, match=r"labels\.jsonl" + words):
-            score.evaluate(run.output.path, str(labels))
+        evaluate(fake_run, str(tmp_path / "label.jsonl"))
 
 
 def test_a_row_of_the_input_with_its_columns_is_a_label(config, tmp_path, in_process):
-    """Names of labels may be those of its columns; its id is in the run's column; JSON does not
-    escape U+2028.
+    """Its columns may have names of labels, and its id is in the run's column.
+
+    JSON does not escape U+2028.
     """
     row = {
         "sku": 7,
@@ -242,70 +295,74 @@ def test_a_row_of_the_input_with_its_columns_is_a_label(config, tmp_path, in_pro
         "scored": 1,
         "accepted": "a",
     }
-    path, labels = tmp_path / "in.jsonl", tmp_path / "labels.jsonl"
+    path = tmp_path / "in.jsonl"
     path.write_text(json.dumps(row))
     run = with_keys(config(str(path), id_column="sku"), model={"name": "fake"})
     driver.run_extract(run, build=build)
-    labels.write_text(
-        json.dumps({**row, "target": {"a": None}}, ensure_ascii=False), encoding="utf-8-sig"
-    )
-    last = score.evaluate(run.output.path, str(labels)).measures[-1]
-    assert (last.name, last.value) == ("null everywhere", 1)
+    labels = tmp_path / "labels.jsonl"
+    label = json.dumps({**row, "target": {"a": None}}, ensure_ascii=False)
+    labels.write_text(label, encoding="utf-8-sig")
+    measure = evaluate(run.output.path, str(labels)).measures[-1]
+    assert measure.name == "null everywhere"
+    assert measure.value == 1
 
 
 def test_columns_of_labels_are_typed_by_the_category_of_their_row(tmp_path, monkeypatch):
-    asked = {
-        "shoes": [{"name": "Size", "type": "number"}],
-        "hats": [{"name": n} for n in ("Size", "Color", "Note")],
+    categories = {
+        "shoes": {"attributes": [{"name": "Size", "type": "number"}]},
+        "hats": {"attributes": [{"name": "Size"}, {"name": "Color"}, {"name": "Note"}]},
     }
-    task = {"categories": {name: {"attributes": attributes} for name, attributes in asked.items()}}
-    source = {"category_column": "kind", "text_columns": ["Note"]}  # the latter is no label
-    monkeypatch.setattr(score, "_config", lambda run: {"input": source, "task": task})
+    config = {
+        "input": {"category_column": "kind", "text_columns": ["Note"]},  # Note is no label
+        "task": {"categories": categories},
+    }
+    monkeypatch.setattr(label_files, "_recorded_config", lambda run: config)
     (tmp_path / "labels.csv").write_text("id,kind,Size,Color,Note\n1,shoes,7,,x\n2,hats,7,red,x\n")
-    labels = score.read_labels(str(tmp_path / "labels.csv"), "target", "run").values()
-    assert [row["target"] for row in labels] == [{"Size": 7.0}, {"Size": "7", "Color": "red"}]
+    labels = label_files.read_labels(str(tmp_path / "labels.csv"), "target", "run")
+    assert labels["1"]["target"] == {"Size": 7.0}
+    assert labels["2"]["target"] == {"Size": "7", "Color": "red"}
 
 
 @pytest.fixture
 def run(tmp_path, in_process):
-    """(the folder of a run, its labels)."""
+    """(the folder of a run that gives the answers of GOLD, its labels)."""
     documents = [
         {"id": name, "title": f"<img src=x onerror=alert(1)> {name} Zeta"} for name in GOLD
     ]
     corpus = write_rows(tmp_path / "in.jsonl", documents)
     accepted = {"Brand": ["Acme", "A.C.M.E."]}
-    rows_of_labels = (
-        {"id": name, "target": gold[-1], "accepted": accepted} for name, gold in GOLD.items()
-    )
-    labels = write_rows(tmp_path / "labels.jsonl", rows_of_labels)
-    answers = {name: rows(brand, 0.9, size, 0.25) for name, (brand, size, _) in GOLD.items()} | {
-        "failed": "too long"
-    }
+    script = {}
+    labels = []
+    for name, (brand, size, target) in GOLD.items():
+        script[name] = rows(brand, 0.9, size, 0.25)
+        labels.append({"id": name, "target": target, "accepted": accepted})
+    script["failed"] = "too long"
+    labels_file = write_rows(tmp_path / "labels.jsonl", labels)
     task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}])
     config = run_config(task, corpus, tmp_path / "run", input=TITLES, model={"name": "fake"})
-    driver.run_extract(config, build=scripted(answers))
-    return config.output.path, str(labels)
+    driver.run_extract(config, build=scripted(script))
+    return config.output.path, str(labels_file)
 
 
-def test_a_failed_document_is_held_to_what_the_run_asked_for(run, tmp_path):
-    """It has no row that names its category: the only one of the run is its, on the page, too."""
+def test_a_failed_document_counts_in_the_only_category_of_the_run(run, tmp_path):
+    """It has no row that names its category, and is scored and shown in the run's."""
     (tmp_path / "labels.jsonl").write_text(
         '{"id": "failed", "target": {"Brand": "Acme", "Size": 1, "Color": "red"}}'
     )
     evaluation = evaluate(*run)
-    assert (evaluation.failed, evaluation.not_asked) == (1, 1)
-    mistakes, by_attribute = page.find(*run, "target", 0.0)
-    assert [[value.attribute for value in document.values] for document in mistakes] == [
-        ["Brand", "Size"]
-    ]
-    assert by_attribute.keys() == {("shoes", "Brand"), ("shoes", "Size")}
+    assert evaluation.failed == 1
+    assert evaluation.not_asked == 1
+    (wrong,), counts = page.find_wrong_values(*run, "target", 0.0)
+    assert [value.attribute for value in wrong.values] == ["Brand", "Size"]
+    assert counts.keys() == {("shoes", "Brand"), ("shoes", "Size")}
 
 
 def test_every_wrong_value_has_its_reason(run):
-    mistakes, by_attribute = page.find(*run, "target", 0.0)
-    assert {
-        document.id: [(v.attribute, v.reason) for v in document.values] for document in mistakes
-    } == {
+    documents, counts = page.find_wrong_values(*run, "target", 0.0)
+    reasons = {}
+    for wrong in documents:
+        reasons[wrong.id] = [(value.attribute, value.reason) for value in wrong.values]
+    assert reasons == {
         "another": [("Brand", "another value")],
         "part": [("Brand", "a part of the label")],
         "more": [("Brand", "more than the label")],
@@ -313,7 +370,7 @@ def test_every_wrong_value_has_its_reason(run):
         "missing": [("Brand", "missing")],
         "failed": [("Brand", "no answer"), ("Size", "no answer")],
     }
-    assert by_attribute["shoes", "Brand"] == {
+    assert counts["shoes", "Brand"] == {
         "right": 3,
         "another value": 1,
         "a part of the label": 1,
@@ -323,160 +380,214 @@ def test_every_wrong_value_has_its_reason(run):
     }
 
 
-def test_the_page_in_a_browser(run, browser):  # noqa: F811
-    where = page.write(*run, evaluate(*run), "target", 0.0)
-    tab, requests, errors = open_page(browser, Path(where), viewport=PHONE)
-    assert (requests, errors, tab.locator("article").count()) == ([Path(where).as_uri()], [], 6)
+def test_the_page_shows_labels_beside_values_and_runs_nothing(run, browser):  # noqa: F811
+    path = Path(page.write_page(*run, evaluate(*run), "target", 0.0))
+    tab, requests, errors = open_page(browser, path, viewport=PHONE)
+    assert requests == [path.as_uri()]
+    assert errors == []
+    assert tab.locator("article").count() == 6
     cells = tab.locator("figure tbody tr").last.locator("th, td").all_text_contents()
-    # Of the brands three are right.
+    # Three of the seven brands are right.
     assert [cell.strip() for cell in cells] == ["this run", "0.90", "0.43", "7"]
     another = tab.locator("article", has_text="another")
     assert another.locator("mark").all_inner_texts() == ["Zeta"]
-    assert (
-        " ".join(another.locator("tbody tr").first.inner_text().split())
-        == "Brand Acme Zeta another value 0.90"
-    )
+    first_row = another.locator("tbody tr").first.inner_text()
+    assert first_row.split() == ["Brand", "Acme", "Zeta", "another", "value", "0.90"]
     assert tab.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
 
 
 @pytest.mark.parametrize(
-    ("lost", "words"), [("in.jsonl", "evaluation.html\n"), ("run/run.json", "no page: ")]
+    ("lost", "message"), [("in.jsonl", "evaluation.html\n"), ("run/run.json", "no page: ")]
 )
-def test_without_the_input_or_the_run_s_configuration_the_figures_stand(run, tmp_path, lost, words):
+def test_figures_are_shown_even_if_the_page_cannot_be_complete(run, tmp_path, lost, message):
     (tmp_path / lost).unlink()
     done = CliRunner().invoke(app, ["evaluate", *run], env={"COLUMNS": "500"})
-    assert (done.exit_code, "values right" in done.output, words in done.output) == (
-        0,
-        True,
-        True,
-    ), done.output
+    assert done.exit_code == 0, done.output
+    assert "values right" in done.output
+    assert message in done.output
     if lost == "in.jsonl":
         html = Path(tmp_path, "run", page.PAGE).read_text()
-        assert ("Without the documents" in html, html.count("<article")) == (True, 6)
+        assert "Without the documents" in html
+        assert html.count("<article") == 6
 
 
 def drawn(count: int, seed: int) -> list[LabelledValue]:
-    """Values that are surer than right: by a power, the more for Color, the less where they stand
-    in the document.
+    """Values whose confidence is higher than their chance to be right.
+
+    The chance is a power of the confidence, a higher one for Color, and lower if the value does not
+    stand in the document.
     """
-    draw, values = np.random.default_rng(seed), []
+    draw = np.random.default_rng(seed)
+    values = []
     for number in range(count):
-        attribute, sure, stands = (
-            ("Brand", "Color")[number % 2],
-            draw.uniform(0.3, 1.0),
-            bool(draw.random() < 0.5),
-        )
-        chance = sure ** {"Brand": 2, "Color": 6}[attribute] * (1.0 if stands else 0.6)
-        values.append(
-            LabelledValue("shoes", attribute, sure, False, stands, bool(draw.random() < chance))
-        )
+        attribute = ("Brand", "Color")[number % 2]
+        confidence = draw.uniform(0.3, 1.0)
+        stands = bool(draw.random() < 0.5)
+        chance = confidence ** {"Brand": 2, "Color": 6}[attribute]
+        if not stands:
+            chance *= 0.6
+        right = bool(draw.random() < chance)
+        values.append(LabelledValue("shoes", attribute, confidence, False, stands, right))
     return values
 
 
 @pytest.mark.parametrize("count", [400, 4000])
 def test_calibrated_confidences_are_the_share_of_right_values(count):
-    made, fresh = calibrate(drawn(count, 0)), drawn(4000, 1)
+    calibration = fit_calibration(drawn(count, 0))
+    fresh = drawn(4000, 1)
     assert calibration_error(reliability(fresh)) > 0.3
-    assert calibration_error(reliability(fresh, made)) < 0.04
-    for kind in (
-        {"attribute": "Color"},
-        {"attribute": "Brand"},
-        {"stands": True},
-        {"stands": False},
-    ):
-        values = [value for value in fresh if kind.items() <= vars(value).items()]
-        assert calibration_error(reliability(values, made)) < 0.07, kind
+    assert calibration_error(reliability(fresh, calibration)) < 0.04
+    groups = {
+        "Color": [value for value in fresh if value.attribute == "Color"],
+        "Brand": [value for value in fresh if value.attribute == "Brand"],
+        "in the text": [value for value in fresh if value.stands],
+        "not in the text": [value for value in fresh if not value.stands],
+    }
+    for name, values in groups.items():
+        assert calibration_error(reliability(values, calibration)) < 0.07, name
 
 
-def test_the_error_is_the_mean_gap_and_weights_of_any_size_give_a_confidence():
+def test_the_calibration_error_is_the_mean_gap_between_confidence_and_share_right():
     rights = [(0.05, False), (0.15, True), (0.15, False), (1.0, True)]
     points = reliability(
         [LabelledValue("", "", confidence, False, False, right) for confidence, right in rights]
     )
     assert points == [(0.05, 0.0, 1), (0.15, 0.5, 2), (1.0, 1.0, 1)]
     assert calibration_error(points) == pytest.approx((0.05 * 1 + 0.35 * 2) / 4)
-    wide, *_ = page.reliability_chart({"accent": ("this run", points)}, "").forms.values()
-    assert wide.count("s-accent") == 1 + len(points)  # a line, and a dot each
-    sure = [
-        Calibration([w, 0, 0, 0], 0.0, {}).confidence("c", "a", 0.01, False, False)
-        for w in (1e6, 0.0, -1e6)
-    ]
-    assert sure == [0.0, 0.5, 1.0]
+    svg, *_ = page.reliability_chart({"accent": ("this run", points)}, "").forms.values()
+    assert svg.count("s-accent") == 1 + len(points)  # a line, and a dot per point
 
 
-def test_a_task_calibrates_and_leaves_out_what_is_unsure(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("weight", "expected"), [(1e6, 0.0), (0.0, 0.5), (-1e6, 1.0)])
+def test_weights_of_any_size_give_a_confidence(weight, expected):
+    calibration = Calibration([weight, 0, 0, 0], 0.0, {})
+    assert calibration.confidence("c", "a", 0.01, False, False) == expected
+
+
+@pytest.fixture
+def calibration_path(tmp_path):
     path = tmp_path / FILE
     Calibration([0.5, 0.0, 1.0, 2.0], -0.5, {"shoes/Brand": 0.3}).write(path)
-    each = (
-        {},
-        {"model": {"calibration": str(path)}},
-        {"output": {"path": "out", "min_confidence": 0.999}},
-    )
-    (plain,), (calibrated,), (strict,) = (
-        answers(make(**keys), [document(0)]).values() for keys in each
-    )
-    made = calibration_of(ModelConfig(calibration=str(path)))
-    assert made is not None
+    return path
+
+
+def record_of(**keys):
+    """The record of a document that a task with some keys makes."""
+    (record,) = answers(make(**keys), [document(0)]).values()
+    return record
+
+
+def test_a_task_calibrates_its_confidences(calibration_path):
+    plain = record_of()
+    calibrated = record_of(model={"calibration": str(calibration_path)})
+    calibration = calibration_of(ModelConfig(calibration=str(calibration_path)))
+    assert calibration is not None
     for before, after in zip(plain.columns["values"], calibrated.columns["values"], strict=True):
-        place = ("shoes", before["name"], before["confidence"])
-        expected = made.confidence(
-            *place, null=before["value"] is None, stands=before["span"] is not None
+        expected = calibration.confidence(
+            "shoes",
+            before["name"],
+            before["confidence"],
+            null=before["value"] is None,
+            stands=before["span"] is not None,
         )
         assert after == {**before, "confidence": pytest.approx(expected)}
-    unsure = [value for value in strict.columns["values"] if value["status"] == "unsure"]
+
+
+def test_a_task_leaves_out_values_below_the_minimum_confidence():
+    record = record_of(output={"path": "out", "min_confidence": 0.999})
+    unsure = [value for value in record.columns["values"] if value["status"] == "unsure"]
     assert unsure
     for value in unsure:
-        assert (value["value"], value["confidence"] < 0.999, bool(value["raw"])) == (
-            None,
-            True,
-            True,
+        assert value["value"] is None
+        assert value["confidence"] < 0.999
+        assert value["raw"]
+        assert json.loads(record.columns["record"])[value["name"]] is None
+
+
+def test_a_calibration_is_read_from_beside_weights_on_an_object_store(
+    calibration_path, monkeypatch
+):
+    objects = {"s3://b/weights/calibration.json": calibration_path.read_bytes()}
+    monkeypatch.setattr(storage, "read", objects.__getitem__)
+    monkeypatch.setattr(storage, "exists", lambda path: path in objects)
+    calibration = calibration_of(ModelConfig(name="s3://b/weights"))
+    assert calibration is not None
+    assert calibration.attributes == {"shoes/Brand": 0.3}
+
+
+class TestCalibrateRun:
+    """`raypd calibrate` over a run of the fake model, whose values have no confidence."""
+
+    @pytest.fixture
+    def configured(self, config, tmp_path, in_process):
+        path = write_jsonl(tmp_path / "in.jsonl", ["x", "xx"])
+        run = with_keys(config(str(path)), model={"name": "fake"})
+        driver.run_extract(run, build=build)
+        return run
+
+    @pytest.fixture
+    def labels(self, tmp_path):
+        path = tmp_path / "labels.jsonl"
+        path.write_text('{"id": "0", "target": {"a": "b"}}')
+        return str(path)
+
+    @pytest.fixture
+    def calibration(self, configured, labels, tmp_path, monkeypatch):
+        """The path of a calibration of the run, fitted on drawn values."""
+        output = str(tmp_path / "calibration-of-run.json")
+        monkeypatch.setattr(calibration_file, "labelled_values", lambda *_: drawn(400, 0))
+        text = calibration_file.calibrate_run(configured.output.path, labels, output)
+        assert "fitted on 400 values" in text
+        return output
+
+    def test_it_needs_a_file_if_the_weights_lie_in_no_folder(self, configured, labels):
+        with pytest.raises(ConfigError, match="lie in no folder here; --output names a file"):
+            calibration_file.calibrate_run(configured.output.path, labels)
+
+    def test_it_needs_values_with_confidences(self, configured, labels, tmp_path):
+        output = str(tmp_path / "calibration-of-run.json")
+        with pytest.raises(InputError, match="0 labelled values"):
+            calibration_file.calibrate_run(configured.output.path, labels, output)
+
+    def test_it_can_be_repeated_over_the_same_run(
+        self, configured, labels, calibration, monkeypatch
+    ):
+        existing = calibration_of(ModelConfig(calibration=calibration))
+        monkeypatch.setattr(calibration_file, "calibration_of", lambda *_: existing)
+        text = calibration_file.calibrate_run(configured.output.path, labels, calibration)
+        assert "fitted on 400 values" in text
+
+    def test_it_refuses_a_calibrated_run(self, configured, labels, calibration, tmp_path):
+        run = with_keys(
+            configured,
+            model={"calibration": calibration},
+            output={"path": str(tmp_path / "next")},
         )
-        assert json.loads(strict.columns["record"])[value["name"]] is None
-    monkeypatch.setattr(
-        storage, "read", {"s3://b/weights/calibration.json": path.read_bytes()}.__getitem__
-    )
-    monkeypatch.setattr(storage, "exists", lambda path: True)
-    assert calibration_of(ModelConfig(name="s3://b/weights")) == made
+        assert run.fingerprint() != configured.fingerprint()
+        driver.run_extract(run, build=build)
+        with pytest.raises(ConfigError, match="calibrated already; run it with model"):
+            calibration_file.calibrate_run(run.output.path, labels, calibration)
+
+    def test_it_refuses_a_run_without_unsure_values(self, configured, labels, tmp_path):
+        output = {"path": str(tmp_path / "strict"), "min_confidence": 0.5}
+        run = with_keys(configured, output=output)
+        driver.run_extract(run, build=build)
+        with pytest.raises(ConfigError, match="took unsure values away"):
+            calibration_file.calibrate_run(run.output.path, labels, str(tmp_path / "x.json"))
+
+    def test_it_counts_for_the_method_of_its_run_only(self, configured, calibration, tmp_path):
+        (tmp_path / FILE).write_bytes(Path(calibration).read_bytes())
+        model = ModelConfig(name=str(tmp_path))
+        expected = calibration_of(ModelConfig(calibration=calibration))
+        assert expected is not None
+        assert calibration_of(model, configured.decoding.method) == expected
+        assert calibration_of(model, "hyper_parallel") is None
 
 
-def test_the_command_writes_what_a_run_reads(config, tmp_path, in_process, monkeypatch):
-    run = with_keys(
-        config(str(write_jsonl(tmp_path / "in.jsonl", ["x", "xx"]))), model={"name": "fake"}
-    )
-    driver.run_extract(run, build=build)
-    labels, output = tmp_path / "labels.jsonl", str(tmp_path / "made.json")
-    labels.write_text('{"id": "0", "target": {"a": "b"}}')
-    with pytest.raises(ConfigError, match="lie in no folder here; --output names a file"):
-        calibrate_run(run.output.path, str(labels))
-    with pytest.raises(InputError, match="0 labelled values"):  # the fake engine is never sure
-        calibrate_run(run.output.path, str(labels), output)
-    monkeypatch.setattr("raypd.evaluation.calibrate.labelled_values", lambda *_: drawn(400, 0))
-    beside = lambda *_: calibration_of(ModelConfig(calibration=output))  # noqa: E731
-    for _ in range(2):
-        assert "fitted on 400 values" in calibrate_run(run.output.path, str(labels), output)
-        monkeypatch.setattr("raypd.evaluation.calibrate.calibration_of", beside)
-    calibrated = with_keys(
-        run, model={"calibration": output}, output={"path": str(tmp_path / "next")}
-    )
-    assert calibrated.fingerprint() != run.fingerprint()
-    driver.run_extract(calibrated, build=build)
-    with pytest.raises(ConfigError, match="calibrated already; run it with model"):
-        calibrate_run(calibrated.output.path, str(labels), output)
-    strict = with_keys(run, output={"path": str(tmp_path / "strict"), "min_confidence": 0.5})
-    driver.run_extract(strict, build=build)
-    with pytest.raises(ConfigError, match="took unsure values away"):
-        calibrate_run(strict.output.path, str(labels), output)
-    (tmp_path / FILE).write_bytes(Path(output).read_bytes())
-    there = [
-        calibration_of(ModelConfig(name=str(tmp_path)), method)
-        for method in ("guided", "hyper_parallel")
-    ]
-    assert there == [beside(), None]
+def test_values_are_joined_with_their_labels_by_attribute(monkeypatch):
+    """A null is right only where the label is null.
 
-
-def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
-    """A null is right where the label is null, and only there; an unsure value, which was no null,
-    is left out.
+    An unsure value is left out, because it was no null.
     """
     names = {"Size": "size.eu", "Color": "Color", "Fit": "Fit", "Sport": "Sport", "Sole": "Sole"}
     record = {"size": {"eu": "7"}, "Color": None, "Fit": None, "Sport": "golf", "Sole": None}
@@ -494,37 +605,24 @@ def test_the_labels_of_a_run_are_joined_by_attribute(monkeypatch):
     monkeypatch.setattr(score, "read_answers", lambda run: {"0": [row], "1": []})
     monkeypatch.setattr(score, "read_labels", lambda *_: {"0": gold})
     monkeypatch.setattr(score, "asked_attributes", lambda run: {"shoes": names})
-    joined = [
-        (value.attribute, value.null, value.right) for value in labelled_values("run", "labels")
-    ]
-    assert joined == [
-        ("Size", False, True),
-        ("Color", True, True),
-        ("Fit", True, False),
-        ("Sport", False, False),
-    ]
+    labelled = {value.attribute: value for value in labelled_values("run", "labels")}
+    assert list(labelled) == ["Size", "Color", "Fit", "Sport"]
+    assert [value.null for value in labelled.values()] == [False, True, True, False]
+    assert [value.right for value in labelled.values()] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "{}",
-        '{"weights": [1], "intercept": 0, "attributes": {}}',
-        "[1]",
-        pytest.param("[" * 100_000, id="deep"),
-        *(
-            f'{{"weights": [1, 1, 1, {weight}], "intercept": 0, "attributes": {attributes}}}'
-            for weight, attributes in (
-                ("1", "[]"),
-                ("1", "null"),
-                ("1", '{"c/a": "x"}'),
-                ("NaN", "{}"),
-            )
-        ),
-    ],
-)
-def test_a_file_that_is_none_is_refused(text, tmp_path):
+def broken_calibrations() -> Iterator[str]:
+    yield "{"
+    yield "{}"
+    yield '{"weights": [1], "intercept": 0, "attributes": {}}'
+    yield "[1]"
+    yield '{"weights": [1, 1, 1, NaN], "intercept": 0, "attributes": {}}'
+    for attributes in ("[]", "null", '{"c/a": "x"}'):
+        yield f'{{"weights": [1, 1, 1, 1], "intercept": 0, "attributes": {attributes}}}'
+
+
+@pytest.mark.parametrize("text", [*broken_calibrations(), pytest.param("[" * 100_000, id="deep")])
+def test_a_broken_calibration_is_refused_unless_it_is_switched_off(text, tmp_path):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(ModelError, match=r"calibration\.json: cannot be read"):
         calibration_of(ModelConfig(name=str(tmp_path)))

@@ -1,11 +1,8 @@
-"""A fit with tiny random models through Ray: cut off, out of money, taken up again; and its rules
-without Ray.
-"""
+"""A fit with tiny random models through Ray: interrupted, out of budget, resumed; and its rules."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -21,14 +18,17 @@ from raypd.config.load import load_config, with_changes
 from raypd.dataset.plan import Plan
 from raypd.errors import ConfigError, InputError, UserError
 from raypd.fitting import candidate, labels, page
+from raypd.fitting import context as fit_context
+from raypd.fitting.context import FitContext, teacher_config, teacher_keys
 from raypd.fitting.fit import _begin, missing, recommend, run_fit
+from raypd.fitting.parts import PARTS, parts_of, split
 from raypd.fitting.result import AS_CONFIGURED, TEACHER, CandidateScore, FitResult
 from raypd.run import records
 from raypd.run.console import Interrupted
 from raypd.run.records import Figure, Manifest
 from raypd.training import teacher
 from raypd.training.job import run_training
-from tests.runs import extraction, run_config, run_here, says
+from tests.runs import extraction, run_config, run_here, says, write_rows
 from tests.servers import Reply, serving
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
@@ -44,7 +44,7 @@ def quiet(line: str) -> None:
 
 @pytest.fixture
 def yaml_of(tmp_path: Path):
-    """Writes a configuration over a corpus of so many labelled documents: its path."""
+    """Writes a configuration over a corpus of labelled documents, and returns its path."""
 
     def write(documents: int = 96, seed: int = 0, **fit) -> str:
         corpus = write_corpus(tmp_path / "corpus.jsonl", documents, seed)
@@ -71,65 +71,77 @@ def yaml_of(tmp_path: Path):
 
 @pytest.fixture
 def one_start(monkeypatch):
-    """Of a worker, beside the training's: the rest is in this process.
+    """Starts no Ray workers but those of the training; everything else runs in this process.
 
-    Returns what is in place of `run_extract`.
+    Returns what replaces `run_extract`.
     """
 
     def start(self) -> None:
         kind, arguments = self._make(self.share)
         self._actor = kind(*arguments)
 
+    def call(self, label, method, *arguments, progress):
+        return getattr(self._actor, method)(*arguments)
+
     def run(config: RunConfig, planned: Plan | None = None, **_) -> Manifest:
         if config.output.path.endswith("/configured"):
             return run_extract(config)
         return driver.finish(config, config.output.path, run_here(config, build, planned))
 
-    call = lambda self, label, method, *arguments, progress: getattr(self._actor, method)(  # noqa: E731
-        *arguments
-    )
     monkeypatch.setattr(one_worker.OneWorker, "_start", start)
     monkeypatch.setattr(one_worker.OneWorker, "call", call)
-    for module in (driver, labels):
+    for module in (driver, fit_context):
         monkeypatch.setattr(module, "run_extract", run)
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
     return run
 
 
+def context_of(config: RunConfig, folder: Path | str, say=quiet) -> FitContext:
+    return FitContext(config, str(folder), verbose=False, say=say)
+
+
+def count_documents(parts: dict[str, list[labels.Row]]) -> int:
+    return sum(len(rows) for rows in parts.values())
+
+
 @pytest.mark.timeout(900)
-def test_it_recommends_what_can_be_run(tmp_path, yaml_of, ray_here, one_start):
-    result = run_fit(
-        yaml_of(curve=[]), ["output.min_confidence=0.3", "cascade.model=fake"], say=quiet
-    )
+def test_a_fit_recommends_a_configuration_that_runs(tmp_path, yaml_of, ray_here, one_start):
+    overrides = ["output.min_confidence=0.3", "cascade.model=fake"]
+    result = run_fit(yaml_of(curve=[]), overrides, say=quiet)
     untrained, full = result.scores
-    assert (untrained.name, full.name, result.recommended) == (AS_CONFIGURED, "full", "full")
-    assert (untrained.holds(0.5), full.holds(0.5), full.labels) == (
-        False,
-        True,
-        result.documents["train"],
-    )
-    bills = [
-        json.loads(bill.read_text())["usd"]
-        for bill in (tmp_path / "out-fit").rglob("ledger/*.json")
-    ]
-    assert result.usd == pytest.approx(sum(bills))
+    assert untrained.name == AS_CONFIGURED
+    assert not untrained.holds(0.5)
+    assert full.name == "full"
+    assert full.holds(0.5)
+    assert full.labels == result.documents["train"]
+    assert result.recommended == "full"
+    usd = 0.0
+    for bill in (tmp_path / "out-fit").rglob("ledger/*.json"):
+        usd += json.loads(bill.read_text())["usd"]
+    assert result.usd == pytest.approx(usd)
     assert 0 < full.training_usd < result.usd
     assert "<svg" in (tmp_path / "out-fit/report.html").read_text()
     config = load_config(str(result.configuration))
-    assert (config.output.min_confidence, config.cascade.model) == (0, None)  # as it was measured
+    # The recommended model runs as it was scored.
+    assert config.output.min_confidence == 0
+    assert config.cascade.model is None
     run = one_start(config)
-    assert (run.ok, run.failed) == (96, 0)
+    assert run.ok == 96
+    assert run.failed == 0
     with pytest.raises(ConfigError, match="holds the fit of other documents"):
         run_fit(yaml_of(curve=[]), ["fit.documents=95"], say=quiet)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_goes_on_and_has_a_learning_curve(tmp_path, yaml_of, ray_here):
-    path, folder, trainings = yaml_of(), tmp_path / "out-fit", []
+def test_an_interrupted_fit_resumes_and_has_a_learning_curve(tmp_path, yaml_of, ray_here):
+    path = yaml_of()
+    folder = tmp_path / "out-fit"
+    trainings = []
 
     def stop_at_the_second(line: str) -> None:
-        trainings.extend([line] * line.startswith("full: training"))
+        if line.startswith("full: training"):
+            trainings.append(line)
         if len(trainings) > 1:
             raise KeyboardInterrupt
 
@@ -138,19 +150,21 @@ def test_it_goes_on_and_has_a_learning_curve(tmp_path, yaml_of, ray_here):
     weights = next(folder.rglob("model.safetensors"))
     written = weights.stat().st_mtime_ns
     stopped = run_fit(path, ["cost.budget_usd=0.0000001"], say=quiet)
-    assert (stopped.scores, stopped.recommended) == ([], None)
+    assert stopped.scores == []
+    assert stopped.recommended is None
     assert "cost.budget_usd" in str(stopped.stopped)
     result = run_fit(path, [], say=quiet)
-    # It was not trained again.
-    assert (weights.stat().st_mtime_ns, result.stopped) == (written, None)
-    assert [(s.name, s.labels < result.scores[1].labels, s.error) for s in result.curve] == [
-        ("full", True, None)
-    ]
+    assert result.stopped is None
+    assert weights.stat().st_mtime_ns == written, "it was trained again"
+    (fewer_labels,) = result.curve
+    assert fewer_labels.name == "full"
+    assert fewer_labels.error is None
+    assert fewer_labels.labels < result.scores[1].labels
 
 
 @pytest.mark.slow
-def test_a_training_ends_with_the_money(yaml_of, ray_here):
-    """At 3,600 USD an hour a second costs one; the start of Ray Train alone takes some."""
+def test_a_training_ends_when_the_budget_is_spent(yaml_of, ray_here):
+    """At 3,600 USD per hour a second costs 1 USD, and the start of Ray Train alone takes some."""
     keys = [
         "cost.prices.local=3600",
         "cost.budget_usd=6",
@@ -161,106 +175,153 @@ def test_a_training_ends_with_the_money(yaml_of, ray_here):
         run_training(load_config(yaml_of(), [*keys, "training.epochs=1000"]), say=quiet)
 
 
-def test_a_teacher_labels_what_is_drawn(tmp_path, yaml_of, one_start):
+@pytest.fixture
+def taught(tmp_path, yaml_of, one_start):
+    """Returns the context of a fit whose labels the fake model makes, with some overrides."""
     path = yaml_of(teacher={"model.name": "fake"})
-    # The only one with notes, which is not drawn.
     with (tmp_path / "corpus.jsonl").open("a") as corpus:
+        # The only document with notes, which is not drawn.
         corpus.write('{"id": "96", "title": "x", "notes": "y"}\n')
     keys = [
         "training.labels_column=labels",
         "input.text_columns=[title,notes]",
         "output.min_confidence=0.99",
     ]
-    config = load_config(path, [*keys, "fit.documents=60"])
-    context = labels.FitContext(config, str(tmp_path / "f"), False, quiet)
-    few = replace(context, config=load_config(path, [*keys, "fit.documents=12"]))
-    records.write(f"{context.folder}/fit.json", _begin(few.config, context.folder))
-    with pytest.raises(
-        InputError, match=r"12 labelled documents, .* raise fit.documents, or change"
-    ):
-        labels.parts_of(few)
+
+    def context(*overrides: str) -> FitContext:
+        return context_of(load_config(path, [*keys, *overrides]), tmp_path / "f")
+
+    return context
+
+
+def test_a_teacher_labels_the_drawn_documents(taught):
+    context = taught("fit.documents=60")
+    parts = parts_of(context)
+    answers = {}
+    for row in teacher.rows_of(f"{context.folder}/teacher-60"):
+        answers[row["id"]] = json.loads(row["record"])
+    labelled = {row["id"]: row["labels"] for rows in parts.values() for row in rows}
+    assert labelled == answers
+    assert len(labelled) == 60
+
+
+def test_a_teacher_s_values_are_labels_however_unsure_they_are(taught):
+    """The fake engine is never unsure, so the configuration has to be looked at."""
+    config = taught("fit.documents=60").config
+    assert teacher_config(config, "x.jsonl", "y").output.min_confidence == 0
+
+
+def test_more_documents_may_be_drawn_after_a_teacher_was_asked(taught):
+    few = taught("fit.documents=12")
+    records.write(f"{few.folder}/fit.json", _begin(few.config, few.folder))
+    message = r"12 labelled documents, .* raise fit.documents, or change"
+    with pytest.raises(InputError, match=message):
+        parts_of(few)
     with pytest.raises(ConfigError, match="the fit of other documents"):
-        _begin(load_config(path, [*keys, "training.seed=2"]), context.folder)
-    _begin(config, context.folder)  # as it said
-    # The fake engine is never unsure.
-    assert labels.teacher_config(config, "x.jsonl", "y").output.min_confidence == 0
-    parts = labels.parts_of(context)
-    answers = {
-        row["id"]: json.loads(row["record"])
-        for row in teacher.rows_of(f"{context.folder}/teacher-60")
-    }
-    assert {row["id"]: row["labels"] for rows in parts.values() for row in rows} == answers
-    assert len(answers) == 60
+        _begin(taught("fit.documents=60", "training.seed=2").config, few.folder)
+    more = taught("fit.documents=60")
+    _begin(more.config, more.folder)
+    assert count_documents(parts_of(more)) == 60
 
 
 @pytest.mark.slow
 def test_a_teacher_that_was_down_is_asked_again_and_its_tokens_cost(tmp_path, yaml_of, one_start):
     usage = {"prompt_tokens": 100, "completion_tokens": 10}
-    choice = {
-        "message": {"content": '{"Brand": "Acme", "Color": null, "Size": 7}'},
-        "finish_reason": "stop",
-    }
-    answer, down = json.dumps({"choices": [choice], "usage": usage}).encode(), [True]
-    with serving(lambda call: Reply(500) if down else Reply(200, answer)) as url:
+    message = {"content": '{"Brand": "Acme", "Color": null, "Size": 7}'}
+    choice = {"message": message, "finish_reason": "stop"}
+    answer = json.dumps({"choices": [choice], "usage": usage}).encode()
+    is_down = [True]
+
+    def reply(call) -> Reply:
+        return Reply(500) if is_down else Reply(200, answer)
+
+    with serving(reply) as url:
         server = {
             "url": url,
             "key_variable": None,
             "retries": 0,
             "usd_per_million_answer_tokens": 1e4,
         }
-        config = load_config(
-            yaml_of(teacher={"model.name": "big", "model.endpoint": server}), ["fit.documents=60"]
-        )
-        context = labels.FitContext(config, str(tmp_path / "f"), False, quiet)
-        with pytest.raises(
-            UserError, match=r"fit.teacher answered none of 60 documents: Unreachable"
-        ):
-            labels.parts_of(context)
-        down.clear()
-        assert sum(map(len, labels.parts_of(context).values())) == 60
-    cost = CandidateScore(name=TEACHER, method="m", changes=labels.teacher_keys(config))
-    candidate.measure(context, cost, f"{context.folder}/teacher-60")
-    # 42 of 60 texts differ, each of which takes 0.1 USD, beside the node at 1 USD an hour.
+        path = yaml_of(teacher={"model.name": "big", "model.endpoint": server})
+        config = load_config(path, ["fit.documents=60"])
+        context = context_of(config, tmp_path / "f")
+        error = r"fit.teacher answered none of 60 documents: Unreachable"
+        with pytest.raises(UserError, match=error):
+            parts_of(context)
+        is_down.clear()
+        assert count_documents(parts_of(context)) == 60
+    cost = CandidateScore(name=TEACHER, method="m", changes=teacher_keys(config))
+    candidate.add_costs(context, cost, f"{context.folder}/teacher-60")
+    # 42 of the 60 texts differ. Each takes 0.1 USD, beside the node at 1 USD per hour.
     assert cost.usd_per_1000.value == pytest.approx(1000 * 0.1 * 42 / 60, abs=1)
     assert cost.corpus_usd.value == pytest.approx(96 * 0.1 * 42 / 60, abs=0.1)
 
 
-def test_labels_are_read_as_what_they_are_and_ids_twice_are_said(tmp_path, yaml_of):
-    path, corpus, said = yaml_of(), tmp_path / "corpus.jsonl", []
-    corpus.write_text(corpus.read_text() + corpus.read_text().splitlines()[0])
-    config = load_config(
-        path, ["input.reader=a:b", "input.html_columns=[title]", f"fit.labels={corpus}"]
-    )
-    context = labels.FitContext(config, str(tmp_path / "f"), False, said.append)
-    assert sum(map(len, labels.parts_of(context).values())) == 95
-    assert said == ["1 document with the id of another: left out"]
-    taught = candidate.training_config(context, {}, "x.jsonl", "y")
-    assert (taught.input.format, taught.input.html_columns, taught.decoding.bare) == (
-        "jsonl",
-        [],
-        True,
-    )
-    rows = [
-        {**row.pop("target"), **row} for row in map(json.loads, corpus.read_text().splitlines())
-    ]
-    # Of which no more is read than is named.
-    pd.DataFrame(rows).to_parquet(tmp_path / "labels.parquet")
-    of_columns = with_changes(config, {"fit.labels": str(tmp_path / "labels.parquet")})
-    # For the input's ids.
-    pd.DataFrame(rows).drop(columns="title").assign(Brand="x").to_csv(tmp_path / "labels.CSV")
-    by_id = with_changes(
-        load_config(path), {"fit.labels": str(tmp_path / "labels.CSV"), "fit.documents": 97}
-    )
-    again, joined = (
-        labels.parts_of(labels.FitContext(changed, str(tmp_path / folder), False, said.append))
-        for changed, folder in ((of_columns, "g"), (by_id, "h"))
-    )
-    assert again == labels.parts_of(context)
-    assert sorted(row["id"] for part in joined.values() for row in part) == sorted(
-        {row["id"] for row in rows}
-    )
-    first, labelled = joined["train"][0], {row["id"]: {**row, "Brand": "x"} for row in rows}
-    assert {**first["target"], **first} == {"target": first["target"]} | labelled[first["id"]]
+class TestLabels:
+    """Labels of a corpus, from its own column, from a table, and from a file by id."""
+
+    @pytest.fixture
+    def path(self, tmp_path, yaml_of):
+        """The configuration of a corpus of 96 documents, whose first one is there twice."""
+        path = yaml_of()
+        corpus = tmp_path / "corpus.jsonl"
+        corpus.write_text(corpus.read_text() + corpus.read_text().splitlines()[0])
+        return path
+
+    @pytest.fixture
+    def rows(self, path, tmp_path):
+        """The rows of the corpus with a column per label."""
+        rows = []
+        for line in (tmp_path / "corpus.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            target = row.pop("target")
+            rows.append({**target, **row})
+        return rows
+
+    @pytest.fixture
+    def config(self, path, tmp_path):
+        overrides = [
+            "input.reader=a:b",
+            "input.html_columns=[title]",
+            f"fit.labels={tmp_path / 'corpus.jsonl'}",
+        ]
+        return load_config(path, overrides)
+
+    def test_a_document_whose_id_is_there_twice_is_used_once(self, config, tmp_path):
+        lines = []
+        parts = parts_of(context_of(config, tmp_path / "f", lines.append))
+        assert count_documents(parts) == 95
+        assert lines == ["1 document with the id of another: left out"]
+
+    def test_a_training_reads_the_parts_and_not_the_corpus(self, config, tmp_path):
+        context = context_of(config, tmp_path / "f")
+        training = candidate.training_config(context, {}, "x.jsonl", "y")
+        assert training.input.format == "jsonl"
+        assert training.input.html_columns == []
+        assert training.decoding.bare
+
+    def test_a_table_of_labels_has_a_column_per_attribute(self, config, rows, tmp_path):
+        pd.DataFrame(rows).to_parquet(tmp_path / "labels.parquet")
+        table = with_changes(config, {"fit.labels": str(tmp_path / "labels.parquet")})
+        expected = parts_of(context_of(config, tmp_path / "f"))
+        assert parts_of(context_of(table, tmp_path / "g")) == expected
+
+    def test_labels_without_documents_are_joined_by_id(self, path, rows, tmp_path):
+        table = pd.DataFrame(rows).drop(columns="title").assign(Brand="x")
+        table.to_csv(tmp_path / "labels.CSV")
+        changes = {"fit.labels": str(tmp_path / "labels.CSV"), "fit.documents": 97}
+        config = with_changes(load_config(path), changes)
+        parts = parts_of(context_of(config, tmp_path / "h"))
+        ids = [row["id"] for part in parts.values() for row in part]
+        assert sorted(ids) == sorted({row["id"] for row in rows})
+        first = parts["train"][0]
+        label = {row["id"]: row for row in rows}[first["id"]]
+        assert {**first["target"], "title": first["title"]} == {
+            "Brand": "x",
+            "Color": label["Color"],
+            "Size": label["Size"],
+            "title": label["title"],
+        }
 
 
 @pytest.mark.parametrize(
@@ -268,14 +329,12 @@ def test_labels_are_read_as_what_they_are_and_ids_twice_are_said(tmp_path, yaml_
 )
 def test_too_few_labels_are_refused_with_what_to_do(documents, message, yaml_of, ray_here):
     path = yaml_of(max(documents, 1))
-    # Nothing was begun: another configuration is no other fit.
-    for changed in ([], ["fit.test_share=0.3"]):
-        with pytest.raises(InputError, match=message):
-            run_fit(
-                path,
-                changed if documents else [*changed, "training.labels_column=nothing"],
-                say=quiet,
-            )
+    overrides = [] if documents else ["training.labels_column=nothing"]
+    with pytest.raises(InputError, match=message):
+        run_fit(path, overrides, say=quiet)
+    # Nothing was stored, so that another configuration does not count as another fit.
+    with pytest.raises(InputError, match=message):
+        run_fit(path, [*overrides, "fit.test_share=0.3"], say=quiet)
 
 
 @pytest.mark.parametrize(
@@ -285,13 +344,13 @@ def test_too_few_labels_are_refused_with_what_to_do(documents, message, yaml_of,
         (["Marke"], "Acme", "the labels are of Marke, the attributes are Brand, Color, Size"),
     ],
 )
-def test_labels_that_teach_nothing_are_said(names, value, message, tmp_path, yaml_of, ray_here):
+def test_useless_labels_are_refused(names, value, message, tmp_path, yaml_of, ray_here):
     path = yaml_of()
     corpus = tmp_path / "corpus.jsonl"
     rows = [json.loads(line) for line in corpus.read_text().splitlines()]
-    corpus.write_text(
-        "".join(json.dumps({**row, "target": dict.fromkeys(names, value)}) + "\n" for row in rows)
-    )
+    for row in rows:
+        row["target"] = dict.fromkeys(names, value)
+    write_rows(corpus, rows)
     with pytest.raises(InputError, match=message):
         run_fit(path, [], say=quiet)
 
@@ -320,42 +379,52 @@ def test_labels_that_teach_nothing_are_said(names, value, message, tmp_path, yam
         ("fit.curve=[1.5]", "between 0 and 1"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_is_done(override, message, tmp_path, yaml_of):
+def test_unusable_keys_are_refused_before_anything_is_done(override, message, tmp_path, yaml_of):
     with pytest.raises(Exception, match=message):
         run_fit(yaml_of(), [override], say=quiet)
     assert not (tmp_path / "out-fit").exists()
 
 
 def rows_of(titles: list[str], categories: int = 1) -> list[labels.Row]:
-    return [
-        {"id": str(n), "category": f"c{n % categories}", "title": title}
-        for n, title in enumerate(titles)
-    ]
+    rows = []
+    for number, title in enumerate(titles):
+        rows.append({"id": str(number), "category": f"c{number % categories}", "title": title})
+    return rows
 
 
-def test_the_same_documents_are_in_one_part_every_category_in_all_and_the_same_label_is_said(
-    tmp_path,
-):
-    titles = [f"{'SHOE' if n % 2 else 'Shoe'} {n // 3}{'!' * (n % 3)}" for n in range(300)]
-    parts = labels.split(rows_of(titles), run_config())
-    places = [{row["title"].strip("!").lower() for row in rows} for rows in parts.values()]
-    assert sum(map(len, places)) == 100 == len(set().union(*places))
-    assert [len(parts[name]) for name in labels.PARTS] == pytest.approx([195, 30, 75], abs=6)
-    parts = labels.split(rows_of([f"t{n}" for n in range(200)], 8), run_config())
+def test_documents_with_the_same_text_are_in_one_part():
+    titles = []
+    for number in range(300):
+        word = "SHOE" if number % 2 else "Shoe"
+        titles.append(f"{word} {number // 3}{'!' * (number % 3)}")
+    parts = split(rows_of(titles), run_config())
+    texts = [{row["title"].strip("!").lower() for row in rows} for rows in parts.values()]
+    assert sum(map(len, texts)) == 100
+    assert len(set().union(*texts)) == 100
+    assert [len(parts[name]) for name in PARTS] == pytest.approx([195, 30, 75], abs=6)
+
+
+def test_every_category_is_in_all_parts_and_the_first_of_train_are_a_sample():
+    parts = split(rows_of([f"t{n}" for n in range(200)], 8), run_config())
     for rows in parts.values():
         assert {row["category"] for row in rows} == {f"c{n}" for n in range(8)}
-    # A prefix is a sample.
-    assert [row["id"] for row in parts["train"]] != sorted(row["id"] for row in parts["train"])
-    (tmp_path / "shown.jsonl").write_text(
-        "".join(f'{{"title": "T{n}!", "target": {{}}}}\n' for n in range(20))
-    )
-    examples = {"path": str(tmp_path / "shown.jsonl"), "count": 20}  # which every prompt shows
+    ids = [row["id"] for row in parts["train"]]
+    assert ids != sorted(ids)
+
+
+def test_the_examples_of_the_prompt_are_in_train(tmp_path):
+    shown = [{"title": f"T{number}!", "target": {}} for number in range(20)]
+    write_rows(tmp_path / "shown.jsonl", shown)
+    examples = {"path": str(tmp_path / "shown.jsonl"), "count": 20}
     config = run_config({**extraction(c=["a"]), "examples": examples})
-    parts = labels.split(rows_of([f"t{n}" for n in range(200)]), config)
+    parts = split(rows_of([f"t{n}" for n in range(200)]), config)
     assert {str(n) for n in range(20)} <= {row["id"] for row in parts["train"]}
+
+
+def test_a_label_that_is_the_same_everywhere_is_a_warning():
     rows = [{"id": str(n), "target": {"Brand": f"b{n}", "Color": "red"}} for n in range(9)]
-    (line,) = labels._warnings(rows, run_config())
-    assert "Color (1 of 2 attributes, 50%)" in line
+    warning = labels.constant_labels(rows, run_config())
+    assert "Color (1 of 2 attributes, 50%)" in str(warning)
 
 
 def score(
@@ -386,16 +455,23 @@ def result_of(
 
 
 def test_the_cheapest_that_surely_holds_the_floor_is_recommended():
-    dear, cheap = score("dear", 0.75, 0.8, 1, 2.0), score("cheap", 0.7, 0.8, 1, 1.0)
+    dear = score("dear", 0.75, 0.8, 1, 2.0)
+    cheap = score("cheap", 0.7, 0.8, 1, 1.0)
     unsure = score("no", 0.69, 0.9, 9, 0)
     assert recommend(result_of(dear, cheap, unsure)) == "cheap"
-    # Without prices.
-    assert recommend(result_of(score("slow", 0.8, 0.9, 1), score("fast", 0.8, 0.9, 2))) == "fast"
-    # Of no price.
-    assert (
-        recommend(result_of(score("server", 0.8, 0.9, 9, 0.5), score("here", 0.8, 0.9))) == "here"
-    )
     assert recommend(result_of(unsure)) is None
+
+
+def test_without_prices_the_fastest_is_recommended():
+    slow = score("slow", 0.8, 0.9, 1)
+    fast = score("fast", 0.8, 0.9, 2)
+    assert recommend(result_of(slow, fast)) == "fast"
+
+
+def test_a_machine_without_a_price_comes_before_a_server_with_one():
+    server = score("server", 0.8, 0.9, 9, 0.5)
+    here = score("here", 0.8, 0.9)
+    assert recommend(result_of(server, here)) == "here"
 
 
 def test_a_fit_is_read_back_whatever_its_candidates_change(tmp_path):
@@ -409,48 +485,64 @@ def test_a_fit_is_read_back_whatever_its_candidates_change(tmp_path):
     assert records.read(FitResult, str(tmp_path / "fit.json")) == result
 
 
-def test_a_candidate_has_a_folder_for_each_of_its_settings(yaml_of, monkeypatch):
-    """Weights of another position gap are trained anew; under other prices or engines an estimate
-    is made anew.
-    """
+class Stopped(Exception):
+    """Raised where a test ends a step."""
+
+
+def test_a_candidate_has_a_folder_per_settings_of_its_training(yaml_of, monkeypatch):
     outputs = []
-    monkeypatch.setattr(
-        candidate, "run_training", lambda config, **_: outputs.append(config.output.path) or 1 / 0
-    )
+
+    def run_training(config, **_):
+        outputs.append(config.output.path)
+        raise Stopped
+
+    monkeypatch.setattr(candidate, "run_training", run_training)
     for keys in ([], [], ["decoding.max_value_tokens=11"], ["training.seed=5"]):
-        context = labels.FitContext(load_config(yaml_of(), keys), "/f", False, quiet)
-        with pytest.raises(ZeroDivisionError):
+        context = context_of(load_config(yaml_of(), keys), "/f")
+        with pytest.raises(Stopped):
             candidate.train(context, "full", TRAINED["full"], 9, 1.0)
-    assert (outputs[0] == outputs[1], len(set(outputs))) == (True, 3)
-    monkeypatch.setattr(records, "read", lambda kind, path: outputs.append(path) or 1 / 0)
-    keys = (
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs)) == 3
+
+
+def test_a_candidate_has_an_estimate_per_settings_of_its_speed_and_cost(yaml_of, monkeypatch):
+    paths = []
+
+    def read(kind, path):
+        paths.append(path)
+        raise Stopped
+
+    monkeypatch.setattr(records, "read", read)
+    for key in (
         "cost.budget_usd=5",
         "cost.budget_usd=6",
         "cost.prices.local=2",
         "engine.max_num_seqs=8",
         "fit.sample=5",
-    )
-    for key in keys:
-        context = labels.FitContext(load_config(yaml_of(), [key]), "/f", False, quiet)
-        with pytest.raises(ZeroDivisionError):
-            candidate.measure(context, score("full", 0.1, 0.2))
-    assert (outputs[4] == outputs[5], len(set(outputs[4:]))) == (True, 4)
+    ):
+        context = context_of(load_config(yaml_of(), [key]), "/f")
+        with pytest.raises(Stopped):
+            candidate.add_costs(context, score("full", 0.1, 0.2))
+    assert paths[0] == paths[1]  # a budget changes no estimate
+    assert len(set(paths)) == 4
 
 
-def test_what_is_missing_is_said():
-    near = result_of(
-        score("near", 0.66, 0.74, labels=100), curve=(score("near", 0.5, 0.7, labels=50),)
-    )
-    # (0.08 / 0.04) ** 2 times as many.
+def test_missing_says_how_many_documents_and_labels_would_help():
+    fewer_labels = score("near", 0.5, 0.7, labels=50)
+    near = result_of(score("near", 0.66, 0.74, labels=100), curve=(fewer_labels,))
+    # The interval has to become half as wide, which takes four times as many documents.
     assert "about 200 test documents would tell, and there are 50" in missing(near)
     assert "from 50 to 100 labels it gained +0.040: more labels would help" in missing(near)
-    assert "above the F1 of the teacher itself, 0.600" in missing(
-        result_of(score(TEACHER, 0.5, 0.6))
-    )
-    assert (
-        missing(result_of(CandidateScore(name="a", method="", error="broke")))
-        == "no candidate could be scored"
-    )
+
+
+def test_missing_says_that_the_floor_is_above_the_teacher():
+    result = result_of(score(TEACHER, 0.5, 0.6))
+    assert "above the F1 of the teacher itself, 0.600" in missing(result)
+
+
+def test_missing_says_that_no_candidate_could_be_scored():
+    failed = CandidateScore(name="a", method="", error="broke")
+    assert missing(result_of(failed)) == "no candidate could be scored"
 
 
 def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
@@ -460,6 +552,8 @@ def test_terminal_and_page_show_what_failed_and_run_nothing(tmp_path):
     result = result_of(score("good", 0.8, 0.9), bad, gold=False)
     result.path = str(tmp_path)
     html = Path(page.write(result, "because")).read_text()
-    assert ("<script>alert" in html, "<img" in html, "&lt;img" in html) == (False, False, True)
+    assert "<script>alert" not in html
+    assert "<img" not in html
+    assert "&lt;img" in html
     shown = page.describe(result, "because")
     says(shown, "agreement with the teacher", "none is surely at fit.f1_floor, 0.7: because")

@@ -149,7 +149,7 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
         Document(i, str(i), {}, source=rows[str(i)]["source"], place=rows[str(i)]["row"])
         for i in range(6)
     ]
-    teacher.label(documents, str(tmp_path / "out"), run_config())
+    teacher.label_documents(documents, str(tmp_path / "out"), run_config())
     assert [document.id for document in documents if "target" in document.fields] == [
         "0",
         "1",

@@ -207,7 +207,7 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path) -> None:
     # Brand, Colors, Lines; the maker's country is missing, and days of which it has none.
     assert right == 0.6
     document = Document(0, "d0", {}, source="a.jsonl", place=0)
-    teacher.label([document], str(tmp_path / "True"), run_config())
+    teacher.label_documents([document], str(tmp_path / "True"), run_config())
     assert document.fields["target"]["Colors"] == ["red", "blue"]
     assert document.fields["target"]["Lines"] == [{"on": "2024-01-31", "n": None}]
 

@@ -321,10 +321,10 @@ def test_the_lowest_threshold_that_surely_holds_the_floor_is_taken(tmp_path, mon
     assert (by[0.6].asked, by[0.6].seconds) == (pytest.approx(0.6), pytest.approx(1.0 + 0.6 * 3.0))
     assert (result.first.f1.value, result.first.seconds) == (pytest.approx(0.7), 1.0)
     assert (result.second.f1.value, result.second.seconds) == (1.0, 3.0)
-    assert f"cascade.under: {result.best.under:g} holds 0.9" in tuning.describe(result)
+    assert f"cascade.under: {result.best.under:g} holds 0.9" in tuning.describe_cascade(result)
     impossible = tuning.tune_cascade(config, str(labels), 1.1, 100)
     assert impossible.best is None
-    assert "no threshold surely holds 1.1" in tuning.describe(impossible)
+    assert "no threshold surely holds 1.1" in tuning.describe_cascade(impossible)
     profiled.clear()
     with pytest.raises(
         InputError, match=r"no document has labels in training.labels_column \('gold'\)"

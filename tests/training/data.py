@@ -1,6 +1,4 @@
-"""A small corpus whose values stand in its listings, a configuration for it, and what the engine
-shows each token.
-"""
+"""A small corpus whose values stand in its texts, a configuration, and what each token sees."""
 
 import random
 from pathlib import Path
@@ -17,25 +15,24 @@ from raypd.training.example import Example
 from tests.runs import config_tree, extraction, write_rows
 from tests.tiny import tiny_model, tiny_tokenizer
 
-COLORS, BRANDS = ["red", "blue", "green", "black"], ["Acme", "Zeta", "Orla"]
+COLORS = ["red", "blue", "green", "black"]
+BRANDS = ["Acme", "Zeta", "Orla"]
+VALUES = {"Brand": BRANDS, "Color": [*COLORS, None, None], "Size": [7, 12, 40, None]}
 
 
 def write_corpus(path: Path, count: int, seed: int = 0) -> Path:
-    """Listings with labels; a third of the values is null."""
-    draw, kinds = (
-        random.Random(seed),
-        {"Brand": BRANDS, "Color": [*COLORS, None, None], "Size": [7, 12, 40, None]},
-    )
+    """Write listings with labels; return the path."""
+    draw = random.Random(seed)
     rows = []
     for number in range(count):
-        target: dict[str, Any] = {name: draw.choice(values) for name, values in kinds.items()}
+        target: dict[str, Any] = {name: draw.choice(values) for name, values in VALUES.items()}
         title = " ".join(str(value) for value in target.values() if value is not None)
         rows.append({"id": str(number), "category": "shoes", "title": title, "target": target})
     return write_rows(path, rows)
 
 
 def tree(corpus: Path, output: Path, model: str, /, **sections: Any) -> dict[str, Any]:
-    """A configuration's tree; `sections` add to it."""
+    """Return the tree of a configuration of extraction; `sections` add to it."""
     colors = {"name": "Color", "type": "enum", "values": COLORS}
     template = output.parent / "template.j2"
     template.write_text(
@@ -46,25 +43,26 @@ def tree(corpus: Path, output: Path, model: str, /, **sections: Any) -> dict[str
         "model": {"name": model, "device": "cpu", "dtype": "float32"},
         "decoding": {"method": "hyper_parallel", "max_value_tokens": 12},
     }
-    sections = defaults | {
-        name: {**defaults.get(name, {}), **keys} for name, keys in sections.items()
-    }
+    for name, keys in sections.items():
+        defaults[name] = {**defaults.get(name, {}), **keys}
     task = extraction(shoes=["Brand", colors, {"name": "Size", "type": "number"}])
-    return config_tree({**task, "template": str(template)}, corpus, output, **sections)
+    return config_tree({**task, "template": str(template)}, corpus, output, **defaults)
 
 
 def generation_tree(
     method: str, training: Any = None, path: Any = "in.jsonl", **decoding: Any
 ) -> dict[str, Any]:
-    """A configuration's tree for documents with `turns` and `responses`."""
-    given = {"text_columns": ["turns"], "category_column": None}
-    labels = {"labels_column": "responses", **(training or {})}
-    sections = {"input": given, "decoding": {"method": method, **decoding}, "training": labels}
+    """Return the tree of a configuration for documents with `turns` and `responses`."""
+    sections = {
+        "input": {"text_columns": ["turns"], "category_column": None},
+        "decoding": {"method": method, **decoding},
+        "training": {"labels_column": "responses", **(training or {})},
+    }
     return config_tree({"kind": "generation", "prompt_column": "turns"}, path, **sections)
 
 
 def loaded_tiny(model: Any, method: str = "") -> LoadedModel:
-    """A tiny model with the control tokens of a method."""
+    """Return a tiny model with the control tokens of a method."""
     tokenizer = tiny_tokenizer()
     if method in CONTROL_TOKENS and method != "pasta":
         add_control_tokens(model, tokenizer, method)
@@ -72,55 +70,61 @@ def loaded_tiny(model: Any, method: str = "") -> LoadedModel:
 
 
 def dense_logits(model: Any, example: Example) -> torch.Tensor:
-    """The logits at the targets of an unmodified model with a dense mask: [targets, vocabulary]."""
+    """Return the logits of an unmodified model with a dense mask, at the example's targets.
+
+    They are [targets, vocabulary].
+    """
     n = len(example)
     visible = np.tril(np.ones((n, n), dtype=bool))
     visible[example.shared :] = example.visibility()
-    mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(
-        ~torch.from_numpy(visible), -torch.inf
-    )
-    ids, positions = (
+    mask = torch.zeros(1, 1, n, n, dtype=torch.float64)
+    mask = mask.masked_fill(~torch.from_numpy(visible), -torch.inf)
+    output = model(
         torch.from_numpy(example.tokens)[None],
-        torch.from_numpy(example.positions)[None],
+        attention_mask=mask,
+        position_ids=torch.from_numpy(example.positions)[None],
+        use_cache=False,
     )
-    return model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits[0][
-        list(example.targets)
-    ]
+    return output.logits[0][list(example.targets)]
 
 
-def allowed(example: Example) -> dict[Any, Any]:
-    """{(position, segment) of a query: those of its keys}."""
-    name = list(zip(example.positions.tolist(), example.segments.tolist(), strict=True))
-    visibility = example.visibility()
-    return {
-        name[q + example.shared]: {name[k] for k in np.flatnonzero(row)}
-        for q, row in enumerate(visibility)
-    }
+Token = tuple[int, int]  # (position, segment)
 
 
-def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[Any, Any]:
-    """The same of an engine whose model answers with the example's targets."""
-    gold = {
-        (int(example.positions[i]), int(example.segments[i])): token
-        for i, token in example.targets.items()
-    }
+def allowed(example: Example) -> dict[Token, set[Token]]:
+    """Return the keys that each own token of an example sees."""
+    tokens = list(zip(example.positions.tolist(), example.segments.tolist(), strict=True))
+    keys_by_query = {}
+    for query, row in enumerate(example.visibility(), start=example.shared):
+        keys_by_query[tokens[query]] = {tokens[key] for key in np.flatnonzero(row)}
+    return keys_by_query
+
+
+def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[Token, set[Token]]:
+    """Return the keys that each own token sees in the engine.
+
+    The engine's model answers with the example's targets. `size` is the number of token ids.
+    """
+    gold = {}
+    for index, token in example.targets.items():
+        gold[int(example.positions[index]), int(example.segments[index])] = token
     engine = Engine(tiny_model("llama", vocab_size=size))
-    engine.few = None  # all tokens are answered by the model's logits
-    keys_by_query: dict[Any, Any] = {}
+    engine.few = None  # so that all tokens come from the model's logits
+    keys_by_query: dict[Token, set[Token]] = {}
     forward = engine.model.forward
 
-    def teach(ids: Any, positions: Any, step: Any, *others: Any, **named: Any) -> Any:
-        logits, hidden = forward(ids, positions, step, *others, **named)
+    def teach(ids: Any, positions: Any, step: Any, *arguments: Any, **named: Any) -> Any:
+        logits, hidden = forward(ids, positions, step, *arguments, **named)
         (group,) = step.groups
         (span,) = group.spans
-        prefix = {(p, 0) for p in range(group.length)}
+        prefix = {(position, 0) for position in range(group.length)}
         keys = list(zip(*span.keys[:2].tolist(), strict=True))
         queries = list(zip(*span.queries[:2].tolist(), strict=True))
         for row, query in zip(span.seen, queries, strict=True):
-            keys_by_query[query] = prefix | {keys[k] for k in np.flatnonzero(row)}
-        for place, index in enumerate(step.kept.tolist()):
-            logits[place] = -1000.0
-            logits[place, gold[queries[index]]] = 1000.0
+            keys_by_query[query] = prefix | {keys[key] for key in np.flatnonzero(row)}
+        for row, index in enumerate(step.kept.tolist()):
+            logits[row] = -1000.0
+            logits[row, gold[queries[index]]] = 1000.0
         return logits, hidden
 
     engine.model.forward = teach

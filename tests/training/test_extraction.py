@@ -1,8 +1,5 @@
-"""Examples of attribute extraction: what is fed, what is predicted, and who sees whom, as HPD's
-section 4.4 has it.
-"""
+"""Examples of attribute extraction: what is fed, predicted and seen (HPD, section 4.4)."""
 
-import itertools
 import json
 from pathlib import Path
 
@@ -10,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface
 
 from raypd.config import Attribute, Category, RunConfig
@@ -17,7 +15,7 @@ from raypd.config.schema import categories_of
 from raypd.errors import ConfigError, InputError
 from raypd.tasks.base import Document
 from raypd.training import attention
-from raypd.training.data import check, prepare
+from raypd.training.data import check_training, prepare
 from raypd.training.example import Skip, trace
 from raypd.training.extraction import ExtractionExamples, slots_teacher, value_text
 from raypd.training.packing import Layout, batches, count_tokens, pack
@@ -47,13 +45,22 @@ def document(row=0, title="Acme red 7", **target):
 
 
 def values(example):
-    """The targets of each slot as text: a slot's targets stand at its end and at the K_max - 1
-    positions behind it.
+    """Return the targets of each slot as text.
+
+    A slot's targets stand at its end, and at the K_max - 1 positions after it.
     """
-    ends = [int(example.positions[i]) for i in sorted(example.targets) if example.steps[i] == 0]
     tokens = {int(example.positions[i]): token for i, token in example.targets.items()}
-    runs = [itertools.takewhile(tokens.__contains__, itertools.count(end)) for end in ends]
-    return [tiny_tokenizer().decode([tokens[place] for place in run]) for run in runs]
+    texts = []
+    for index in sorted(example.targets):
+        if example.steps[index] > 0:
+            continue
+        value = []
+        position = int(example.positions[index])
+        while position in tokens:
+            value.append(tokens[position])
+            position += 1
+        texts.append(tiny_tokenizer().decode(value))
+    return texts
 
 
 def test_targets_are_the_values_up_to_what_ends_them(make):
@@ -61,62 +68,74 @@ def test_targets_are_the_values_up_to_what_ends_them(make):
     assert values(example) == [' "Acme"', ' "r', " 7\n"]  # no other color begins with r
     (example,) = make()([document(Brand="Acme", Color=None, Size=None)])
     assert values(example) == [' "Acme"', " n", " n"]  # null is clear at its first letter
+
+
+def test_texts_in_slots_have_no_quotes(make):
     slots = make(decoding={"skeleton": "slots"})
     first, second = slots([document(Brand="A", Color="red", Size=7), document(1, Brand=None)])
-    assert (values(first), values(second)) == ([" A\n", ' "r', " 7\n"], ["\n"])
+    assert values(first) == [" A\n", ' "r', " 7\n"]
+    assert values(second) == ["\n"]
     assert value_text(Attribute(name="a", many=True), None, bare=True) == " null\n"
 
 
+# The bytes 0 to 2 are the ids of the tiny tokenizer's special tokens.
+CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0\1\2")
+
+
 @settings(max_examples=30, deadline=None)
-@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).filter(str.strip))
+@given(st.text(CHARACTERS, min_size=1, max_size=6).filter(str.strip))
 def test_a_text_without_quotes_is_read_as_it_was_taught(tmp_path_factory, brand):
-    tmp, decoding = tmp_path_factory.mktemp("taught"), {"skeleton": "slots", "max_value_tokens": 40}
+    tmp = tmp_path_factory.mktemp("taught")
+    decoding = {"skeleton": "slots", "max_value_tokens": 40}
     config = RunConfig.model_validate(tree(tmp / "none", tmp / "out", "none", decoding=decoding))
     make = ExtractionExamples(config, tiny_tokenizer(), 4096)
     (request,) = make.task.plan([document()])
-    gold = [
-        value_text(a, brand if a.name == "Brand" else None, True)
-        for a in make.categories["shoes"].attributes
-    ]
-    (record,) = request.finish(
-        trace(request.program, slots_teacher([make.encode(text) for text in gold]))[1]
-    )
+    gold = []
+    for attribute in make.categories["shoes"].attributes:
+        value = brand if attribute.name == "Brand" else None
+        gold.append(make.encode(value_text(attribute, value, True)))
+    _, answer = trace(request.program, slots_teacher(gold))
+    (record,) = request.finish(answer)
     assert json.loads(record.columns["record"])["Brand"] == " ".join(brand.split())
 
 
-def test_without_a_label_nothing_is_learned_of_an_attribute_not_even_null(make):
-    examples, control = make(), make(decoding={"method": "autoregressive"})
+def test_an_attribute_without_a_label_is_not_trained_not_even_as_null(make):
+    examples = make()
     learned = [
         values(example) for example in examples([document(Size=None), document(1, Brand="Acme")])
     ]
     assert learned == [[" n"], [' "Acme"']]
-    skipped = {"attributes without a label; null says that there is no value": 4}
-    assert (examples.lost, dict(examples.skipped)) == (0, skipped)
-    assert list(control([document(Brand="Acme")])) == []  # it writes every attribute
-    place = {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "zip": {"type": "string"}},
-    }
-    to = {**place, "required": ["city", "zip"]}
-    schema = {"title": "shoes", "properties": {"to": to, "nick": {"type": "string"}}}
+    assert examples.lost == 0
+    reason = "attributes without a label; null says that there is no value"
+    assert dict(examples.skipped) == {reason: 4}
+
+
+def test_autoregressive_needs_a_label_per_attribute(make):
+    examples = make(decoding={"method": "autoregressive"})
+    assert list(examples([document(Brand="Acme")])) == []
+    says("".join(examples.skipped), "'Color'", "no label")
+
+
+def test_values_of_an_object_that_may_be_missing_are_null_without_a_label(make):
+    texts = {"city": {"type": "string"}, "zip": {"type": "string"}}
+    address = {"type": "object", "properties": texts, "required": ["city", "zip"]}
+    schema = {"title": "shoes", "properties": {"to": address, "nick": {"type": "string"}}}
     categories = {
         name: Category.model_validate(tree) for name, tree in categories_of(schema, Path()).items()
     }
-    config = control.config.model_copy(
-        update={"task": control.config.task.model_copy(update={"categories": categories})}
-    )
-    decoding = config.decoding.model_copy(update={"method": "hyper_parallel"})
-    optional = ExtractionExamples(
-        config.model_copy(update={"decoding": decoding}), tiny_tokenizer(), 4096
-    )
-    labels = [{}, {"to": {"city": "Ulm"}}, {"to": None, "nick": "x"}, {"to": "Ulm"}]
-    taught = [
-        values(example)
-        for example in optional([document(n, **each) for n, each in enumerate(labels)])
+    config = make().config
+    task = config.task.model_copy(update={"categories": categories})
+    config = config.model_copy(update={"task": task})
+    examples = ExtractionExamples(config, tiny_tokenizer(), 4096)
+    labelled = [
+        document(0),
+        document(1, to={"city": "Ulm"}),
+        document(2, to=None, nick="x"),
+        document(3, to="Ulm"),
     ]
-    assert taught == [[" n"] * 3, [' "Ulm"', " n"], [" n", " n", ' "x"']]
-    says("".join(optional.skipped), "attributes without a label", "a label of 'to' is no object")
-    says("".join(control.skipped), "'Color'", "no label")
+    learned = [values(example) for example in examples(labelled)]
+    assert learned == [[" n"] * 3, [' "Ulm"', " n"], [" n", " n", ' "x"']]
+    says("".join(examples.skipped), "attributes without a label", "a label of 'to' is no object")
 
 
 @settings(max_examples=10, deadline=None)
@@ -138,7 +157,9 @@ def test_training_sees_what_decoding_sees(tmp_path_factory, targets, isolate, sk
     decoding = {"isolate": isolate, "stacked_documents": 2, "skeleton": skeleton}
     config = RunConfig.model_validate(tree(tmp / "none", tmp / "out", "none", decoding=decoding))
     make = ExtractionExamples(config, tiny_tokenizer(), 4096)
-    corpus = [document(i, "Acme", Brand=b, Color=c, Size=s) for i, (b, c, s) in enumerate(targets)]
+    corpus = []
+    for row, (brand, color, size) in enumerate(targets):
+        corpus.append(document(row, "Acme", Brand=brand, Color=color, Size=size))
     for example, request in zip(make(corpus), make.task.plan(corpus), strict=True):
         assert recorded(request.program, example) == allowed(example)
 
@@ -146,16 +167,16 @@ def test_training_sees_what_decoding_sees(tmp_path_factory, targets, isolate, sk
 @pytest.mark.parametrize("kernel", ["products", "fused"])
 @pytest.mark.parametrize("isolate", ["none", "documents", "values"])
 def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate, kernel, monkeypatch):
-    """Loss and gradients of a packed pass against an unmodified model that gets each example with a
-    dense mask.
+    """Its loss and gradients are those of an unmodified model.
+
+    That model gets each example alone, with a dense mask.
     """
-    monkeypatch.setattr(attention, "products", getattr(attention, kernel))  # what a CPU takes
-    examples = list(
-        make(decoding={"isolate": isolate, "stacked_documents": 2})(documents(tmp_path))
-    )
-    (group,) = batches(examples, 100, 100_000, 0)
+    monkeypatch.setattr(attention, "products", getattr(attention, kernel))  # the kernel of a CPU
+    examples = make(decoding={"isolate": isolate, "stacked_documents": 2})
+    (group,) = batches(list(examples(documents(tmp_path))), 100, 100_000, 0)
     assert group[0].shared > 0
-    packed, reference = tiny_model("llama").double(), tiny_model("llama").double()
+    packed = tiny_model("llama").double()
+    reference = tiny_model("llama").double()
     AttentionInterface.register(attention.NAME, attention.attention)
     packed.set_attn_implementation(attention.NAME)
     batch = pack(group)
@@ -167,41 +188,35 @@ def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate, kernel, mo
         use_cache=False,
         layout=Layout(batch["visible"]),
     ).logits[0]
-    torch.nn.functional.cross_entropy(logits, batch["shift_labels"], reduction="sum").backward()
-    begin = 0
+    cross_entropy(logits, batch["shift_labels"], reduction="sum").backward()
+    start = 0
     for example in group:
         alone = dense_logits(reference, example)
-        here = slice(begin, begin + len(alone))
-        torch.testing.assert_close(logits[here], alone, atol=1e-6, rtol=1e-6)
-        torch.nn.functional.cross_entropy(
-            alone, batch["shift_labels"][here], reduction="sum"
-        ).backward()
-        begin += len(alone)
-    for (name, parameter), expected in zip(
-        packed.named_parameters(), reference.parameters(), strict=True
-    ):
-        torch.testing.assert_close(parameter.grad, expected.grad, atol=1e-5, rtol=1e-5, msg=name)
+        rows = slice(start, start + len(alone))
+        torch.testing.assert_close(logits[rows], alone, atol=1e-6, rtol=1e-6)
+        cross_entropy(alone, batch["shift_labels"][rows], reduction="sum").backward()
+        start += len(alone)
+    expected = dict(reference.named_parameters())
+    for name, parameter in packed.named_parameters():
+        gradient = expected[name].grad
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-5, msg=name)
 
 
-def test_the_control_writes_the_record_token_by_token(make):
-    (example,) = make(decoding={"method": "autoregressive"})(
-        [document(Brand="Acme", Color=None, Size=7)]
-    )
+def test_autoregressive_writes_the_record_token_by_token(make):
+    examples = make(decoding={"method": "autoregressive"})
+    (example,) = examples([document(Brand="Acme", Color=None, Size=7)])
     *written, end = example.targets.values()
     assert tiny_tokenizer().decode(written) == '"Brand": "Acme",\n"Color": null,\n"Size": 7\n}'
-    # Decoding stops at the last value; what else serves it, at the end.
+    # Decoding stops at the last value, but other servers stop at the end of the turn.
     assert end == tiny_tokenizer().eos_token_id
     assert example.positions.tolist() == list(range(len(example)))
 
 
 def test_columns_called_as_the_attributes_are_labels(make):
-    fields, examples = (
-        {"category": "shoes", "title": "x", "Brand": "Acme", "Color": "", "Size": 7.0},
-        make(),
-    )
-    (example,) = examples(
-        [Document(0, "0", fields), Document(1, "1", {**fields, "Color": "purple"})]
-    )
+    examples = make()
+    fields = {"category": "shoes", "title": "x", "Brand": "Acme", "Color": "", "Size": 7.0}
+    wrong = {**fields, "Color": "purple"}
+    (example,) = examples([Document(0, "0", fields), Document(1, "1", wrong)])
     assert values(example) == [' "Acme"', " n", " 7\n"]
     assert [*examples.skipped] == [
         "a label is no value of 'Color', which is one of red, blue, green, black"
@@ -223,11 +238,13 @@ def test_bad_input_is_counted_with_its_reason(make):
         document(9, Brand=" "),
     ]
     usable = list(examples(bad))
-    # The long value is no target.
+    # The value of more than twelve tokens is no target.
     assert [values(example) for example in usable] == [[' "Acme"'], [" n"]]
-    assert (examples.lost, examples.lost_labels, examples.labels) == (8, 2, 7)
+    assert examples.lost == 8
+    assert examples.lost_labels == 2
+    assert examples.labels == 7
     reasons = "\n".join(sorted(examples.skipped))
-    assert "Height" not in reasons  # a label of null is none
+    assert "Height" not in reasons  # null is no label
     says(
         reasons,
         "'Weight'",
@@ -245,35 +262,33 @@ def test_bad_input_is_counted_with_its_reason(make):
 
 def test_windows_have_no_labels_of_their_own(make):
     with pytest.raises(ConfigError, match=r"task\.too_long"):
-        check(with_keys(make().config, task={"too_long": "windows"}))
+        check_training(with_keys(make().config, task={"too_long": "windows"}))
 
 
 @pytest.mark.parametrize(
     "target", [{"Weight": "1 kg"}, {"Brand": "A name of more than twelve tokens"}]
 )
-def test_too_many_labels_that_are_left_out_end_the_training(tmp_path, target):
+def test_a_training_is_refused_if_too_many_labels_are_left_out(tmp_path, target):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 1)
     row = {"category": "shoes", "title": "x", "target": target | {"Size": None}}
-    corpus.write_text(
-        corpus.read_text() + "\n".join([json.dumps({"id": f"more {n}", **row}) for n in range(9)])
-    )
+    more = [json.dumps({"id": f"more {n}", **row}) for n in range(9)]
+    corpus.write_text(corpus.read_text() + "\n".join(more))
     sections = {"validation": str(write_corpus(tmp_path / "held_out.jsonl", 1))}
     config = RunConfig.model_validate(tree(corpus, tmp_path / "out", "none", training=sections))
-    with pytest.raises(
-        InputError, match=r"9 of 1\d labels cannot be trained on .*max_skipped_share is 10%"
-    ):
+    message = r"9 of 1\d labels cannot be trained on .*max_skipped_share is 10%"
+    with pytest.raises(InputError, match=message):
         prepare(config, tiny_tokenizer(), 4096)
 
 
-def test_a_label_of_a_number_is_whole_or_one_of_its_values():
-    step, pieces = (
-        Attribute(name="a", type="number", values=[0.5, 2]),
-        Attribute(name="b", type="integer"),
-    )
-    assert [value_text(*label) for label in ((step, 0.5), (step, 2), (pieces, 7.0))] == [
-        " 0.5\n",
-        " 2\n",
-        " 7\n",
-    ]
+@pytest.mark.parametrize(("label", "text"), [(0.5, " 0.5\n"), (2, " 2\n")])
+def test_a_number_with_values_is_written_as_one_of_them(label, text):
+    assert value_text(Attribute(name="a", type="number", values=[0.5, 2]), label) == text
+
+
+def test_an_integer_that_a_table_stores_as_a_float_is_written_without_a_point():
+    assert value_text(Attribute(name="b", type="integer"), 7.0) == " 7\n"
+
+
+def test_a_number_that_is_none_of_its_values_is_refused():
     with pytest.raises(Skip, match="a label is no number"):
-        value_text(step, 3)
+        value_text(Attribute(name="a", type="number", values=[0.5, 2]), 3)

@@ -1,6 +1,4 @@
-"""A tiny random model that is trained on a few answers writes them, decoded by the method that it
-was trained for.
-"""
+"""A tiny random model is trained on a few answers, and then writes them by the same method."""
 
 import json
 
@@ -38,10 +36,10 @@ TARGETS = [
 
 
 def conversation(method, model, training, quantization="none", **decoding):
-    """A configuration for the answers above."""
-    tree = generation_tree(
-        method, {"evaluations": 1, **training}, **{"max_new_tokens": 200, **decoding}
-    )
+    """Return a configuration for the answers above."""
+    training = {"evaluations": 1, **training}
+    decoding = {"max_new_tokens": 200, **decoding}
+    tree = generation_tree(method, training, **decoding)
     tree["model"] = {
         "name": model,
         "dtype": "float32",
@@ -51,17 +49,20 @@ def conversation(method, model, training, quantization="none", **decoding):
     return RunConfig.model_validate(tree)
 
 
+def ignore(progress):
+    pass
+
+
 def trainer_of(loaded, config, tmp_path, rate, repeat=1):
-    """A trainer of the answers above, each a pass of its own; repeated, all in one."""
+    """Return a trainer of the answers above, each a pass of its own; repeated, all in one pass."""
     examples = list(GenerationExamples(config, loaded.tokenizer, 4096)(TARGETS))
-    passes = list(batches(examples, 1 if repeat == 1 else len(examples), 9999, 0))
-    return make_trainer(loaded, config, repeat * passes, passes, tmp_path, rate, lambda _: None)
+    examples_per_pass = 1 if repeat == 1 else len(examples)
+    passes = list(batches(examples, examples_per_pass, 9999, 0))
+    return make_trainer(loaded, config, repeat * passes, passes, tmp_path, rate, ignore)
 
 
 def ready(training, method="autoregressive", dtype="float32", **decoding):
-    """A tiny model with the control tokens of a method, ready to be trained for it, and its
-    configuration.
-    """
+    """Return a tiny model that is ready to be trained for a method, and its configuration."""
     loaded = loaded_tiny(tiny_model("llama"), method)
     config = conversation(method, "tiny", {"weights": "full", **training}, **decoding)
     config = with_keys(config, model={"dtype": dtype})
@@ -70,23 +71,31 @@ def ready(training, method="autoregressive", dtype="float32", **decoding):
 
 
 def trained(method, tmp_path, epochs, rate=5e-3, **decoding):
-    """What was decoded for every prompt, as rows."""
+    """Train a model, and return what it decodes for every prompt, as rows."""
     loaded, config = ready({"epochs": epochs}, method, **decoding)
     trainer_of(loaded, config, tmp_path, rate, 8).train()
     return decoded(config, loaded.model, loaded.tokenizer)
 
 
 def decoded(config, model, tokenizer):
-    """The answers to the documents, as rows."""
+    """Return the answers to all prompts, as rows."""
     records, _ = answer(build_task(config, tokenizer, 4096, model), TARGETS, Engine(model.eval()))
     return [record.columns for record in sorted(records, key=lambda record: record.index)]
+
+
+def texts_of(rows):
+    return [row["text"] for row in rows]
+
+
+def counters_of(rows):
+    return [json.loads(row["counters"]) for row in rows]
 
 
 def logged(trainer, name):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-def test_all_weights_in_float32_with_products_in_bfloat16(tmp_path):
+def test_weights_stay_in_float32_when_products_are_in_bfloat16(tmp_path):
     losses = {}
     for dtype in ("float32", "bfloat16"):
         loaded, config = ready({"epochs": 2}, dtype=dtype)
@@ -98,28 +107,34 @@ def test_all_weights_in_float32_with_products_in_bfloat16(tmp_path):
     assert losses["bfloat16"] != losses["float32"]
 
 
-def test_every_target_of_a_step_counts_alike_in_whichever_pass_it_is(tmp_path):
+def test_every_target_of_a_step_has_the_same_weight_in_any_pass(tmp_path):
     loaded, config = ready({"epochs": 1, "accumulate": 3, "warmup": 0, "schedule": "constant"})
     trainer = trainer_of(loaded, config, tmp_path, 1e-30)  # at this rate no weight changes
     passes = list(trainer.train_dataset)
-    # The mean over the targets of a pass.
-    alone = [trainer.evaluate([group])["eval_loss"] for group in passes]
-    counts = [len(example.targets) for (example,) in passes]
-    want = sum(loss * count for loss, count in zip(alone, counts, strict=True)) / sum(counts)
-    # They share no instruction.
-    (together,) = batches([example for (example,) in passes], 100, 9999, 0)
+    examples = [example for (example,) in passes]
+    losses = [trainer.evaluate([group])["eval_loss"] for group in passes]
+    counts = [len(example.targets) for example in examples]
+    total = sum(loss * count for loss, count in zip(losses, counts, strict=True))
+    per_target = total / sum(counts)
+    # The examples have no instruction in common, so that one pass can hold them all.
+    (together,) = batches(examples, 100, 9999, 0)
     for validation in (passes, [together]):
-        assert trainer.evaluate(validation)["eval_loss"] == pytest.approx(want, rel=1e-4)
+        assert trainer.evaluate(validation)["eval_loss"] == pytest.approx(per_target, rel=1e-4)
     trainer.train()
     (loss_of_step,) = logged(trainer, "loss")
-    assert loss_of_step == pytest.approx(want, rel=1e-4)
-    assert loss_of_step != pytest.approx(sum(alone) / 3, rel=1e-4)
+    assert loss_of_step == pytest.approx(per_target, rel=1e-4)
+    assert loss_of_step != pytest.approx(sum(losses) / 3, rel=1e-4)
 
 
-def test_a_training_that_gets_no_better_ends(tmp_path):
-    loaded, config = ready(
-        {"epochs": 10, "evaluations": 10, "patience": 2, "schedule": "constant", "warmup": 0}
-    )
+def test_a_training_ends_when_it_no_longer_improves(tmp_path):
+    training = {
+        "epochs": 10,
+        "evaluations": 10,
+        "patience": 2,
+        "schedule": "constant",
+        "warmup": 0,
+    }
+    loaded, config = ready(training)
     trainer = trainer_of(loaded, config, tmp_path, 1e-30, 2)  # at this rate no weight changes
     trainer.train()
     assert len(logged(trainer, "eval_loss")) == 3
@@ -127,59 +142,63 @@ def test_a_training_that_gets_no_better_ends(tmp_path):
 
 
 def test_apar_forks_where_the_data_forks(tmp_path):
-    rows = trained("apar", tmp_path, 16)
-    first, *others = (json.loads(row["counters"]) for row in rows)
-    assert (rows[0]["text"], first["threads"]) == (LIST, 4)
-    assert first["longest_path"] < 0.6 * len(LIST)
-    assert [counters["threads"] for counters in others] == [1, 1] or rows[2]["text"] == ANSWERS[
-        "Then?"
-    ]
+    # One answer has threads, so that APAR's 1:1 trains on one of the two others.
+    with_threads, plain, _ = trained("apar", tmp_path, 16)
+    assert with_threads["text"] == LIST
+    assert plain["text"] == ANSWERS["Who?"]
+    counters, plain_counters = counters_of([with_threads, plain])
+    assert counters["threads"] == 4
+    assert counters["longest_path"] < 0.6 * len(LIST)
+    assert plain_counters["threads"] == 1
 
 
 def test_pasta_keeps_its_promises(tmp_path):
     row = trained("pasta", tmp_path, 16, max_new_tokens=500)[0]
-    assert (row["text"], row["warnings"]) == (LIST, [])
-    assert row["raw"].count("<promise ") == row["raw"].count("</async>") == 3
+    assert row["text"] == LIST
+    assert row["warnings"] == []
+    assert row["raw"].count("<promise ") == 3
+    assert row["raw"].count("</async>") == 3
     assert json.loads(row["counters"])["longest_path"] < 0.9 * row["tokens"]
 
 
 def test_space_accepts_what_it_drafts(tmp_path):
     rows = trained("space", tmp_path, 40, 6e-3, mask_tokens=3)
-    assert [row["text"] for row in rows] == list(ANSWERS.values())
-    assert min(json.loads(row["counters"])["average_accepted_tokens"] for row in rows) > 1.4
+    assert texts_of(rows) == list(ANSWERS.values())
+    for counters in counters_of(rows):
+        assert counters["average_accepted_tokens"] > 1.4
 
 
-@pytest.mark.parametrize("method", ["medusa", "apar_medusa"])
-def test_heads_guess_what_their_model_writes(tmp_path, method):
-    text_method = {"medusa": "autoregressive", "apar_medusa": "apar"}[method]
+@pytest.mark.parametrize(
+    ("method", "text_method", "learned"),
+    [
+        ("medusa", "autoregressive", 3),
+        # APAR's 1:1 leaves the third answer out of the training.
+        ("apar_medusa", "apar", 2),
+    ],
+)
+def test_heads_predict_what_their_model_writes(tmp_path, method, text_method, learned):
     loaded, config = ready({"epochs": 16}, text_method)
-    model, tokenizer = loaded.model, loaded.tokenizer
+    model = loaded.model
+    tokenizer = loaded.tokenizer
     trainer_of(loaded, config, tmp_path / "model", 5e-3, 8).train()
     before = [parameter.clone() for parameter in model.parameters()]
-    save_heads(
-        MedusaHeads.for_model(model, 2, 1, tree=cartesian_tree(1, 1)), tmp_path / "untrained"
-    )
+    heads = MedusaHeads.for_model(model, 2, 1, tree=cartesian_tree(1, 1))
+    save_heads(heads, tmp_path / "untrained")
     config = conversation(method, "tiny", {"epochs": 12}, heads=str(tmp_path / "untrained"))
     make_trainable(loaded, config)
     trainer_of(loaded, config, tmp_path / "heads", 2e-2, 4).train()
-    assert all(
-        torch.equal(old, parameter)
-        for old, parameter in zip(before, model.parameters(), strict=True)
-    )
+    for old, parameter in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old, parameter)
     save_heads(loaded.model.heads, tmp_path / "trained")
-    alone, learned = (
-        decoded(conversation(text_method, "tiny", {}), model, tokenizer),
-        3 - (method == "apar_medusa"),
-    )
-    assert [row["text"] for row in alone[:learned]] == list(ANSWERS.values())[:learned]
+    texts = texts_of(decoded(conversation(text_method, "tiny", {}), model, tokenizer))
+    assert texts[:learned] == list(ANSWERS.values())[:learned]
     accepted = {}
     for name in ("untrained", "trained"):
-        rows = decoded(
-            conversation(method, "tiny", {}, heads=str(tmp_path / name)), model, tokenizer
-        )
-        assert [row["text"] for row in rows] == [row["text"] for row in alone]
-        accepted[name] = json.loads(rows[0]["counters"])["average_accepted_tokens"]
-    # Threads count side by side.
+        config = conversation(method, "tiny", {}, heads=str(tmp_path / name))
+        rows = decoded(config, model, tokenizer)
+        assert texts_of(rows) == texts
+        accepted[name] = counters_of(rows)[0]["average_accepted_tokens"]
+    # Tokens of threads that are decoded side by side count together.
     assert accepted["trained"] > max(1.8, 1.3 * accepted["untrained"]), accepted
 
 
@@ -189,41 +208,53 @@ def test_a_model_that_cannot_be_trained_is_refused(kind):
         _check_attention(tiny_model(kind, sliding_window=8), kind)
 
 
-@pytest.mark.parametrize("quantization", ["none", "nf4"])
-def test_an_adapter_is_all_that_was_trained(tmp_path, quantization):
-    """LoRA and QLoRA: linear layers, and the rows of [Fork] and [Child]; loaded as `model.adapter`
-    it decodes alike.
-    """
-    tokenizer, model = tiny_tokenizer(), tiny_model("llama", hidden_size=64)
+@pytest.fixture
+def fork_model(tmp_path):
+    """(the folder of a tiny model with the control tokens of `apar`, the id of [Fork])."""
+    tokenizer = tiny_tokenizer()
+    model = tiny_model("llama", hidden_size=64)
     fork, _ = add_control_tokens(model, tokenizer, "apar")
-    for part in (tokenizer, model):
-        part.save_pretrained(tmp_path / "base")
-    config = conversation(
-        "apar", str(tmp_path / "base"), {"weights": "lora", "epochs": 2}, quantization
-    )
+    tokenizer.save_pretrained(tmp_path / "base")
+    model.save_pretrained(tmp_path / "base")
+    return str(tmp_path / "base"), fork
+
+
+def with_adapter(config, adapter):
+    model = load_model(config.model.model_copy(update={"adapter": adapter})).model
+    for module in model.modules():
+        # Packed weights of bitsandbytes compute in bfloat16.
+        module.support_avx512bf16_for_cpu = False
+        module.state_dict()  # unpacks them
+    return model
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_an_adapter_holds_all_that_was_trained(tmp_path, fork_model, quantization):
+    """LoRA trains linear layers and the rows of control tokens.
+
+    Loaded as `model.adapter`, it computes the logits of the trained model.
+    """
+    base, fork = fork_model
+    training = {"weights": "lora", "epochs": 2}
+    config = conversation("apar", base, training, quantization)
     loaded = load_for_training(config)
     trainer_of(loaded, config, tmp_path / "out", 1e-2).train()
     loaded.model.save_pretrained(tmp_path / "adapter")
-    settings = ({"adapter": str(tmp_path / "adapter")}, {})
-    decoded, untrained = (
-        load_model(config.model.model_copy(update=keys)).model for keys in settings
-    )
-    ids = torch.tensor([[5, fork, 9, 8]])
     loaded.model.eval().set_attn_implementation("sdpa")
-    for module in (*decoded.modules(), *untrained.modules()):
-        # Bitsandbytes' packed weights compute in bfloat16.
-        module.support_avx512bf16_for_cpu = False
-        module.state_dict()  # which unpacks them
-    logits, want, before = (network(ids).logits for network in (decoded, loaded.model, untrained))
-    torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
-    assert (want - before).abs().max() > 1e-2
-    rows = [network.get_input_embeddings().weight for network in (decoded, untrained)]
+    adapter = str(tmp_path / "adapter")
+    reloaded = with_adapter(config, adapter)
+    untrained = with_adapter(config, None)
+    ids = torch.tensor([[5, fork, 9, 8]])
+    logits = loaded.model(ids).logits
+    torch.testing.assert_close(reloaded(ids).logits, logits, rtol=1e-4, atol=1e-4)
+    assert (logits - untrained(ids).logits).abs().max() > 1e-2
     if quantization == "none":
-        assert not torch.equal(rows[0][fork], rows[1][fork])
-        torch.testing.assert_close(rows[0][:fork], rows[1][:fork], rtol=0, atol=0)
-        full = {"training": {**config.training.model_dump(), "weights": "full"}}
-        begun = load_for_training(
-            with_changes(config, {**full, "model.adapter": settings[0]["adapter"]})
-        ).model
-        # All weights are trained on from it.
-        torch.testing.assert_close(begun.state_dict(), decoded.state_dict())
+        rows = reloaded.get_input_embeddings().weight
+        untrained_rows = untrained.get_input_embeddings().weight
+        assert not torch.equal(rows[fork], untrained_rows[fork])
+        torch.testing.assert_close(rows[:fork], untrained_rows[:fork], rtol=0, atol=0)
+        full = {**config.training.model_dump(), "weights": "full"}
+        changes = {"training": full, "model.adapter": adapter}
+        # A training of all weights starts from the adapter's.
+        started = load_for_training(with_changes(config, changes)).model
+        torch.testing.assert_close(started.state_dict(), reloaded.state_dict())

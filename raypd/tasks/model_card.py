@@ -8,7 +8,7 @@ from pathlib import Path
 
 import raypd
 from raypd.config import ANSWER_KEYS, ExtractionConfig, RunConfig
-from raypd.config.card import CARD, card_of
+from raypd.config.model_card_file import CARD, card_of
 from raypd.errors import ModelError, raised_as
 from raypd.tasks.prompting import template_text
 

@@ -1,0 +1,87 @@
+"""The command `raypd calibrate`: write a calibration file from a run and labels."""
+
+from pathlib import Path
+from typing import Any
+
+from raypd import storage
+from raypd.config import ModelConfig
+from raypd.errors import ConfigError, raised_as
+from raypd.evaluation.calibration import calibration_error, fit_calibration, reliability
+from raypd.evaluation.score import labelled_values
+from raypd.run.load import load_record
+from raypd.tasks.calibration import FILE, calibration_of
+
+
+def calibrate_run(
+    run: str,
+    labels: str,
+    output: str | None = None,
+    labels_column: str = "target",
+    tolerance: float = 0.0,
+) -> str:
+    """Write the calibration of a run's model.
+
+    Args:
+        run: The folder of the run.
+        labels: The file of labels, as for `evaluate`.
+        output: The file that is written; None for one beside the model's weights.
+        labels_column: The column that is read in place of `target`.
+        tolerance: The share by which a number may differ from its label.
+
+    Returns:
+        What was fitted and where it is, in words.
+
+    Raises:
+        ConfigError: If the run's confidences are already calibrated or were cut, or the file cannot
+            be written.
+        InputError: If the labels cannot be read, or are too few.
+    """
+    record = load_record(storage.absolute(run))
+    config = record.config
+    made_from = f"{record.fingerprint} {record.created}"
+    model = ModelConfig.model_validate(config["model"])
+    method = (config.get("decoding") or {}).get("method", "")
+    _check_confidences(run, config)
+    existing = calibration_of(model, method)
+    if existing is not None and existing.run != made_from:
+        raise ConfigError(
+            f"{run}: its confidences are calibrated already; run it with model.calibration=none"
+        )
+    path = Path(output) if output is not None else _beside_weights(run, model)
+    values = labelled_values(run, labels, labels_column, tolerance)
+    calibration = fit_calibration(values)
+    calibration.method = method
+    calibration.run = made_from
+    with raised_as(ConfigError, f"{path}: cannot be written"):
+        calibration.write(path)
+    share_right = sum(value.right for value in values) / len(values)
+    before = calibration_error(reliability(values))
+    after = calibration_error(reliability(values, calibration))
+    return (
+        f"{path}: fitted on {len(values):,} values, {share_right:.0%} of them right\n"
+        f"calibration error on these: {before:.3f} before, {after:.3f} now; `raypd evaluate` "
+        "measures it on others"
+    )
+
+
+def _check_confidences(run: str, config: dict[str, Any]) -> None:
+    """Raise ConfigError for a run with confidences of two models, or without the low ones."""
+    if (config.get("cascade") or {}).get("model") is not None:
+        raise ConfigError(
+            f"{run}: two models answered (cascade.model): calibrate each by a run of its own"
+        )
+    if (config.get("output") or {}).get("min_confidence"):
+        raise ConfigError(
+            f"{run}: output.min_confidence took unsure values away: run it with "
+            "output.min_confidence=0"
+        )
+
+
+def _beside_weights(run: str, model: ModelConfig) -> Path:
+    """Return the path of the calibration that every run with the model's weights uses."""
+    for folder in (model.adapter, model.name):
+        if folder and Path(folder).is_dir():
+            return Path(folder, FILE)
+    raise ConfigError(
+        f"{run}: its weights lie in no folder here; --output names a file for model.calibration"
+    )

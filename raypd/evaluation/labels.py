@@ -1,0 +1,176 @@
+"""The labels of documents, and the answers of a run, as an evaluation reads them."""
+
+from collections.abc import Collection, Iterable
+from itertools import chain
+from typing import Any
+
+from raypd import storage
+from raypd.config import Attribute
+from raypd.dataset import writer
+from raypd.dataset.label_file import label_rows
+from raypd.errors import InputError, raised_as
+from raypd.run.load import NoRun, load_record
+from raypd.tasks.labels import labels_of
+
+Row = dict[str, Any]
+Answers = dict[str, list[Row]]  # document id -> the rows that answer it; no rows if it failed
+Labels = dict[str, Row]  # document id -> its labels
+# Category -> name of an attribute that a run extracted -> its name in labels ("a.b" if nested).
+AttributeNames = dict[str, dict[str, str]]
+# Type of what a row of labels holds under a name. Anything else is a column of the input.
+_TYPES: dict[str, Any] = {
+    "target": dict,
+    "questions": list,
+    "reference": (str, list),
+    "scored": list,
+    "accepted": dict,
+}
+
+
+def read_labels(path: str, labels_column: str, run: str = "") -> Labels:
+    """Read the labels of documents.
+
+    Args:
+        path: JSON lines, or a table with an id and a column per attribute.
+        labels_column: The column whose labels become `target`.
+        run: The folder of the run whose documents they are, which tells the columns of ids,
+            categories and texts; "" if there is none.
+
+    Returns:
+        By document id, an object with `target`, `questions` or `reference`.
+
+    Raises:
+        InputError: If the file cannot be read, or holds no labels.
+    """
+    config = _recorded_config(run) if run else {}
+    source = config.get("input") or {}
+    categories = (config.get("task") or {}).get("categories") or {}
+    attributes_by_category = {
+        name: [Attribute(**attribute) for attribute in schema["attributes"]]
+        for name, schema in categories.items()
+    }
+    category_column = source.get("category_column") or ""
+    text_columns = source.get("text_columns") or ()
+    labels: Labels = {}
+    for number, key, row in label_rows(path, source.get("id_column")):
+        line = f"{path}:{number}"
+        try:
+            category = str(row.get(category_column))
+            attributes: Iterable[Attribute] | None = attributes_by_category.get(category)
+            if not attributes:
+                attributes = chain(*attributes_by_category.values())
+            with raised_as(InputError, line, ValueError):
+                record = labels_in(row, labels_column, attributes, text_columns)
+            if labels.setdefault(key, record) != record:
+                raise InputError(f"{line}: the id {key!r} has other labels above")
+            if "target" not in record:
+                _check_questions(record.get("questions", []), line)
+        except (KeyError, TypeError, AttributeError):
+            raise InputError(f"{line}: expected an object of labels") from None
+    return labels
+
+
+def _check_questions(questions: list[Row], line: str) -> None:
+    for question in questions:
+        name = "answer_idx" if question.get("choices") else "answers"
+        if not isinstance(question.get(name), list):
+            raise InputError(f"{line}: a question without a list of {name!r}: label it or drop it")
+
+
+def labels_in(
+    row: Row, labels_column: str, attributes: Iterable[Attribute], text_columns: Collection[str]
+) -> Row:
+    """Return the labels in a row of a file.
+
+    Args:
+        row: The row, which may also hold columns of the input.
+        labels_column: The column whose labels become `target`.
+        attributes: The attributes whose columns hold labels if there is no labels_column.
+        text_columns: The columns of the documents' texts, which hold no labels.
+
+    Returns:
+        The row with `target`, without the names whose values have another type than labels.
+
+    Raises:
+        ValueError: If a label is no value of its attribute.
+    """
+    labels = {**row, "target": labels_of(row, labels_column, attributes, text_columns)}
+    return {
+        name: value for name, value in labels.items() if isinstance(value, _TYPES.get(name, object))
+    }
+
+
+def asked_attributes(run: str) -> AttributeNames:
+    """Return the attributes that a run extracted, by category.
+
+    Args:
+        run: The folder of the run.
+    """
+    return attribute_names(_recorded_config(run).get("task") or {})
+
+
+def attribute_names(task: Row) -> AttributeNames:
+    """Return the attributes of a configuration's section `task`, by category."""
+    names: AttributeNames = {}
+    for category, schema in (task.get("categories") or {}).items():
+        names[category] = {
+            attribute["name"]: ".".join(attribute.get("path") or [attribute["name"]])
+            for attribute in schema["attributes"]
+        }
+    return names
+
+
+def _recorded_config(run: str) -> Row:
+    try:
+        return load_record(storage.absolute(run)).config
+    except NoRun:  # the folder holds units alone, so every label counts
+        return {}
+
+
+def category_of(row: Row, labels: Row, names: AttributeNames) -> str:
+    """Return the category of a document.
+
+    Args:
+        row: The row that answers the document; empty if the document failed.
+        labels: The labels of the document.
+        names: The attributes of the run by category.
+
+    Returns:
+        The category in the row. Without one, the only category of the run; if it has several, what
+        the labels say.
+    """
+    if row.get("category"):
+        return str(row["category"])
+    if len(names) == 1:
+        return str(next(iter(names)))
+    return str(labels.get("category") or "")
+
+
+def read_answers(run: str) -> Answers:
+    """Read the answers of a run.
+
+    Args:
+        run: The folder of the run.
+
+    Raises:
+        InputError: If the folder holds no answers.
+    """
+    answers: Answers = {}
+    for row in writer.rows_of(run):
+        rows = answers.setdefault(row["id"], [])
+        if row["status"] == "ok":
+            rows.append(row)
+    if not answers:
+        raise InputError(f"{run}: holds no answers; give the output folder of a run")
+    return answers
+
+
+def flat_values(tree: Row, prefix: str = "") -> Row:
+    """Return the values of nested objects under names such as `a.b`."""
+    flat: Row = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flat_values(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
